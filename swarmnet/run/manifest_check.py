@@ -185,16 +185,16 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
 
 def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
     """As `_of_sync`."""
-    sync, kept = manifest.sync, manifest.rounds.snapshot_rounds
+    sync, most = manifest.sync, max(1, manifest.rounds.snapshot_rounds // 2)
     experts = manifest.model.experts
     if sync.audits == 0:
         return []
     return [
         (not 0 < sync.audits <= 1, f"sync.audits is {sync.audits:g}; it must lie in [0, 1]"),
-        (not 0 < sync.afresh_rounds <= kept,
+        (not 0 < sync.afresh_rounds <= most,
          "sync.audits: only the work of peers that begin afresh can be computed again; set "
-         f"sync.afresh_rounds to 1 to {kept} (rounds.snapshot_rounds: of older rounds nobody keeps what it "
-         "takes)"),
+         f"sync.afresh_rounds to 1 to {most}, half of rounds.snapshot_rounds: what it takes is not kept for "
+         "longer"),
         (len(manifest.stages) > 1,
          "sync.audits: only the work of peers that hold the whole model can be computed again; set stages to "
          "one"),

@@ -26,6 +26,9 @@ from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
 from swarmnet.run.manifest import Manifest
 
+A_PIECE = 16
+"""Contributions that are read at once: a round of sixteen peers, which each of them reads in one go, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
@@ -62,15 +65,20 @@ class KnownPast:
                 self._names.name(round, peer, commitment.payload)
 
     def go_to(self, applied: int) -> Iterator[None]:
-        """Yields after each round; not at all where one is missing."""
+        """Yields after about A_PIECE contributions; not at all where a round is missing."""
         if not all(round in self._rounds for round in range(applied + 1, self._last + 1)):
             return
+        read = 0
         while self._at != applied:
+            towards = self._at if self._at > applied else self._at + 1
+            read += len(self._rounds[towards].contributions)
             if self._at > applied:
                 self._step_back()
             else:
                 self._step_on()
-            yield
+            if read >= A_PIECE:
+                read = 0
+                yield
 
     def weights(self, applied: int) -> Tensor | None:
         """See `Known`."""

@@ -39,11 +39,9 @@ from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Manifest
 
-REST = 3.0
-"""Times as long as a piece of a replay took this peer does its own work before the next: a quarter of its
-time at most is an auditor's, and a microbatch waits for another at most."""
-MOST_WAITING = 4
-"""Windows that were drawn and wait for their turn; what they take is forgotten before more would have it."""
+REST = 1.0
+"""Times as long as a piece of a replay took this peer does nothing but its own work before the next, unless
+it checks a proof: half of its time at most is an auditor's. A microbatch waits for one piece at most."""
 NOTHING = bytes(32)
 
 
@@ -109,7 +107,9 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         """Of everybody, the newest that is in a settled set."""
         self._told: OrderedDict[bytes, _Own] = OrderedDict()
         """By name."""
-        self._drawn: deque[tuple[PeerId, Commitment]] = deque(maxlen=MOST_WAITING)
+        self._drawn: tuple[PeerId, Commitment] | None = None
+        """The newest window that waits for its turn: what older ones take would be forgotten before others
+        could check what is found."""
         self._looks_into: WorkQuestion | None = None
         """The own question that is under way."""
         self._to_replay: deque[WorkQuestion] = deque()
@@ -152,7 +152,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         if self.means.make_part is not None and is_drawn(
             self.audits.secret, last, self.manifest.sync.audits, peers
         ):
-            self._drawn.append((peer, last))
+            self._drawn = peer, last
             self._look_into_next()
 
     def _convicted(self, peer: PeerId) -> None:
@@ -208,11 +208,12 @@ class WorkAuditPath(Proofs[WorkQuestion]):
 
     def _look_into_next(self) -> None:
         """One after the other."""
-        while self._drawn and self._looks_into is None:
-            peer, last = self._drawn.popleft()
-            question = self._question((ContributionId(last.name), 0), last.round, peer, peer)
-            if peer not in self.convictions.first and self.ask(question):
-                self._looks_into = question
+        if self._drawn is None or self._looks_into is not None:
+            return
+        (peer, last), self._drawn = self._drawn, None
+        question = self._question((ContributionId(last.name), 0), last.round, peer, peer)
+        if peer not in self.convictions.first and self.ask(question):
+            self._looks_into = question
 
     def left(self, peer: PeerId) -> None:
         super().left(peer)
@@ -257,8 +258,20 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         question.wanted = self.means.carried_bytes if window[0].carried != NOTHING else 0
 
     def judge(self, question: WorkQuestion) -> None:
-        self._to_replay.append(question)
+        """A proof goes before: as long as it is not checked a liar counts, and what it takes is forgotten."""
+        if not question.is_proof:
+            self._to_replay.append(question)
+        else:
+            self._to_replay.appendleft(question)
+            if self._judges is not None and not self._judges.is_proof:
+                self._give_up()
         self._judge_next()
+
+    def _give_up(self) -> None:
+        """The replay of an own question: others are drawn."""
+        assert self._judges is not None
+        self.audits.end(self._judges)
+        self._judges = self._replay = self._looks_into = None
 
     def _judge_next(self) -> None:
         text = self.means.text()
@@ -278,6 +291,8 @@ class WorkAuditPath(Proofs[WorkQuestion]):
     ) -> None:  # fmt: skip
         assert self.means.make_part is not None
         assert self.work.log is not None
+        if question is not self._judges:
+            return  # It was given up meanwhile.
         settled = Settled(*units, rounds, text)
         settings = self.work.log.settings
         self._replay = replaying(
@@ -287,14 +302,20 @@ class WorkAuditPath(Proofs[WorkQuestion]):
 
     def _next_piece(self) -> None:
         if self._replay is not None:
-            self.compute.submit(FORWARD, partial(advance, self._replay), self._advanced)
+            replay = self._replay
+            self.compute.submit(FORWARD, partial(advance, replay), partial(self._advanced, replay))
 
-    def _advanced(self, found: Finding | None, seconds: float) -> None:
+    def _advanced(
+        self, replay: Generator[None, None, Finding], found: Finding | None, seconds: float
+    ) -> None:
+        question = self._judges
+        if replay is not self._replay or question is None:
+            return  # It was given up meanwhile.
         if found is None:
-            self._timer.arm(self.clock.time() + REST * seconds)
+            rest = 0.0 if question.is_proof else REST
+            self._timer.arm(self.clock.time() + rest * seconds)
             return
-        question, self._judges, self._replay = self._judges, None, None
-        assert question is not None
+        self._judges = self._replay = None
         self.audits.end(question)
         if not question.is_proof:
             self._looks_into = None

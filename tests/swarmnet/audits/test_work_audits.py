@@ -16,6 +16,7 @@ from swarmnet.audits.commitment import (
     MOST_MICROBATCHES,
     MOST_STRETCHES,
     NOT_YET,
+    NOTHING_BEFORE,
     Accused,
     Commitment,
     CommitmentError,
@@ -135,6 +136,7 @@ stretches = st.builds(
 
 @given(st.lists(stretches, min_size=1, max_size=MOST_STRETCHES), st.binary(min_size=8, max_size=8))
 def test_what_is_written_is_read_again(those, settings):
+    those.sort(key=lambda stretch: stretch.applied)
     those[0] = replace(those[0], published=True)
     accused = (Accused(A, 12), Accused(B, NOT_YET))
     commitment = Commitment(
@@ -148,6 +150,15 @@ def test_what_is_written_is_read_again(those, settings):
 def test_bytes_that_nobody_signs_are_refused_in_one_way(data):
     with suppress(CommitmentError):
         Commitment.read(data)
+
+
+def test_a_commitment_that_comes_from_nowhere_is_refused():
+    one, two = committed(b"one", b"two", carried=b"rest")
+    linked = replace(one, before=b"the one before i")
+    assert Commitment.read(linked.written()) == linked
+    for false in (one, replace(two, before=NOTHING_BEFORE), replace(linked, carried=bytes(32))):
+        with pytest.raises(CommitmentError, match="nowhere"):
+            Commitment.read(false.written())
 
 
 @pytest.mark.parametrize("changes", [{"count": MOST_MICROBATCHES + 1}, {"count": 0}, {"applied": AT}])
