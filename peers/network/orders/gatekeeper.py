@@ -16,8 +16,8 @@ from swarmnet.membership.machine import MOST_PEERS
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
 """So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock
 by as much. None ends before that clock says so."""
-LIAR = "false_sums"
-"""Why a convicted peer is not let in."""
+LIAR, IDLER = "false_sums", "false_work"
+"""Why a convicted peer is not let in: for what it added up, or for what it contributed."""
 REMEMBERED_INVITES = MOST_PEERS
 """One of each peer that is known."""
 
@@ -41,7 +41,9 @@ class Gatekeeper:
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
         if peer in self.convicted:
-            return LIAR, "what it has published does not follow from its slices or its work: there is proof"
+            if self.book.signed.manifest.sync.audits:
+                return IDLER, "it has contributed what does not follow from its work: the group settled so"
+            return LIAR, "it has published sums that its slices do not give, and there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:
             return None

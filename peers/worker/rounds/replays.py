@@ -6,14 +6,14 @@ gradient of its own, for as long as it lasts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from peers.compute.stage_part import MakePart
-from peers.worker.pipeline.data_path import Text
 from swarmnet.audits.commitment import Commitment
 from swarmnet.audits.replay import Replay, Unknown
 from swarmnet.audits.verdict import Evidence, Finding, judging
@@ -21,13 +21,20 @@ from swarmnet.audits.work_log import SetNames
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.stage_compute import StageCompute
-from swarmnet.optimizer.method import Method
+from swarmnet.optimizer.method import Method, OwnSteps
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
 from swarmnet.run.manifest import Manifest
 
 A_PIECE = 16
 """Contributions that are read at once: a round of sixteen peers, which each of them reads in one go, too."""
+
+
+class DrawnText(Protocol):
+    """Where anybody finds what a microbatch holds."""
+
+    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
+        """inputs_BT and labels_BT; None: not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class Settled:
     round: int
     rounds: Mapping[int, PastRound]
     """Those up to it that are kept."""
-    text: Text
+    text: DrawnText
 
 
 class KnownPast:
@@ -57,7 +64,7 @@ class KnownPast:
     def __init__(self, settled: Settled, method: Method, layout: Layout) -> None:
         self._method, self._layout = method, layout
         self._units = settled.units[: layout.size]
-        self._at = self._last = settled.round
+        self._at = self.last = settled.round
         self._rounds, self._text = settled.rounds, settled.text
         self._names = SetNames()
         for round, past in settled.rounds.items():
@@ -66,7 +73,7 @@ class KnownPast:
 
     def go_to(self, applied: int) -> Iterator[None]:
         """Yields after about A_PIECE contributions; not at all where a round is missing."""
-        if not all(round in self._rounds for round in range(applied + 1, self._last + 1)):
+        if not all(round in self._rounds for round in range(applied + 1, self.last + 1)):
             return
         read = 0
         while self._at != applied:
@@ -82,7 +89,7 @@ class KnownPast:
 
     def weights(self, applied: int) -> Tensor | None:
         """See `Known`."""
-        if not -1 <= applied <= self._last:
+        if not -1 <= applied <= self.last:
             return None
         for _ in self.go_to(applied):
             pass
@@ -123,6 +130,21 @@ class KnownPast:
         add_step(self._units, self._step_of(self._at), self._layout)
 
 
+class _FromThePast(Replay):
+    def __init__(
+        self, peer: PeerId, own: OwnSteps, compute: StageCompute, layout: Layout, known: KnownPast
+    ) -> None:
+        super().__init__(peer, own, compute, layout, known)
+        self._past = known
+
+    def payloads(self, window: Sequence[Commitment]) -> Iterator[bytes | None]:
+        """See `Replay`: the way to where it begins is long, too."""
+        first = next((stretch.applied for commitment in window for stretch in commitment.stretches), -1)
+        if first <= self._past.last:
+            yield from self._past.go_to(first)
+        yield from super().payloads(window)
+
+
 def replaying(
     evidence: Evidence, settings: bytes, manifest: Manifest, make_part: MakePart, settled: Settled
 ) -> Generator[None, None, Finding]:
@@ -133,11 +155,8 @@ def replaying(
     assert isinstance(compute, StageCompute), "devices that hold a stage together audit nobody"
     compute.freeze(settled.units[part.method.state.size :])
     known = KnownPast(settled, part.method, part.layout)
+    replay = _FromThePast(evidence.peer, own, compute, part.layout, known)
     yield
-    stretches = [each for commitment in evidence.window for each in commitment.stretches if each.published]
-    if stretches and min(each.applied for each in stretches) <= settled.round:
-        yield from known.go_to(min(each.applied for each in stretches))
-    replay = Replay(evidence.peer, own, compute, part.layout, known)
     return (yield from judging(evidence, manifest.sync.afresh_rounds, settings, replay))
 
 

@@ -20,10 +20,9 @@ from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
 from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
-from peers.worker.pipeline.data_path import Text
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
-from peers.worker.rounds.replays import PastRound
+from peers.worker.rounds.replays import DrawnText, PastRound
 from peers.worker.rounds.update_compute import (
     Add,
     Cut,
@@ -132,7 +131,7 @@ class UpdatePath:
         folder: Path | None = None,
         audits: Audits | None = None,
         make_part: MakePart | None = None,
-        text: Callable[[], Text | None] = lambda: None,
+        text: Callable[[], DrawnText | None] = lambda: None,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can

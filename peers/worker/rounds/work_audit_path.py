@@ -18,12 +18,11 @@ from torch import Tensor
 from peers.compute.executor import FORWARD, UPDATE, Compute
 from peers.compute.stage_part import MakePart
 from peers.network.neighbourhood import Neighbourhood
-from peers.network.orders.gatekeeper import LIAR
+from peers.network.orders.gatekeeper import IDLER
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
-from peers.worker.pipeline.data_path import Text
 from peers.worker.rounds.proofs import Proofs
-from peers.worker.rounds.replays import PastRound, Settled, advance, replaying
+from peers.worker.rounds.replays import DrawnText, PastRound, Settled, advance, replaying
 from peers.worker.rounds.update_compute import Made, UpdateWork
 from protocols.errors import Malformed
 from protocols.messages.table import Lied
@@ -31,10 +30,10 @@ from protocols.signed.commitments import cut, joined, open_commitment
 from swarmnet.audits.commitment import Commitment
 from swarmnet.audits.convictions import Convictions
 from swarmnet.audits.draw import is_drawn
-from swarmnet.audits.verdict import Evidence, Finding
+from swarmnet.audits.verdict import Evidence, Finding, Verdict
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds import events
-from swarmnet.rounds.audits import Audits, Name, Question, answer_seconds
+from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Manifest
@@ -79,7 +78,7 @@ class Means:
 
     make_part: MakePart | None
     """None: several devices hold its weights together, and it audits nobody."""
-    text: Callable[[], Text | None]
+    text: Callable[[], DrawnText | None]
     carried_bytes: int
     """That are carried into a window, if anything is."""
     past: Callable[[], Mapping[int, PastRound]]
@@ -160,8 +159,8 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         first = self.convictions.first[peer]
         self.feed(events.Convicted(peer, first))
         if peer != self.me:
-            reason = f"it lied about its work, as more than half of those have found who can tell ({first})"
-            self.neighbourhood.part_from(peer, LIAR, reason)
+            reason = f"its contributions do not follow from its work: from round {first} on it is out"
+            self.neighbourhood.part_from(peer, IDLER, reason)
 
     def _say(self) -> None:
         if self.work.log is not None:
@@ -241,9 +240,14 @@ class WorkAuditPath(Proofs[WorkQuestion]):
     def take(self, question: WorkQuestion, body: bytes) -> None:
         """See `Proofs.take`: the commitments, then what was carried."""
         if question.window:
+            if not body:
+                raise Malformed("a piece of nothing")
             question.pieces.append(body)
             return
-        opened = [open_commitment(head, self.work.run_id) for head in cut(body)]
+        heads = cut(body)
+        if len(heads) > self.manifest.sync.afresh_rounds + 1:
+            raise Malformed("more commitments than a window has, and the next one")
+        opened = [open_commitment(head, self.work.run_id) for head in heads]
         named = [place for place, each in enumerate(opened) if each.commitment.name == question.name[0]]
         if len(named) != 1 or any(
             (each.sender, each.stage) != (question.maker, self.work.stage) for each in opened
@@ -251,14 +255,20 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             raise Malformed("not the window that was asked for")
         commitments = [each.commitment for each in opened]
         window, rest = tuple(commitments[: named[0] + 1]), commitments[named[0] + 1 :]
-        if len(window) > self.manifest.sync.afresh_rounds or len(rest) > 1:
-            raise Malformed("more commitments than a window has")
         question.window, question.heads = window, body
         question.after = rest[0] if rest and rest[0].before == window[-1].name else None
-        question.wanted = self.means.carried_bytes if window[0].carried != NOTHING else 0
+        carries = window[0].carried != NOTHING and self._can_judge(question)
+        question.wanted = self.means.carried_bytes if carries else 0
+
+    def _can_judge(self, question: WorkQuestion) -> bool:
+        settings = self.work.log.settings if self.work.log is not None else b""
+        return all(commitment.settings == settings for commitment in question.window)
 
     def judge(self, question: WorkQuestion) -> None:
         """A proof goes before: as long as it is not checked a liar counts, and what it takes is forgotten."""
+        if not self._can_judge(question):
+            self._found(question, "inconclusive")
+            return
         if not question.is_proof:
             self._to_replay.append(question)
         else:
@@ -286,7 +296,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         return self.work.replica.settled_units(), self.work.replica.settled_round
 
     def _begin(
-        self, question: WorkQuestion, rounds: Mapping[int, PastRound], text: Text,
+        self, question: WorkQuestion, rounds: Mapping[int, PastRound], text: DrawnText,
         units: tuple[Tensor, int], _seconds: float,
     ) -> None:  # fmt: skip
         assert self.means.make_part is not None
@@ -316,18 +326,23 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             self._timer.arm(self.clock.time() + rest * seconds)
             return
         self._judges = self._replay = None
-        self.audits.end(question)
-        if not question.is_proof:
-            self._looks_into = None
-        if found.verdict == "lied":
-            self._lied_about(question, found)
-        elif question.is_proof:
-            self._judged.add(question.name)
-            self.failed(question, "false_proof" if found.verdict == "agrees" else "inconclusive")
-        else:
-            self.noted(question, found.verdict)
+        self._found(question, found.verdict)
         self._judge_next()
         self._look_into_next()
+
+    def _found(self, question: WorkQuestion, verdict: Verdict) -> None:
+        self.audits.end(question)
+        if question is self._looks_into:
+            self._looks_into = None
+        if verdict == "lied":
+            self._lied_about(question)
+        elif question.is_proof:
+            if len(self._judged) >= MOST_CONVICTED:
+                self._judged.clear()
+            self._judged.add(question.name)
+            self.failed(question, "false_proof" if verdict == "agrees" else verdict)
+        else:
+            self.noted(question, verdict)
 
     def failed(self, question: WorkQuestion, outcome: str, reason: str = "") -> None:
         """See `Proofs.failed`. Who says that somebody lied who did not loses its voice, no more: its computer
@@ -338,7 +353,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         if question is self._looks_into:
             self._looks_into = None
 
-    def _lied_about(self, question: WorkQuestion, found: Finding) -> None:
+    def _lied_about(self, question: WorkQuestion) -> None:
         if not self.audits.is_news(question.maker, question.round):
             return
         self.proven(question, [question.heads, *question.pieces])

@@ -101,7 +101,7 @@ def test_a_peer_that_lies_about_its_work_is_found_and_counts_no_more():
     assert ("lied", liar) in found
     assert {peer for code, peer in found if code in ("lied", "false_proof")} == {liar}
     assert {peer for code, peer in found if code == "agrees"} >= honest
-    assert {note.fields["code"] for note in swarm.of("refused_by", "liar")} == {"false_sums"}
+    assert {note.fields["code"] for note in swarm.of("refused_by", "liar")} == {"false_work"}
 
 
 def test_who_accuses_falsely_loses_its_voice_and_nothing_else():
