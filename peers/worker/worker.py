@@ -39,6 +39,7 @@ from peers.worker.record_fields import claims_of
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.replays import Auditor
 from peers.worker.rounds.update_compute import Settled, UpdateWork, experts_line
 from peers.worker.rounds.update_path import UpdatePath
 from peers.worker.run_end import Ending
@@ -352,7 +353,7 @@ class Worker(Parts):
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
             self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
-            self.audits, None if elsewhere else self.make_part, self._text,
+            self.audits, Auditor(None if elsewhere else self.make_part, self._text),
         )  # fmt: skip
         if old is not None:
             update.take_over(old)

@@ -6,7 +6,7 @@ gradient of its own, for as long as it lasts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,16 @@ class DrawnText(Protocol):
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
         """inputs_BT and labels_BT; None: not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auditor:
+    make_part: MakePart | None
+    """None: several devices hold its weights together, and it audits nobody."""
+    text: Callable[[], DrawnText | None]
+
+
+NOBODY = Auditor(None, lambda: None)
 
 
 @dataclass(frozen=True, slots=True)

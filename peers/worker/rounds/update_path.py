@@ -6,15 +6,13 @@ machine decided it; everything else runs on the event loop.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
-from peers.compute.stage_part import MakePart
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
@@ -22,7 +20,8 @@ from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
-from peers.worker.rounds.replays import DrawnText, PastRound
+from peers.worker.rounds.replays import NOBODY, Auditor, PastRound
+from peers.worker.rounds.stored import Stored, opened_contribution, past_rounds
 from peers.worker.rounds.update_compute import (
     Add,
     Cut,
@@ -42,7 +41,7 @@ from peers.worker.rounds.wire_events import (
     write_progress,
 )
 from peers.worker.rounds.work_audit_path import Means, WorkAuditPath
-from protocols.errors import BadSignature, Malformed, WireError
+from protocols.errors import BadSignature, WireError
 from protocols.messages.table import (
     Announce,
     AskChain,
@@ -57,9 +56,7 @@ from protocols.messages.table import (
     Slices,
     Want,
 )
-from protocols.signed.commitments import open_commitment
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
-from protocols.signed.told_tokens import tokens_in
+from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from swarmnet.audits.commitment import MOST_BYTES, Commitment, settings_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
@@ -71,7 +68,7 @@ from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
 from swarmnet.rounds.own_contributions import Offers, Past
-from swarmnet.rounds.result_table import Table, tag_of
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
@@ -81,38 +78,6 @@ LEAST_ON_DISK = 1 << 20
 """Bytes of a round's set: those of a small model stay in memory, 40 rounds of them are 40 MiB."""
 MOST_HEADS = 4096
 """Of results: hours of rounds; some 300 bytes each in a small group, 12 KB in one of 512."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    reference: events.Reference
-    data: bytes | memoryview
-    """The envelope with the payload, as it travels; of a settled round maybe on the disk."""
-    tokens: int
-    """That it says it stands for."""
-    commitment: Commitment | None = None
-    """At its head, where work is audited."""
-
-    @property
-    def head_bytes(self) -> int:
-        return ENVELOPE_BYTES + (len(self.commitment.written()) if self.commitment is not None else 0)
-
-    @property
-    def payload(self) -> bytes:
-        return bytes(self.data[self.head_bytes :])
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A contribution, or a result, whose signature is verified."""
-
-    reference: events.Reference
-    tokens: int
-    table: Table | None = None
-    signed: int = 0
-    """Of a result: bytes at its beginning that name the rest."""
-    commitment: Commitment | None = None
-    """At its head, where work is audited."""
 
 
 class UpdatePath:
@@ -130,14 +95,13 @@ class UpdatePath:
         rates: Rates = (),
         folder: Path | None = None,
         audits: Audits | None = None,
-        make_part: MakePart | None = None,
-        text: Callable[[], DrawnText | None] = lambda: None,
+        auditor: Auditor = NOBODY,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
         help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
-        None: in memory; `audits`: which results are looked into, where there are reducers, or which work is
-        computed again, with a part that `make_part` makes, if it can, and from what `text` gives."""
+        None: in memory; `audits`: which results are looked into, where there are reducers, or which work, and
+        `auditor`: how that is computed again."""
         self.folder = folder
         self.manifest = manifest
         self.work = work
@@ -147,19 +111,12 @@ class UpdatePath:
         self.note = note
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
+        draw = work.method.reduced.draw if work.method.reduced is not None else None
         self.rounds = GroupRounds(
-            manifest.rounds,
-            self.me,
-            weights.settled_round,
-            self.clock.time(),
-            weights.chain,
-            offers,
-            weights.past.earlier,
-            maker_counts,
-            rates,
-            work.method.reduced.draw if work.method.reduced is not None else None,
-        )
-        self.stored: dict[ContributionId, _Stored] = {}
+            manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
+            weights.past.earlier, maker_counts, rates, draw,
+        )  # fmt: skip
+        self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
         """What became of contributions that came in, for the metrics."""
         self.counts = work.counts
@@ -178,7 +135,7 @@ class UpdatePath:
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
-        self.works = self._works(audits, Means(make_part, text, self._carried_bytes(), self._past_rounds))
+        self.works = self._works(audits, auditor)
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
@@ -192,27 +149,19 @@ class UpdatePath:
             reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
         )
 
-    def _works(self, audits: Audits | None, means: Means) -> WorkAuditPath | None:
+    def _works(self, audits: Audits | None, auditor: Auditor) -> WorkAuditPath | None:
         if audits is None or not self.work.commits:
             return None
+        own = self.work.method.own
+        carried = own.carried_bytes if isinstance(own, LocalSteps) else 0
+        means = Means(auditor, carried, self._past_rounds)
         return WorkAuditPath(
             audits, self.manifest, self.work, self.rounds, self.compute, self.neighbourhood, self.feed,
             self.note, self.folder, means,
         )  # fmt: skip
 
-    def _carried_bytes(self) -> int:
-        own = self.work.method.own
-        return own.carried_bytes if isinstance(own, LocalSteps) else 0
-
     def _past_rounds(self) -> Mapping[int, PastRound]:
-        """As far back as their contributions are kept."""
-        return {
-            number: PastRound(
-                {peer: _past(self.stored[each.id]) for peer, each in state.held.items()}, state.factor
-            )
-            for number, state in self.rounds.history.items()
-            if all(each.id in self.stored for each in state.held.values())
-        }
+        return past_rounds(self.rounds.history, self.stored)
 
     @property
     def _proofs(self) -> AuditPath | WorkAuditPath | None:
@@ -515,7 +464,7 @@ class UpdatePath:
             if round > self.rounds.settled and not self.rounds.expects(round, maker):
                 self._count("not_counted")
                 return
-            opened = self._open(body)
+            opened = opened_contribution(body, self.work)
         except BadSignature as error:
             self._count(error.code)
             raise  # Whoever passes it on should have looked: its link ends.
@@ -535,7 +484,7 @@ class UpdatePath:
         if not self.rounds.takes(reference):
             self._count("not_taken")
             return
-        stored = _Stored(reference, body, opened.tokens, opened.commitment)
+        stored = Stored(reference, body, opened.tokens, opened.commitment)
         try:
             self.work.method.check(stored.payload)
         except ContributionError as error:
@@ -567,43 +516,12 @@ class UpdatePath:
         known = (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
-    def _open(self, data: bytes) -> _Opened:
-        """Raises WireError."""
-        if self.work.commits:
-            return self._open_committed(data)
-        method, signed, table = self.work.method, len(data), None
-        if method.reduced is not None:  # Of a result the head, which names the rest by its digest.
-            try:
-                table, length = method.reduced.head(data[ENVELOPE_BYTES:])
-            except ContributionError as error:
-                raise Malformed(str(error)) from None
-            signed = ENVELOPE_BYTES + length
-        longest = max(method.payload_bytes, signed)
-        envelope = open_envelope(data[:signed], self.work.run_id, Kind.CONTRIBUTION, longest)
-        self._require_stage(envelope.stage)
-        reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
-        return _Opened(reference, tokens_in(envelope.sequence) or 0, table, signed)
-
-    def _open_committed(self, data: bytes) -> _Opened:
-        """Where work is audited: the head is signed, and names the rest by its digest. Raises WireError."""
-        head = len(data) - self.work.method.payload_bytes
-        signed = open_commitment(data[: max(0, head)], self.work.run_id)
-        self._require_stage(signed.stage)
-        if hashlib.sha256(data[head:]).digest() != signed.commitment.payload:
-            raise Malformed("a contribution that is not the one that its head names")
-        reference = events.Reference(signed.commitment.round, signed.sender, signed.id, len(data))
-        return _Opened(reference, signed.tokens, commitment=signed.commitment)
-
-    def _require_stage(self, stage: int) -> None:
-        if stage != self.work.stage:
-            raise Malformed(f"a contribution to stage {stage}, this group holds {self.work.stage}")
-
     def _store(
         self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0,
         commitment: Commitment | None = None,
     ) -> None:  # fmt: skip
         """`signed`: of a result, how much of it is its head."""
-        self.stored[reference.id] = _Stored(reference, data, tokens, commitment)
+        self.stored[reference.id] = Stored(reference, data, tokens, commitment)
         if self.reducers is not None:
             self.heads[reference.id] = data[:signed]
             while len(self.heads) > MOST_HEADS:
@@ -636,11 +554,6 @@ class UpdatePath:
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-
-
-def _past(stored: _Stored) -> tuple[Commitment, memoryview]:
-    assert stored.commitment is not None, "where work is audited, each contribution has one"
-    return stored.commitment, memoryview(stored.data)[stored.head_bytes :]
 
 
 def round_off(seconds: float) -> float:

@@ -16,13 +16,12 @@ from pathlib import Path
 from torch import Tensor
 
 from peers.compute.executor import FORWARD, UPDATE, Compute
-from peers.compute.stage_part import MakePart
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.orders.gatekeeper import IDLER
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
 from peers.worker.rounds.proofs import Proofs
-from peers.worker.rounds.replays import DrawnText, PastRound, Settled, advance, replaying
+from peers.worker.rounds.replays import Auditor, DrawnText, PastRound, Settled, advance, replaying
 from peers.worker.rounds.update_compute import Made, UpdateWork
 from protocols.errors import Malformed
 from protocols.messages.table import Lied
@@ -76,9 +75,7 @@ class _Own:
 class Means:
     """With what a peer audits."""
 
-    make_part: MakePart | None
-    """None: several devices hold its weights together, and it audits nobody."""
-    text: Callable[[], DrawnText | None]
+    auditor: Auditor
     carried_bytes: int
     """That are carried into a window, if anything is."""
     past: Callable[[], Mapping[int, PastRound]]
@@ -148,7 +145,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         """A window of a peer is over: whether this one looks into it."""
         if self.work.log is None or last.settings != self.work.log.settings or not self.rounds.in_step:
             return
-        if self.means.make_part is not None and is_drawn(
+        if self.means.auditor.make_part is not None and is_drawn(
             self.audits.secret, last, self.manifest.sync.audits, peers
         ):
             self._drawn = peer, last
@@ -226,7 +223,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
     def about(self, message: Lied, asked: PeerId) -> WorkQuestion | None:
         """See `Proofs.about`."""
         name = (ContributionId(message.result), message.shard)
-        if name in self._judged or message.shard or self.means.make_part is None:
+        if name in self._judged or message.shard or self.means.auditor.make_part is None:
             return None
         if PeerId(message.peer) in self.convictions.first:
             return None
@@ -284,7 +281,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         self._judges = self._replay = self._looks_into = None
 
     def _judge_next(self) -> None:
-        text = self.means.text()
+        text = self.means.auditor.text()
         if self._judges is not None or not self._to_replay or text is None:
             return
         self._judges = self._to_replay.popleft()
@@ -299,14 +296,14 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         self, question: WorkQuestion, rounds: Mapping[int, PastRound], text: DrawnText,
         units: tuple[Tensor, int], _seconds: float,
     ) -> None:  # fmt: skip
-        assert self.means.make_part is not None
+        assert self.means.auditor.make_part is not None
         assert self.work.log is not None
         if question is not self._judges:
             return  # It was given up meanwhile.
         settled = Settled(*units, rounds, text)
         settings = self.work.log.settings
         self._replay = replaying(
-            question.evidence, settings, self.manifest, self.means.make_part, settled
+            question.evidence, settings, self.manifest, self.means.auditor.make_part, settled
         )
         self._next_piece()
 

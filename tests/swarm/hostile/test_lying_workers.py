@@ -119,7 +119,8 @@ def test_who_accuses_falsely_loses_its_voice_and_nothing_else():
         await swarm.until(lambda: len(swarm.of("in_step")) == 3, 30.0)
         (slanderer,) = played.workers("slanderer")
         works = slanderer.update.works
-        works.means = replace(works.means, text=lambda: AnotherText(swarm.text))
+        auditor = replace(works.means.auditor, text=lambda: AnotherText(swarm.text))
+        works.means = replace(works.means, auditor=auditor)
         await swarm.until(lambda: set(heard()), 60.0)
         first = swarm.rounds()["a"][1]
         await swarm.until(lambda: swarm.rounds()["a"][1] > first + 20, 60.0)
