@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
+from protocols.memory.transport import Conditions
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.run.manifest import Rounds, Sync
 
@@ -135,3 +136,27 @@ def test_who_accuses_falsely_loses_its_voice_and_nothing_else():
     assert all(worker.makers.convicted == {} for worker in played.workers("a", "b"))
     assert any(peer in makers for makers in played.sets.values()), "its work counts as before"
     assert swarm.of("refused_by") == []
+
+
+def test_honest_peers_on_bad_lines_that_crash_and_come_back_are_accused_by_nobody():
+    swarm = Swarm(MANIFEST, seed=1, conditions=Conditions(latency_seconds=0.1, lost=0.03, reordered=0.05))
+    played = Played(swarm)
+
+    async def story():
+        swarm.open()
+        for name in HONEST:
+            swarm.start(name, 0, in_flight=2)
+        await swarm.until(lambda: len(swarm.of("in_step")) == 3 and swarm.rounds()["b"][1] >= 3, 60.0)
+        await swarm.crash("b")
+        await swarm.during(1.0)
+        swarm.start("b", 0, in_flight=2)
+        agreed = len(swarm.of("audited"))
+        await swarm.until(lambda: len(swarm.of("audited")) >= agreed + 9, 120.0)
+        await swarm.close()
+
+    run(story())
+    nothing_is_committed_twice(swarm)
+    found = played.audited()
+    assert {code for code, _ in found} <= {"agrees", "inconclusive", "unanswered"}
+    assert len({peer for code, peer in found if code == "agrees"}) >= 2
+    assert all(worker.makers.convicted == {} for worker in played.workers(*HONEST))
