@@ -260,7 +260,8 @@ class Reduced(Event, frozen=True):
     contributors: int
 
 class Audited(Event, frozen=True):
-    """The slices of one shard behind somebody's result were asked for, of itself or of whom it lied to."""
+    """The slices of one shard behind somebody's result, or a window of somebody's work, were asked for: of
+    itself, or of whom it lied to."""
     code: str
     peer: str
     round: int

@@ -183,7 +183,7 @@ class Rounds:
         )  # fmt: skip
         self.audits = declare.counters(
             "audits_total",
-            "Shards of others' results whose slices this peer asked for, by outcome (docs/watching.md).",
+            "Shards of others' results, or windows of their work, looked into here (docs/watching.md).",
             Label("outcome", tuple(AUDITS)),
         )  # fmt: skip
         self.corrections = declare.counter(

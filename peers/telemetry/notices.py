@@ -17,7 +17,7 @@ MOST_REMEMBERED = 256
 ALARMING = frozenset(
     {"silent", "connection_lost", "still_silent", "not_reached", "refused_us", "stage_missing", "in_minority",
      "digests_differ", "forked", "not_in_step", "not_finite", "bad_signature", "illegal_path", "malformed",
-     "out_of_line", "too_large", "false_sums", "lied", "not_in_order",
+     "out_of_line", "too_large", "false_sums", "false_work", "lied", "not_in_order",
      "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
 )  # fmt: skip
 """Codes that are a warning; all others are news."""

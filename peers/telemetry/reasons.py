@@ -51,6 +51,7 @@ DEPARTURES = {
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
     "out_of_line": Reason("most of its numbers were far larger or smaller than others'", "ban it"),
     "false_sums": Reason("it has published sums that its slices do not give", "tell the owner: ban it"),
+    "false_work": Reason("it has contributed what does not follow from its work", "tell the owner: ban it"),
     "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING),
 }
 
@@ -75,6 +76,10 @@ REFUSALS = {
     "out_of_line": DEPARTURES["out_of_line"],
     "false_sums": Reason(
         "it has published sums that its slices do not give, and there is proof",
+        "on the peer itself: its memory or its device computes wrongly, `swarmnet doctor`; else ban it",
+    ),
+    "false_work": Reason(
+        "it has contributed what does not follow from its work, as the group has settled",
         "on the peer itself: its memory or its device computes wrongly, `swarmnet doctor`; else ban it",
     ),
     "other": Reason("a code that this version does not know", VERSION),
@@ -146,10 +151,17 @@ CONTRIBUTIONS = {
 }
 
 AUDITS = {
-    "agrees": Reason("its sums follow from the signed slices", NOTHING),
-    "unanswered": Reason("it did not give the slices; others reduce for this peer for some rounds", NOTHING),
-    "not_in_order": Reason("what it gave are not the slices that its result names", "if it goes on: ban it"),
-    "lied": Reason("its sums do not follow from the signed slices: it is not let in again", "ban it"),
+    "agrees": Reason("its sums follow from the slices, or its contributions from its work", NOTHING),
+    "unanswered": Reason("it did not give what it takes; others reduce for this peer for a while", NOTHING),
+    "not_in_order": Reason("what it gave is not what it had signed", "if it goes on: ban it"),
+    "lied": Reason("its sums, or its contributions, do not follow: it will not be let in again", "ban it"),
+    "inconclusive": Reason(
+        "its work was done at weights or with settings that this peer does not have, or is too old", NOTHING
+    ),
+    "false_proof": Reason(
+        "what the peer that was asked offered as a proof is none; it is not heard again",
+        "on that peer: `swarmnet doctor`",
+    ),
 }
 
 RESYNCHRONISATIONS = {
@@ -235,7 +247,7 @@ AREAS = (
     Area("A microbatch was given up", (noted.MicrobatchFailed,), "microbatches_dropped_total", DROPS),
     Area("A round was applied", (noted.Applied,), "rounds_total", ROUNDS),
     Area("A contribution", (noted.NotFinite, noted.GivenBack), "updates_total", CONTRIBUTIONS),
-    Area("A reducer's sums were made again", (noted.Audited,), "audits_total", AUDITS),
+    Area("Another's sums, or its work, were done again", (noted.Audited,), "audits_total", AUDITS),
     Area("The state is fetched anew", (noted.Resynchronise, noted.DigestDiffers), "", RESYNCHRONISATIONS),
     Area("A move was called off", (noted.NotMoving,), "", MOVES),
     Area("A holder of a snapshot is asked no more", (noted.HolderDropped,), "", HOLDERS),

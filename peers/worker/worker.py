@@ -39,6 +39,7 @@ from peers.worker.record_fields import claims_of
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.replays import Auditor
 from peers.worker.rounds.update_compute import Settled, UpdateWork, experts_line
 from peers.worker.rounds.update_path import UpdatePath
 from peers.worker.run_end import Ending
@@ -49,6 +50,7 @@ from protocols.messages.body_limits import bodies_for_workers
 from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
+from swarmnet.audits.commitment import settings_of
 from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
@@ -302,13 +304,17 @@ class Worker(Parts):
                     await self._changed.wait()
         return True
 
-    def _work_log(self) -> WorkLog | None:
+    async def _work_log(self) -> WorkLog | None:
         """Where peers begin afresh, so that their work can be computed again."""
-        every = self.manifest.sync.afresh_rounds
-        if not every:
+        assert self.data is not None
+        sync, text = self.manifest.sync, self.data.text
+        if not sync.afresh_rounds:
             return None
         settings = work_settings(self.part.computing, self.part.device, self.part.kind)
-        return WorkLog(settings, self.identity.peer_id, every)
+        if sync.audits:  # Whoever reads another text would find lies where there are none.
+            read = await self._computed(text.digest) if text is not None else b""
+            settings = settings_of(settings.hex(), read.hex(), "" if read else self.identity.peer_id)
+        return WorkLog(settings, self.identity.peer_id, sync.afresh_rounds, self.data.next_counter)
 
     async def _take_up(self) -> None:
         """Get settled weights (from the group, the own disk, or the seed) and start the rounds."""
@@ -316,6 +322,7 @@ class Worker(Parts):
         assert self.states is not None
         assert self.data is not None
         old = self.update
+        log = await until_left(self._leaving, self._work_log())
         weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
         given_up, self._given_up = self._given_up, None
@@ -331,10 +338,12 @@ class Worker(Parts):
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
-            RoundCounts(), offers.open, self._work_log(),
+            RoundCounts(), offers.open, log, self.manifest.sync.audits > 0,
         )  # fmt: skip
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
+        if log is not None:
+            self.data.work.after_failure = work.left_out
         if old is not None:
             work.own = old.work.own
             if given_up is not None:
@@ -344,10 +353,12 @@ class Worker(Parts):
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
             self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
-            self.audits,
+            self.audits, Auditor(None if elsewhere else self.make_part, self._text),
         )  # fmt: skip
         if old is not None:
             update.take_over(old)
+        if update.works is not None:
+            self.makers.convicted = self.orders.gatekeeper.convicted = update.works.convictions.first
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         update.took_up = lambda took_up: self.say("experts", experts_line(took_up))
@@ -484,6 +495,9 @@ class Worker(Parts):
     def has_company(self) -> bool:
         """Whether some other peer of the stage holds its weights, too."""
         return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
+
+    def _text(self) -> Text | None:
+        return self.data.text if self.data is not None else None
 
     def _round(self) -> int:
         return self.update.rounds.current if self.update is not None else 0

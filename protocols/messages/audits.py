@@ -1,4 +1,6 @@
-"""Messages about what reducers have added up: the slices behind a result, and who has lied about them."""
+"""Messages about what reducers have added up, the slices behind a result, and who has lied about them; in a
+run that audits work (`sync.audits`), about windows of it instead: `result` is the name of a window's last
+commitment (swarmnet/audits/commitment.py) then, and `shard` 0."""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class AskSlices(Message, frozen=True, tag=80):
 
 class Evidence(Message, frozen=True, tag=81):
     """Body: one slice with its signed head (protocols/signed/slices.py). From who has said that the result
-    is a lie, the signed result comes first."""
+    is a lie, the signed result comes first. Of work: the signed commitments of the window in one body
+    (protocols/signed/commitments.py), then in pieces as long as a contribution's moves what was carried into
+    it, if anything was."""
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1

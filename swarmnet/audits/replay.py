@@ -40,7 +40,7 @@ class Known(Protocol):
         """Of the learning rate, in thousandths, as it settled."""
 
     def text(self, peer: PeerId, counter: int) -> tuple[Tensor, Tensor]:
-        """inputs_BT and labels_BT of a peer's microbatch."""
+        """inputs_BT and labels_BT of a peer's microbatch. May raise Unknown."""
 
 
 class Replay:
@@ -65,21 +65,22 @@ class Replay:
         """What an honest peer carries into the next window, after the payloads of this."""
         return self._own.carried()
 
-    def payloads(self, window: Sequence[Commitment]) -> Iterator[bytes]:
+    def payloads(self, window: Sequence[Commitment]) -> Iterator[bytes | None]:
         """What it contributed to each of the rounds, in their order; empty: nothing can come of what it says
-        that it did. Unknown where this auditor has to give up."""
+        that it did. None whenever a microbatch was computed. Unknown where this auditor has to give up."""
         for commitment in window:
             for stretch in commitment.stretches:
-                self._compute_stretch(stretch)
+                yield from self._compute_stretch(stretch)
             yield self._tell(commitment.round)
 
-    def _compute_stretch(self, stretch: Stretch) -> None:
+    def _compute_stretch(self, stretch: Stretch) -> Iterator[None]:
         self._require(stretch)
         if stretch.published:
             self._weights = self._known.weights(stretch.applied)
             self._publish(stretch.applied)
         self._at = stretch
         for counter in stretch.counters:
+            yield
             inputs_BT, labels_BT = self._known.text(self._peer, counter)
             try:
                 finished = self._compute.finish(counter, inputs_BT, labels_BT, inputs_BT)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from swarmnet.audits.commitment import SETS_BYTES, Commitment, Stretch, digest_of
+from swarmnet.audits.commitment import (
+    MOST_MICROBATCHES,
+    MOST_STRETCHES,
+    NOTHING_BEFORE,
+    SETS_BYTES,
+    Accused,
+    Commitment,
+    Stretch,
+    digest_of,
+)
 from swarmnet.audits.windows import ends_window
 from swarmnet.identifiers import PeerId
 
@@ -18,7 +27,11 @@ class SetNames:
         self._rounds: dict[int, dict[PeerId, bytes]] = {}
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
-        self._rounds.setdefault(round, {})[peer] = hashlib.sha256(payload).digest()
+        self.name(round, peer, hashlib.sha256(payload).digest())
+
+    def name(self, round: int, peer: PeerId, digest: bytes) -> None:
+        """SHA-256 of a contribution, where that is known."""
+        self._rounds.setdefault(round, {})[peer] = digest
 
     def remove(self, round: int, peer: PeerId) -> None:
         del self._rounds[round][peer]
@@ -39,15 +52,21 @@ class SetNames:
 class WorkLog:
     """Touched by whoever computes alone."""
 
-    def __init__(self, settings: bytes, peer: PeerId, every: int) -> None:
-        """`settings`: of this peer's computing; `every`: sync.afresh_rounds; `window`: of the run's
-        rounds."""
-        self._settings, self._peer, self._every = settings, peer, every
+    def __init__(self, settings: bytes, peer: PeerId, every: int, since: int = 0) -> None:
+        """`settings`: of this peer's computing; `every`: sync.afresh_rounds; `since`: microbatches with
+        smaller counters began at weights that this log does not know."""
+        self.settings, self._peer, self._every, self._since = settings, peer, every, since
         self.sets = SetNames()
         self.carried = b""
         """Into this window."""
+        self.accused: tuple[Accused, ...] = ()
+        """That the next commitment names. Set by whoever audits."""
         self._begun: int | None = None
+        self.before = NOTHING_BEFORE
+        """The name of the newest commitment, unless all that rests on it was dropped."""
         self._stretches: list[Stretch] = []
+        self._microbatches = 0
+        """In these."""
         self._at = (-1, -1, bytes(SETS_BYTES))
         self._published = False
 
@@ -56,8 +75,15 @@ class WorkLog:
         self._at = (settled, applied, self.sets.between(settled, applied))
         self._published = True
 
+    def takes(self, counter: int) -> bool:
+        """Whether a microbatch can be committed to; if not, nothing can be that rests on it."""
+        has_room = len(self._stretches) < MOST_STRETCHES and self._microbatches < MOST_MICROBATCHES
+        return counter >= self._since and has_room
+
     def computed(self, counter: int, factor: int) -> None:
-        """A microbatch is in the gradient; its step, if it comes to one, has that factor."""
+        """A microbatch is in the gradient, or cannot be (its loss is not finite): whoever does it again finds
+        out. Its step, if it comes to one, has that factor."""
+        self._microbatches += 1
         if self._stretches and not self._published:
             last = self._stretches[-1]
             if (last.factor, last.first + last.count) == (factor, counter):
@@ -69,9 +95,13 @@ class WorkLog:
     def told(self, round: int, payload: bytes) -> Commitment:
         """What is to be signed of everything since it last told."""
         self._begun = round if self._begun is None else self._begun
-        stretches, self._stretches = tuple(self._stretches), []
+        stretches, self._stretches, self._microbatches = tuple(self._stretches), [], 0
         told, carried = hashlib.sha256(payload).digest(), digest_of(self.carried)
-        return Commitment(round, self._begun, self._settings, carried, told, stretches)
+        commitment = Commitment(
+            round, self._begun, self.settings, self.before, carried, told, stretches, self.accused
+        )
+        self.before = commitment.name
+        return commitment
 
     def ends_window(self, round: int) -> bool:
         """Whether it begins afresh after that round."""
@@ -82,5 +112,7 @@ class WorkLog:
         return self._begun is not None and round >= self._begun
 
     def begins_afresh(self, carried: bytes) -> None:
-        """With this, and publishes then."""
-        self._begun, self._stretches, self.carried = None, [], carried
+        """With this, and publishes then. With nothing: it is as if it had only come."""
+        self._begun, self._stretches, self._microbatches, self.carried = None, [], 0, carried
+        if not carried:
+            self.before = NOTHING_BEFORE

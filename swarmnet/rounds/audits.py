@@ -67,8 +67,8 @@ class Audits:
     """Of one peer in one group; outlives its rounds."""
 
     def __init__(self, secret: bytes, window: int) -> None:
-        """`secret`: what nobody else can know; `window`: of the run's rounds."""
-        self._secret, self._window = secret, window
+        """`secret`: what nobody else can know, by which it is drawn; `window`: of the run's rounds."""
+        self.secret, self._window = secret, window
         self._open: dict[tuple[PeerId, Name], Question] = {}
         self.outcomes: Counter[str] = Counter()
         """Of the own questions, by code (peers/telemetry/reasons.py)."""
@@ -89,7 +89,7 @@ class Audits:
         """The shards of somebody's result to look into, in a group of so many."""
         share = AUDITS / max(1, peers - 1)
         names = ((shard, result + shard.to_bytes(4, "big")) for shard in sorted(table.shards))
-        chosen = (shard for shard, name in names if chance(self._secret, name) < share)
+        chosen = (shard for shard, name in names if chance(self.secret, name) < share)
         return tuple(shard for shard, _ in zip(chosen, range(MOST_OF_RESULT), strict=False))
 
     # -- questions ------------------------------------------------------------------------------------

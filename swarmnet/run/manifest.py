@@ -337,6 +337,9 @@ class Sync:
     """Of peers that step by themselves: each begins afresh after so many rounds, peers in turn. Its moments
     are empty then, and what it moved and did not tell goes on as a bit a number, so that others can compute
     again what it contributes. 0: never."""
+    audits: float = field(default=0.0, metadata={ADDED: True})
+    """Where peers begin afresh: the share of what each contributes between two beginnings that some other
+    peer computes again, and of the group's computing that this takes. 0: none, and nobody commits to any."""
     exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and

@@ -88,6 +88,7 @@ def check(manifest: Manifest) -> None:
         *_of_experts(model, sync),
         *_of_start(manifest),
         *_of_sync(sync),
+        *_of_audits(manifest),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         *((True, problem) for problem in contradictions(
@@ -184,6 +185,32 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
         (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
         (data.order == "epochs" and len({one.name for one in data.sources}) < len(data.sources),
          "data.sources: each needs a name of its own where data.order is epochs"),
+    ]  # fmt: skip
+
+
+def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
+    """As `_of_sync`."""
+    sync, most = manifest.sync, max(1, manifest.rounds.snapshot_rounds // 2)
+    experts = manifest.model.experts
+    if sync.audits == 0:
+        return []
+    return [
+        (not 0 < sync.audits <= 1, f"sync.audits is {sync.audits:g}; it must lie in [0, 1]"),
+        (not 0 < sync.afresh_rounds <= most,
+         "sync.audits: only the work of peers that begin afresh can be computed again; set "
+         f"sync.afresh_rounds to 1 to {most}, half of rounds.snapshot_rounds: what it takes is not kept for "
+         "longer"),
+        (len(manifest.stages) > 1,
+         "sync.audits: only the work of peers that hold the whole model can be computed again; set stages to "
+         "one"),
+        (sync.exchange != "everyone",
+         "sync.audits: what goes to reducers is looked into otherwise; set sync.exchange to everyone"),
+        (sync.settles_momentum or experts.groups > 1 or experts.merge_rounds > 0,
+         "sync.audits: weights of earlier rounds are found from those of now and the rounds between, which "
+         "goes without a momentum of the group (sync.outer_momentum) and without model.experts.groups and "
+         "merge_rounds"),
+        (manifest.data.order != "drawn",
+         "sync.audits: what a microbatch holds must follow from its number alone; set data.order to drawn"),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Answers about what a reducer added up, bent: none of them makes a liar of an honest one."""
+"""Answers about what a reducer added up, and windows of work, bent: none makes a liar of an honest one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from fuzz_wire import run_id
 from swarm import tiny_manifest
 
 from peers.worker.rounds.audit_path import outcome_of
-from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.errors import WireError
+from protocols.signed.commitments import cut, joined, open_commitment
+from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.slices import sign_slices
+from swarmnet.audits.commitment import NOT_YET, Accused, Commitment, CommitmentError, settings_of
+from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
@@ -68,4 +72,37 @@ def judge(question: Question, _: Path) -> None:
     assert outcome == ("agrees" if is_whole and question.name == honest.name else "not_in_order"), reason
 
 
-DECODERS = (Decoder("proofs of a lie", proof, judge, ()),)
+@cache
+def window() -> tuple[bytes, ...]:
+    """Heads of three contributions of Alice's."""
+    log = WorkLog(settings_of("here"), PeerId(ALICE.peer_id), 4)
+    log.accused = (Accused(PeerId(BOB.peer_id), NOT_YET),)
+    log.published(-1, -1)
+    heads = []
+    for round in range(3):
+        log.computed(round, 1000)
+        written = log.told(round, b"moves").written()
+        heads.append(seal(ALICE, run_id(), Kind.CONTRIBUTION, 0, round, 512, written))
+    return tuple(heads)
+
+
+def open_all(heads: list[bytes]) -> None:
+    for head in heads:
+        assert open_commitment(head, run_id()).sender == ALICE.peer_id
+
+
+def bent_window(chance: Random) -> bytes:
+    heads = [bent(head, chance) if chance.random() < 0.2 else head for head in window()]
+    return bent(joined(heads), chance) if chance.random() < 0.5 else joined(heads)
+
+
+DECODERS = (
+    Decoder("proofs of a lie", proof, judge, ()),
+    Decoder(
+        "what a peer commits to",
+        lambda chance: bent(chance.choice(window())[ENVELOPE_BYTES:], chance),
+        lambda data, _: Commitment.read(data),
+        (CommitmentError,),
+    ),
+    Decoder("windows of work", bent_window, lambda data, _: open_all(cut(data)), (WireError,)),
+)

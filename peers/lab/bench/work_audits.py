@@ -29,7 +29,7 @@ from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import Identity
-from swarmnet.audits.commitment import Commitment
+from swarmnet.audits.commitment import NOTHING_BEFORE, Commitment
 from swarmnet.audits.draw import is_drawn
 from swarmnet.audits.replay import Replay
 from swarmnet.audits.verdict import Evidence, Finding, judge
@@ -133,6 +133,7 @@ class Peer:
             told = self.lie.told(Situation(round, payload, self.told, others, self.method))
             commitment = replace(commitment, payload=hashlib.sha256(told).digest())
             payload, likeness = told, cosine(told, payload, self.method)
+            self.log.before = commitment.name
             if self.lie.carries is not None and self.log.ends_window(round):
                 self._carry(self.lie.carries(self.method))
         self.told[round], self.commitments[round] = payload, commitment
@@ -158,7 +159,8 @@ class Peer:
             return None
         begun = self.commitments[round - 1].begun
         window = tuple(self.commitments[each] for each in range(begun, round))
-        return Evidence(self.me, window, self.carried_into(begun), newest.carried)
+        after = newest if newest.before == window[-1].name else None
+        return Evidence(self.me, window, self.carried_into(begun), after)
 
     def end(self, round: int, contributions: Mapping[PeerId, bytes]) -> Settled:
         order: list[Operation] = [Add(round, peer, payload) for peer, payload in contributions.items()]
@@ -342,7 +344,7 @@ def rounds_until_found(peers: int, every: int, share: float, seeds: range) -> li
     for seed in seeds:
         for window in count(1):
             name = hashlib.sha256(f"{seed}/{window}".encode()).digest()
-            last = Commitment(window, window, name[:8], bytes(32), name, ())
+            last = Commitment(window, window, name[:8], NOTHING_BEFORE, bytes(32), name, ())
             secrets = (f"{seed}/{number}".encode() for number in range(auditors))
             if any(is_drawn(secret, last, share, peers) for secret in secrets):
                 found.append(window * every)

@@ -131,6 +131,8 @@ class MicrobatchWork:
         """Whose gradient was added last."""
         self.after_gradient: Callable[[], None] | None = None
         """Called when one was added, in the compute thread; None where nobody steps by it alone."""
+        self.after_failure: Callable[[MicrobatchId], None] | None = None
+        """Called when the last stage could not compute one; likewise."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
         self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
@@ -161,6 +163,8 @@ class MicrobatchWork:
                 return Computed(encoded, (batch, tokens, width))
             finished = self.stage_compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
+            if self.after_failure is not None:
+                self.after_failure(key)
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(key, kept, finished.tokens)
         gradient = finished.hidden_gradient

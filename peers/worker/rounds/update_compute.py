@@ -66,9 +66,12 @@ class Made:
     table: Table | None = None
     """Of a result."""
     signed: int = 0
-    """Bytes at the beginning of a result that name the rest."""
+    """Bytes at its beginning that name the rest: of a result, and where work is audited. 0: all of it is
+    signed."""
     commitment: Commitment | None = None
-    """To the work behind it, where work is audited."""
+    """To the work behind it, where peers begin afresh."""
+    carried: bytes = b""
+    """Into the window that it is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +154,11 @@ class UpdateWork:
         counts: RoundCounts,
         undecided: Container[ContributionId],
         log: WorkLog | None = None,
+        commits: bool = False,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
         `undecided`: own contributions of which it is open what becomes of them. `log`: of a run whose peers
-        begin afresh."""
+        begin afresh; `commits`: contributions tell it (sync.audits)."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -189,7 +193,7 @@ class UpdateWork:
         """In own steps since the last contribution."""
         self._published_round = -1
         """The newest applied round in the weights that are computed with."""
-        self.log, self._is_afresh = log, log is None
+        self.log, self.commits, self._is_afresh = log, commits, log is None
         self._factor = WHOLE
         """Of the learning rate of the round after it, when the newest microbatch was computed."""
 
@@ -201,13 +205,13 @@ class UpdateWork:
             match operation:
                 case MakeContribution(round, _, reducers):
                     at = perf_counter()
-                    results.append(self._make(round, reducers))
+                    results.append(made := self._make(round, reducers))
                     encoding += perf_counter() - at
                     self._ahead = self.lookahead
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
-                    if self.log is not None and self.log.ends_window(round):
-                        self._begin_afresh(carries=True)
+                    if self.log is not None and (made.id is None or self.log.ends_window(round)):
+                        self._begin_afresh(carries=made.id is not None)
                         stale = True
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
@@ -261,13 +265,29 @@ class UpdateWork:
         if self._joins():
             return
         self._factor = 0 if self.shadow_steps else self.replica.factor(self._published_round + 1)
-        if self.log is not None:
-            assert self.gathered.newest is not None, "this is called when one was added"
-            self.log.computed(self.gathered.newest.counter, self._factor)
-        if self.gathered.gathered_tokens < own.tokens:
+        if not self._write_down(self.gathered.newest) or self.gathered.gathered_tokens < own.tokens:
             return
         self._step(own)
         self._publish()
+
+    def left_out(self, key: MicrobatchId) -> None:
+        """A microbatch whose loss or gradient is not finite. It is committed to all the same: whoever leaves
+        others out chooses its text."""
+        if not self.closed:
+            self._factor = self.replica.factor(self._published_round + 1)
+            self._write_down(key)
+
+    def _write_down(self, key: MicrobatchId | None) -> bool:
+        """False: nobody could compute it again, so it is dropped, and all that rests on it."""
+        if self.log is None:
+            return True
+        assert key is not None, "this is called when one was added"
+        if self.log.takes(key.counter):
+            self.log.computed(key.counter, self._factor)
+            return True
+        self._begin_afresh()
+        self.publish()
+        return False
 
     def publish(self) -> None:
         """Compute with the live weights as they are now."""
@@ -374,13 +394,20 @@ class UpdateWork:
             return Cut(round, reducers, tokens) if reducers else Made(round, b"", tokens, None)
         self.counts.codings.encoded("contribution", at, self.replica.size, len(payload))
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
+        commitment = self.log.told(round, payload) if self.log is not None else None
         made: Made | Cut
         if reducers:
             made = self._cut(round, reducers, tokens, payload)
+        elif commitment is None or not self.commits:
+            made = replace(self._sealed(round, tokens, payload), commitment=commitment)
         else:
-            made = self._sealed(round, tokens, payload)
+            head = commitment.written()
+            made = replace(
+                self._sealed(round, tokens, head, payload), commitment=commitment,
+                signed=ENVELOPE_BYTES + len(head),
+            )  # fmt: skip
         if self.log is not None and isinstance(made, Made):
-            made = replace(made, commitment=self.log.told(round, payload))
+            made = replace(made, carried=self.log.carried)
         assert made.id is not None
         self.own[made.id] = payload
         self._forget_oldest(len(payload), made.id)

@@ -7,8 +7,8 @@ machine decided it; everything else runs on the event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
+from peers.worker.rounds.replays import NOBODY, Auditor, PastRound
+from peers.worker.rounds.stored import Stored, opened_contribution, past_rounds
 from peers.worker.rounds.update_compute import (
     Add,
     Cut,
@@ -38,7 +40,8 @@ from peers.worker.rounds.wire_events import (
     write_announces,
     write_progress,
 )
-from protocols.errors import BadSignature, Malformed, WireError
+from peers.worker.rounds.work_audit_path import Means, WorkAuditPath
+from protocols.errors import BadSignature, WireError
 from protocols.messages.table import (
     Announce,
     AskChain,
@@ -53,10 +56,11 @@ from protocols.messages.table import (
     Slices,
     Want,
 )
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
-from protocols.signed.told_tokens import tokens_in
+from protocols.signed.envelope import ENVELOPE_BYTES, claimed
+from swarmnet.audits.commitment import MOST_BYTES, Commitment, settings_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
@@ -64,7 +68,7 @@ from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
 from swarmnet.rounds.own_contributions import Offers, Past
-from swarmnet.rounds.result_table import Table, tag_of
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
@@ -74,30 +78,6 @@ LEAST_ON_DISK = 1 << 20
 """Bytes of a round's set: those of a small model stay in memory, 40 rounds of them are 40 MiB."""
 MOST_HEADS = 4096
 """Of results: hours of rounds; some 300 bytes each in a small group, 12 KB in one of 512."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    reference: events.Reference
-    data: bytes | memoryview
-    """The envelope with the payload, as it travels; of a settled round maybe on the disk."""
-    tokens: int
-    """That it says it stands for."""
-
-    @property
-    def payload(self) -> bytes:
-        return bytes(self.data[ENVELOPE_BYTES:])
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A contribution, or a result, whose signature is verified."""
-
-    reference: events.Reference
-    tokens: int
-    table: Table | None = None
-    signed: int = 0
-    """Of a result: bytes at its beginning that name the rest."""
 
 
 class UpdatePath:
@@ -115,11 +95,13 @@ class UpdatePath:
         rates: Rates = (),
         folder: Path | None = None,
         audits: Audits | None = None,
+        auditor: Auditor = NOBODY,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
         help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
-        None: in memory; `audits`: which results are looked into, where there are reducers."""
+        None: in memory; `audits`: which results are looked into, where there are reducers, or which work, and
+        `auditor`: how that is computed again."""
         self.folder = folder
         self.manifest = manifest
         self.work = work
@@ -129,19 +111,12 @@ class UpdatePath:
         self.note = note
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
+        draw = work.method.reduced.draw if work.method.reduced is not None else None
         self.rounds = GroupRounds(
-            manifest.rounds,
-            self.me,
-            weights.settled_round,
-            self.clock.time(),
-            weights.chain,
-            offers,
-            weights.past.earlier,
-            maker_counts,
-            rates,
-            work.method.reduced.draw if work.method.reduced is not None else None,
-        )
-        self.stored: dict[ContributionId, _Stored] = {}
+            manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
+            weights.past.earlier, maker_counts, rates, draw,
+        )  # fmt: skip
+        self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
         """What became of contributions that came in, for the metrics."""
         self.counts = work.counts
@@ -160,6 +135,7 @@ class UpdatePath:
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
+        self.works = self._works(audits, auditor)
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
@@ -172,6 +148,24 @@ class UpdatePath:
         return ReducerPath(
             reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
         )
+
+    def _works(self, audits: Audits | None, auditor: Auditor) -> WorkAuditPath | None:
+        if audits is None or not self.work.commits:
+            return None
+        own = self.work.method.own
+        carried = own.carried_bytes if isinstance(own, LocalSteps) else 0
+        means = Means(auditor, carried, self._past_rounds)
+        return WorkAuditPath(
+            audits, self.manifest, self.work, self.rounds, self.compute, self.neighbourhood, self.feed,
+            self.note, self.folder, means,
+        )  # fmt: skip
+
+    def _past_rounds(self) -> Mapping[int, PastRound]:
+        return past_rounds(self.rounds.history, self.stored)
+
+    @property
+    def _proofs(self) -> AuditPath | WorkAuditPath | None:
+        return self.works if self.reducers is None else self.reducers.audits
 
     def start(self) -> None:
         self.work.publish()
@@ -200,14 +194,14 @@ class UpdatePath:
         self.work.closed = True
         self._timer.close()
         self.giving.close()
-        if self.reducers is not None:
-            self.reducers.audits.close()
+        if self._proofs is not None:
+            self._proofs.close()
 
     def take_over(self, old: UpdatePath) -> None:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
-        if self.reducers is not None and old.reducers is not None:
-            self.reducers.audits.kept = old.reducers.audits.kept
+        if self._proofs is not None and old._proofs is not None:
+            self._proofs.kept = old._proofs.kept
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -216,11 +210,22 @@ class UpdatePath:
         if self.work.closed:
             return
         operations: list[Operation] = []
+        settled: list[events.SettleRound] = []
         for effect in self.rounds.handle(event, self.clock.time()):
             self._carry_out(effect, operations)
+            if isinstance(effect, events.SettleRound) and self.works is not None:
+                settled.append(effect)
         if operations:
             self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
         self._timer.arm(self.rounds.next_deadline())
+        for each in settled:  # Now that all of it is on its way: something may follow from what is said.
+            self._look_at(each)
+
+    def _look_at(self, settled: events.SettleRound) -> None:
+        assert self.works is not None
+        stored = ((reference.peer, self.stored[reference.id]) for reference in settled.references)
+        said = {peer: each.commitment for peer, each in stored if each.commitment is not None}
+        self.works.came(settled.round, said)
 
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
@@ -290,7 +295,10 @@ class UpdatePath:
                 reference = None
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
-                    self._store(reference, result.data, result.tokens)
+                    committed = result.commitment if self.work.commits else None
+                    self._store(reference, result.data, result.tokens, commitment=committed)
+                    if self.works is not None:
+                        self.works.made(result)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.note(noted.Made(round=result.round, id=reference.id.hex(), tokens=result.tokens))
@@ -355,12 +363,13 @@ class UpdatePath:
                 self.feed(events.IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
             case Contribution():
                 self._take(peer, body)
-            case Slices() | AskSlices() | Evidence() | Lied() if self.reducers is None:
-                self._refused(peer, "malformed", "about slices, and this run has no reducers")
-            case Slices(round, shards):
-                self._reduces.take(peer, round, shards, body)
-            case AskSlices() | Evidence() | Lied():
-                self._reduces.audits.message(peer, message, body)
+            case Slices(round, shards) if self.reducers is not None:
+                self.reducers.take(peer, round, shards, body)
+            case AskSlices() | Evidence() | Lied() if self._proofs is not None:
+                self._proofs.message(peer, message, body)
+            case Slices() | AskSlices() | Evidence() | Lied():
+                reason = "about slices or work, and this run has no reducers and audits nothing"
+                self._refused(peer, "malformed", reason)
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
         size = len(message.digests) // max(1, len(message.counts))
@@ -372,6 +381,12 @@ class UpdatePath:
             for index, count in enumerate(message.counts)
         )
         self.feed(events.ChainArrived(peer, message.first, message.before, sets))
+
+    def text_changed(self) -> None:
+        """What was drawn before is not drawn any more: nobody can compute again what this peer does, until it
+        begins anew."""
+        if self.work.log is not None:
+            self.work.log.settings = settings_of("another text", self.me)
 
     def committed(self, tokens: int) -> None:
         if not self.work.shadow_steps:
@@ -408,8 +423,8 @@ class UpdatePath:
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
         self.giving.left(peer)
-        if self.reducers is not None:
-            self.reducers.audits.left(peer)
+        if self._proofs is not None:
+            self._proofs.left(peer)
         self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
@@ -418,6 +433,8 @@ class UpdatePath:
         if reducing is None:
             if peers != self.rounds.open_round.peers:
                 self.feed(events.GroupCounted(peers))
+            if self.works is not None:
+                self.works.look()
             return
         membership = self.neighbourhood.membership
         members = frozenset(membership.live(self.work.stage)) | {self.me}
@@ -447,7 +464,7 @@ class UpdatePath:
             if round > self.rounds.settled and not self.rounds.expects(round, maker):
                 self._count("not_counted")
                 return
-            opened = self._open(body)
+            opened = opened_contribution(body, self.work)
         except BadSignature as error:
             self._count(error.code)
             raise  # Whoever passes it on should have looked: its link ends.
@@ -467,12 +484,13 @@ class UpdatePath:
         if not self.rounds.takes(reference):
             self._count("not_taken")
             return
+        stored = Stored(reference, body, opened.tokens, opened.commitment)
         try:
-            self.work.method.check(body[ENVELOPE_BYTES:])
+            self.work.method.check(stored.payload)
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
-        self._store(reference, body, opened.tokens, opened.signed)
+        self._store(reference, body, opened.tokens, opened.signed, opened.commitment)
         self._count("accepted")
         self.note(noted.Took(round=reference.round, id=reference.id.hex(), maker=reference.peer))
         self.feed(events.ContributionArrived(peer, reference, table))
@@ -481,9 +499,10 @@ class UpdatePath:
 
     def _has_size(self, reference: events.Reference) -> bool:
         size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
-        return (
-            size == self.work.method.payload_bytes if reduced is None else 0 < size <= reduced.longest_result
-        )
+        if reduced is not None:
+            return 0 < size <= reduced.longest_result
+        head = size - self.work.method.payload_bytes
+        return 0 < head <= MOST_BYTES if self.work.commits else head == 0
 
     def _references(self, round: int) -> Sequence[events.Reference]:
         state = self.rounds.rounds.get(round)
@@ -497,25 +516,12 @@ class UpdatePath:
         known = (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
-    def _open(self, data: bytes) -> _Opened:
-        """Raises WireError."""
-        method, signed, table = self.work.method, len(data), None
-        if method.reduced is not None:  # Of a result the head, which names the rest by its digest.
-            try:
-                table, length = method.reduced.head(data[ENVELOPE_BYTES:])
-            except ContributionError as error:
-                raise Malformed(str(error)) from None
-            signed = ENVELOPE_BYTES + length
-        longest = max(method.payload_bytes, signed)
-        envelope = open_envelope(data[:signed], self.work.run_id, Kind.CONTRIBUTION, longest)
-        if envelope.stage != self.work.stage:
-            raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {self.work.stage}")
-        reference = events.Reference(envelope.round, envelope.sender, envelope.id, len(data))
-        return _Opened(reference, tokens_in(envelope.sequence) or 0, table, signed)
-
-    def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
+    def _store(
+        self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0,
+        commitment: Commitment | None = None,
+    ) -> None:  # fmt: skip
         """`signed`: of a result, how much of it is its head."""
-        self.stored[reference.id] = _Stored(reference, data, tokens)
+        self.stored[reference.id] = Stored(reference, data, tokens, commitment)
         if self.reducers is not None:
             self.heads[reference.id] = data[:signed]
             while len(self.heads) > MOST_HEADS:

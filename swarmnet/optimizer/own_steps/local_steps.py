@@ -158,6 +158,10 @@ class LocalSteps:
         told = (CARRIED.say(part_CN, Draw(b"", part_CN.shape[1])) for part_CN in self._wholes())
         return b"".join(moves.written() for moves in told)
 
+    @property
+    def carried_bytes(self) -> int:
+        return sum(bytes_of(CARRIED, *plane_CN.shape) for plane_CN in self._wholes())
+
     def begin_afresh(self, carried: bytes = b"") -> None:
         if carried:
             self._check_carried(carried)
@@ -171,8 +175,7 @@ class LocalSteps:
         self._inner.begin_afresh()
 
     def _check_carried(self, carried: bytes) -> None:
-        sizes = (bytes_of(CARRIED, *plane_CN.shape) for plane_CN in self._wholes())
-        if len(carried) != (size := sum(sizes)):
+        if len(carried) != (size := self.carried_bytes):
             raise ContributionError(f"{len(carried)} bytes from window to window where {size} belong")
         for _moves in self.moves_in_all(carried):  # Before anything is changed.
             pass

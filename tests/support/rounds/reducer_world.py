@@ -44,7 +44,7 @@ class World:
         work = SimpleNamespace(
             replica=SimpleNamespace(settled_round=settled), method=method, run_id=RUN, stage=0, closed=False,
             counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
-            run=lambda operations: [],
+            run=lambda operations: [], commits=False,
         )  # fmt: skip
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),

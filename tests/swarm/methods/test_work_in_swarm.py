@@ -61,7 +61,8 @@ class Witness:
                 window = tuple(of_peer[at] for at in sorted(of_peer) if of_peer[at].begun == begun)
                 after = [of_peer[at] for at in sorted(of_peer) if at > window[-1].round]
                 if after and ends_window(window[-1].round, peer, EVERY):
-                    yield Evidence(peer, window, self.carried[peer][begun], after[0].carried)
+                    linked = after[0] if after[0].before == window[-1].name else None
+                    yield Evidence(peer, window, self.carried[peer][begun], linked)
 
 
 def test_what_workers_commit_to_in_a_swarm_follows_from_what_settled(monkeypatch):

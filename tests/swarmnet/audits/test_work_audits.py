@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.audits.commitment import (
+    MOST_BYTES,
     MOST_MICROBATCHES,
     MOST_STRETCHES,
+    NOT_YET,
+    NOTHING_BEFORE,
+    Accused,
     Commitment,
     CommitmentError,
     Stretch,
@@ -68,7 +72,12 @@ def committed(*payloads: bytes, carried: bytes = b"") -> tuple[Commitment, ...]:
 
 
 def verdict(window: tuple[Commitment, ...], played: Played, settings: bytes = SETTINGS, **keys: bytes) -> str:
-    evidence = Evidence(A, window, keys.get("carried", b""), keys.get("next_carried"))
+    after = None
+    if "next_carried" in keys:
+        stretch = replace(window[-1].stretches[-1], first=window[-1].stretches[-1].counters.stop)
+        at, linked = AT + EVERY, {"before": window[-1].name, "carried": keys["next_carried"]}
+        after = replace(window[-1], round=at, begun=at, stretches=(stretch,), **linked)
+    evidence = Evidence(A, window, keys.get("carried", b""), after)
     return judge(evidence, EVERY, settings, played).verdict
 
 
@@ -100,7 +109,7 @@ def test_a_log_says_in_one_stretch_what_was_computed_at_the_same_weights():
     later = log.told(7, b"next")
     assert later.begun == 6
     assert not later.stretches[0].published, "it goes on at the weights that it had"
-    assert len(found.written()) == 80 + 3 * 39
+    assert len(found.written()) == 98 + 3 * 39
 
 
 def test_names_of_sets_tell_apart_what_open_rounds_hold_and_nothing_older():
@@ -127,8 +136,13 @@ stretches = st.builds(
 
 @given(st.lists(stretches, min_size=1, max_size=MOST_STRETCHES), st.binary(min_size=8, max_size=8))
 def test_what_is_written_is_read_again(those, settings):
+    those.sort(key=lambda stretch: stretch.applied)
     those[0] = replace(those[0], published=True)
-    commitment = Commitment(9, 7, settings, bytes(32), digest_of(b"x"), tuple(those))
+    accused = (Accused(A, 12), Accused(B, NOT_YET))
+    commitment = Commitment(
+        9, 7, settings, b"the one before i"[:16], bytes(32), digest_of(b"x"), tuple(those), accused
+    )
+    assert len(commitment.written()) <= MOST_BYTES
     assert Commitment.read(commitment.written()) == commitment
 
 
@@ -136,6 +150,15 @@ def test_what_is_written_is_read_again(those, settings):
 def test_bytes_that_nobody_signs_are_refused_in_one_way(data):
     with suppress(CommitmentError):
         Commitment.read(data)
+
+
+def test_a_commitment_that_comes_from_nowhere_is_refused():
+    one, two = committed(b"one", b"two", carried=b"rest")
+    linked = replace(one, before=b"the one before i")
+    assert Commitment.read(linked.written()) == linked
+    for false in (one, replace(two, before=NOTHING_BEFORE), replace(linked, carried=bytes(32))):
+        with pytest.raises(CommitmentError, match="nowhere"):
+            Commitment.read(false.written())
 
 
 @pytest.mark.parametrize("changes", [{"count": MOST_MICROBATCHES + 1}, {"count": 0}, {"applied": AT}])
@@ -150,7 +173,7 @@ def test_who_did_what_it_says_agrees():
     window = committed(b"one", b"two", carried=b"rest")
     kept = {"carried": b"rest", "next_carried": digest_of(b"on")}
     assert verdict(window, Played(b"one", b"two"), **kept) == "agrees"
-    kept["next_carried"] = digest_of(b"")
+    del kept["next_carried"]
     assert verdict(window, Played(b"one", b"two"), **kept) == "agrees", "who is started again carries nothing"
 
 
@@ -164,6 +187,8 @@ def test_what_contradicts_itself_is_a_lie_before_anything_is_computed():
     one, two = committed(b"one", b"two")
     again = replace(two, stretches=one.stretches)
     assert verdict((one, again), Played()) == "lied", "a microbatch twice"
+    gap = replace(two, stretches=(replace(two.stretches[0], first=7),))
+    assert verdict((one, gap), Played()) == "lied", "it leaves out what it does not like"
     assert verdict((one, replace(two, round=one.round)), Played()) == "lied", "two for one round"
     assert verdict((one, replace(two, carried=digest_of(b"x"))), Played()) == "lied", "two beginnings"
     assert verdict((one, replace(two, round=AT + EVERY)), Played()) == "lied", "did not begin afresh"
@@ -175,6 +200,8 @@ def test_who_computes_otherwise_or_lacks_something_has_no_verdict():
     assert verdict(window, Played(b"x"), carried=b"not what was committed to") == "inconclusive"
     assert verdict(window, Played(b"one", b"x", gives_up_at=1), carried=b"rest") == "inconclusive"
     assert verdict(window, Played(b"x", b"x", gives_up_at=1), carried=b"rest") == "lied", "the first was seen"
+    lost = (window[0], replace(window[1], before=b"of one that was lost"[:16]))
+    assert verdict(lost, Played(b"one", b"x"), carried=b"rest") == "inconclusive", "one is left out"
     short = committed(b"one", carried=b"short")
     assert verdict(short, Played(b"one"), carried=b"short") == "lied", "it cannot have begun with that"
 

@@ -41,7 +41,7 @@ class World:
         work = SimpleNamespace(
             replica=SimpleNamespace(settled_round=-1),
             counts=SimpleNamespace(applied=lambda *_: "completed", contributors=0),
-            method=method, run_id=RUN, stage=0, closed=False, run=lambda operations: [],
+            method=method, run_id=RUN, stage=0, closed=False, commits=False, run=lambda operations: [],
         )  # fmt: skip
         around = SimpleNamespace(
             clock=SimpleNamespace(time=loop.time, call_at=loop.call_at),

@@ -1,0 +1,201 @@
+"""What is asked of peers so that they can be looked into, what they are given, and how the proof that one has
+lied goes on from neighbour to neighbour: the same for sums of reducers (audit_path.py) and for the work of
+peers (work_audit_path.py)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from peers.compute.executor import Compute
+from peers.network.neighbourhood import Neighbourhood
+from peers.state.unnamed_file import laid_down
+from peers.telemetry import events as noted
+from peers.worker.rounds.upload_scheduler import Giving
+from protocols.errors import WireError
+from protocols.messages.table import AskSlices, Evidence, Lied, Message
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.optimizer.method import ContributionError
+from swarmnet.rounds import events
+from swarmnet.rounds.audits import MOST_OF_RESULT, Audits, Name, Question
+from swarmnet.rounds.machine import GroupRounds
+
+LEAST_ON_DISK = 1 << 20
+"""Bytes of what belongs together; less stays in memory."""
+Piece = tuple[Name, int]
+"""Of what is kept under a name, the how manieth body."""
+Asked = TypeVar("Asked", bound=Question)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    round: int | None
+    """None: of a proof, kept longer than the round."""
+    bodies: Sequence[bytes | memoryview]
+
+
+class Proofs(ABC, Generic[Asked]):
+    def __init__(
+        self,
+        audits: Audits,
+        rounds: GroupRounds,
+        compute: Compute,
+        neighbourhood: Neighbourhood,
+        feed: Callable[[events.Event], None],
+        note: noted.Note,
+        folder: Path | None,
+        kept_rounds: int,
+    ) -> None:
+        """`folder`: where long answers lie; None: in memory. `kept_rounds`: after so many settled rounds an
+        answer is given no more."""
+        self.audits, self.rounds = audits, rounds
+        self.compute, self.neighbourhood, self.clock = compute, neighbourhood, neighbourhood.clock
+        self.me = neighbourhood.transport.peer
+        self.feed, self.note, self.folder, self.kept_rounds = feed, note, folder, kept_rounds
+        self.kept: dict[Name, Kept] = {}
+        """What this peer gives to whoever asks: of its own, and of the newest proofs."""
+        self._given: Counter[tuple[PeerId, ContributionId]] = Counter()
+        queued = partial(neighbourhood.queued_bytes, lane="group")
+        self.giving: Giving[Piece] = Giving(self._send, queued, self.clock)
+
+    # -- what this peer gives ---------------------------------------------------------------------------
+
+    def keep(self, name: Name, round: int | None, bodies: Sequence[bytes]) -> None:
+        size = sum(map(len, bodies))
+        self.kept[name] = Kept(round, laid_down(bodies, self.folder) if size >= LEAST_ON_DISK else bodies)
+
+    def settled(self, round: int) -> None:
+        before = round - self.kept_rounds
+        old = [name for name, kept in self.kept.items() if kept.round is not None and kept.round <= before]
+        for name in old:
+            del self.kept[name]
+        results = {result for result, _ in old}
+        for given in [given for given in self._given if given[1] in results]:
+            del self._given[given]
+
+    def _asked(self, peer: PeerId, name: Name) -> None:
+        kept = self.kept.get(name)
+        if kept is None or self._given[peer, name[0]] >= MOST_OF_RESULT:
+            return
+        self._given[peer, name[0]] += 1
+        self.giving.wanted(peer, ((name, place) for place in range(len(kept.bodies))))
+
+    def _send(self, peer: PeerId, piece: Piece) -> None:
+        name, place = piece
+        kept = self.kept.get(name)
+        if kept is not None:
+            self.neighbourhood.post(peer, "group", Evidence(*name), kept.bodies[place])
+
+    # -- what others have -------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Once a second: what has not been answered, and who is to be told of whom."""
+        for question in self.audits.overdue(self.clock.time()):
+            if not question.is_proof:
+                self.failed(self.own(question), "unanswered")
+        for peer, proof in self.to_tell():
+            self._tell(peer, proof)
+
+    def to_tell(self) -> Iterator[tuple[PeerId, Question]]:
+        return self.audits.to_tell(self.rounds.neighbours)
+
+    def left(self, peer: PeerId) -> None:
+        self.audits.left(peer)
+        self.giving.left(peer)
+
+    def close(self) -> None:
+        self.giving.close()
+
+    def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Of a member of the group; of others nothing."""
+        if not self.rounds.maker_counts(peer, self.rounds.current):
+            return
+        match message:
+            case AskSlices(result, shard):
+                self._asked(peer, (ContributionId(result), shard))
+            case Evidence(result, shard):
+                self._evidence(peer, (ContributionId(result), shard), body)
+            case Lied():
+                self._lied(peer, message)
+
+    def until(self) -> float:
+        """When a question that is asked now is answered no more, but for the time that a slow line takes."""
+        return self.clock.time() + self.rounds.rules.deadline_seconds
+
+    def ask(self, question: Asked) -> bool:
+        """Whether it is on its way."""
+        if not self.audits.ask(question):
+            return False
+        if not self.neighbourhood.post(question.asked, "group", AskSlices(*question.name)):
+            self.audits.end(question)
+            return False
+        return True
+
+    def _evidence(self, peer: PeerId, name: Name, body: bytes) -> None:
+        found = self.audits.asked(peer, name)
+        if found is None or found.is_whole:
+            return  # It came too late.
+        question = self.own(found)
+        try:
+            self.take(question, body)
+        except (WireError, ContributionError) as error:
+            self.audits.end(question)
+            self.failed(question, "not_in_order", str(error))
+            return
+        if question.is_whole:
+            question.until = float("inf")
+            self.judge(question)
+
+    @abstractmethod
+    def own(self, question: Question) -> Asked:
+        """As all are that were asked here."""
+
+    @abstractmethod
+    def take(self, question: Asked, body: bytes) -> None:
+        """One body of its answer. Raises WireError, ContributionError."""
+
+    @abstractmethod
+    def judge(self, question: Asked) -> None:
+        """It is answered whole."""
+
+    @abstractmethod
+    def failed(self, question: Asked, outcome: str, reason: str = "") -> None:
+        """No answer, or one that proves nothing."""
+
+    @abstractmethod
+    def about(self, message: Lied, asked: PeerId) -> Asked | None:
+        """What is to be asked of who says that it has a proof; None: it cannot have one."""
+
+    def noted(self, question: Question, outcome: str) -> None:
+        self.audits.outcomes[outcome] += 1
+        result, shard = question.name
+        self.note(noted.Audited(outcome, question.maker, question.round, result.hex(), shard, question.asked))
+
+    def proven(self, question: Question, bodies: Sequence[bytes]) -> None:
+        """It has lied: keep the proof for those who ask for it."""
+        self.noted(question, "lied")
+        self.keep(question.name, None, bodies)
+        for name in self.audits.proves(question):
+            self.kept.pop(name, None)
+
+    def _lied(self, peer: PeerId, message: Lied) -> None:
+        liar = PeerId(message.peer)
+        if not self.audits.is_news(liar, message.round):
+            if self.audits.knows(peer, liar, message.round):
+                self._tell(peer, self.audits.proofs[liar])  # It need not say it again.
+        elif liar != self.me and self._is_known(liar):
+            question = self.about(message, peer)
+            if question is not None:
+                self.ask(question)
+
+    def _is_known(self, peer: PeerId) -> bool:
+        """Whether it could do harm here, or could until a later lie was proven."""
+        return peer in self.audits.convicted or self.rounds.maker_counts(peer, self.rounds.current)
+
+    def _tell(self, peer: PeerId, proof: Question) -> None:
+        self.neighbourhood.post(peer, "group", Lied(proof.maker, proof.round, *proof.name))

@@ -1,0 +1,359 @@
+"""Looks into windows of others' work, gives what it takes to look into the own ones, and hands on the proof
+that somebody has lied (swarmnet/audits/).
+
+What is asked for is a window, by the name of its last commitment: the signed commitments come in one body,
+and what was carried into it in pieces no longer than a contribution.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from peers.compute.executor import FORWARD, UPDATE, Compute
+from peers.network.neighbourhood import Neighbourhood
+from peers.network.orders.gatekeeper import IDLER
+from peers.runtime.timer import Timer
+from peers.telemetry import events as noted
+from peers.worker.rounds.proofs import Proofs
+from peers.worker.rounds.replays import Auditor, DrawnText, PastRound, Settled, advance, replaying
+from peers.worker.rounds.update_compute import Made, UpdateWork
+from protocols.errors import Malformed
+from protocols.messages.table import Lied
+from protocols.signed.commitments import cut, joined, open_commitment
+from swarmnet.audits.commitment import Commitment
+from swarmnet.audits.convictions import Convictions
+from swarmnet.audits.draw import is_drawn
+from swarmnet.audits.verdict import Evidence, Finding, Verdict
+from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.rounds import events
+from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds
+from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.machine import GroupRounds
+from swarmnet.run.manifest import Manifest
+
+REST = 1.0
+"""Times as long as a piece of a replay took this peer does nothing but its own work before the next, unless
+it checks a proof: half of its time at most is an auditor's. A microbatch waits for one piece at most."""
+NOTHING = bytes(32)
+
+
+@dataclass(slots=True)
+class WorkQuestion(Question):
+    window: tuple[Commitment, ...] = ()
+    after: Commitment | None = None
+    heads: bytes = b""
+    """As they came, all of these."""
+    wanted: int = 0
+    """Bytes that were carried into the window."""
+    pieces: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.window) and sum(map(len, self.pieces)) >= self.wanted
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.maker, self.window, b"".join(self.pieces), self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What this peer has signed."""
+
+    commitment: Commitment
+    head: bytes
+    carried: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what a peer audits."""
+
+    auditor: Auditor
+    carried_bytes: int
+    """That are carried into a window, if anything is."""
+    past: Callable[[], Mapping[int, PastRound]]
+
+
+class WorkAuditPath(Proofs[WorkQuestion]):
+    def __init__(
+        self,
+        audits: Audits,
+        manifest: Manifest,
+        work: UpdateWork,
+        rounds: GroupRounds,
+        compute: Compute,
+        neighbourhood: Neighbourhood,
+        feed: Callable[[events.Event], None],
+        note: noted.Note,
+        folder: Path | None,
+        means: Means,
+    ) -> None:
+        kept = kept_rounds(manifest.rounds)
+        super().__init__(audits, rounds, compute, neighbourhood, feed, note, folder, kept)
+        self.manifest, self.work, self.means = manifest, work, means
+        self.convictions = Convictions(manifest.rounds.window)
+        self._last: dict[PeerId, Commitment] = {}
+        """Of everybody, the newest that is in a settled set."""
+        self._told: OrderedDict[bytes, _Own] = OrderedDict()
+        """By name."""
+        self._drawn: tuple[PeerId, Commitment] | None = None
+        """The newest window that waits for its turn: what older ones take would be forgotten before others
+        could check what is found."""
+        self._looks_into: WorkQuestion | None = None
+        """The own question that is under way."""
+        self._to_replay: deque[WorkQuestion] = deque()
+        self._judges: WorkQuestion | None = None
+        self._replay: Generator[None, None, Finding] | None = None
+        self._judged: set[Name] = set()
+        """What others have offered as proofs, and is none here."""
+        self._timer = Timer(self._next_piece, self.clock)
+
+    def close(self) -> None:
+        super().close()
+        self._timer.close()
+        self._replay = None
+        under_way = [self._judges] if self._judges is not None else []
+        for question in (*under_way, *self._to_replay):
+            self.audits.end(question)
+
+    # -- what settles -----------------------------------------------------------------------------------
+
+    def came(self, round: int, contributions: Mapping[PeerId, Commitment]) -> None:
+        """They have settled."""
+        self.settled(round)
+        for peer in self.convictions.settled(round, contributions):
+            self._convicted(peer)
+        self._say()
+        peers = 1 + len(self.rounds.neighbours)
+        for peer, commitment in contributions.items():
+            last = self._last.get(peer)
+            self._last[peer] = commitment
+            if last is not None and peer != self.me and last.begun != commitment.begun:
+                self._draw(peer, last, peers)
+        old = [name for name, own in self._told.items() if own.commitment.round <= round - self.kept_rounds]
+        for name in old:
+            del self._told[name]
+
+    def _draw(self, peer: PeerId, last: Commitment, peers: int) -> None:
+        """A window of a peer is over: whether this one looks into it."""
+        if self.work.log is None or last.settings != self.work.log.settings or not self.rounds.in_step:
+            return
+        if self.means.auditor.make_part is not None and is_drawn(
+            self.audits.secret, last, self.manifest.sync.audits, peers
+        ):
+            self._drawn = peer, last
+            self._look_into_next()
+
+    def _convicted(self, peer: PeerId) -> None:
+        """By a settled set."""
+        first = self.convictions.first[peer]
+        self.feed(events.Convicted(peer, first))
+        if peer != self.me:
+            reason = f"its contributions do not follow from its work: from round {first} on it is out"
+            self.neighbourhood.part_from(peer, IDLER, reason)
+
+    def _say(self) -> None:
+        if self.work.log is not None:
+            self.work.log.accused = self.convictions.accused(tuple(self.audits.proofs))
+
+    # -- what this peer gives ---------------------------------------------------------------------------
+
+    def made(self, made: Made) -> None:
+        """An own contribution."""
+        assert made.commitment is not None
+        own = _Own(made.commitment, made.data[: made.signed], made.carried)
+        self._told[own.commitment.name] = own
+
+    def _asked(self, peer: PeerId, name: Name) -> None:
+        if name not in self.kept and name[0] in self._told:
+            self._keep_own(name)
+        super()._asked(peer, name)
+
+    def _keep_own(self, name: Name) -> None:
+        """What it takes to look into an own window."""
+        last, heads = self._told[name[0]], [self._told[name[0]].head]
+        at = last
+        while at.commitment.round != at.commitment.begun and at.commitment.before in self._told:
+            at = self._told[at.commitment.before]
+            heads.insert(0, at.head)
+        heads += [each.head for each in self._told.values() if each.commitment.before == name[0]]
+        size = self.work.method.payload_bytes
+        pieces = [last.carried[start : start + size] for start in range(0, len(last.carried), size)]
+        self.keep(name, last.commitment.round, [joined(heads), *pieces])
+
+    # -- what others have -------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        super().look()
+        self._judge_next()
+        self._look_into_next()
+
+    def to_tell(self) -> Iterator[tuple[PeerId, Question]]:
+        """Not any more once it is settled, or when nobody can compute it again."""
+        oldest = self.rounds.settled - self.kept_rounds
+        for peer, proof in super().to_tell():
+            if proof.maker not in self.convictions.first and proof.round > oldest and peer != proof.maker:
+                yield peer, proof
+
+    def _look_into_next(self) -> None:
+        """One after the other."""
+        if self._drawn is None or self._looks_into is not None:
+            return
+        (peer, last), self._drawn = self._drawn, None
+        question = self._question((ContributionId(last.name), 0), last.round, peer, peer)
+        if peer not in self.convictions.first and self.ask(question):
+            self._looks_into = question
+
+    def left(self, peer: PeerId) -> None:
+        super().left(peer)
+        if self._looks_into is not None and not self._looks_into.is_whole and self._looks_into.asked == peer:
+            self._looks_into = None
+
+    def own(self, question: Question) -> WorkQuestion:
+        assert isinstance(question, WorkQuestion), "no other is asked where work is audited"
+        return question
+
+    def about(self, message: Lied, asked: PeerId) -> WorkQuestion | None:
+        """See `Proofs.about`."""
+        name = (ContributionId(message.result), message.shard)
+        if name in self._judged or message.shard or self.means.auditor.make_part is None:
+            return None
+        if PeerId(message.peer) in self.convictions.first:
+            return None
+        return self._question(name, message.round, PeerId(message.peer), asked)
+
+    def _question(self, name: Name, round: int, maker: PeerId, asked: PeerId) -> WorkQuestion:
+        pieces = 1 + self.means.carried_bytes // self.work.method.payload_bytes
+        until = self.until() + answer_seconds(1 + pieces, self.work.method.payload_bytes)
+        return WorkQuestion(name, round, maker, asked, until)
+
+    def take(self, question: WorkQuestion, body: bytes) -> None:
+        """See `Proofs.take`: the commitments, then what was carried."""
+        if question.window:
+            if not body:
+                raise Malformed("a piece of nothing")
+            question.pieces.append(body)
+            return
+        heads = cut(body)
+        if len(heads) > self.manifest.sync.afresh_rounds + 1:
+            raise Malformed("more commitments than a window has, and the next one")
+        opened = [open_commitment(head, self.work.run_id) for head in heads]
+        named = [place for place, each in enumerate(opened) if each.commitment.name == question.name[0]]
+        if len(named) != 1 or any(
+            (each.sender, each.stage) != (question.maker, self.work.stage) for each in opened
+        ):
+            raise Malformed("not the window that was asked for")
+        commitments = [each.commitment for each in opened]
+        window, rest = tuple(commitments[: named[0] + 1]), commitments[named[0] + 1 :]
+        question.window, question.heads = window, body
+        question.after = rest[0] if rest and rest[0].before == window[-1].name else None
+        carries = window[0].carried != NOTHING and self._can_judge(question)
+        question.wanted = self.means.carried_bytes if carries else 0
+
+    def _can_judge(self, question: WorkQuestion) -> bool:
+        settings = self.work.log.settings if self.work.log is not None else b""
+        return all(commitment.settings == settings for commitment in question.window)
+
+    def judge(self, question: WorkQuestion) -> None:
+        """A proof goes before: as long as it is not checked a liar counts, and what it takes is forgotten."""
+        if not self._can_judge(question):
+            self._found(question, "inconclusive")
+            return
+        if not question.is_proof:
+            self._to_replay.append(question)
+        else:
+            self._to_replay.appendleft(question)
+            if self._judges is not None and not self._judges.is_proof:
+                self._give_up()
+        self._judge_next()
+
+    def _give_up(self) -> None:
+        """The replay of an own question: others are drawn."""
+        assert self._judges is not None
+        self.audits.end(self._judges)
+        self._judges = self._replay = self._looks_into = None
+
+    def _judge_next(self) -> None:
+        text = self.means.auditor.text()
+        if self._judges is not None or not self._to_replay or text is None:
+            return
+        self._judges = self._to_replay.popleft()
+        begin = partial(self._begin, self._judges, dict(self.means.past()), text)
+        self.compute.submit(UPDATE, self._settled_units, begin)
+
+    def _settled_units(self) -> tuple[Tensor, int]:
+        """In the compute thread, in the order of all that settles."""
+        return self.work.replica.settled_units(), self.work.replica.settled_round
+
+    def _begin(
+        self, question: WorkQuestion, rounds: Mapping[int, PastRound], text: DrawnText,
+        units: tuple[Tensor, int], _seconds: float,
+    ) -> None:  # fmt: skip
+        assert self.means.auditor.make_part is not None
+        assert self.work.log is not None
+        if question is not self._judges:
+            return  # It was given up meanwhile.
+        settled = Settled(*units, rounds, text)
+        settings = self.work.log.settings
+        self._replay = replaying(
+            question.evidence, settings, self.manifest, self.means.auditor.make_part, settled
+        )
+        self._next_piece()
+
+    def _next_piece(self) -> None:
+        if self._replay is not None:
+            replay = self._replay
+            self.compute.submit(FORWARD, partial(advance, replay), partial(self._advanced, replay))
+
+    def _advanced(
+        self, replay: Generator[None, None, Finding], found: Finding | None, seconds: float
+    ) -> None:
+        question = self._judges
+        if replay is not self._replay or question is None:
+            return  # It was given up meanwhile.
+        if found is None:
+            rest = 0.0 if question.is_proof else REST
+            self._timer.arm(self.clock.time() + rest * seconds)
+            return
+        self._judges = self._replay = None
+        self._found(question, found.verdict)
+        self._judge_next()
+        self._look_into_next()
+
+    def _found(self, question: WorkQuestion, verdict: Verdict) -> None:
+        self.audits.end(question)
+        if question is self._looks_into:
+            self._looks_into = None
+        if verdict == "lied":
+            self._lied_about(question)
+        elif question.is_proof:
+            if len(self._judged) >= MOST_CONVICTED:
+                self._judged.clear()
+            self._judged.add(question.name)
+            self.failed(question, "false_proof" if verdict == "agrees" else verdict)
+        else:
+            self.noted(question, verdict)
+
+    def failed(self, question: WorkQuestion, outcome: str, reason: str = "") -> None:
+        """See `Proofs.failed`. Who says that somebody lied who did not loses its voice, no more: its computer
+        may be at fault."""
+        self.noted(question, outcome)
+        if question.is_proof and outcome != "inconclusive":
+            self.audits.proves_nothing(question)
+        if question is self._looks_into:
+            self._looks_into = None
+
+    def _lied_about(self, question: WorkQuestion) -> None:
+        if not self.audits.is_news(question.maker, question.round):
+            return
+        self.proven(question, [question.heads, *question.pieces])
+        question.heads, question.pieces, question.window, question.after = b"", [], (), None
+        self._say()
+        super().look()
