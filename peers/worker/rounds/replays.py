@@ -129,7 +129,7 @@ class KnownPast:
 
     def _step_back(self) -> None:
         step = self._step_of(self._at)
-        for tile in all_tiles(self._layout):
+        for tile in all_tiles(self._layout, self._units.device):
             moved_CN = torch.zeros_like(tile.of(self._units))
             step.add_to(moved_CN, tile)
             tile.of(self._units).sub_(moved_CN)
