@@ -79,7 +79,7 @@ class Neighbourhood:
         self.traffic = Traffic()
         self.departures: Counter[str] = Counter()
         self.timings = Timings()
-        self.clock = Clock(lambda seconds: note(noted.StoodStill(seconds=round(seconds, 3))))
+        self.clock = Clock(self._stood_still)
         """By which silence and patience are measured, here and in the peer's other parts."""
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
@@ -114,6 +114,10 @@ class Neighbourhood:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stood_still(self, seconds: float) -> None:
+        self.note(noted.StoodStill(seconds=round(seconds, 3)))
+        self.listener.stood_still(seconds)
 
     # -- sending --------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class Histories:
         """The neighbours whose history is ours."""
         self.all_in_sight = True
         """Whether the whole group is linked to this peer."""
+        self.follows = False
+        """As in Agreement."""
 
     def left(self, peer: PeerId) -> NeighbourView | None:
         """A neighbour is gone: what was known of it."""
@@ -144,7 +146,8 @@ class Histories:
     def _far_behind(self, settled: int, now: float) -> list[Effect]:
         """The sets that we lack are not there: fetch the state, unless hardly anybody is so far."""
         ahead = [peer for peer, view in self.neighbours.items() if self._out_of_reach(view, now)]
-        if 2 * len(ahead) < 1 + sum(self._has_history(view, now) for view in self.neighbours.values()):
+        weighed = sum(self._has_history(view, now) for view in self.neighbours.values())
+        if 2 * len(ahead) < 1 + weighed and not self.follows:
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [Resynchronise(tuple(ahead), reason)]

@@ -23,8 +23,10 @@ come with a Tick. Times in seconds on the caller's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.membership.overlay import hops, links
 from swarmnet.rounds import events
 from swarmnet.rounds.contribution_sets import (
@@ -70,6 +72,9 @@ class GroupRounds:
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
         self.agreement = Agreement(rules, self._allies)
+        self._follows_until = float("-inf")
+        self._follows_to = settled
+        """The last round by which following goes on: farther than others keep sets, the state is fetched."""
         self.applied = settled
         self.open_round = CurrentRound(rules, settled + 1, self._allies, now)
         self.contributed: set[int] = set()
@@ -125,7 +130,12 @@ class GroupRounds:
     def in_step(self) -> bool:
         """Whether what the neighbours of our history have settled is applied here. One may claim what it
         likes: only half of the group or more can say that this peer is behind."""
-        return not self.agreement.is_half(view.settled > self.applied for view in self._allies.values())
+        return not self.agreement.are_ahead(view.settled > self.applied for view in self._allies.values())
+
+    @property
+    def follows(self) -> bool:
+        """Whether this peer stood still, and takes up what others settled meanwhile."""
+        return self.agreement.follows
 
     @property
     def _allies(self) -> dict[PeerId, NeighbourView]:
@@ -185,6 +195,8 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
+            case events.StoodStill(seconds):
+                self.stood_still(seconds, now)
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
@@ -208,6 +220,8 @@ class GroupRounds:
             state = self.rounds.get(number)
             if state is not None and number not in self.pending:
                 times.append(self.agreement.patience_ends(number, state, number <= self.applied))
+        if self.follows:
+            times.append(self._follows_until)
         return min(*times, *self.parted.values(), self._differing_until)
 
     def handed_over(self) -> bool:
@@ -245,12 +259,28 @@ class GroupRounds:
         return self.maker_counts(peer, round) and self.reducing.takes(peer, round)
 
     def _counted(self, peers: int) -> None:
-        self.agreement = Agreement(self.rules, self._allies, hops(peers))
+        self.agreement = replace(self.agreement, hops=hops(peers))
         self.pulls.fair_share = SHARE_SLACK * peers / links(peers)
         self.open_round.peers = peers
         self.open_round.all_in_sight = self.histories.all_in_sight = self.agreement.hops == 1
 
     # -- events ---------------------------------------------------------------------------------------
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """Others have settled without this peer if it was away for their patience. Half of a group that comes
+        back together must not take its own sets, equal and sealed, for what the group agreed on."""
+        if seconds < min(self.rules.settle_seconds, SILENT_SECONDS + PARTING_SECONDS):
+            return
+        self._follow_others(True)
+        self._follows_until = now + self.rules.settle_seconds
+        self._follows_to = self.settled + kept_rounds(self.rules)
+        for state in self.rounds.values():
+            if state.sealed:
+                state.sealed_at = now
+
+    def _follow_others(self, follows: bool) -> None:
+        self.agreement = replace(self.agreement, follows=follows)
+        self.histories.follows = follows
 
     def _contributed(self, round: int, reference: events.Reference | None, now: float) -> None:
         """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
@@ -433,7 +463,7 @@ class GroupRounds:
         state = self.rounds.get(number)
         if number <= self.settled or (state is not None and state.sealed):
             return True
-        return self.agreement.is_half(
+        return self.agreement.are_ahead(
             view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))
             for view in self._allies.values()
         )
@@ -498,6 +528,8 @@ class GroupRounds:
                 self.reducing.read(reference.peer, reference.round, table)
 
     def _advance(self, now: float) -> None:
+        if self.follows and now >= self._follows_until:
+            self._follow_others(False)
         if self.open_round.full(now) and self._may_close():
             self._close(now)
         if self.reducing is not None:
@@ -532,6 +564,8 @@ class GroupRounds:
         state = self.history[number] = self.rounds.pop(number)
         self.histories.settle(SettledSet(len(state.held), state.digest))
         state.seal(now)
+        if self.follows and number <= self._follows_to:  # It was somebody else's: there may be more of them.
+            self._follows_until = now + self.rules.settle_seconds
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         self.waiting.forget_until(number)
