@@ -35,6 +35,9 @@ GONE_FAILURES = 2
 RELEASE_SECONDS = 10.0
 """A link that neither side needs any more is kept so long: until records have settled and what was on its way
 over it has arrived."""
+SEEK_SECONDS = 4.0
+"""Without a peer of the own group that takes part, a peer tries others after so long: those it met may be a
+crowd of nobodies around it. A starting group takes part sooner."""
 MOST_TELLERS = 4
 """Kept of each peer: one of them that was reached is enough."""
 FEWEST_ON_RINGS = RINGS + 1
@@ -120,6 +123,9 @@ class Membership:
         """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
         self._wanted: frozenset[PeerId] | None = None
         """Kept until something changes who is present."""
+        self._lost_since = float("inf")
+        """Since when nobody who is linked in the own group takes part."""
+        self._seeks = False
         self._chosen: frozenset[PeerId] = frozenset()
         """As `wanted` was last."""
         self._ring: frozenset[PeerId] = frozenset()
@@ -181,6 +187,8 @@ class Membership:
             if known.stage != stage:
                 self._remember_former(peer)
                 self._wanted = None
+            if known.ready != ready and not known.worked:
+                self._wanted = None
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
 
@@ -226,6 +234,7 @@ class Membership:
             return known.stranger, not self._vouched(known), known.failures
 
         begun = []
+        self._look_around(now)
         if len(self.peers) > MANY:
             self._wanted = None
         for peer in sorted(self.to_dial(now), key=place):
@@ -237,6 +246,13 @@ class Membership:
             self.dialing(peer, True)
             begun.append(peer)
         return begun
+
+    def _look_around(self, now: float) -> None:
+        found = any(known.linked for known in self.peers.values() if self._takes_part(known))
+        self._lost_since = float("inf") if found else min(self._lost_since, now)
+        seeks = now >= self._lost_since + SEEK_SECONDS
+        if seeks != self._seeks:
+            self._seeks, self._wanted = seeks, None
 
     def linked(self, peer: PeerId, now: float) -> None:
         known = self.peers[peer]
@@ -323,6 +339,12 @@ class Membership:
             group = self._present(self.stage)
             if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
                 self._ring |= choose_some(self.me, group, MOST_ADJACENT)
+            elif self._seeks:
+                untried = [peer for peer in group if not self.peers[peer].reached]
+                self._ring |= choose_some(self.me, untried, MOST_ADJACENT)
+            if not any(self.peers[peer].worked for peer in group):  # Who takes part leads to who has.
+                ready = self._those(self.stage, self._takes_part)
+                self._ring |= choose_some(self.me, ready, MOST_ADJACENT)
             self._wanted = self._chosen = wanted | self._ring
             reached = sum(self.peers[peer].reached for peer in group)
             self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
@@ -438,6 +460,9 @@ class Membership:
         if teller not in known.tellers and len(known.tellers) < MOST_TELLERS:
             known.tellers += (teller,)
             self._wanted = None
+
+    def _takes_part(self, known: Known) -> bool:
+        return known.stage == self.stage and known.ready
 
     def _has_worked(self, known: Known) -> bool:
         return known.worked

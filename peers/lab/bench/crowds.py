@@ -119,10 +119,10 @@ async def _crowd(world: World, keys: int, networks: int, targets: Sequence[PeerI
         await asyncio.sleep(1.0)
 
 
-async def _play(keys: int, networks: int, folder: Path) -> Row:
+async def _play(keys: int, networks: int, honest_peers: int, folder: Path) -> Row:
     began = time.process_time()
-    world = World(small_manifest(1, HONEST, None, 1), 1, folder)
-    for number in range(HONEST):
+    world = World(small_manifest(1, honest_peers, None, 1), 1, folder)
+    for number in range(honest_peers):
         world.start(f"p{number}", 0)
     await asyncio.sleep(QUIET_SECONDS)
     honest = [member.peer for member in world.living()]
@@ -150,11 +150,12 @@ def _seen(
     foreign = {name for note in settled for name in note.fields["ids"]} - made
     members = [member for member in world.living() if member.worker.neighbourhood is not None]
     kept = [_kept(member, honest) for member in members]
+    most = [max(each[place] for each in kept) for place in range(5)]
     return Row(
         keys, networks, sum(note.event == "committed" and note.name != newcomer.name for note in notes),
         len({note.fields["round"] for note in settled}), min(joined, default=float("inf")),
-        min(each[0] for each in kept), *(max(each[place] for each in kept) for place in range(1, 5)),
-        len(foreign), time.process_time() - began,
+        min(each[0] for each in kept), most[1], most[2], most[3], most[4], len(foreign),
+        time.process_time() - began,
     )  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def _deep_bytes(what: Any, seen: set[int] | None = None) -> int:  # noqa: ANN401
     return sys.getsizeof(what) + sum(_deep_bytes(each, seen) for each in held)
 
 
-def bench(crowds: Sequence[int], networks: int = 1) -> list[Row]:
+def bench(crowds: Sequence[int], networks: int = 1, honest: int = HONEST) -> list[Row]:
     """Each crowd in a world of its own, from one seed."""
     rows = []
     for keys in crowds:
@@ -192,7 +193,7 @@ def bench(crowds: Sequence[int], networks: int = 1) -> list[Row]:
             tempfile.TemporaryDirectory(prefix="swarmnet-crowd-") as folder,
             asyncio.Runner(loop_factory=GatedLoop) as runner,
         ):
-            rows.append(runner.run(_play(keys, networks, Path(folder))))
+            rows.append(runner.run(_play(keys, networks, honest, Path(folder))))
     return rows
 
 

@@ -93,3 +93,23 @@ def test_who_has_worked_needs_no_place():
     membership.worked([worker])
     assert len(membership.guests) == held - 1
     assert membership.needs(worker)
+
+
+def test_a_newcomer_whom_a_crowd_surrounds_tries_the_others_until_somebody_takes_part():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    for number in range(300):
+        meet(membership, f"false {number}", f"/ip4/8.8.{number}.1/tcp/1", linked=False)
+    honest = meet(membership, "honest", "/dns/home/tcp/1", linked=False)
+    now, tried = 0.0, set()
+    while not membership.peers[honest].linked and now < 60.0:
+        for peer in membership.begin_dials(now):
+            membership.dialing(peer, False)
+            membership.linked(peer, now)
+            tried.add(peer)
+        now += 1.0
+    assert membership.peers[honest].linked
+    assert now < 30.0
+    membership.beat(honest, 1, True, 5, 0.1, now)
+    membership.begin_dials(now)
+    assert honest in membership.wanted()
+    assert len(membership.wanted()) <= 4 * 2 * RINGS, "it seeks no more"

@@ -109,6 +109,7 @@ def test_records_of_peers_that_do_not_exist_displace_no_neighbour(count: int):
     neighbours = set(membership.wanted())
     for number in range(2000):
         meet(membership, f"nobody {number}")
+    membership.begin_dials(1.0)
     assert neighbours < membership.wanted(), "they are tried, too"
     assert membership.surplus(20.0) == membership.surplus(20.0 + RELEASE_SECONDS) == []
 
