@@ -26,18 +26,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.membership.overlay import hops, links
 from swarmnet.rounds import events
 from swarmnet.rounds.contribution_sets import (
     PARTING_SECONDS,
     NeighbourView,
     RoundSet,
+    are_told,
     kept_rounds,
     set_digest,
 )
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, Pulls
-from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.fork_choice import Following, Histories
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
 from swarmnet.rounds.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
@@ -72,9 +72,7 @@ class GroupRounds:
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
         self.agreement = Agreement(rules, self._allies)
-        self._follows_until = float("-inf")
-        self._follows_to = settled
-        """The last round by which following goes on: farther than others keep sets, the state is fetched."""
+        self._following = Following(rules)
         self.applied = settled
         self.open_round = CurrentRound(rules, settled + 1, self._allies, now)
         self.contributed: set[int] = set()
@@ -131,11 +129,6 @@ class GroupRounds:
         """Whether what the neighbours of our history have settled is applied here. One may claim what it
         likes: only half of the group or more can say that this peer is behind."""
         return not self.agreement.are_ahead(view.settled > self.applied for view in self._allies.values())
-
-    @property
-    def follows(self) -> bool:
-        """Whether this peer stood still, and takes up what others settled meanwhile."""
-        return self.agreement.follows
 
     @property
     def _allies(self) -> dict[PeerId, NeighbourView]:
@@ -200,8 +193,6 @@ class GroupRounds:
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
-            case events.Tick():
-                pass
         self._advance(now)
         self._due = self._next_due()
         return self._effects
@@ -220,25 +211,16 @@ class GroupRounds:
             state = self.rounds.get(number)
             if state is not None and number not in self.pending:
                 times.append(self.agreement.patience_ends(number, state, number <= self.applied))
-        if self.follows:
-            times.append(self._follows_until)
+        times += [self._following.until] if self.agreement.follows else []
         return min(*times, *self.parted.values(), self._differing_until)
 
     def handed_over(self) -> bool:
         """Whether the own contributions that are not settled are in a set that some neighbour names too."""
-        mine = {number: state.digest for number, state in self.rounds.items() if self.me in state.held}
         told = [view.sets for view in self.neighbours.values()]
-        shared = (any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
-        if self.pending or (told and not all(shared)):
-            return False
-        return (
-            self.reducing is None
-            or not told
-            or all(
-                self.offers.is_held(identity, self.rounds[number])
-                for identity, number in self.offers.open.items()
-                if number in self.rounds
-            )
+        if self.pending or not told:
+            return not self.pending
+        return are_told(self.me, self.rounds, told) and (
+            self.reducing is None or self.offers.are_held(self.rounds)
         )
 
     def takes(self, reference: events.Reference) -> bool:
@@ -267,16 +249,12 @@ class GroupRounds:
     # -- events ---------------------------------------------------------------------------------------
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Others have settled without this peer if it was away for their patience. Half of a group that comes
-        back together must not take its own sets, equal and sealed, for what the group agreed on."""
-        if seconds < min(self.rules.settle_seconds, SILENT_SECONDS + PARTING_SECONDS):
+        """Half of a group that comes back must not take its own sets, all sealed, for what was agreed on."""
+        if not self._following.begin(seconds, self.settled, now):
             return
         self._follow_others(True)
-        self._follows_until = now + self.rules.settle_seconds
-        self._follows_to = self.settled + kept_rounds(self.rules)
-        for state in self.rounds.values():
-            if state.sealed:
-                state.sealed_at = now
+        for state in filter(lambda state: state.sealed, self.rounds.values()):
+            state.sealed_at = now
 
     def _follow_others(self, follows: bool) -> None:
         self.agreement = replace(self.agreement, follows=follows)
@@ -487,17 +465,14 @@ class GroupRounds:
         if contributes:
             self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
             self.open_round.tokens = 0
-        makes = contributes if self.reducing is None else self._reduces(number, contributes, now)
-        if makes:
+        if self.reducing is not None:
+            contributes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
+        if contributes:
             self.contributed.add(number)
             self.pending.add(number)
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
         self.gossip.at_once(now)
-
-    def _reduces(self, number: int, contributes: bool, now: float) -> bool:
-        assert self.reducing is not None
-        return not self._is_sealed(number) and self.reducing.close(number, contributes, now)
 
     def _of_reducers(
         self,
@@ -528,7 +503,7 @@ class GroupRounds:
                 self.reducing.read(reference.peer, reference.round, table)
 
     def _advance(self, now: float) -> None:
-        if self.follows and now >= self._follows_until:
+        if self.agreement.follows and now >= self._following.until:
             self._follow_others(False)
         if self.open_round.full(now) and self._may_close():
             self._close(now)
@@ -542,8 +517,7 @@ class GroupRounds:
             self.applied += 1
             state = self.rounds[self.applied]
             self._effects.append(events.ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
-            old = self.rounds.get(self.applied - self.rules.window)
-            if old is not None:
+            if (old := self.rounds.get(self.applied - self.rules.window)) is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
         if self.past_last:  # No later ones will come to wait for.
@@ -564,8 +538,7 @@ class GroupRounds:
         state = self.history[number] = self.rounds.pop(number)
         self.histories.settle(SettledSet(len(state.held), state.digest))
         state.seal(now)
-        if self.follows and number <= self._follows_to:  # It was somebody else's: there may be more of them.
-            self._follows_until = now + self.rules.settle_seconds
+        self._following.took_up(number, now)
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         self.waiting.forget_until(number)

@@ -206,7 +206,7 @@ class UpdatePath:
     def take_over(self, old: UpdatePath) -> None:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
-        if old.rounds.follows:
+        if old.rounds.agreement.follows:
             self.rounds.stood_still(float("inf"), self.clock.time())
         if self.reducers is not None and old.reducers is not None:
             self.reducers.audits.kept = old.reducers.audits.kept

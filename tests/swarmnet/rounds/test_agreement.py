@@ -185,11 +185,11 @@ def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_its
 def test_who_stood_still_follows_for_a_while_only_and_not_after_a_short_stop():
     rounds = GroupRounds(RULES, PeerId("me"), -1, 0.0)
     rounds.handle(StoodStill(2.9), 1.0)
-    assert not rounds.follows, "nobody has settled without it"
+    assert not rounds.agreement.follows, "nobody has settled without it"
     rounds.handle(StoodStill(3.0), 1.0)
-    assert rounds.follows
+    assert rounds.agreement.follows
     assert rounds.next_deadline() <= 4.0
     rounds.handle(Tick(), 3.9)
-    assert rounds.follows
+    assert rounds.agreement.follows
     rounds.handle(Tick(), 4.0)
-    assert not rounds.follows, "a liar that it is left with decides no longer"
+    assert not rounds.agreement.follows, "a liar that it is left with decides no longer"
