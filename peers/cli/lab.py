@@ -177,6 +177,18 @@ def work(
     typer.echo(render(list(bench(question))))
 
 
+def crowds(
+    keys: Annotated[
+        list[int] | None, typer.Option(min=0, max=100_000, help="Repeatable. [default: 0, 100, 1000]")
+    ] = None,
+    networks: Annotated[int, typer.Option(min=1, max=250, help="/24 networks that they come from.")] = 1,
+) -> None:
+    """A crowd of keys that nobody invited against eight peers: what they lose by it, and what they keep."""
+    from peers.lab.bench.crowds import bench, render
+
+    typer.echo(render(bench(keys or [0, 100, 1000], networks)))
+
+
 def moving(
     stages: Annotated[list[int] | None, typer.Option(min=2, max=64, help="Repeatable. [default: 8]")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Traces.")] = 10,

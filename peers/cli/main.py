@@ -151,6 +151,7 @@ def _add_groups(app: typer.Typer) -> None:
         "contribution": lab.contribution,
         "transfer": lab.transfer,
         "group": lab.group,
+        "crowds": lab.crowds,
         "moving": lab.moving,
         "routing": lab.routing,
         "paths": lab.paths,

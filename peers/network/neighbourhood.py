@@ -42,11 +42,15 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
-from swarmnet.membership.machine import BEAT_SECONDS, SILENT_SECONDS, Membership
+from swarmnet.membership.machine import BEAT_SECONDS, MANY, MOST_PEERS, SILENT_SECONDS, Membership
 from swarmnet.membership.machine import Known as KnownPeer
 from swarmnet.run.manifest import WIRE_VERSION
 
 RECORDS_TOLD = 32
+MOST_GREETED = MOST_PEERS
+"""Whose messages are heard, visitors among them: as many as are known. A name is 52 bytes, its entry 150."""
+CROWDED_SECONDS = 0.25
+"""Among MANY known peers it is looked this often whom to dial."""
 INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS
 """So long a peer is a newcomer: later the directory has told everybody of it."""
 GOODBYES = {"moving": "moved", "pausing": "paused"}
@@ -79,12 +83,13 @@ class Neighbourhood:
         self.traffic = Traffic()
         self.departures: Counter[str] = Counter()
         self.timings = Timings()
-        self.clock = Clock(lambda seconds: note(noted.StoodStill(seconds=round(seconds, 3))))
+        self.clock = Clock(self._stood_still)
         """By which silence and patience are measured, here and in the peer's other parts."""
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
         self.post = self._lanes.post
-        self._greeted: set[PeerId] = set()
+        self._greeted: dict[PeerId, None] = {}
+        """In the order in which they came."""
         self._unheard = Unheard()
         self.echoes = Echoes(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
@@ -97,6 +102,8 @@ class Neighbourhood:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer = Timer(self._beat)  # The others do not know that we stood still.
         self._silence = Timer(self._drop_silent, self.clock)
+        self._dials = Timer(self._dial_due)
+        self._dialled_at = float("-inf")
         self._closed = False
 
     def start(self) -> None:
@@ -109,11 +116,21 @@ class Neighbourhood:
         self._closed = True
         self._timer.close()
         self._silence.close()
+        self._dials.close()
         self.clock.close()
         await self._lanes.close([*([Known([self.record])] if self.record else []), Bye(reason)])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stood_still(self, seconds: float) -> None:
+        self.note(noted.StoodStill(seconds=round(seconds, 3)))
+        self.listener.stood_still(seconds)
+
+    @property
+    def greeted(self) -> Collection[PeerId]:
+        """Those whose messages are heard."""
+        return self._greeted.keys()
 
     # -- sending --------------------------------------------------------------------------------------
 
@@ -211,6 +228,11 @@ class Neighbourhood:
     def _dial_due(self) -> None:
         if self._closed or not self.record:
             return
+        now = self._loop.time()
+        if len(self.membership.peers) > MANY and now < self._dialled_at + CROWDED_SECONDS:
+            self._dials.arm(self._dialled_at + CROWDED_SECONDS)
+            return
+        self._dialled_at = now
         for peer in self.membership.begin_dials(self.clock.time()):
             self._spawn(self._dial(peer))
 
@@ -279,7 +301,7 @@ class Neighbourhood:
         self.echoes.forget(peer)
         if left:
             self._unheard.pop(peer, None)
-            self._greeted.discard(peer)
+            self._greeted.pop(peer, None)
             self.membership.left(peer)
         elif released:
             self.membership.released(peer)
@@ -294,7 +316,7 @@ class Neighbourhood:
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
         """It is not let in any more, by the owner's order or for what it has sent: tell it why and end its
         links. Without an order a newer record of it counts again."""
-        self._greeted.discard(peer)
+        self._greeted.pop(peer, None)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)
             self._turn_away(peer, code, reason)
@@ -361,17 +383,25 @@ class Neighbourhood:
             return
         if hello.record and open_record(hello.record, self.run_id).peer != peer:
             raise BadSignature("the record in its greeting is not its own")
-        self._greeted.add(peer)
+        self._greet(peer)
         self._hears(peer)
         if hello.record:
             self.learn(hello.record, peer)
         known = self.membership.peers.get(peer)
         if known is None:
             return
-        known.wants_us = True
+        self.membership.keeps_us(peer, True)
         if not known.linked and not known.dialing:
             known.dial_at = 0.0  # It reached us, so it is there: no back-off.
             self._dial_due()
+
+    def _greet(self, peer: PeerId) -> None:
+        """Heard from now on; beyond MOST_GREETED whoever is not linked and came first greets again."""
+        self._greeted[peer] = None
+        if len(self._greeted) > MOST_GREETED:
+            known = self.membership.peers
+            spare = (each for each in self._greeted if each not in known or not known[each].linked)
+            del self._greeted[next(spare, peer)]
 
     # -- beats ----------------------------------------------------------------------------------------
 
@@ -433,8 +463,7 @@ class Neighbourhood:
         self.membership.beat(
             peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo
         )
-        if known is not None:
-            known.wants_us = beat.wanted
+        self.membership.keeps_us(peer, beat.wanted)
         self.listener.beat(peer)
 
     # -- tasks ----------------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ class Listener(Protocol):
     def counted(self, peers: int) -> None:
         """So many are known of the own group, this peer included."""
 
+    def stood_still(self, seconds: float) -> None:
+        """This process did not run for so long."""
+
     def beat(self, peer: PeerId) -> None:
         """It said how it is: it may have become ready."""
 

@@ -20,6 +20,7 @@ from protocols.messages.table import (
     Statements,
 )
 from swarmnet.identifiers import PeerId
+from swarmnet.rounds.events import StoodStill
 
 
 class Hearing:
@@ -42,6 +43,10 @@ class Hearing:
     def counted(self, peers: int) -> None:
         if self.worker.update is not None:
             self.worker.update.counted(peers)
+
+    def stood_still(self, seconds: float) -> None:
+        if self.worker.update is not None:
+            self.worker.update.feed(StoodStill(seconds))
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         worker = self.worker

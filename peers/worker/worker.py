@@ -509,6 +509,8 @@ class Worker(Parts):
 
     def _heard_settled(self, settled: Settled) -> None:
         """On the event loop."""
+        if self.neighbourhood is not None:
+            self.neighbourhood.membership.worked(settled.makers)
         self.digests.settled(settled)
         self.receipts.settled(settled)
 

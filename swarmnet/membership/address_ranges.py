@@ -40,6 +40,14 @@ def range_of(address: str) -> str:
     return str(ipaddress.ip_network((ip, RANGE_BITS[ip.version]), strict=False))
 
 
+def public_ranges(addresses: Iterable[str]) -> frozenset[str]:
+    """The ranges of the public IPs in which a peer is reached itself. In a lab all are of one private range,
+    and behind a relay all of the relay's, which has its own bounds."""
+    direct = [address for address in addresses if "/p2p-circuit" not in address]
+    ips = [(ip_of(_beginning(address)[1]), address) for address in direct]
+    return frozenset(range_of(address) for ip, address in ips if ip is not None and ip.is_global)
+
+
 def dialable(addresses: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
     """Those multiaddrs of a record to which a peer may be led that is itself reached at `own`: public ones
     and names; private ones of a block in which it has an address, too; loopback ones if it has no others."""

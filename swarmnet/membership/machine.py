@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
 from random import Random
 
 from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.membership.dial_budget import DialBudget
+from swarmnet.membership.guests import Guests
 from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, choose_some, size_by_neighbours
 
 BEAT_SECONDS = 1.0
@@ -32,13 +35,20 @@ GONE_FAILURES = 2
 RELEASE_SECONDS = 10.0
 """A link that neither side needs any more is kept so long: until records have settled and what was on its way
 over it has arrived."""
+SEEK_SECONDS = 4.0
+"""Without a peer of the own group that takes part, a peer tries others after so long: those it met may be a
+crowd of nobodies around it. A starting group takes part sooner."""
 MOST_TELLERS = 4
 """Kept of each peer: one of them that was reached is enough."""
 FEWEST_ON_RINGS = RINGS + 1
 """In a group of twelve or more, 95 of 100 peers have as many neighbours (counted): often the same one stands
 beside them on several rings."""
+MANY = 256
+"""Known peers from which on to choose neighbours takes milliseconds: not for every record that comes."""
 MOST_PEERS = 4096
 """Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
+FORGOTTEN_AT_ONCE = MOST_PEERS // 16
+"""To find them takes as long as to find one."""
 
 
 @dataclass(slots=True)
@@ -78,6 +88,8 @@ class Known:
     """The run is by invite, and the owner's for it was seen."""
     met_at: float = float("-inf")
     """When its first record came."""
+    worked: bool = False
+    """It is a maker of settled sets of the own group."""
 
     @property
     def stranger(self) -> bool:
@@ -104,12 +116,18 @@ class Membership:
         self.peers: dict[PeerId, Known] = {}
         self.budget = DialBudget()
         """For those that nobody knows to be where their records say."""
+        self.guests = Guests()
         self._former: dict[PeerId, float] = {}
         """Members of the group that have left it since, and when they were heard last."""
         self._left: dict[PeerId, int] = {}
         """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
         self._wanted: frozenset[PeerId] | None = None
         """Kept until something changes who is present."""
+        self._lost_since = float("inf")
+        """Since when nobody who is linked in the own group takes part."""
+        self._seeks = False
+        self._chosen: frozenset[PeerId] = frozenset()
+        """As `wanted` was last."""
         self._ring: frozenset[PeerId] = frozenset()
         """Of those, the neighbours in the own group."""
         self._reducers: frozenset[PeerId] = frozenset()
@@ -150,7 +168,8 @@ class Membership:
             known.stage, known.role, known.addresses = stage, role, addresses
             known.sequence, known.record, known.recorded_at = sequence, record, now
         known.outdated = outdated if sequence <= outdated else -1
-        self._wanted = None
+        if newest >= 0 or len(self.peers) <= MANY:
+            self._wanted = None
         return True
 
     def heard(self, peer: PeerId, now: float) -> None:
@@ -168,8 +187,29 @@ class Membership:
             if known.stage != stage:
                 self._remember_former(peer)
                 self._wanted = None
+            if known.ready != ready and not known.worked:
+                self._wanted = None
             known.heard_at, known.stage, known.ready = now, stage, ready
             known.round, known.service_seconds = round, service_seconds
+
+    def keeps_us(self, peer: PeerId, keeps: bool) -> None:
+        """Whether it keeps its link to us. Whom we would not have chosen is a guest until it has worked."""
+        known = self.peers.get(peer)
+        if known is None:
+            return
+        known.wants_us = keeps
+        if not keeps or known.worked or peer in self._chosen:
+            self.guests.left(peer)
+        else:
+            self.guests.admit(peer, public_ranges(known.addresses))
+
+    def worked(self, peers: Iterable[PeerId]) -> None:
+        """These did something that keys alone cannot: a crowd takes neither their places nor their links."""
+        for peer in peers:
+            known = self.peers.get(peer)
+            if known is not None and not known.worked:
+                known.worked, self._wanted = True, None
+                self.guests.left(peer)
 
     def dialing(self, peer: PeerId, now: bool) -> None:
         """A dial has begun, or has ended: there is never a second one beside it."""
@@ -194,6 +234,9 @@ class Membership:
             return known.stranger, not self._vouched(known), known.failures
 
         begun = []
+        self._look_around(now)
+        if len(self.peers) > MANY:
+            self._wanted = None
         for peer in sorted(self.to_dial(now), key=place):
             known = self.peers[peer]
             if known.stranger and not self.budget.take(peer, known.addresses, now):
@@ -203,6 +246,13 @@ class Membership:
             self.dialing(peer, True)
             begun.append(peer)
         return begun
+
+    def _look_around(self, now: float) -> None:
+        found = any(known.linked for known in self.peers.values() if self._takes_part(known))
+        self._lost_since = float("inf") if found else min(self._lost_since, now)
+        seeks = now >= self._lost_since + SEEK_SECONDS
+        if seeks != self._seeks:
+            self._seeks, self._wanted = seeks, None
 
     def linked(self, peer: PeerId, now: float) -> None:
         known = self.peers[peer]
@@ -218,6 +268,7 @@ class Membership:
         if known is None:
             return
         known.linked = known.ready = known.wants_us = False
+        self.guests.left(peer)
         pause = doubled(FIRST_REDIAL_SECONDS, known.failures, LONGEST_REDIAL_SECONDS)
         known.dial_at = now + pause * self.chance.uniform(0.8, 1.2)
         known.failures += 1
@@ -227,11 +278,13 @@ class Membership:
         """Its link has ended because neither side needs it."""
         known = self.peers[peer]
         known.linked = known.ready = known.wants_us = False
+        self.guests.left(peer)
 
     def left(self, peer: PeerId) -> None:
         """It said Bye: nothing to wait for, until it signs a newer record."""
         self._remember_former(peer)
         known = self.peers.pop(peer, None)
+        self.guests.left(peer)
         self._wanted = None
         if known is not None:
             self._left[peer] = max(known.sequence, known.outdated)
@@ -275,16 +328,24 @@ class Membership:
         """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
 
         Chosen among all, then among those that were reached or met, or that a reached one tells of, then
-        among those that were reached. Where all records are true and all links stand, these are the same."""
+        among those that were reached, then among those that have worked. Where all records are true, all
+        links stand and all work, these are the same."""
         if self._wanted is None:
             self._ring, wanted = frozenset(), self._reducers
-            for trusted in (lambda _: True, self._vouched, lambda known: known.reached):
+            worked = self._has_worked
+            for trusted in (lambda _: True, self._vouched, lambda known: known.reached, worked):
                 self._ring |= choose_neighbours(self.me, self._those(self.stage, trusted))
                 wanted |= self._adjacent(trusted)
             group = self._present(self.stage)
             if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
                 self._ring |= choose_some(self.me, group, MOST_ADJACENT)
-            self._wanted = wanted | self._ring
+            elif self._seeks:
+                untried = [peer for peer in group if not self.peers[peer].reached]
+                self._ring |= choose_some(self.me, untried, MOST_ADJACENT)
+            if not any(self.peers[peer].worked for peer in group):  # Who takes part leads to who has.
+                ready = self._those(self.stage, self._takes_part)
+                self._ring |= choose_some(self.me, ready, MOST_ADJACENT)
+            self._wanted = self._chosen = wanted | self._ring
             reached = sum(self.peers[peer].reached for peer in group)
             self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
         return self._wanted
@@ -323,8 +384,11 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Whether this peer or the other one keeps their link."""
-        return peer in self.wanted() or (peer in self.peers and self.peers[peer].wants_us)
+        """Whether this peer or the other one keeps their link, which a guest without a place does not."""
+        known = self.peers.get(peer)
+        if known is None or peer in self.wanted():
+            return known is not None
+        return known.wants_us and (known.worked or peer in self.guests)
 
     def surplus(self, now: float) -> list[PeerId]:
         """Linked peers whose link neither side has needed for RELEASE_SECONDS."""
@@ -377,6 +441,7 @@ class Membership:
         for peer, known in list(self.peers.items()):
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
                 del self.peers[peer]
+                self.guests.left(peer)
                 self._wanted = None
         for peer in [peer for peer, heard_at in self._former.items() if heard_at + FORGET_SECONDS <= now]:
             del self._former[peer]
@@ -396,6 +461,12 @@ class Membership:
             known.tellers += (teller,)
             self._wanted = None
 
+    def _takes_part(self, known: Known) -> bool:
+        return known.stage == self.stage and known.ready
+
+    def _has_worked(self, known: Known) -> bool:
+        return known.worked
+
     def _vouched(self, known: Known) -> bool:
         """Whether it was reached or met, or somebody who was reached tells of it."""
         return known.reached or known.met or any(
@@ -403,12 +474,15 @@ class Membership:
         )
 
     def _make_room(self) -> bool:
-        unlinked = [(known.reached, known.heard_at, self._vouched(known), known.recorded_at, peer)
+        unlinked = [(known.worked, known.reached, known.heard_at, self._vouched(known), known.recorded_at,
+                     peer)
                     for peer, known in self.peers.items()
                     if not known.linked and not known.dialing]  # fmt: skip
         if not unlinked:
             return False
-        del self.peers[min(unlinked)[-1]]
+        for *_, forgotten in nsmallest(min(FORGOTTEN_AT_ONCE, 1 + len(unlinked) // 2), unlinked):
+            del self.peers[forgotten]
+            self.guests.left(forgotten)
         self._wanted = None
         return True
 

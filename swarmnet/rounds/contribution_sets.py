@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -78,6 +78,12 @@ class RoundSet:
             ids = (reference.id for reference in self.held.values())
             self._digest = set_digest(ids, self.factor)
         return self._digest
+
+
+def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
+    """Whether each set that holds something of this peer is one that some neighbour names too."""
+    mine = {number: state.digest for number, state in rounds.items() if me in state.held}
+    return all(any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
 
 
 DIFFERENCE_SECONDS = 0.3

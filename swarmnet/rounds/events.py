@@ -181,6 +181,13 @@ class EndOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class StoodStill:
+    """The process did not run for so long, and the caller's clock left that out: others may have gone on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Convicted:
     """There is proof that this reducer has lied: nothing that it makes for round `first` and later ones
     counts (audits.py)."""
@@ -211,7 +218,7 @@ Event = (
     Committed | Contributed | Sliced | SlicesArrived | ResultRead | ProgressArrived
     | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
-    | EndOrdered | Convicted | Unanswered | Leave | Tick
+    | EndOrdered | StoodStill | Convicted | Unanswered | Leave | Tick
 )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ The machine is part of `GroupRounds`, which shares rounds only with allies: neig
 from __future__ import annotations
 
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.contribution_sets import NeighbourView, kept_rounds
+from swarmnet.membership.machine import SILENT_SECONDS
+from swarmnet.rounds.contribution_sets import PARTING_SECONDS, NeighbourView, kept_rounds
 from swarmnet.rounds.events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
 from swarmnet.rounds.history import (
     KEPT_LINKS,
@@ -28,6 +29,28 @@ OUT_OF_REACH_SECONDS = 2.0
 """A neighbour that knows of us tells sets from our round on; it hears of us at least once a second."""
 
 
+class Following:
+    """How long a peer that stood still follows those who went on meanwhile."""
+
+    def __init__(self, rules: Rounds) -> None:
+        self._rules = rules
+        self.until = float("-inf")
+        self._last = -1
+        """The round after which taking up another does not prolong it: others keep no more sets."""
+
+    def begin(self, seconds: float, settled: int, now: float) -> bool:
+        """Whether others may have settled without this peer, which was away for `seconds`."""
+        if seconds < min(self._rules.settle_seconds, SILENT_SECONDS + PARTING_SECONDS):
+            return False
+        self.until, self._last = now + self._rules.settle_seconds, settled + kept_rounds(self._rules)
+        return True
+
+    def took_up(self, round: int, now: float) -> None:
+        """Somebody else's set: there may be more of them."""
+        if now < self.until and round <= self._last:
+            self.until = now + self._rules.settle_seconds
+
+
 class Histories:
     """`chain` is the own history, `neighbours` the caller's views, filled in here from Progress."""
 
@@ -42,6 +65,8 @@ class Histories:
         """The neighbours whose history is ours."""
         self.all_in_sight = True
         """Whether the whole group is linked to this peer."""
+        self.follows = False
+        """As in Agreement."""
 
     def left(self, peer: PeerId) -> NeighbourView | None:
         """A neighbour is gone: what was known of it."""
@@ -144,7 +169,8 @@ class Histories:
     def _far_behind(self, settled: int, now: float) -> list[Effect]:
         """The sets that we lack are not there: fetch the state, unless hardly anybody is so far."""
         ahead = [peer for peer, view in self.neighbours.items() if self._out_of_reach(view, now)]
-        if 2 * len(ahead) < 1 + sum(self._has_history(view, now) for view in self.neighbours.values()):
+        weighed = sum(self._has_history(view, now) for view in self.neighbours.values())
+        if 2 * len(ahead) < 1 + weighed and not self.follows:
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [Resynchronise(tuple(ahead), reason)]

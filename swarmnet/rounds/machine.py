@@ -23,6 +23,7 @@ come with a Tick. Times in seconds on the caller's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.overlay import hops, links
@@ -31,11 +32,12 @@ from swarmnet.rounds.contribution_sets import (
     PARTING_SECONDS,
     NeighbourView,
     RoundSet,
+    are_told,
     kept_rounds,
     set_digest,
 )
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, Pulls
-from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.fork_choice import Following, Histories
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
 from swarmnet.rounds.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
@@ -70,6 +72,7 @@ class GroupRounds:
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
         self.agreement = Agreement(rules, self._allies)
+        self._following = Following(rules)
         self.applied = settled
         self.open_round = CurrentRound(rules, settled + 1, self._allies, now)
         self.contributed: set[int] = set()
@@ -125,7 +128,7 @@ class GroupRounds:
     def in_step(self) -> bool:
         """Whether what the neighbours of our history have settled is applied here. One may claim what it
         likes: only half of the group or more can say that this peer is behind."""
-        return not self.agreement.is_half(view.settled > self.applied for view in self._allies.values())
+        return not self.agreement.are_ahead(view.settled > self.applied for view in self._allies.values())
 
     @property
     def _allies(self) -> dict[PeerId, NeighbourView]:
@@ -185,11 +188,11 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
+            case events.StoodStill(seconds):
+                self.stood_still(seconds, now)
             case events.Leave():
                 if self.open_round.tokens and not self.past_last:
                     self._close(now)
-            case events.Tick():
-                pass
         self._advance(now)
         self._due = self._next_due()
         return self._effects
@@ -208,23 +211,16 @@ class GroupRounds:
             state = self.rounds.get(number)
             if state is not None and number not in self.pending:
                 times.append(self.agreement.patience_ends(number, state, number <= self.applied))
+        times += [self._following.until] if self.agreement.follows else []
         return min(*times, *self.parted.values(), self._differing_until)
 
     def handed_over(self) -> bool:
         """Whether the own contributions that are not settled are in a set that some neighbour names too."""
-        mine = {number: state.digest for number, state in self.rounds.items() if self.me in state.held}
         told = [view.sets for view in self.neighbours.values()]
-        shared = (any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
-        if self.pending or (told and not all(shared)):
-            return False
-        return (
-            self.reducing is None
-            or not told
-            or all(
-                self.offers.is_held(identity, self.rounds[number])
-                for identity, number in self.offers.open.items()
-                if number in self.rounds
-            )
+        if self.pending or not told:
+            return not self.pending
+        return are_told(self.me, self.rounds, told) and (
+            self.reducing is None or self.offers.are_held(self.rounds)
         )
 
     def takes(self, reference: events.Reference) -> bool:
@@ -245,12 +241,24 @@ class GroupRounds:
         return self.maker_counts(peer, round) and self.reducing.takes(peer, round)
 
     def _counted(self, peers: int) -> None:
-        self.agreement = Agreement(self.rules, self._allies, hops(peers))
+        self.agreement = replace(self.agreement, hops=hops(peers))
         self.pulls.fair_share = SHARE_SLACK * peers / links(peers)
         self.open_round.peers = peers
         self.open_round.all_in_sight = self.histories.all_in_sight = self.agreement.hops == 1
 
     # -- events ---------------------------------------------------------------------------------------
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """Half of a group that comes back must not take its own sets, all sealed, for what was agreed on."""
+        if not self._following.begin(seconds, self.settled, now):
+            return
+        self._follow_others(True)
+        for state in filter(lambda state: state.sealed, self.rounds.values()):
+            state.sealed_at = now
+
+    def _follow_others(self, follows: bool) -> None:
+        self.agreement = replace(self.agreement, follows=follows)
+        self.histories.follows = follows
 
     def _contributed(self, round: int, reference: events.Reference | None, now: float) -> None:
         """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
@@ -433,7 +441,7 @@ class GroupRounds:
         state = self.rounds.get(number)
         if number <= self.settled or (state is not None and state.sealed):
             return True
-        return self.agreement.is_half(
+        return self.agreement.are_ahead(
             view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))
             for view in self._allies.values()
         )
@@ -457,17 +465,14 @@ class GroupRounds:
         if contributes:
             self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
             self.open_round.tokens = 0
-        makes = contributes if self.reducing is None else self._reduces(number, contributes, now)
-        if makes:
+        if self.reducing is not None:
+            contributes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
+        if contributes:
             self.contributed.add(number)
             self.pending.add(number)
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
         self.gossip.at_once(now)
-
-    def _reduces(self, number: int, contributes: bool, now: float) -> bool:
-        assert self.reducing is not None
-        return not self._is_sealed(number) and self.reducing.close(number, contributes, now)
 
     def _of_reducers(
         self,
@@ -498,6 +503,8 @@ class GroupRounds:
                 self.reducing.read(reference.peer, reference.round, table)
 
     def _advance(self, now: float) -> None:
+        if self.agreement.follows and now >= self._following.until:
+            self._follow_others(False)
         if self.open_round.full(now) and self._may_close():
             self._close(now)
         if self.reducing is not None:
@@ -510,8 +517,7 @@ class GroupRounds:
             self.applied += 1
             state = self.rounds[self.applied]
             self._effects.append(events.ApplyRound(self.applied, tuple(state.held), now - state.closed_at))
-            old = self.rounds.get(self.applied - self.rules.window)
-            if old is not None:
+            if (old := self.rounds.get(self.applied - self.rules.window)) is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
         if self.past_last:  # No later ones will come to wait for.
@@ -532,6 +538,7 @@ class GroupRounds:
         state = self.history[number] = self.rounds.pop(number)
         self.histories.settle(SettledSet(len(state.held), state.digest))
         state.seal(now)
+        self._following.took_up(number, now)
         self.history.pop(number - kept_rounds(self.rules), None)
         self.pulls.forget_until(number)
         self.waiting.forget_until(number)

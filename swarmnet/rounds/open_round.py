@@ -64,7 +64,7 @@ class CurrentRound:
         self._left_at = min(self._left_at, now)
         enough = 2 * self.tokens_of_group() >= self.rules.target_tokens
         patience = self.rules.deadline_seconds if contributed else self.rules.longest_seconds
-        return enough or now >= self._left_at + patience or agreement.is_half(left)
+        return enough or now >= self._left_at + patience or agreement.are_ahead(left)
 
     def go_on(self, now: float) -> None:
         """To the next round; tokens that were too late for this one stay, and count in the next."""

@@ -190,6 +190,10 @@ class Offers:
         """Whether an own contribution is in an open round's set as held here, all of it."""
         return self._left_out(identity, tuple(state.held.values())) == ()
 
+    def are_held(self, rounds: Mapping[int, RoundSet]) -> bool:
+        """Whether all own contributions to these open rounds are in their sets."""
+        return all(self.is_held(name, rounds[of]) for name, of in self.open.items() if of in rounds)
+
     def makers(self, references: Iterable[Reference]) -> frozenset[bytes]:
         """Those whose slices are in a set's results, as tables name them (`tag_of`)."""
         tables = (self._tables.get(entry.id) for entry in references)

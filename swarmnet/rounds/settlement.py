@@ -26,6 +26,13 @@ class Agreement:
     allies: Mapping[PeerId, NeighbourView]
     hops: int = 1
     """From here to the farthest peer of the group."""
+    follows: bool = False
+    """This peer stood still (machine.py): who went on meanwhile is believed however few they are, and
+    nothing settles here by itself."""
+
+    def are_ahead(self, saying: Iterable[bool]) -> bool:
+        """Whether those allies who say that they are farther than this peer are believed."""
+        return any(saying) if self.follows else self.is_half(saying)
 
     def is_half(self, saying: Iterable[bool]) -> bool:
         """Whether those allies who say so are at least half of those in sight, this peer included: one may
@@ -37,13 +44,13 @@ class Agreement:
         or this peer settles it by itself. Of several the one that most of them name.
 
         Half of those in sight are believed at once. Fewer could be one liar, who would then decide alone what
-        everybody settles: they are believed when patience has run out here, too, for as long again, and
-        unless another set is held by more in sight.
+        everybody settles: unless this peer `follows`, they are believed when patience has run out here, too,
+        for as long again, and unless another set is held by more in sight.
         """
         if not self._settled_by_some(number):
             return None
         best = self._named_most(number, state)
-        if self._settled_by_half(number):
+        if self._settled_by_enough(number):
             return best
         over = state.sealed_at + self.rules.settle_seconds
         in_time = over <= now < over + self.rules.settle_seconds
@@ -52,8 +59,8 @@ class Agreement:
     def _settled_by_some(self, number: int) -> bool:
         return any(view.settled >= number for view in self.allies.values())
 
-    def _settled_by_half(self, number: int) -> bool:
-        return self.is_half([view.settled >= number for view in self.allies.values()])
+    def _settled_by_enough(self, number: int) -> bool:
+        return self.are_ahead(view.settled >= number for view in self.allies.values())
 
     def _named_most(self, number: int, state: RoundSet) -> bytes:
         """By the allies who have settled the round; empty where they tell no set of it any more."""
@@ -126,7 +133,7 @@ class Agreement:
         standing = self.standing(number, state, now)
         if standing is not None:
             return standing == state.digest
-        if not state.sealed:
+        if not state.sealed or self.follows:
             return False
         if now >= self._own_patience_ends(number, state):
             return True
@@ -137,7 +144,7 @@ class Agreement:
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
         """When time alone will let the round be applied, or settle if it is `applied`; infinite: never, it
         waits for the set that half of the group has settled."""
-        if self._settled_by_half(number):
+        if self._settled_by_enough(number):
             return float("inf")
         if not applied:
             return state.closed_at + self.rules.deadline_seconds

@@ -200,6 +200,8 @@ class UpdatePath:
     def take_over(self, old: UpdatePath) -> None:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
+        if old.rounds.agreement.follows:
+            self.rounds.stood_still(float("inf"), self.clock.time())
         if self._proofs is not None and old._proofs is not None:
             self._proofs.kept = old._proofs.kept
 

@@ -102,6 +102,51 @@ def test_a_thawed_peer_takes_nobody_for_silent_gives_no_history_up_and_is_soon_i
     assert took < 5.0
 
 
+def most_stand_still(folder, seconds, sharded):
+    """What three of one stage note, of whom two stand still for so long."""
+
+    async def story():
+        world = World(small_manifest(1, 3, None, 3, sharded), 3, folder)
+        for number in range(3):
+            world.start(f"p{number}", 0)
+        await asyncio.sleep(15.0)
+        still = [world.members[name] for name in ("p0", "p1")]
+        for member in still:
+            world.freeze(member)
+        await asyncio.sleep(seconds)
+        for member in still:
+            member.gate.open()
+        await asyncio.sleep(0.01)
+        for member in still:
+            world.network.thaw(member.peer)
+        await asyncio.sleep(15.0)
+        settled = world.settled(0)
+        await world.close()
+        assert max(settled.values()) - min(settled.values()) <= 4
+        return world.notes
+
+    return gated(story)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sharded"), [(8.0, False), (8.0, True), (40.0, False)], ids=["8 s", "8 s, sharded", "40 s"]
+)
+def test_what_one_peer_settled_while_most_stood_still_is_taken_up_and_no_work_is_lost(
+    tmp_path, seconds, sharded
+):
+    notes = most_stand_still(tmp_path, seconds, sharded)
+    sets, made = {}, set()
+    for note in notes:
+        if note.event == "settled":
+            sets.setdefault(note.fields["round"], set()).add(frozenset(note.fields["ids"]))
+        if note.event == "made" and note.name == "p2" and 15.0 <= note.time <= 15.0 + seconds:
+            made.add(note.fields["id"])
+    assert [round for round, found in sets.items() if len(found) > 1] == []
+    assert {note.fields["code"] for note in notes if note.event == "resynchronise"} <= {"behind"}
+    assert len(made) >= 4, "who was awake went on"
+    assert sharded or made <= {name for found in sets.values() for ids in found for name in ids}
+
+
 def test_without_a_clock_of_its_own_it_would_take_everybody_for_silent(tmp_path, monkeypatch):
     monkeypatch.setattr(lived_clock, "STOOD_SECONDS", float("inf"))
     _, events = thawed(tmp_path, 12.0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peers.lab.world.virtual_time import run
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.neighbourhood import MOST_GREETED, Neighbourhood
 from peers.network.ports import Load
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.messages.table import Busy, Bye, Hello, PeerRecord
@@ -52,6 +52,24 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
         return failed
 
     assert run(main()) == []
+
+
+def test_however_many_greet_a_bounded_number_is_remembered_and_the_linked_stay():
+    async def main() -> tuple[int, bool]:
+        me, friend = PeerId("me"), Identity.from_seed(b"friend")
+        transport, membership = MemoryNetwork(Random(1)).transport(me), Membership(me, 0, Random(1))
+        around = Neighbourhood(transport, RUN, membership, Nobody(), b"", lambda event: None)
+        record = PeerRecord(friend.peer_id, 0, "worker", ["/x"], 0, 0.0, "")
+        hello = Hello(WIRE_VERSION, run_bytes(RUN), seal_record(friend, RUN, record, 0.0))
+        around.received(friend.peer_id, "group", hello, b"", 0)
+        membership.linked(friend.peer_id, 0.0)
+        for number in range(MOST_GREETED + 500):
+            hello = Hello(WIRE_VERSION, run_bytes(RUN), b"")
+            around.received(PeerId(f"visitor {number}"), "group", hello, b"", 0)
+        await around.close("done")
+        return len(around.greeted), friend.peer_id in around.greeted
+
+    assert run(main()) == (MOST_GREETED, True)
 
 
 class Noticing(Nobody):

@@ -110,7 +110,7 @@ def test_friends_come_first_and_cost_nothing():
         meet(membership, f"nobody {number}")
     told = {meet(membership, f"told {number}", first) for number in range(3)}
     met, greets = meet(membership, "met"), meet(membership, "greets")
-    membership.peers[greets].wants_us = True
+    membership.keeps_us(greets, True)
     membership.met([met, PeerId("unknown")])
     left = membership.budget._left
     begun = membership.begin_dials(1.0)

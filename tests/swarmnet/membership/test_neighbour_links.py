@@ -49,7 +49,7 @@ def test_who_reaches_us_is_reached_back_though_we_did_not_choose_it():
     membership = group(100)
     other = next(peer for peer in membership.peers if peer not in membership.wanted())
     assert not membership.needs(other)
-    membership.peers[other].wants_us = True
+    membership.keeps_us(other, True)
     assert membership.needs(other)
     assert other in membership.to_dial(0.0)
 
@@ -73,17 +73,19 @@ def test_a_link_that_neither_side_needs_is_released_after_a_while():
     number = 5
     while early in membership.wanted():
         membership.linked(meet(membership, f"peer {number}"), 0.0)
-        membership.peers[PeerId(f"peer {number}")].wants_us = True
+        membership.keeps_us(PeerId(f"peer {number}"), True)
         number += 1
+    for peer in membership.peers:  # As with each beat.
+        membership.keeps_us(peer, True)
     known = membership.peers[early]
-    known.wants_us = True
+    membership.keeps_us(early, True)
     assert membership.surplus(10.0) == []
-    known.wants_us = False
+    membership.keeps_us(early, False)
     assert membership.surplus(20.0) == []
     assert membership.surplus(20.0 + RELEASE_SECONDS / 2) == []
-    known.wants_us = True
+    membership.keeps_us(early, True)
     assert membership.surplus(20.0 + RELEASE_SECONDS) == [], "it was needed again"
-    known.wants_us = False
+    membership.keeps_us(early, False)
     assert membership.surplus(40.0) == []
     assert membership.surplus(40.0 + RELEASE_SECONDS) == [early]
     membership.released(early)
@@ -107,6 +109,7 @@ def test_records_of_peers_that_do_not_exist_displace_no_neighbour(count: int):
     neighbours = set(membership.wanted())
     for number in range(2000):
         meet(membership, f"nobody {number}")
+    membership.begin_dials(1.0)
     assert neighbours < membership.wanted(), "they are tried, too"
     assert membership.surplus(20.0) == membership.surplus(20.0 + RELEASE_SECONDS) == []
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
-from swarmnet.rounds.events import OpenSet, Reference
+from swarmnet.rounds.events import OpenSet, Reference, StoodStill, Tick
+from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.settlement import Agreement
 from swarmnet.run.manifest import Rounds
 
@@ -164,3 +165,31 @@ def test_a_neighbour_that_forks_and_comes_back_with_the_set_it_had_is_compared_a
     view.compare(rounds, 1.0)
     assert view.due(1.0, lambda _: False) == ()
     assert view.due(2.0, lambda _: False) == (5,)
+
+
+def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_itself():
+    state = RoundSet(closed_at=0.0)
+    state.seal(1.0)
+    ahead, too = told(settled=5, digest=OTHER), told(2, 2)
+    views = {PeerId(f"p{number}"): view for number, view in enumerate((ahead, too, too, too))}
+    assert Agreement(RULES, views, 1).standing(5, state, 1.5) is None
+    after = Agreement(RULES, views, 1, follows=True)
+    assert after.standing(5, state, 1.5) == OTHER
+    assert not after.may_settle(5, state, 99.0)
+    views[PeerId("p0")] = told(2, 2)
+    state.sealed = 2
+    assert Agreement(RULES, views, 1).may_settle(5, state, 1.5)
+    assert not after.may_settle(5, state, 1.5), "who went on may not be heard yet"
+
+
+def test_who_stood_still_follows_for_a_while_only_and_not_after_a_short_stop():
+    rounds = GroupRounds(RULES, PeerId("me"), -1, 0.0)
+    rounds.handle(StoodStill(2.9), 1.0)
+    assert not rounds.agreement.follows, "nobody has settled without it"
+    rounds.handle(StoodStill(3.0), 1.0)
+    assert rounds.agreement.follows
+    assert rounds.next_deadline() <= 4.0
+    rounds.handle(Tick(), 3.9)
+    assert rounds.agreement.follows
+    rounds.handle(Tick(), 4.0)
+    assert not rounds.agreement.follows, "a liar that it is left with decides no longer"

@@ -1,0 +1,115 @@
+"""A crowd of keys that greet, and what a peer gives them: on hand-set time."""
+
+from __future__ import annotations
+
+from random import Random
+
+from swarmnet.identifiers import PeerId
+from swarmnet.membership.guests import MOST_GUESTS, MOST_OF_RANGE, Guests
+from swarmnet.membership.machine import MOST_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.overlay import RINGS
+
+
+def meet(membership: Membership, name: str, address: str, linked: bool = True) -> PeerId:
+    peer = PeerId(name)
+    membership.recorded(peer, 1, "worker", (address,), 1, b"record", 0.0)
+    if linked:
+        membership.linked(peer, 0.0)
+    return peer
+
+
+def crowd(membership: Membership, keys: int, networks: int) -> None:
+    """They are there, and keep links to this peer."""
+    for number in range(keys):
+        peer = meet(membership, f"false {number}", f"/ip4/8.8.{number % networks}.1/tcp/{number + 1}", False)
+        membership.keeps_us(peer, True)
+        if peer in membership.to_dial(0.0):
+            membership.linked(peer, 0.0)
+
+
+def links_to(membership: Membership) -> int:
+    return sum(known.linked for known in membership.peers.values())
+
+
+def test_a_crowd_that_greets_from_one_network_gets_few_links():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    crowd(membership, 2000, networks=1)
+    for now in (20.0, 20.0 + RELEASE_SECONDS):
+        for peer in membership.surplus(now):
+            membership.released(peer)
+    assert len(membership.guests) <= MOST_OF_RANGE
+    assert links_to(membership) <= MOST_OF_RANGE + 4 * 2 * RINGS + MOST_ADJACENT
+
+
+def test_nor_does_one_from_as_many_networks_as_it_likes_get_more_than_there_are_places():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    crowd(membership, 2000, networks=200)
+    for now in (20.0, 20.0 + RELEASE_SECONDS):
+        for peer in membership.surplus(now):
+            membership.released(peer)
+    assert len(membership.guests) == MOST_GUESTS
+    assert links_to(membership) <= MOST_GUESTS + 4 * 2 * RINGS + MOST_ADJACENT
+
+
+def test_who_has_worked_stays_a_neighbour_among_any_number_that_were_reached():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    honest = [meet(membership, f"honest {number}", f"/dns/home{number}/tcp/1") for number in range(7)]
+    membership.worked(honest)
+    for number in range(2000):
+        meet(membership, f"false {number}", "/ip4/8.8.8.8/tcp/1")
+    assert set(honest) <= membership.wanted()
+    assert not set(honest) & set(membership.surplus(20.0) + membership.surplus(20.0 + RELEASE_SECONDS))
+
+
+def test_whom_a_full_table_forgets_has_not_worked():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    honest = meet(membership, "honest", "/dns/home/tcp/1")
+    membership.worked([honest])
+    membership.unlinked(honest, 1.0)
+    for number in range(4200):
+        membership.recorded(PeerId(f"false {number}"), 1, "worker", ("/x",), 1, b"record", 2.0)
+        membership.heard(PeerId(f"false {number}"), 3.0)
+    assert honest in membership.peers
+
+
+def test_a_newcomer_finds_a_place_where_a_crowd_has_taken_all():
+    guests = Guests()
+    for number in range(1000):
+        guests.admit(PeerId(f"false {number}"), [f"8.8.{number % 8}.0/24"])
+    assert len(guests) == MOST_GUESTS
+    assert guests.admit(PeerId("newcomer"), ["9.9.9.0/24"])
+    assert len(guests) == MOST_GUESTS
+    assert PeerId("newcomer") in guests
+    assert not guests.admit(PeerId("one more of them"), ["8.8.0.0/24"])
+    guests.left(PeerId("newcomer"))
+    assert guests.admit(PeerId("without a public address"), [])
+
+
+def test_who_has_worked_needs_no_place():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    crowd(membership, 200, networks=8)
+    held = len(membership.guests)
+    worker = next(peer for peer in membership.peers if peer in membership.guests)
+    membership.worked([worker])
+    assert len(membership.guests) == held - 1
+    assert membership.needs(worker)
+
+
+def test_a_newcomer_whom_a_crowd_surrounds_tries_the_others_until_somebody_takes_part():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    for number in range(300):
+        meet(membership, f"false {number}", f"/ip4/8.8.{number}.1/tcp/1", linked=False)
+    honest = meet(membership, "honest", "/dns/home/tcp/1", linked=False)
+    now, tried = 0.0, set()
+    while not membership.peers[honest].linked and now < 60.0:
+        for peer in membership.begin_dials(now):
+            membership.dialing(peer, False)
+            membership.linked(peer, now)
+            tried.add(peer)
+        now += 1.0
+    assert membership.peers[honest].linked
+    assert now < 30.0
+    membership.beat(honest, 1, True, 5, 0.1, now)
+    membership.begin_dials(now)
+    assert honest in membership.wanted()
+    assert len(membership.wanted()) <= 4 * 2 * RINGS, "it seeks no more"
