@@ -79,7 +79,7 @@ def test_every_method_learns_and_counts_what_it_sends():
 def test_a_tile_and_its_coefficients_are_one_another():
     here = ground()
     for parameter in here.parameters:
-        tiles = _Tiles(parameter, 32)
+        tiles = _Tiles(parameter, 32, torch.device("cpu"))
         values = torch.randn(parameter.size, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(tiles.backward(tiles.forward(values)), values, rtol=1e-4, atol=1e-5)
 
