@@ -264,8 +264,7 @@ class Offers:
                 left_out = () if identity in self._doubted else self._parts
             elif references is not None:
                 self._asked.pop(round, None)
-            away_since = self._away_since(allies, round)
-            if left_out and (until := self._waits_for_others(identity, away_since)) > now:
+            if left_out and (until := self._waits_for_others(identity, round, allies)) > now:
                 self._waits_until = min(self._waits_until, until)
                 continue
             effects += self._decided(identity, round, left_out)
@@ -295,9 +294,9 @@ class Offers:
         )  # fmt: skip
         return next(last, float("-inf"))
 
-    def _waits_for_others(self, identity: ContributionId, away_since: float) -> float:
+    def _waits_for_others(self, identity: ContributionId, round: int, allies: Container[PeerId]) -> float:
         """Until when a contribution is not given back, since somebody who may hold it is away."""
-        made_at = self._made_at[identity]
+        made_at, away_since = self._made_at[identity], self._away_since(allies, round)
         if away_since + HEARD_SECONDS < made_at:
             return float("-inf")
         return min(away_since + AWAY_SECONDS, made_at + LONGEST_WAIT_SECONDS)
