@@ -6,7 +6,7 @@ A worker takes it as an argument, so that a simulation can run the same worker w
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
@@ -28,6 +28,8 @@ from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.run.manifest import Manifest
+
+CPU = torch.device("cpu")
 
 
 class Computes(Protocol):
@@ -100,7 +102,7 @@ class StagePart:
     method: Method
     first_units: Callable[[], Tensor]
     """int32 [state.size]: what the run's seed makes of it before any round."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = CPU
     """Where weights, momentum and gradients live."""
     computing: Computing = PLAIN
     merging: ExpertMerging | None = None
@@ -191,6 +193,12 @@ def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
     if len(numbers) > 1 and wish.compile:
         raise UserError("compute.compile is for one device; set it to false, or compute.devices to 1")
     return [torch.device("cuda", number) for number in numbers]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until it has done what it was given, so that a clock tells how long that took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def device_of(wish: str) -> torch.device:

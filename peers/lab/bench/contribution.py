@@ -17,13 +17,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from peers.compute.stage_part import CPU, wait_for
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import CHUNK, Layout, layout_of
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.step import Step
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
-CPU = torch.device("cpu")
 PEERS = 4
 BANDS = 16
 """Rows of chunks in the baseline's matrix: about square at a million parameters, as real matrices are."""
@@ -211,16 +211,11 @@ def _decode(method: Method, payloads: list[bytes]) -> Step:
 
 
 def _seconds(device: torch.device, task: Callable[[], object]) -> float:
-    _wait(device)
+    wait_for(device)
     start = perf_counter()
     task()
-    _wait(device)
+    wait_for(device)
     return perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

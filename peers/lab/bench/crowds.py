@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from peers.lab.faults.play import small_manifest
 from peers.lab.world.gated_clock import GatedLoop
@@ -163,18 +162,19 @@ def _kept(member: Member, honest: Iterable[PeerId]) -> tuple[int, int, int, int,
     """Links to honest peers, known peers, links, greetings, bytes."""
     around = member.worker.neighbourhood
     assert around is not None
-    linked = {peer for peer, known in around.known().items() if known.linked}
+    known = around.known()
+    linked = {peer for peer, of in known.items() if of.linked}
     sizes = _deep_bytes([around.membership.peers, around.greeted, around.membership.budget])
-    return len(linked & set(honest)), len(around.known()), len(linked), len(around.greeted), sizes
+    return len(linked & set(honest)), len(known), len(linked), len(around.greeted), sizes
 
 
-def _deep_bytes(what: Any, seen: set[int] | None = None) -> int:  # noqa: ANN401
+def _deep_bytes(what: object, seen: set[int] | None = None) -> int:
     """Of an object and all that it holds, each once."""
     seen = set() if seen is None else seen
     if id(what) in seen:
         return 0
     seen.add(id(what))
-    held: list[Any] = []
+    held: list[object] = []
     if isinstance(what, dict):
         held = [*what.keys(), *what.values()]
     elif isinstance(what, (list, tuple, set, frozenset)):

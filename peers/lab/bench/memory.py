@@ -18,7 +18,7 @@ import torch
 
 from peers.compute.devices.part import spread_part
 from peers.compute.process_memory import give_back, resident_bytes
-from peers.compute.stage_part import StagePart, real_part
+from peers.compute.stage_part import CPU, StagePart, real_part
 from peers.errors import UserError
 from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
@@ -27,7 +27,6 @@ from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest, ModelShape
 
-CPU = torch.device("cpu")
 ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"
 """What proc(5) wants in clear_refs for a new VmHWM."""
@@ -111,7 +110,7 @@ def bench_devices(
 
 def _play(manifest: Manifest, stage: int, devices: int, computing: Computing) -> tuple[int, list[int]]:
     """Parameters, and what each process has resident at most."""
-    part, processes = spread_part(manifest, stage, [torch.device("cpu")] * devices, computing, 1)
+    part, processes = spread_part(manifest, stage, [CPU] * devices, computing, 1)
     try:
         processes.ready()
         peer = _Peer(manifest, stage, part)

@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from peers.compute.peak_flops import measured_peak
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import CPU, real_part, wait_for
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Trouble
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Operation, UpdateWork
@@ -47,7 +47,6 @@ from swarmnet.optimizer.own_steps.inner_step import ADAM_DECAYS, MUON_RMS, ortho
 from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
 from swarmnet.run.manifest import Manifest
 
-CPU = torch.device("cpu")
 Loop = Literal["plain", "plain-muon", "peer", "stages"]
 TEXTS = 16
 """Microbatches that are drawn, and then come again: which tokens they hold costs nothing."""
@@ -104,7 +103,7 @@ class Place:
         """Seconds: of this process's processor, or by the clock, when a GPU has done what it was given."""
         if self.device.type == "cpu":
             return time.process_time()
-        torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         return time.perf_counter()
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peers.compute.stage_part import real_part
+from peers.compute.stage_part import CPU, real_part
 from peers.compute.work_settings import work_settings
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
@@ -45,7 +45,6 @@ from swarmnet.rounds.events import ApplyRound, GiveBack, MakeContribution, Settl
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
-CPU = torch.device("cpu")
 FIRST_LIE = 4
 """The round: a liar has something old to send by then."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from peers.compute.stage_part import computing_of
+from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
 from peers.config.run_file import load_manifest
 from peers.data.documents import fingerprint
@@ -20,7 +20,6 @@ from peers.lab.bench.learning.report import Report, activation_bytes, row
 from peers.lab.bench.learning.trials import Bench, Kept, Rates, Trial
 from swarmnet.identifiers import PeerId
 
-CPU = torch.device("cpu")
 TOKENS_PER_PARAMETER = 20
 """What a model of its size is trained with for the least compute (arXiv:2203.15556)."""
 
