@@ -93,7 +93,7 @@ class InStep(Event, frozen=True):
 
 class TookUp(Event, frozen=True):
     """It trains this group of experts, from after its contribution to `round` on; how many peers held each in
-    the newest applied round: said when it is new which group, or which have nobody."""
+    the newest two applied rounds: said when it is new which group, or which have nobody."""
     round: int
     group: int
     holders: Sequence[int]

@@ -35,6 +35,8 @@ from swarmnet.run.rates import WHOLE
 
 BALANCE_ROUNDS = 4
 """Every so many rounds one peer of a stage may go over: by then the one before is seen in the sets."""
+ROUNDS_COUNTED = 2
+"""Of who is there: where a round has few tokens not everybody has something to tell in each."""
 ROUNDS_REMEMBERED = 8
 """Of who held what."""
 
@@ -46,7 +48,7 @@ class Holding:
     group: int
     """That this peer trains."""
     holders: tuple[int, ...]
-    """Of each group, in the newest applied round."""
+    """Of each group, in the newest two applied rounds."""
     trained: tuple[int, ...]
     """Of each group, the newest settled round in which its experts were trained; -1: in none that this peer
     has seen settle."""
@@ -240,7 +242,7 @@ class HeldExperts:
         return Holding(self.group, tuple(self.holders()), trained, stale)
 
     def holders(self) -> list[int]:
-        """Of each group, in the newest round that is applied."""
+        """Of each group, in the newest rounds that are applied."""
         counts = Counter(self._newest().values())
         return [counts[group] for group in range(self.groups)]
 
@@ -261,8 +263,14 @@ class HeldExperts:
         return True
 
     def _newest(self) -> dict[str, int]:
-        applied = [round for round, held in self._held_by.items() if held and round <= self._applied_round]
-        return self._said_in(max(applied)) if applied else {}
+        applied = sorted(
+            round for round, held in self._held_by.items() if held and round <= self._applied_round
+        )
+        return {
+            name: group
+            for round in applied[-ROUNDS_COUNTED:]
+            for name, group in self._said_in(round).items()
+        }
 
     def _said_in(self, round: int) -> dict[str, int]:
         of_round = sorted(self._held_by.get(round, {}).items())

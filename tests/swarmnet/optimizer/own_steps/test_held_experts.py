@@ -179,6 +179,18 @@ def test_a_group_whose_only_holder_left_is_taken_up():
     assert sorted(made.group for made in methods.values()) == [0, 0, 1]
 
 
+def test_peers_that_contribute_by_turns_spread_over_the_groups_as_well():
+    methods = {peer: method(group=0) for peer in PEERS[:2]}
+    for round in range(2 * BALANCE_ROUNDS):
+        teller = PEERS[round % 2]
+        payload = methods[teller].contribute(methods[teller].of(gradient_of(LAYOUT, round)), 7, round, teller)
+        for peer, made in methods.items():
+            made.tally(round).add(teller, payload)
+            made.applied(round)
+            made.goes_over(round + 1, peer)
+    assert sorted(made.group for made in methods.values()) == [0, 1]
+
+
 def test_a_peer_begins_with_a_group_of_its_own_draw_once():
     made = method_of(RUN, LAYOUT)
     assert made.begins(PEERS[1])
