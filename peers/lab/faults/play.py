@@ -30,8 +30,9 @@ HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
 """After the last heal, all peers of a stage are on one history: 20 s from when their links stand again. A
 dial that was under way at the heal fails only at its deadline; the next comes after the longest pause."""
 CALM_SECONDS = 60.0
-"""From then on: at most so long until everybody has settled NEW_ROUNDS. Where a stage was lost, from when the
-directory has forgotten it: until then whoever comes to it waits for its weights."""
+"""From then on: so long until everybody has settled NEW_ROUNDS, or as long as these take that close by time.
+Where a stage was lost, from when the directory has forgotten it: until then whoever comes to it waits for its
+weights."""
 LONGEST_SECONDS = 240.0
 """Until LEAST_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
 those whose longest history gave way, take so long without being stuck."""
@@ -218,7 +219,9 @@ async def _calm(world: World, seen: Seen) -> None:
     newest, open_then = _newest(world, seen), _open(world)
     lost = [note.time for note in world.notes if isinstance(note.what, StageLost)]
     forgotten = max(lost, default=0.0) + RECORD_SECONDS
-    while loop.time() <= max(began + HEAL_SECONDS, forgotten) + CALM_SECONDS and not world.escaped:
+    by_time = NEW_ROUNDS * (seen.rules.longest_seconds + seen.rules.deadline_seconds)
+    until = max(began + HEAL_SECONDS, forgotten) + max(CALM_SECONDS, by_time)
+    while loop.time() <= until and not world.escaped:
         if loop.time() <= began + HEAL_SECONDS:  # The longest of two histories may give way until then.
             standing = _newest(world, seen)
         least = [min(then, now) + NEW_ROUNDS for then, now in zip(newest, standing, strict=True)]
