@@ -563,6 +563,7 @@ def chaos(
     peers: Annotated[int, typer.Option(min=6, max=64, help="Peers that train.")] = 8,
     stages: Annotated[int, typer.Option(min=1, max=16, help="Stages the model is cut in.")] = 2,
     undisturbed: Annotated[int, typer.Option(min=0, max=16, help="Runs without faults to compare.")] = 3,
+    sharded: Annotated[bool, typer.Option("--sharded", help="They exchange through reducers.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
 ) -> None:
     """Kill half of a real swarm, freeze a peer, kill a p2pd; then compare with undisturbed runs."""
@@ -575,4 +576,5 @@ def chaos(
     from peers.lab.processes.chaos import ChaosOptions, run_chaos
 
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="swarmnet-chaos-"))
-    raise typer.Exit(run_chaos(ChaosOptions(seed, seconds, peers, stages, undisturbed, report, folder)))
+    options = ChaosOptions(seed, seconds, peers, stages, undisturbed, sharded, report, folder)
+    raise typer.Exit(run_chaos(options))

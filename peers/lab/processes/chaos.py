@@ -24,7 +24,7 @@ from peers.config.run_file import publish
 from peers.errors import UserError
 from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos_report import Fault
-from peers.lab.processes.demo import LOOPBACK, stage_layers
+from peers.lab.processes.demo import LOOPBACK, by_method, stage_layers
 from peers.lab.processes.processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
@@ -51,6 +51,8 @@ class ChaosOptions:
     peers: int = 8
     stages: int = 2
     undisturbed: int = 3
+    sharded: bool = False
+    """Peers step by themselves, and exchange through reducers."""
     report: Path | None = None
     folder: Path = Path()
 
@@ -96,7 +98,8 @@ async def _run(options: ChaosOptions, console: Console) -> int:
     report = chaos_report.build(told, swarm.faults, calm)
     report["run"] = {
         "seed": options.seed, "peers": options.peers, "stages": options.stages, "seconds": options.seconds,
-        "wall_seconds": round(time.monotonic() - began, 1), "load": os.getloadavg()[0],
+        "sharded": options.sharded, "wall_seconds": round(time.monotonic() - began, 1),
+        "load": os.getloadavg()[0],
     }  # fmt: skip
     path = options.report or options.folder / "report.json"
     await asyncio.to_thread(write_atomically, path, (json.dumps(report, indent=1) + "\n").encode())
@@ -169,7 +172,10 @@ class ChaosSwarm:
     def run_keys(self) -> dict[str, object]:
         """The run file."""
         seed, layers = self.options.seed, stage_layers(self.options.stages)
-        return {"name": "chaos", "seed": seed, "stages": layers, "model": {"layers": sum(layers)}}
+        run: dict[str, object] = {
+            "name": "chaos", "seed": seed, "stages": layers, "model": {"layers": sum(layers)}
+        }  # fmt: skip
+        return run | by_method("local-steps", sharded=True) if self.options.sharded else run
 
     def _publish(self) -> None:
         self.folder.mkdir(parents=True)

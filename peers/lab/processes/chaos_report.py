@@ -9,6 +9,10 @@ that was made one of these holds:
     unseen        its maker was killed, or lost its p2pd, before anybody had pulled it
     open          its round is not settled, or its maker left in order before it was decided
     lost          none of these; there must be none
+
+Where peers exchange through reducers sets name results, and these are what is followed: one that is in no
+set is left out, and its slices come back to those who sent them. Whether each slice does, the logs of
+processes do not tell; `swarmnet simulate --sharded` sees it.
 """
 
 from __future__ import annotations
@@ -66,6 +70,8 @@ class Life:
     """Rounds that settled twice in this life, without the state having been fetched between."""
     made: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Id -> (round, time)."""
+    reduced: dict[str, int] = field(default_factory=dict)
+    """Id of an own result -> round."""
     took: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Id -> (round, maker)."""
     given_back: set[str] = field(default_factory=set)
@@ -109,6 +115,8 @@ def _take(life: Life, event: noted.Event, at: float) -> None:
             life.settled_at[round] = at
         case noted.Made(round, id):
             life.made[id] = (round, at)
+        case noted.Reduced(round, id):
+            life.reduced[id] = round
         case noted.Took(round, id, maker):
             life.took[id] = (round, maker)
         case noted.GivenBack(id=id):
@@ -169,7 +177,9 @@ def digests(lives: Sequence[Life]) -> tuple[int, list[str]]:
 
 
 def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, Any]:
-    """What became of every contribution. `ended`: peer -> when its process or its p2pd was killed."""
+    """What became of every contribution, or result. `ended`: peer -> when its process or its p2pd was
+    killed."""
+    through_reducers = any(life.reduced for life in lives)
     newest: dict[int, int] = {}
     settled: dict[str, set[tuple[int, int]]] = {}
     makers: set[tuple[int, int, str]] = set()
@@ -183,13 +193,14 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
         for round, held in life.settled.items():
             for id in held.ids:
                 settled.setdefault(id, set()).add((life.stage, round))
-        made |= {id: (life.stage, round, life.peer) for id, (round, _) in life.made.items()}
+        own = life.reduced if through_reducers else {id: round for id, (round, _) in life.made.items()}
+        made |= {id: (life.stage, round, life.peer) for id, round in own.items()}
         made |= {id: (life.stage, round, maker) for id, (round, maker) in life.took.items() if id not in made}
         took |= life.took.keys()
         given_back |= life.given_back
         undecided |= life.undecided
     makers = {made[id] for id in settled if id in made}
-    counts = dict.fromkeys(("given_back", "superseded", "unseen", "open"), 0)
+    counts = dict.fromkeys(("given_back", "superseded", "unseen", "open", "left_out"), 0)
     lost = []
     for id, (stage, round, maker) in made.items():
         if id in settled:
@@ -202,6 +213,8 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
             counts["superseded"] += 1
         elif id not in took and maker in ended:
             counts["unseen"] += 1
+        elif through_reducers:
+            counts["left_out"] += 1
         else:
             lost.append(f"{id} of {maker}, stage {stage}, round {round}")
     twice = [id for id, places in settled.items() if len(places) > 1] + sorted(given_back & settled.keys())

@@ -91,6 +91,14 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep.absolute()
 
 
+def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, object]]:
+    """What a run by this method says besides."""
+    said = dict(SHAPES[method])
+    if sharded:
+        said["sync"] = {**said.get("sync", {}), "exchange": "sharded"}
+    return said
+
+
 def stage_layers(stages: int) -> list[int]:
     """At least four layers; the first stage gets what is left over: it has no loss to compute."""
     layers = max(4, stages)
@@ -132,10 +140,8 @@ class Demo:
         run = {
             "name": "demo", "seed": self.options.seed, "stages": layers,
             "model": {"layers": sum(layers), **(EXPERTS if self.options.experts else {})},
-            "intended_use": "to see a swarm work", **SHAPES[self.options.method],
+            "intended_use": "to see a swarm work", **by_method(self.options.method, self.options.sharded),
         }  # fmt: skip
-        if self.options.sharded:
-            run["sync"] = {**SHAPES[self.options.method].get("sync", {}), "exchange": "sharded"}
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
         signed, _ = publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")

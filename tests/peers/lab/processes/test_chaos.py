@@ -74,6 +74,14 @@ def test_a_contribution_that_is_settled_everywhere_is_neither_lost_nor_twice(tmp
     assert (found["lost"], found["twice"], found["settled"], found["made"]) == ([], [], 1, 1)
 
 
+def test_of_results_one_that_no_set_names_is_left_out_and_not_lost(tmp_path):
+    log = Log(tmp_path, "a").made("x", 0)
+    log("reduced", 0.7, round=0, id="r", shards=[0], contributors=1).settled(0, ["r"])
+    log("reduced", 0.8, round=1, id="s", shards=[0], contributors=1).settled(1, [])
+    found = fate(tmp_path)
+    assert (found["lost"], found["twice"], found["made"], found["left_out"]) == ([], [], 2, 1)
+
+
 def test_a_contribution_that_a_living_peer_made_and_no_set_holds_is_lost(tmp_path):
     Log(tmp_path, "a").made("x", 0).settled(0, [])
     assert len(fate(tmp_path)["lost"]) == 1
