@@ -143,11 +143,13 @@ class Agreement:
 
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
         """When time alone will let the round be applied, or settle if it is `applied`; infinite: never, it
-        waits for the set that half of the group has settled."""
+        waits for the set that half of the group has settled, or `follows`."""
         if self._settled_by_enough(number):
             return float("inf")
         if not applied:
             return state.closed_at + self.rules.deadline_seconds
+        if self.follows:
+            return float("inf")
         over = self._own_patience_ends(number, state)
         if over > state.sealed_at + self.rules.settle_seconds:
             return over
