@@ -180,7 +180,7 @@ def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_its
     state.sealed = 2
     assert Agreement(RULES, views, 1).may_settle(5, state, 1.5)
     assert not after.may_settle(5, state, 1.5), "who went on may not be heard yet"
-    assert after.patience_ends(5, state, applied=True) == float("inf"), "nothing to be woken for, again and again"
+    assert after.patience_ends(5, state, applied=True) == float("inf"), "nothing to be woken for"
 
 
 def test_who_stood_still_follows_for_a_while_only_and_not_after_a_short_stop():
