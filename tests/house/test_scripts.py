@@ -306,7 +306,7 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
     assert asked == [
         f"lint-imports  at {now}",
         f"mypy  at {now}",
-        f"pytest -m loopback at {now}",
+        f"pytest -m loopback --durations 25 at {now}",
         "pytest -n 2 --dist worksteal -m not loopback at 19",
         f"ruff check at {now}",
         "swarmnet simulate --schedules 20 --jobs 2 --seed N --sharded at 19",
