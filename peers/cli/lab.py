@@ -354,6 +354,9 @@ def simulate(
     experts: Annotated[
         bool, typer.Option("--experts", help="With --real: each peer trains half of the experts.")
     ] = False,
+    routed: Annotated[
+        bool, typer.Option("--routed", help="With --experts: they are stages of their own, two for each.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
@@ -361,17 +364,14 @@ def simulate(
     from peers.lab.faults.play import Options
 
     _check_kinds(kind or (), moves)
-    _check_model(real, sharded, method, experts)
+    _check_model(real, method, experts, routed)
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
-    if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
-        raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
-    if peers is not None and peers < 2 * (stages or 1):
-        raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
+    _check_size(peers, stages, routed)
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles, sharded=sharded, method=method, experts=experts,
+            moves=moves, doubles=doubles, sharded=sharded, method=method, experts=experts, routed=routed,
         )
         for number in range(schedules)
     ]
@@ -379,7 +379,8 @@ def simulate(
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        _show(result, again + _flags(moves, doubles, real, sharded, method) + " --experts" * experts)
+        told = " --experts" * experts + " --routed" * routed
+        _show(result, again + _flags(moves, doubles, real, sharded, method) + told)
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
@@ -387,8 +388,19 @@ def simulate(
     raise typer.Exit(1 if broken else 0)
 
 
-def _check_model(real: bool, sharded: bool, method: MethodName | None, experts: bool) -> None:
+def _check_size(peers: int | None, stages: int | None, routed: bool) -> None:
     """Raises UserError."""
+    if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
+        raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
+    least = (stages or 1) * (3 if routed else 1)
+    if peers is not None and peers < 2 * least:
+        raise UserError(f"{peers} peers for {least} stages: each needs two, one to spare")
+
+
+def _check_model(real: bool, method: MethodName | None, experts: bool, routed: bool) -> None:
+    """Raises UserError."""
+    if routed and not experts:
+        raise UserError("--routed: says where experts are; add --experts")
     if method is not None and not real:
         raise UserError(f"--method {method}: without a model nobody learns; add --real")
     if experts and (not real or method not in (None, *AUTHORS)):

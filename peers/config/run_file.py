@@ -360,7 +360,7 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
 
 def check_wish(wish: int | str, stages: int, manifest: Manifest) -> None:
     """UserError if the run has not so many stages from the wished one on; `wish` may be auto."""
-    there = len(manifest.stages)
+    there = manifest.all_stages
     if stages > there:
         raise UserError(f"stages: {stages}, but the run has {there}; set stages to {there} or less")
     if isinstance(wish, int) and wish + stages > there:

@@ -146,7 +146,7 @@ def _open_bytes(manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layo
     found = RESULT_BYTES * layout.size if is_sharded else 0
     if own.rest != "live":  # Its numbers are held until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
-    in_groups = manifest.model.experts.groups > 1
+    in_groups = manifest.model.experts.held_groups > 1
     few = sum(
         plane.stop - plane.offset
         for plane in layout.planes
