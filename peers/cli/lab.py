@@ -75,8 +75,8 @@ def memory(
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    if stage >= len(manifest.stages):
-        raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
+    if stage >= manifest.all_stages:
+        raise UserError(f"--stage {stage}: {run_file} has stages 0 to {manifest.all_stages - 1}")
     computing = Computing(dtype, recompute, moments=moments)
     if devices > 1:
         typer.echo(render_devices(bench_devices(manifest, stage, devices, computing)))

@@ -91,7 +91,9 @@ def needs_of(
     each = GRID_BYTES + work + AT_WORK_BYTES + FREED_BYTES
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
-    each += work if len(manifest.stages) > 1 else 0  # Those that a microbatch under way was begun with.
+    waits = len(manifest.stages) > 1 or manifest.model.experts.is_routed
+    if waits and manifest.experts_at(stage) is None:  # Those that a microbatch under way was begun with.
+        each += work
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
     weights += _of_method(manifest, layout, trained)
