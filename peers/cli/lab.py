@@ -103,11 +103,12 @@ def training(
 
     from peers.compute.stage_part import computing_of, device_of
     from peers.config.compute_file import ComputeFile
-    from peers.config.run_file import load_manifest
+    from peers.config.run_file import load_manifest, require_own_experts
     from peers.lab.bench import training, training_processes
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
+    require_own_experts(manifest, "bench training")
     if processes:
         costs = asyncio.run(training_processes.bench(run_file, manifest, seconds))
         typer.echo(training_processes.render(costs))
@@ -505,7 +506,7 @@ def plan(
 ) -> None:
     """What given peers would make of a run: tokens/s beside one alone, days, bytes, what bounds it, the price
     of churn; and with --shape, how the run should be cut for them."""
-    from peers.config.run_file import load_manifest
+    from peers.config.run_file import load_manifest, require_own_experts
     from peers.lab.planner.plan import plan as answer
     from peers.lab.planner.question import Question
     from peers.lab.planner.report import render
@@ -517,6 +518,7 @@ def plan(
         raise UserError("--shape cuts the model in many ways and --measure measures one: give speeds instead")
     classes, between, table = _swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
+    require_own_experts(manifest, "plan")
     machine = _measured(manifest) if measure else None
     question = Question(
         classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table

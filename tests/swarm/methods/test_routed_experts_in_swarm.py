@@ -30,6 +30,18 @@ def given_up(swarm):
     return len(swarm.of("gave_up_experts"))
 
 
+def bytes_are_as_by_the_formula(swarm):
+    """Of a token and layer: rows out twice, a gradient out; what is said and a gradient back."""
+    manifest = swarm.signed.manifest
+    for stage, layers in enumerate(manifest.stages):
+        workers = [swarm.members[name].worker for name, of in TRUNKS.items() if of == stage]
+        tokens = sum(worker.data.ledger.tokens for worker in workers)
+        each = tokens * layers * manifest.model.experts.active * manifest.model.width * 2
+        for counted, parts in (("sent", 3), ("received", 2)):
+            told = sum(getattr(worker.neighbourhood.traffic, counted)["experts"] for worker in workers)
+            assert told == pytest.approx(parts * each, rel=0.1), "headers and what is under way are the rest"
+
+
 VOTES = Sync(learning_rate=8e-3, warmup_rounds=1, decay_rounds=1000)
 
 
@@ -44,6 +56,7 @@ def test_a_swarm_without_experts_in_its_stages_learns_by_those_of_others(sync):
         start(swarm)
         await swarm.until(lambda: swarm.committed(0) >= 400, 240.0)
         assert given_up(swarm) < 10
+        bytes_are_as_by_the_formula(swarm)
         await swarm.close()
 
     run(story())
