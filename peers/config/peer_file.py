@@ -353,6 +353,8 @@ class DemoOptions:
     """Its layers have experts in two groups, and each peer trains one."""
     undisturbed: bool = False
     """Nobody is killed, and nobody joins."""
+    routed: bool = False
+    """Each group of experts is a stage of its own, and has peers of its own."""
 
 
 def is_run_id(text: str) -> bool:

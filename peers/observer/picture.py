@@ -29,6 +29,7 @@ from peers.telemetry.console import printable
 from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.placement import policy
+from swarmnet.run.manifest import Span
 
 ROLES = ("worker", "bootstrap", "observer", "archivist", "evaluator", "other")
 STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
@@ -139,13 +140,13 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
     training = [known.record for known in here if state_of(known) in IN_STEP and known.record.stage >= 0]
     current = usual_round(training)
     most = 2 * ((current or 0) + 2) * manifest.rounds.target_tokens  # Rounds overshoot, by less than that.
-    contributions, stages = sightings.contributions, range(len(manifest.stages))
+    contributions, stages = sightings.contributions, range(manifest.all_stages)
     flow = [_capped_sum(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
     states = Counter((_role(known), state_of(known)) for known in sightings.peers.values())
     return Picture(
         at=now,
         rows=tuple(sorted((_row(known) for known in sightings.peers.values()), key=_order)),
-        stages=tuple(_stage(s, manifest.stages[s], sightings.peers.values()) for s in stages),
+        stages=tuple(_stage(s, _layers(manifest.span(s)), sightings.peers.values()) for s in stages),
         weakest=_weakest(here, signed, now),
         states={(role, state): states[role, state] for role in ROLES for state in STATES},
         round=current,
@@ -201,6 +202,10 @@ def _stage(stage: int, layers: int, peers: Iterable[Sighting]) -> Stage:
     states = Counter(state_of(known) for known in held)
     speed = _capped_sum(known.record.tokens_per_second for known in held if state_of(known) in HOLDING)
     return Stage(stage, layers, {state: states[state] for state in STATES}, speed)
+
+
+def _layers(span: Span) -> int:
+    return span.stop - span.first
 
 
 def _capped_sum(values: Iterable[float]) -> float:

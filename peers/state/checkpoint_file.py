@@ -253,7 +253,8 @@ class Model:
         that fit so long a path (Rules.branch_scale)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
         rules = self.manifest.path_rules()
-        return tuple(scaled(self.stages[stage], rules.branch_scale(stage, len(visited))) for stage in visited)
+        passed = sum(stage <= rules.last for stage in visited)  # Those of routed experts are no stop of it.
+        return tuple(scaled(self.stages[stage], rules.branch_scale(stage, passed)) for stage in visited)
 
     def whole(self) -> dict[str, Tensor]:
         """All weights of the unsplit model, by their global names."""
@@ -283,12 +284,12 @@ def newest(source: Path | None) -> Model:
                 found[checkpoint.stage] = checkpoint
         except CheckpointError as error:
             problems.append(str(error))
-    missing = [stage for stage in range(len(manifest.stages)) if stage not in found]
+    missing = [stage for stage in range(manifest.all_stages) if stage not in found]
     if missing:
         stages = ", ".join(map(str, missing))
         raise CheckpointError(problems[0] if problems else (
             f"{place} holds no checkpoint of stage {stages} of the run {run_id[:16]}: a model needs "
-            f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of every stage"
+            f"all {manifest.all_stages} stages; name a folder that holds the states of peers of every stage"
         ))  # fmt: skip
     tensors = tuple(
         {
@@ -334,7 +335,7 @@ def _stage_and_round(file: Path) -> tuple[int, int]:
 def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Raises CheckpointError."""
     stage, at = checkpoint.stage, checkpoint.round
-    if 0 <= stage < len(manifest.stages):
+    if 0 <= stage < manifest.all_stages:
         layout = state_layout(manifest, stage)
         if state_digest(at, checkpoint.units(layout)) == checkpoint.digest:
             return

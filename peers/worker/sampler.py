@@ -158,7 +158,7 @@ class Observer:
         """Update the metrics and the status line."""
         worker, metrics = self.worker, self.metrics
         metrics.about.stage.set(worker.stage)
-        metrics.about.stages.set(len(worker.manifest.stages))
+        metrics.about.stages.set(worker.manifest.all_stages)
         only(metrics.about.state, STATES, worker.state)
         metrics.about.paused("owner").set(worker.orders.paused)
         self._machine(worker.settings.checkpoints)
@@ -166,7 +166,7 @@ class Observer:
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
         status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
-                        stages=len(worker.manifest.stages))  # fmt: skip
+                        stages=worker.manifest.all_stages)  # fmt: skip
         if worker.neighbourhood is not None and worker.data is not None:
             status = self._active(worker, worker.neighbourhood, worker.data.ledger)
         self.report.status(status)
@@ -194,7 +194,7 @@ class Observer:
         return Status(
             worker.state,
             stage=worker.stage,
-            stages=len(worker.manifest.stages),
+            stages=worker.manifest.all_stages,
             round=worker.update.rounds.current if worker.update is not None else None,
             loss=worker.data.losses.mean if worker.data is not None else None,
             tokens_per_second=speed,
@@ -383,7 +383,10 @@ def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
     membership, missing = neighbourhood.membership, worker.data.ways.missing()
     if missing:
         return missing[0]
-    above = range(max(0, worker.stage - membership.reach), worker.stage)
+    held = worker.manifest.experts_at(worker.stage)
+    if held is not None:
+        return None if membership.live(held.trunk) else held.trunk
+    above = [stage for stage in membership.beside if 0 <= stage < worker.stage]
     return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
 
 

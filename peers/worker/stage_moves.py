@@ -80,7 +80,7 @@ async def first_stages(
     """The adjacent stages that need a newcomer most which holds so many of them, and can serve none of
     `never`."""
     manifest = presence.signed.manifest
-    stages = len(manifest.stages)
+    stages = manifest.all_stages
     records = await _records(presence, stages) or {}
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
@@ -155,8 +155,8 @@ class Moving:
     def gone(self, peer: PeerId) -> None:
         """A neighbour left, or was lost."""
         self._feed(GroupPeerGone(peer))
-        here, membership = self.worker.stage, self.neighbourhood.membership
-        beside = [stage for stage in (here - 1, here + 1) if 0 <= stage < len(self.rules.work)]
+        membership = self.neighbourhood.membership
+        beside = self.presence.signed.manifest.beside(self.worker.stage)
         if any(not membership.live(stage) for stage in beside):
             self._feed(Starving())
 

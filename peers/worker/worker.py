@@ -194,7 +194,7 @@ class Worker(Parts):
         manifest, me = self.manifest, self.transport.peer
         self.part = self.make_part(manifest, self.stage)
         by_invite = manifest.access == "invite"
-        membership = Membership(me, self.stage, self.chance, manifest.path_rules().reach, by_invite)
+        membership = Membership(me, self.stage, self.chance, manifest.beside(self.stage), by_invite)
         self.makers = Makers(membership, manifest.rounds)
         self.audits = Audits(
             self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
@@ -206,7 +206,7 @@ class Worker(Parts):
             self._longest_bodies(),
         )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
-        self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
+        self.looking = Looking(self.presence, self.neighbourhood, manifest.all_stages, self.say)
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
         )
@@ -379,8 +379,10 @@ class Worker(Parts):
         return bodies_for_workers(self.manifest, method.reduced.longest_result, state, slices)
 
     def _may_be_empty(self) -> bool:
-        """Whether microbatches can go around this stage: then nobody may ever have held it."""
+        """Whether microbatches can do without this stage: then nobody may ever have held it."""
         last = len(self.manifest.stages) - 1
+        if self.stage > last:
+            return True
         return self.manifest.path_rules().skips and 0 < self.stage < last
 
     def _past(self, until: int) -> Past:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from protocols.messages.table import (
     Act,
+    AskExperts,
     AskForward,
     Chunk,
     Contribution,
     Evidence,
+    ExpertsSay,
     Forwarded,
     Grad,
     ManifestIs,
@@ -37,6 +39,7 @@ def longest_bodies(
     contribution = (LONGEST_HEAD if audited else ENVELOPE_BYTES) + payload_bytes
     window = longest_window(manifest.sync.afresh_rounds) if audited else 0
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
+    rows = manifest.call_rows if manifest.model.experts.is_routed else 0
     return {
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
@@ -47,6 +50,8 @@ def longest_bodies(
         ManifestIs: MANIFEST_LIMIT,
         AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
         Forwarded: max(exact, logits),
+        AskExperts: manifest.call_bytes(rows, backward=True),
+        ExpertsSay: max(manifest.said_bytes(rows, backward) for backward in (False, True)),
     }
 
 

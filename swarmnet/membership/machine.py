@@ -9,7 +9,7 @@ there are says little about how many peers there are; how many are dialled for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 from random import Random
@@ -104,13 +104,14 @@ class Known:
 
 class Membership:
     def __init__(
-        self, me: PeerId, stage: int, chance: Random, reach: int = 1, by_invite: bool = False
-    ) -> None:
-        """`reach`: stages between neighbours on a path, 1 where none is left out (paths.Rules). `by_invite`:
-        only whom the run's owner has invited belongs to a group."""
+        self, me: PeerId, stage: int, chance: Random, beside: Collection[int] | None = None,
+        by_invite: bool = False,
+    ) -> None:  # fmt: skip
+        """`beside`: the other stages that this one works with (Manifest.beside); None: those next to it.
+        `by_invite`: only whom the run's owner has invited belongs to a group."""
         self.me = me
         self.stage = stage
-        self.reach = reach
+        self.beside = tuple(beside) if beside is not None else (stage - 1, stage + 1)
         self.chance = chance
         self.by_invite = by_invite
         self.peers: dict[PeerId, Known] = {}
@@ -299,7 +300,7 @@ class Membership:
 
     def concerns_us(self, stage: int) -> bool:
         """Our own group and the stages that microbatches come from or go to."""
-        return stage >= 0 and abs(stage - self.stage) <= self.reach
+        return stage >= 0 and (stage == self.stage or stage in self.beside)
 
     def group_size(self) -> int:
         """Of the own group as far as known, this peer included, without those that seem gone. A group that is
@@ -374,9 +375,8 @@ class Membership:
 
     def _adjacent(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
         chosen: frozenset[PeerId] = frozenset()
-        for away in range(1, self.reach + 1):
-            for stage in (self.stage - away, self.stage + away):
-                chosen |= choose_some(self.me, self._those(stage, trusted), MOST_ADJACENT)
+        for stage in self.beside:
+            chosen |= choose_some(self.me, self._those(stage, trusted), MOST_ADJACENT)
         return chosen
 
     def others_may_be_there(self) -> bool:

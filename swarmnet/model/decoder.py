@@ -127,7 +127,7 @@ def forward(
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
     start, length = cache.length if cache is not None else 0, hidden_BTD.shape[1]
-    rotation, of_layers = _rotation(shape, start, length, hidden_BTD.device), by_layer(weights)
+    rotation, of_layers = rotation_of(shape, start, length, hidden_BTD.device), by_layer(weights)
     for layer in range(span.first, span.stop):
         if layer in shape.boundary.after:
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
@@ -143,7 +143,7 @@ def forward(
     if cache is not None:
         cache.length += length
     if span.has_head:
-        return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD]).float()
+        return logits(weights, shape, hidden_BTD)
     if span.stop in shape.boundary.after:
         assert tokens_BT is not None
         hidden_BTD = leave(weights, shape, span.stop, hidden_BTD, tokens_BT)
@@ -169,14 +169,30 @@ def one_layer(
     routed: list[int] | None = None,
 ) -> Tensor:
     """`extend` puts keys and values behind those of tokens seen before; `routed` as of `mixture`."""
-    normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
-    attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
-    hidden_BTD = hidden_BTD + written(members, attended_BTD)
-    normed_BTD = _norm(hidden_BTD, members["post_attention_layernorm"], shape)
+    hidden_BTD, normed_BTD = attended(members, shape, hidden_BTD, rotation, extend)
     if shape.experts.count:
         said_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
         return hidden_BTD + said_ND.view_as(hidden_BTD)
     return hidden_BTD + written(members, feed_forward(members, shape, "mlp.", normed_BTD))
+
+
+def attended(
+    members: Mapping[str, Tensor],
+    shape: ModelShape,
+    hidden_BTD: Tensor,
+    rotation: Rotation,
+    extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A layer as far as its attention: hidden states, and what its feed-forward gets of them."""
+    normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
+    attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
+    hidden_BTD = hidden_BTD + written(members, attended_BTD)
+    return hidden_BTD, _norm(hidden_BTD, members["post_attention_layernorm"], shape)
+
+
+def logits(weights: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor) -> Tensor:
+    """float32 [B, T, V] behind all layers."""
+    return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD]).float()
 
 
 def _attention(
@@ -214,7 +230,7 @@ def _norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
     return functional.rms_norm(x.float(), gain.shape, gain, shape.norm_epsilon)
 
 
-def _rotation(shape: ModelShape, start: int, length: int, device: torch.device) -> Rotation:
+def rotation_of(shape: ModelShape, start: int, length: int, device: torch.device) -> Rotation:
     """cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
     exponent = torch.arange(0, shape.head_width, 2, device=device).float() / shape.head_width
     position_T = torch.arange(start, start + length, device=device).float()

@@ -93,16 +93,16 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
                 shapes[anchors_before(layer)] = anchors
             shapes[anchors_after(layer)] = anchors
         written = shape.crossing if shape.boundary.is_shared_at(layer) else shape.width
-        members: dict[str, tuple[int, ...]] = {
+        trunk: dict[str, tuple[int, ...]] = {
             "input_layernorm": (shape.width,),
             "self_attn.q_proj": (queries, shape.width),
             "self_attn.k_proj": (keys, shape.width),
             "self_attn.v_proj": (keys, shape.width),
             "self_attn.o_proj": (written, queries),
             "post_attention_layernorm": (shape.width,),
-            **_feed_forwards(shape, written),
         }
-        if shape.qk_norm:
+        members = (trunk if span.has_trunk else {}) | _feed_forwards(shape, written, span)
+        if shape.qk_norm and span.has_trunk:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
         for member, size in members.items():
             name = f"model.layers.{layer}.{member}.weight"
@@ -118,11 +118,14 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
     return shapes
 
 
-def _feed_forwards(shape: ModelShape, written: int) -> dict[str, tuple[int, ...]]:
+def _feed_forwards(shape: ModelShape, written: int, span: Span) -> dict[str, tuple[int, ...]]:
     """Of one layer, which adds so many numbers."""
     count = shape.experts.count
-    members: dict[str, tuple[int, ...]] = {"mlp.gate": (count, shape.width)} if count else {}
-    for which in [f"mlp.experts.{expert}." for expert in range(count)] or ["mlp."]:
+    held = range(count) if span.experts is None else span.experts
+    members: dict[str, tuple[int, ...]] = {}
+    if count and span.has_trunk:
+        members["mlp.gate"] = (count, shape.width)
+    for which in [f"mlp.experts.{expert}." for expert in held] if count else ["mlp."]:
         members[f"{which}gate_proj"] = members[f"{which}up_proj"] = (shape.feed_forward, shape.width)
         members[f"{which}down_proj"] = (written, shape.feed_forward)
     return members

@@ -94,9 +94,7 @@ class StageCompute:
     def publish(self, tiles: Tiles) -> None:
         """Use these weights from the next forward on: written over those before, where no graph needs them
         any more. `tiles`: all of [layout.size]. ValueError before what is frozen is known."""
-        self._weights.publish(
-            tiles, lambda version: any(graph.version is version for graph in self._graphs.values())
-        )
+        self._weights.publish(tiles, self._needs)
 
     def train(self, layout: Layout) -> None:
         """Gradients are of these parameters alone from now on, and begin anew; before weights are published,
@@ -151,12 +149,7 @@ class StageCompute:
     ) -> Finished:
         """The last stage's whole work: forward, loss and backward. Raises StageError."""
         version, inputs = self._checked(key, inputs)
-        if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
-            raise StageError(
-                f"microbatch {key}: labels are {_kind(labels_BT)}, need int64 {list(inputs.shape[:2])}"
-            )
-        labels_BT = labels_BT.to(inputs.device)
-        self._require_vocabulary(key, "labels", labels_BT)
+        labels_BT = self._checked_labels(key, labels_BT, inputs)
         tokens_BT = self._beside(key, inputs, tokens_BT)
         rows = self._weights.rows(len(inputs))
         labels_BT = labels_BT[rows.sequences]
@@ -209,6 +202,10 @@ class StageCompute:
         """As GradientSum.use."""
         return self._weights.use_gradient(use)
 
+    def _needs(self, version: object) -> bool:
+        """Whether an open graph was built on it."""
+        return any(graph.version is version for graph in self._graphs.values())
+
     def _accumulate(
         self, key: Hashable, version: object, loss: Tensor, inputs: Tensor, rows: Rows
     ) -> Tensor | None:
@@ -242,6 +239,15 @@ class StageCompute:
         if self._span.has_embedding:
             self._require_vocabulary(key, "inputs", inputs)
         return version, inputs
+
+    def _checked_labels(self, key: Hashable, labels_BT: Tensor, inputs: Tensor) -> Tensor:
+        if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
+            raise StageError(
+                f"microbatch {key}: labels are {_kind(labels_BT)}, need int64 {list(inputs.shape[:2])}"
+            )
+        labels_BT = labels_BT.to(self._weights.device)
+        self._require_vocabulary(key, "labels", labels_BT)
+        return labels_BT
 
     def _leaf(self, inputs: Tensor, rows: Rows) -> Tensor:
         """Those that are computed here, as a leaf of the graph."""

@@ -45,7 +45,10 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
     """About what a stage keeps of a microbatch from its forward to its backward pass.
 
     Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`, in float32."""
-    tokens, layers = manifest.microbatch_tokens, manifest.stages[stage]
+    tokens = manifest.microbatch_tokens
+    if manifest.experts_at(stage) is not None:  # A call at a time, and nothing between two.
+        return manifest.call_rows * FLOAT_BYTES * (4 * manifest.model.width + 4 * manifest.model.feed_forward)
+    layers = manifest.stages[stage]
     match computing.recompute:
         case "none":
             return tokens * layers * _layer_bytes(manifest.model, computing)
@@ -57,7 +60,9 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
 
 def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
     """More of the one microbatch whose backward pass is computed: what is computed again for it."""
-    layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
+    if computing.recompute == "none" or manifest.experts_at(stage) is not None:
+        return 0
+    layers = {"stage": manifest.stages[stage], "layer": 1}[computing.recompute]
     return manifest.microbatch_tokens * layers * _layer_bytes(manifest.model, computing)
 
 
@@ -65,6 +70,8 @@ def _layer_bytes(model: ModelShape, computing: Computing) -> int:
     """Of a token, what a layer keeps for its backward pass."""
     heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
     feeds = 4 * model.active_feed_forward
+    if model.experts.is_routed:  # What goes to experts and what comes back.
+        feeds = 2 * model.experts.active * model.width
     if computing.dtype == "fp32":
         return FLOAT_BYTES * (6 * model.width + 2 * heads + feeds)
     # Hidden states, and what is normed of them, stay float32; what matrices take and give does not.

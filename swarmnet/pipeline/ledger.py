@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-
-from swarmnet.identifiers import MicrobatchId
 
 REMEMBERED = 65_536
 """Microbatches, the newest of all origins: minutes of the fastest stage, and nobody asks again so late. Each
@@ -56,14 +55,15 @@ class Ledger:
     """ACTs answered with BUSY."""
     late_answers: int = 0
     """GRADs for a microbatch that needed none any more."""
-    _newest: OrderedDict[MicrobatchId, None] = field(default_factory=OrderedDict)
+    _newest: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
 
-    def is_committed(self, key: MicrobatchId) -> bool:
+    def is_committed(self, key: Hashable) -> bool:
         return key in self._newest
 
-    def commit(self, key: MicrobatchId, tokens: int) -> None:
+    def commit(self, key: Hashable, tokens: int) -> None:
+        """`key`: a microbatch, or what of one routed experts were asked."""
         if self.is_committed(key):
-            raise CommittedTwice(f"microbatch {key.counter} of {key.origin}")
+            raise CommittedTwice(str(key))
         self._newest[key] = None
         if len(self._newest) > REMEMBERED:
             self._newest.popitem(last=False)

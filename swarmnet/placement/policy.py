@@ -171,7 +171,7 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
     middle = UNKNOWN
     if lines:
         middle = Line(median_low(line.up for line in lines), median_low(line.down for line in lines))
-    shares = _shares([record for _, record in peers], rules.paths)
+    shares = _shares([record for _, record in peers], rules)
     known = View((), (), len(peers), usual, shares, middle, lines_count(rules, len(peers), middle))
     capacities, intents = [0.0] * len(work), []
     all_bring: list[list[float]] = []
@@ -195,15 +195,16 @@ def lines_count(rules: MoveRules, peers: int, usual: Line) -> bool:
     return rules.gossip * (peers / len(rules.work) - 1) <= usual.up / 2
 
 
-def _shares(seen: Iterable[Seen], paths: Rules | None) -> tuple[float, ...]:
+def _shares(seen: Iterable[Seen], rules: MoveRules) -> tuple[float, ...]:
     """Where microbatches begin, the round says how much they leave out. Who has measured nothing may not be
     in step yet. By the manifest and not by what peers were given: a poor stage is gone around, and would
     look as if it needed nobody."""
+    paths = rules.paths
     if paths is None:
         return ()
     rounds = [record.round for record in seen if record.stage == 0 and record.rate > 0]
     round = median_high(rounds) if rounds else 0
-    return tuple(paths.visit_share(stage, round) for stage in range(paths.stages))
+    return tuple(paths.visit_share(stage, round) for stage in range(len(rules.work)))
 
 
 def worthwhile(
@@ -353,7 +354,12 @@ def stage_work(manifest: Manifest) -> tuple[float, ...]:
     heads = model.heads * model.head_width
     projections = model.width * (2 * heads + 2 * model.key_value_heads * model.head_width)
     attention = manifest.data.sequence_tokens * heads
-    layer = projections + attention + 3 * model.width * model.active_feed_forward
+    feeds = 3 * model.width * model.active_feed_forward
+    routed = model.experts.is_routed
+    layer = projections + attention + (0 if routed else feeds)
     work = [float(layers) for layers in manifest.stages]
     work[-1] += model.width * model.vocabulary / layer
+    if routed:
+        each = [layers * feeds / model.experts.groups / layer for layers in manifest.stages]
+        work += [of_group for of_group in each for _ in range(model.experts.groups)]
     return tuple(work)

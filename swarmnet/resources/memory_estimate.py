@@ -91,7 +91,9 @@ def needs_of(
     each = GRID_BYTES + work + AT_WORK_BYTES + FREED_BYTES
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
-    each += work if len(manifest.stages) > 1 else 0  # Those that a microbatch under way was begun with.
+    waits = len(manifest.stages) > 1 or manifest.model.experts.is_routed
+    if waits and manifest.experts_at(stage) is None:  # Those that a microbatch under way was begun with.
+        each += work
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
     weights += _of_method(manifest, layout, trained)
@@ -146,7 +148,7 @@ def _open_bytes(manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layo
     found = RESULT_BYTES * layout.size if is_sharded else 0
     if own.rest != "live":  # Its numbers are held until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
-    in_groups = manifest.model.experts.groups > 1
+    in_groups = manifest.model.experts.held_groups > 1
     few = sum(
         plane.stop - plane.offset
         for plane in layout.planes

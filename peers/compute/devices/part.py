@@ -80,7 +80,10 @@ def not_divisible(manifest: Manifest) -> str:
         return "what goes to reducers (sync.exchange: sharded) is not made share by share yet"
     if has_frozen(manifest):
         return "what a run does not train (sync.trainable, model.lora) is not held share by share"
-    if manifest.model.experts.groups > 1 or manifest.model.experts.merge_rounds:
+    experts = manifest.model.experts
+    if experts.is_routed:
+        return "experts that others hold (model.experts.form) are not asked share by share"
+    if experts.groups > 1 or experts.merge_rounds:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
     if sync.method in ("low-rank", "hybrid"):
         return f"the run's sync.method, {sync.method}, needs whole matrices, which do not lie on one device"

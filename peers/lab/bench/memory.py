@@ -23,6 +23,8 @@ from peers.errors import UserError
 from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
+from swarmnet.model.experts.expert_compute import ExpertCompute
+from swarmnet.model.experts.routed_trunk import RoutedTrunk, Steps
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
 from swarmnet.run.manifest import Manifest, ModelShape
@@ -150,11 +152,30 @@ class _Peer:
         shape = data.microbatch_sequences, data.sequence_tokens
         tokens_BT = torch.randint(model.vocabulary, shape, generator=self._generator)
         inputs = tokens_BT if self._span.has_embedding else self._hidden()
-        if self._span.has_head:
+        compute = self._part.compute
+        if isinstance(compute, ExpertCompute):
+            self._answer(compute)
+        elif isinstance(compute, RoutedTrunk):
+            if self._span.has_head:
+                _carry(compute.finish_steps(0, inputs, tokens_BT))
+            else:
+                _carry(compute.forward_steps(0, inputs))
+                _carry(compute.backward_steps(0, self._hidden()))
+        elif self._span.has_head:
             self._part.compute.finish(0, inputs, tokens_BT)
         else:
             self._part.compute.forward(0, inputs)
             self._part.compute.backward(0, self._hidden())
+
+    def _answer(self, experts: ExpertCompute) -> None:
+        """A microbatch's calls, of which each expert gets as much."""
+        model, span = self._manifest.model, self._span
+        each = self._manifest.microbatch_tokens * model.experts.active // model.experts.count
+        counts = [max(1, each)] * model.experts.of_group
+        rows = torch.randn(sum(counts), model.width, generator=self._generator)
+        for layer in range(span.first, span.stop):
+            experts.answer(layer, counts, rows)
+            experts.answer_backward(layer, counts, rows, rows, adds=True)
 
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
@@ -180,6 +201,16 @@ class _Peer:
 
     def _hidden(self) -> torch.Tensor:
         return torch.randn(self._manifest.hidden_shape, generator=self._generator)
+
+
+def _carry(steps: Steps[object]) -> None:
+    """To experts that say what they are told."""
+    try:
+        calls = next(steps)
+        while True:
+            calls = steps.send({call.group: call.rows.clone() for call in calls})
+    except StopIteration:
+        pass
 
 
 def _warm_up() -> None:

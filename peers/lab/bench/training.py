@@ -29,7 +29,7 @@ from torch.optim import AdamW
 
 from peers.compute.peak_flops import measured_peak
 from peers.compute.stage_part import CPU, real_part, wait_for
-from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Trouble
+from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Outcome
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Operation, UpdateWork
 from protocols.signed.envelope import Kind, open_envelope
@@ -348,6 +348,6 @@ class StagesInOneThread:
         update.run(operations)
 
 
-def _done(result: Computed | Trouble) -> Computed:
+def _done(result: Outcome) -> Computed:
     assert isinstance(result, Computed), result
     return result

@@ -65,6 +65,8 @@ class Options:
     """Of `real` ones; None: the manifest's default, or local-steps where it has to be such a one."""
     experts: bool = False
     """Of `real` ones: each trains half of the experts."""
+    routed: bool = False
+    """These are stages of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +109,21 @@ SHARDS = 3
 """Fewer than peers, so that some have none and some have two."""
 EXPERTS = Experts(count=4, active=1, groups=2, merge_rounds=5, merge_until=10_000, merge_nearest=2)
 """Merged often, so that who has seen another round settle is found out."""
+ROUTED = Experts(count=2, active=2, groups=2, form="routed")
+"""All tokens of a world are alike: each must take all experts, or some would close no rounds."""
 
 
 def small_manifest(
     stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False,
-    method: MethodName | None = None, experts: bool = False,
+    method: MethodName | None = None, experts: Experts | None = None,
 ) -> Manifest:  # fmt: skip
     """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
     owner = Identity.from_seed(b"the owner of the run").peer_id
     model = ModelShape(
         width=8, layers=stages, heads=1, key_value_heads=1, head_width=8, feed_forward=8, context=8
     )
-    if experts:
-        model = replace(model, qk_norm=True, experts=EXPERTS)
+    if experts is not None:
+        model = replace(model, qk_norm=True, experts=experts)
     sync = Sync(method=method or ("local-steps" if sharded or experts else "demo-votes"))
     if sharded:
         sync = replace(sync, exchange="sharded", shards=SHARDS)
@@ -151,12 +155,13 @@ def _memory() -> str | None:
 
 async def _play(options: Options, folder: Path) -> Seen:
     chance = Random(f"shape {options.seed}")
-    stages = options.stages or chance.randrange(2, 5)
+    cut = options.stages or (chance.randrange(1, 3) if options.routed else chance.randrange(2, 5))
+    stages = cut * (1 + ROUTED.groups * options.routed)
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
     names = [f"p{number}" for number in range(peers)]
-    microbatches = max(2, peers // stages)
+    experts = (ROUTED if options.routed else EXPERTS) if options.experts else None
     manifest = small_manifest(
-        stages, microbatches, options.rules, options.seed, options.sharded, options.method, options.experts
+        cut, max(2, peers // stages), options.rules, options.seed, options.sharded, options.method, experts
     )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)

@@ -38,6 +38,8 @@ class PeerStory:
     settled: SettledRounds = field(default_factory=SettledRounds)
     took: list[tuple[float, str]] = field(default_factory=list)
     """(Unix time, maker) of contributions that came and were accepted."""
+    made: list[float] = field(default_factory=list)
+    """Unix times of its contributions."""
     took_up: list[tuple[float, int]] = field(default_factory=list)
     """(Unix time, group of experts that it trains from then on)."""
     sent: dict[str, int] = field(default_factory=dict)
@@ -55,6 +57,8 @@ def read_story(state: Path) -> PeerStory:
                 story.stage = stage
             case noted.Committed(origin, counter, tokens, loss):
                 story.commits.append((line.time, origin, counter, tokens, loss))
+            case noted.Made():
+                story.made.append(line.time)
             case noted.Took(maker=maker):
                 story.took.append((line.time, maker))
             case noted.TookUp(group=group):
@@ -101,6 +105,13 @@ def kill_to_experts_seconds(stories: Iterable[PeerStory], killed: PeerStory, at:
             later = [since for since, taken in story.took_up if since > at and taken == group]
             found += [at] if before == [group] else later[:1]
     return min(found) - at if found else None
+
+
+def kill_to_made_seconds(stories: Iterable[PeerStory], killed: PeerStory, at: float) -> float | None:
+    """Until a peer of its stage, which is one of routed experts, contributes."""
+    others = [story for story in stories if story.stage == killed.stage and story is not killed]
+    made = [since for story in others for since in story.made if since > at]
+    return min(made) - at if made else None
 
 
 def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, started_at: float) -> float | None:
@@ -150,6 +161,7 @@ def build(
     """The report; `killed`: who and when (Unix time)."""
     losses = [loss for _, loss in _with_losses(stories)]
     repeats, commits = repeats_across_peers(stories)
+    until_experts = kill_to_made_seconds if manifest.model.experts.is_routed else kill_to_experts_seconds
     computed = None  # How long a result is hangs on who is in it.
     if manifest.sync.exchange == "everyone":
         computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
@@ -165,11 +177,11 @@ def build(
         "kill_to_commit_seconds": (
             kill_to_commit_seconds(stories, killed[0].stage, killed[1]) if killed else None
         ),
-        "kill_to_experts_seconds": kill_to_experts_seconds(stories, *killed) if killed else None,
+        "kill_to_experts_seconds": until_experts(stories, *killed) if killed else None,
         "join_to_contribution_seconds": (
             join_to_contribution_seconds(stories, newcomer.peer, newcomer.started_at) if newcomer else None
         ),
-        "stages": len(manifest.stages),
+        "stages": manifest.all_stages,
         "unequal_digests": unequal_digests(stories),
         "microbatches": {"committed": commits, "repeated_across_peers": repeats},
         "contribution_bytes": {

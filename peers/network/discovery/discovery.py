@@ -24,8 +24,9 @@ class Looking:
         membership = self.neighbourhood.membership
         answered: set[int] = set()
         found: set[PeerId] = set()
-        own, reach = membership.stage, membership.reach
-        for stage in range(max(0, own - reach), min(self.stages, own + reach + 1)):
+        for stage in sorted({membership.stage, *membership.beside}):
+            if not 0 <= stage < self.stages:
+                continue
             records = await self.presence.look_up(stage)
             if records is None:
                 continue

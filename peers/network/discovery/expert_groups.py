@@ -43,7 +43,7 @@ class ExpertGroup:
 def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator[ExpertGroup]:
     """By stage, of a run whose peers each train one group; of another run none."""
     experts = manifest.model.experts
-    if experts.groups < 2:
+    if experts.held_groups < 2:
         return
     told = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
     each = experts.count // experts.groups

@@ -93,6 +93,8 @@ class Inference:
 
     def _unfit(self, ask: AskForward, body: bytes) -> Trouble | None:
         model = self.manifest.model
+        if model.experts.is_routed:
+            return Trouble(WRONG_STAGE, "this run's experts are other peers', whom nobody asks for a visitor")
         if ask.stage != self.stage:
             return Trouble(WRONG_STAGE, f"this peer holds stage {self.stage}")
         if not self._rules.shortest <= ask.path <= self._rules.stages:

@@ -128,7 +128,7 @@ class SpreadWeights:
         output: Tensor = self._stage(inputs, tokens_BT, branch_scale, rows.count)
         return output
 
-    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor) -> bool:
+    def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
         self._load(version)
         self._gradient.begin()
         torch.autograd.backward(loss)

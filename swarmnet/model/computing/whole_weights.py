@@ -67,8 +67,8 @@ class StageWeights(Protocol):
     ) -> Tensor:
         """As swarmnet.model.decoder.forward, on the weights of a version."""
 
-    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor) -> bool:
-        """Run backward, also for `inputs` if that wants a gradient. Whether what was found was finite and
+    def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
+        """Run backward, also for those `inputs` that want a gradient. Whether what was found was finite and
         small enough to be summed, on all devices."""
 
     def agreed(self, here: bool) -> bool:
@@ -166,11 +166,9 @@ class WholeWeights:
             tokens_BT=tokens_BT, run_layers=run_layers,
         )  # fmt: skip
 
-    def add_gradient_of(self, version: object, loss: Tensor, inputs: Tensor) -> bool:
+    def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
         assert isinstance(version, dict)
-        leaves = [leaf for leaf in version.values() if leaf.requires_grad]
-        if inputs.requires_grad:
-            leaves.append(inputs)
+        leaves = [leaf for leaf in (*version.values(), *inputs) if leaf.requires_grad]
         return self._gradient.add_gradient_of(loss, leaves)
 
     def agreed(self, here: bool) -> bool:

@@ -11,7 +11,9 @@ expert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -26,9 +28,8 @@ def mixture(
 ) -> Tensor:
     """What the experts of a layer add to its tokens: [N, D]. `members`: its weights, by their names there.
     `routed`: where each expert's tokens are added up, of what is trained on."""
-    shares_NE = linear(x_ND, members["mlp.gate"]).float().softmax(dim=-1)
-    weights_NA, chosen_NA = shares_NE.topk(shape.experts.active, dim=-1)
-    weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
+    choice = choose(members["mlp.gate"], shape, x_ND)
+    weights_NA, chosen_NA = choice.weights, choice.chosen
     sum_ND = torch.zeros_like(x_ND)
     for expert in range(shape.experts.count):
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
@@ -38,8 +39,34 @@ def mixture(
         sum_ND.index_add_(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
     if not (torch.is_grad_enabled() and shape.experts.balance):
         return sum_ND
-    added: Tensor = _WithLoss.apply(sum_ND, _unevenness(shape, shares_NE, chosen_NA))  # type: ignore[no-untyped-call]
+    added: Tensor = _WithLoss.apply(sum_ND, unevenness(shape, choice))  # type: ignore[no-untyped-call]
     return added
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a layer's router makes of its tokens."""
+
+    shares: Tensor
+    """[N, E] of each expert, summing to one."""
+    weights: Tensor
+    """[N, A] of the experts that a token takes, made to sum to one."""
+    chosen: Tensor
+    """[N, A]: which these are."""
+
+
+def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[int] = ()) -> Choice:
+    """`without`: experts that nobody has; tokens take the next best."""
+    logits_NE = linear(x_ND, gate_ED).float()
+    if without:
+        away_E = torch.zeros(shape.experts.count, dtype=torch.bool, device=x_ND.device)
+        away_E[list(without)] = True
+        logits_NE = logits_NE.masked_fill(away_E, -inf)
+    shares_NE = logits_NE.softmax(dim=-1)
+    there = shape.experts.count - len(without)
+    weights_NA, chosen_NA = shares_NE.topk(min(shape.experts.active, there), dim=-1)
+    weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
+    return Choice(shares_NE, weights_NA, chosen_NA)
 
 
 def feed_forward(
@@ -52,10 +79,11 @@ def feed_forward(
     return down
 
 
-def _unevenness(shape: ModelShape, shares_NE: Tensor, chosen_NA: Tensor) -> Tensor:
+def unevenness(shape: ModelShape, choice: Choice) -> Tensor:
     """`balance` for each token, shared among the layers, where all experts have as much to do; more where
     they have not. Only the shares learn by it: how many tokens an expert has is no function with a gradient.
     """
+    shares_NE, chosen_NA = choice.shares, choice.chosen
     tokens, count = shares_NE.shape
     load_E = torch.bincount(chosen_NA.flatten(), minlength=count) / chosen_NA.numel()
     scale = shape.experts.balance * tokens * count / shape.layers

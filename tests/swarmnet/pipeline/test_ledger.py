@@ -17,7 +17,7 @@ def test_a_microbatch_is_committed_once():
     assert count.is_committed(MicrobatchId(HONEST, 7))
     assert not count.is_committed(MicrobatchId(HONEST, 6))
     assert not count.is_committed(MicrobatchId(LIAR, 7))
-    with pytest.raises(CommittedTwice, match="7 of honest"):
+    with pytest.raises(CommittedTwice, match=r"honest.*7"):
         count.commit(MicrobatchId(HONEST, 7), 32)
     assert (count.committed, count.tokens) == (1, 32)
 

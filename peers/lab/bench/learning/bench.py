@@ -11,7 +11,7 @@ import torch
 
 from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
-from peers.config.run_file import load_manifest
+from peers.config.run_file import load_manifest, require_own_experts
 from peers.data.documents import fingerprint
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground, read_texts
@@ -52,6 +52,7 @@ class Question:
 def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
     """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
     manifest = load_manifest(question.run_file, PeerId(""), {})
+    require_own_experts(manifest, "bench learning")
     if manifest.start.path or manifest.sync.trainable:
         raise UserError(
             f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "

@@ -499,3 +499,6 @@ def test_the_command_says_what_happened_and_refuses_what_it_cannot_play(tmp_path
     assert "add it" in simulate("--kind", "lost stage").stderr
     assert "add --real" in simulate("--method", "diloco").stderr
     assert "goes with --real" in simulate("--experts").stderr
+    assert "add --experts" in simulate("--real", "--routed").stderr
+    too_few = simulate("--real", "--experts", "--routed", "--peers", "5", "--stages", "1").stderr
+    assert "5 peers for 3 stages" in too_few

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from sharp_weights import LLAMA, page_of_what_commands_take_home, stage_weights
+from swarm import sign, tiny_manifest
 
 from peers.data.tokenizer import ByteTokenizer
 from peers.tools.model import hf_parity
 from peers.tools.model.export import export, load_shape, load_weights, plain_shape
 from peers.tools.model.generate import generate
+from peers.tools.model.swarm_session import not_let_in
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Data, Experts, Lora, Manifest, Sync
 
@@ -17,8 +19,9 @@ HELD = replace(
     LLAMA, qk_norm=True, norm_epsilon=1e-6, feed_forward=24,
     experts=Experts(count=6, active=2, groups=3, merge_rounds=5, merge_nearest=2),
 )  # fmt: skip
+ROUTED = replace(HELD, experts=Experts(count=6, active=2, groups=3, form="routed"))
 WITH_FACTORS = replace(HELD, experts=Experts(count=6, active=2), lora=Lora(rank=2))
-SHAPES = pytest.mark.parametrize("shape", [HELD, WITH_FACTORS], ids=["groups", "lora"])
+SHAPES = pytest.mark.parametrize("shape", [HELD, ROUTED, WITH_FACTORS], ids=["groups", "routed", "lora"])
 
 
 @SHAPES
@@ -59,3 +62,17 @@ def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
     )  # fmt: skip
     page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "of which a token takes 2; each peer trained one of 3 groups of them; every 5 rounds" in page
+
+
+def test_experts_that_were_stages_of_their_own_come_home_with_the_rest(tmp_path, monkeypatch, capsys):
+    manifest = Manifest(
+        "tiny", PeerId("owner"), stages=(1, 2), model=ROUTED, data=Data(sequence_tokens=32),
+    )  # fmt: skip
+    page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
+    assert "of which a token takes 2; tokens travelled to them, in 3 groups of peers for each stage" in page
+
+
+def test_a_visitor_hears_at_once_that_nobody_asks_others_experts_for_it():
+    held, routed = (sign(tiny_manifest((1, 2), model=shape)) for shape in (HELD, ROUTED))
+    assert not_let_in(held, b"", PeerId("visitor"), 0.0) is None
+    assert "swarmnet export" in not_let_in(routed, b"", PeerId("visitor"), 0.0)
