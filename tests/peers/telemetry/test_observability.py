@@ -261,6 +261,17 @@ class Watched:
                     del waiting[name]
             await asyncio.sleep(1.0)
 
+    async def until_scraped(self):
+        """The targets, once each was scraped under the labels that it has now: the observer gives them the
+        run's name as soon as it knows it, and then they are new ones."""
+        while True:
+            targets = (await self.ask("targets"))["activeTargets"]
+            waiting = [target["scrapeUrl"] for target in targets if target["health"] == "unknown"]
+            if not waiting:
+                return targets
+            self.check(f"not scraped yet: {waiting}")
+            await asyncio.sleep(0.2)
+
     async def end(self):
         if self.prometheus is not None:
             self.prometheus.terminate()
@@ -329,7 +340,7 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
         assert {
             rule["name"]: rule.get("lastError") for rule in rules if rule["health"] not in ("ok", "unknown")
         } == {}
-        targets = (await watched.ask("targets"))["activeTargets"]
+        targets = await watched.until_scraped()
         assert {
             target["scrapeUrl"]: target["lastError"] for target in targets if target["health"] != "up"
         } == {}
