@@ -18,6 +18,7 @@ from protocols.fields import Path as Path
 from protocols.messages.audits import AskSlices as AskSlices
 from protocols.messages.audits import Evidence as Evidence
 from protocols.messages.audits import Lied as Lied
+from protocols.messages.audits import Worked as Worked
 from protocols.messages.inference import AskForward as AskForward
 from protocols.messages.inference import Declined as Declined
 from protocols.messages.inference import Forwarded as Forwarded
@@ -76,12 +77,13 @@ AnyMessage = (
     | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
     | ChainIs | Statements | Slices | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
     | AskForward | Forwarded | Declined | OrderIs | ReceiptIs | AskSlices | Evidence | Lied
+    | Worked
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)
 """Of the data path."""
-AUDIT_MESSAGES = (AskSlices, Evidence, Lied)
-"""About results, where there are reducers."""
+AUDIT_MESSAGES = (AskSlices, Evidence, Lied, Worked)
+"""About results, where there are reducers, and about work, where it is audited."""
 STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
 """Of the state path."""
 
