@@ -164,14 +164,21 @@ def work(
     threads: Annotated[int, typer.Option(min=1, max=64, help="Of the processor.")] = 1,
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
     device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
+    swarm: Annotated[bool, typer.Option(help="Workers with a wire, on a clock that jumps.")] = False,
 ) -> None:
     """Peers with real models of which some contribute other work than they say: who is found by whoever
     computes it again, and whether honest ones are ever accused."""
     from peers.compute.stage_part import device_of
-    from peers.lab.bench.work_audits import Question, bench, render
+    from peers.lab.bench.work import swarm as lying_swarm
+    from peers.lab.bench.work.audits import Question, bench, render
 
     if liars >= peers:
         raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
+    if swarm:
+        asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds)
+        for row in lying_swarm.rows(lying_swarm.bench(asked)):
+            typer.echo(row)
+        return
     question = Question(
         run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype), device_of(device)
     )

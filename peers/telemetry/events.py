@@ -285,6 +285,13 @@ class Audited(Event, frozen=True):
     shard: int
     asked: str
 
+class Stands(Event, frozen=True):
+    """A settled set has changed from which round on contributions of a peer count, whose id's SHA-256 begins
+    so: by work that was found to agree, or because none was."""
+    code: str
+    tag: str
+    round: int
+
 class Took(Event, frozen=True):
     """Somebody's contribution came, was checked and counts."""
     round: int
@@ -292,7 +299,8 @@ class Took(Event, frozen=True):
     maker: str
 
 class GivenBack(Event, frozen=True):
-    """The group went on without the own contribution; it is offered again with later rounds."""
+    """The group went on without the own contribution; it is offered again with later rounds, unless this
+    peer counts for nothing yet."""
     code: str
     round: int
     id: str

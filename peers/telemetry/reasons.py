@@ -147,7 +147,17 @@ CONTRIBUTIONS = {
     "wrong_run": REFUSALS["wrong_run"],
     "not_finite": Reason("the own gradient was not finite, so none was made", f"{TOP}: is the loss finite?"),
     "given_back": Reason("the own one came too late for its round; its gradient goes into the next", DOCTOR),
+    "uncounted": Reason(
+        "the own one: this peer's work has not been found to agree often enough yet, or not for long",
+        "let it run; if for hours: do others compute as it does (docs/decisions/0037-standing.md)?",
+    ),
     "other": REFUSALS["other"],
+}
+
+STANDINGS = {
+    "none": Reason("its work has not been found to agree for a whole term: it counts no more", NOTHING),
+    "judged": Reason("enough of its work was found to agree: it counts", NOTHING),
+    "stranger": Reason("it counts, though nobody who counts computes as it does", NOTHING),
 }
 
 AUDITS = {
@@ -255,6 +265,7 @@ AREAS = (
     Area("A round was applied", (noted.Applied,), "rounds_total", ROUNDS),
     Area("A contribution", (noted.NotFinite, noted.GivenBack), "updates_total", CONTRIBUTIONS),
     Area("Another's sums, or its work, were done again", (noted.Audited,), "audits_total", AUDITS),
+    Area("Whose contributions count", (noted.Stands,), "", STANDINGS),
     Area("The state is fetched anew", (noted.Resynchronise, noted.DigestDiffers), "", RESYNCHRONISATIONS),
     Area("A move was called off", (noted.NotMoving,), "", MOVES),
     Area("A holder of a snapshot is asked no more", (noted.HolderDropped,), "", HOLDERS),

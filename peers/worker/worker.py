@@ -343,6 +343,7 @@ class Worker(Parts):
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
         if log is not None:
+            log.sets.settled(weights.settled_round, weights.chain)
             self.data.work.after_failure = work.left_out
         if old is not None:
             work.own = old.work.own
@@ -359,6 +360,7 @@ class Worker(Parts):
             update.take_over(old)
         if update.works is not None:
             self.makers.convicted = self.orders.gatekeeper.convicted = update.works.convictions.first
+            self.makers.has_standing = update.works.counts
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         update.took_up = lambda took_up: self.say("experts", experts_line(took_up))

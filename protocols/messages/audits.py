@@ -31,6 +31,15 @@ class Evidence(Message, frozen=True, tag=81):
     shard: Number
 
 
+class Worked(Message, frozen=True, tag=83):
+    """A window of the sender's work is over: `result` names its last commitment, for `round`. Told to those
+    who are to look into it, before anything of the sender counts."""
+
+    kind: ClassVar[str] = "update"
+    round: RoundNumber
+    result: Identifier
+
+
 class Lied(Message, frozen=True, tag=82):
     """`peer` has made a result for `round` whose `shard` does not follow from its slices: the sender has the
     proof. Repeated once a second until the receiver says the same."""

@@ -1,9 +1,13 @@
 """What a peer signs of its work in a round, at the head of its contribution: enough to do all of it again, in
 a few hundred bytes. It comes before anybody draws what is looked into.
 
-    round, begun u32 | settings 8 B | before 16 B | carried 32 B | payload 32 B | stretches, accused u8
+    round, begun u32 | settings 8 B | before 16 B | carried 32 B | payload 32 B
+    | stretches, findings, changes, accused u8
     | of each stretch: settled, applied i32 | sets 16 B | factor u16 | first u64 | count u32 | published u8
-    | of each accused: length u8 | peer id | from u32            (98 bytes, 39 a stretch, 57 an accused peer)
+    | of each finding: peer 8 B | round u32 | rounds, verdict u8
+    | of each change: peer 8 B | from u32 | standing u8
+    | of each accused: length u8 | peer id | from u32
+                                    (100 bytes, 39 a stretch, 14 a finding, 13 a change, 57 an accused peer)
 
 All integers are big-endian. All that a peer has of its own follows from what stands here: its moments are
 nothing where a window begins, and what it had moved and not told is what `carried` is the digest of, which it
@@ -16,12 +20,15 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from operator import gt, mul
 
 from swarmnet.identifiers import PeerId
+from swarmnet.rounds.result_table import TAG_BYTES
 
 SETTINGS_BYTES, SETS_BYTES, NAME_BYTES = 8, 16, 16
-_HEAD = struct.Struct(f">II{SETTINGS_BYTES}s{NAME_BYTES}s32s32sBB")
+_HEAD = struct.Struct(f">II{SETTINGS_BYTES}s{NAME_BYTES}s32s32sBBBB")
 _STRETCH = struct.Struct(f">ii{SETS_BYTES}sHQIB")
 MOST_STRETCHES = 64
 """Of a round: one for each time that the group's weights changed under a peer, and for each gap between its
@@ -30,10 +37,20 @@ MOST_MICROBATCHES = 4096
 """Of a round: what an auditor can be made to compute for one."""
 MOST_ACCUSED = 16
 """The newest: as many as proofs are kept (rounds/audits.py)."""
+MOST_FINDINGS = 16
+"""Of what an auditor has found since it was heard last: more than it can compute in a few rounds."""
+MOST_CHANGES = 16
+"""The newest, for those who have just come."""
+_FINDING = struct.Struct(f">{TAG_BYTES}sIBB")
+_CHANGE = struct.Struct(f">{TAG_BYTES}sIB")
 _FROM = struct.Struct(">I")
 _ID_BYTES = 64
 """Of a peer id at most: it has 52."""
-MOST_BYTES = _HEAD.size + MOST_STRETCHES * _STRETCH.size + MOST_ACCUSED * (1 + _ID_BYTES + _FROM.size)
+MOST_BYTES = (
+    _HEAD.size + MOST_STRETCHES * _STRETCH.size + MOST_FINDINGS * _FINDING.size
+    + MOST_CHANGES * _CHANGE.size + MOST_ACCUSED * (1 + _ID_BYTES + _FROM.size)
+)  # fmt: skip
+_SIZES = _STRETCH.size, _FINDING.size, _CHANGE.size
 NOT_YET = 0xFFFFFFFF
 """From which round on an accused peer does not count, as long as no settled set has said so."""
 NOTHING_BEFORE = bytes(NAME_BYTES)
@@ -73,6 +90,46 @@ class Accused:
     """From that round on nothing of it counts, as settled sets have said; NOT_YET."""
 
 
+class Word(IntEnum):
+    """What an auditor found of a window of somebody's work. That somebody lied is no word but a proof."""
+
+    AGREES = 0
+    UNANSWERED = 1
+    FOREIGN = 2
+    """All of it is there, done with settings that this auditor does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    peer: bytes
+    """`tag_of` it."""
+    round: int
+    """The last of the window."""
+    rounds: int
+    """That it contributed to in the window."""
+    word: Word
+
+
+class Kind(IntEnum):
+    """What a peer's standing is (standing.py)."""
+
+    NONE = 0
+    JUDGED = 1
+    STRANGER = 2
+    """Nobody who is judged computes as it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """In somebody's standing, as settled sets have brought it about."""
+
+    peer: bytes
+    """`tag_of` it."""
+    first: int
+    """The round from which on it holds."""
+    kind: Kind
+
+
 @dataclass(frozen=True, slots=True)
 class Commitment:
     round: int
@@ -90,13 +147,17 @@ class Commitment:
     stretches: tuple[Stretch, ...]
     accused: tuple[Accused, ...] = ()
     """Who has lied as this peer found, or as it follows others in (convictions.py)."""
+    findings: tuple[Found, ...] = ()
+    """Since a settled set held one of its contributions."""
+    changes: tuple[Change, ...] = ()
+    """The newest that it knows."""
 
     @property
     def name(self) -> bytes:
         return hashlib.sha256(self.written()).digest()[:NAME_BYTES]
 
     def written(self) -> bytes:
-        counts = len(self.stretches), len(self.accused)
+        counts = len(self.stretches), len(self.findings), len(self.changes), len(self.accused)
         head = _HEAD.pack(
             self.round, self.begun, self.settings, self.before, self.carried, self.payload, *counts
         )
@@ -104,9 +165,11 @@ class Commitment:
             _STRETCH.pack(each.settled, each.applied, each.sets, each.factor, each.first, each.count,
             each.published) for each in self.stretches
         )
+        findings = (_FINDING.pack(each.peer, each.round, each.rounds, each.word) for each in self.findings)
+        changes = (_CHANGE.pack(each.peer, each.first, each.kind) for each in self.changes)
         ids = ((each.peer.encode(), each.first) for each in self.accused)
         accused = (bytes([len(peer)]) + peer + _FROM.pack(first) for peer, first in ids)
-        return b"".join((head, *stretches, *accused))
+        return b"".join((head, *stretches, *findings, *changes, *accused))
 
     @staticmethod
     def read(data: bytes | memoryview) -> Commitment:
@@ -114,19 +177,22 @@ class Commitment:
         data = bytes(data)
         if len(data) < _HEAD.size:
             raise CommitmentError(f"a commitment of {len(data)} bytes")
-        round, begun, settings, before, carried, payload, count, accused = _HEAD.unpack_from(data)
-        end = _HEAD.size + count * _STRETCH.size
-        if len(data) < end or count > MOST_STRETCHES or accused > MOST_ACCUSED:
-            raise CommitmentError(f"a commitment of {len(data)} bytes with {count} stretches")
+        round, begun, settings, before, carried, payload, *counts, accused = _HEAD.unpack_from(data)
+        ends = list(accumulate(map(mul, counts, _SIZES), initial=_HEAD.size))
+        most = MOST_STRETCHES, MOST_FINDINGS, MOST_CHANGES, MOST_ACCUSED
+        if len(data) < ends[-1] or any(map(gt, (*counts, accused), most)):
+            raise CommitmentError(f"a commitment of {len(data)} bytes with {counts[0]} stretches")
+        stretched, said, changed = (data[start:end] for start, end in pairwise(ends))
         stretches = tuple(
             Stretch(settled, applied, sets, factor, first, microbatches, bool(published))
             for settled, applied, sets, factor, first, microbatches, published in _STRETCH.iter_unpack(
-                data[_HEAD.size : end]
+                stretched
             )
         )
         found = Commitment(
-            round, begun, settings, before, carried, payload, stretches, _accused(data[end:], accused)
-        )
+            round, begun, settings, before, carried, payload, stretches,
+            _accused(data[ends[-1] :], accused), _findings(said), _changes(changed),
+        )  # fmt: skip
         found.check()
         return found
 
@@ -143,6 +209,21 @@ class Commitment:
             raise CommitmentError("stretches without microbatches, with too many, or on weights to come")
         if any(later.applied < sooner.applied for sooner, later in pairwise(self.stretches)):
             raise CommitmentError("it went back to weights of before")
+
+
+def _findings(data: bytes) -> tuple[Found, ...]:
+    try:
+        those = _FINDING.iter_unpack(data)
+        return tuple(Found(peer, round, rounds, Word(word)) for peer, round, rounds, word in those)
+    except ValueError as error:
+        raise CommitmentError(f"a finding that nobody makes: {error}") from None
+
+
+def _changes(data: bytes) -> tuple[Change, ...]:
+    try:
+        return tuple(Change(peer, first, Kind(kind)) for peer, first, kind in _CHANGE.iter_unpack(data))
+    except ValueError as error:
+        raise CommitmentError(f"a standing that nobody has: {error}") from None
 
 
 def _accused(data: bytes, count: int) -> tuple[Accused, ...]:

@@ -5,8 +5,8 @@ that all know, as from the digest of the next round's set, is in the hands of wh
 round: it makes its contribution anew until the digest spares it, 1 / (1 - share) times on the mean
 (docs/decisions/0033-audits-of-work.md).
 
-Of newcomers everything, by auditors that all know, so that all can see whether they were audited: drawn from
-the set of the next round, in which a newcomer does not count.
+Of newcomers everything, and of who has not been found to agree for long (standing.py), by auditors that all
+know, so that all can see whether they were audited: drawn from the set of the next round.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import hashlib
 from collections.abc import Iterable
 
 from swarmnet.audits.commitment import Commitment
-from swarmnet.identifiers import PeerId
 from swarmnet.rounds.audits import chance
 
-NEWCOMERS_AUDITORS = 2
-"""Of each: one may be away, or the newcomer's friend."""
+AUDITORS = 2
+"""Of each: one may be away, or its friend."""
 
 
 def is_drawn(secret: bytes, last: Commitment, share: float, peers: int) -> bool:
@@ -29,11 +28,12 @@ def is_drawn(secret: bytes, last: Commitment, share: float, peers: int) -> bool:
 
 
 def auditors_of(
-    newcomer: PeerId, next_set: bytes, members: Iterable[PeerId], count: int = NEWCOMERS_AUDITORS
-) -> tuple[PeerId, ...]:
-    """Of a newcomer's window. `next_set`: digest of what settled for the round after its last."""
+    peer: bytes, next_set: bytes, members: Iterable[bytes], count: int = AUDITORS
+) -> tuple[bytes, ...]:
+    """Of a window of that peer, as tags (`tag_of`). `next_set`: names what settled up to the round after its
+    last."""
 
-    def place(member: PeerId) -> bytes:
-        return hashlib.sha256(next_set + newcomer.encode() + b"/" + member.encode()).digest()
+    def place(member: bytes) -> bytes:
+        return hashlib.sha256(next_set + peer + b"/" + member).digest()
 
-    return tuple(sorted((member for member in members if member != newcomer), key=place)[:count])
+    return tuple(sorted((member for member in members if member != peer), key=place)[:count])

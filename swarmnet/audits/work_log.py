@@ -11,7 +11,9 @@ from swarmnet.audits.commitment import (
     NOTHING_BEFORE,
     SETS_BYTES,
     Accused,
+    Change,
     Commitment,
+    Found,
     Stretch,
     digest_of,
 )
@@ -21,10 +23,12 @@ from swarmnet.identifiers import PeerId
 
 class SetNames:
     """Which contributions rounds hold, in a few bytes. Weights are the same where these are the same of all
-    rounds that were open, for what has settled is the same everywhere."""
+    rounds that were open, and the history before is one: a peer that was parted from the others is no
+    liar."""
 
     def __init__(self) -> None:
         self._rounds: dict[int, dict[PeerId, bytes]] = {}
+        self._chains: dict[int, bytes] = {}
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
         self.name(round, peer, hashlib.sha256(payload).digest())
@@ -33,12 +37,16 @@ class SetNames:
         """SHA-256 of a contribution, where that is known."""
         self._rounds.setdefault(round, {})[peer] = digest
 
+    def settled(self, round: int, chain: bytes) -> None:
+        """With this value of the chain of all sets (rounds/history.py)."""
+        self._chains[round] = chain
+
     def remove(self, round: int, peer: PeerId) -> None:
         del self._rounds[round][peer]
 
     def between(self, settled: int, applied: int) -> bytes:
         """Of those that were applied and not settled."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self._chains.get(settled, b""))
         for round in range(settled + 1, applied + 1):
             names = sorted(self._rounds.get(round, {}).values())
             digest.update(len(names).to_bytes(4, "big") + b"".join(names))
@@ -47,6 +55,8 @@ class SetNames:
     def forget_until(self, round: int) -> None:
         for old in [each for each in self._rounds if each <= round]:
             del self._rounds[old]
+        for old in [each for each in self._chains if each < round]:
+            del self._chains[old]
 
 
 class WorkLog:
@@ -60,7 +70,9 @@ class WorkLog:
         self.carried = b""
         """Into this window."""
         self.accused: tuple[Accused, ...] = ()
-        """That the next commitment names. Set by whoever audits."""
+        """That the next commitment names. Set by whoever audits, as what follows."""
+        self.findings: tuple[Found, ...] = ()
+        self.changes: tuple[Change, ...] = ()
         self._begun: int | None = None
         self.before = NOTHING_BEFORE
         """The name of the newest commitment, unless all that rests on it was dropped."""
@@ -68,12 +80,13 @@ class WorkLog:
         self._microbatches = 0
         """In these."""
         self._at = (-1, -1, bytes(SETS_BYTES))
-        self._published = False
+        self.is_published = False
+        """Since the newest microbatch."""
 
     def published(self, settled: int, applied: int) -> None:
         """It computes with the group's weights after these rounds, as it has them, from now on."""
         self._at = (settled, applied, self.sets.between(settled, applied))
-        self._published = True
+        self.is_published = True
 
     def takes(self, counter: int) -> bool:
         """Whether a microbatch can be committed to; if not, nothing can be that rests on it."""
@@ -84,13 +97,13 @@ class WorkLog:
         """A microbatch is in the gradient, or cannot be (its loss is not finite): whoever does it again finds
         out. Its step, if it comes to one, has that factor."""
         self._microbatches += 1
-        if self._stretches and not self._published:
+        if self._stretches and not self.is_published:
             last = self._stretches[-1]
             if (last.factor, last.first + last.count) == (factor, counter):
                 self._stretches[-1] = replace(last, count=last.count + 1)
                 return
-        self._stretches.append(Stretch(*self._at, factor, counter, 1, self._published))
-        self._published = False
+        self._stretches.append(Stretch(*self._at, factor, counter, 1, self.is_published))
+        self.is_published = False
 
     def told(self, round: int, payload: bytes) -> Commitment:
         """What is to be signed of everything since it last told."""
@@ -98,8 +111,9 @@ class WorkLog:
         stretches, self._stretches, self._microbatches = tuple(self._stretches), [], 0
         told, carried = hashlib.sha256(payload).digest(), digest_of(self.carried)
         commitment = Commitment(
-            round, self._begun, self.settings, self.before, carried, told, stretches, self.accused
-        )
+            round, self._begun, self.settings, self.before, carried, told, stretches, self.accused,
+            self.findings, self.changes,
+        )  # fmt: skip
         self.before = commitment.name
         return commitment
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 RANGE_BITS = {4: 24, 6: 48}
@@ -40,7 +41,8 @@ def range_of(address: str) -> str:
     return str(ipaddress.ip_network((ip, RANGE_BITS[ip.version]), strict=False))
 
 
-def public_ranges(addresses: Iterable[str]) -> frozenset[str]:
+@lru_cache(2 * 4096)
+def public_ranges(addresses: tuple[str, ...]) -> frozenset[str]:
     """The ranges of the public IPs in which a peer is reached itself. In a lab all are of one private range,
     and behind a relay all of the relay's, which has its own bounds."""
     direct = [address for address in addresses if "/p2p-circuit" not in address]

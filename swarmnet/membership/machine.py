@@ -19,7 +19,14 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.membership.dial_budget import DialBudget
 from swarmnet.membership.guests import Guests
-from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, choose_some, size_by_neighbours
+from swarmnet.membership.overlay import (
+    FULL_GROUP,
+    RINGS,
+    choose_neighbours,
+    choose_some,
+    choose_spread,
+    size_by_neighbours,
+)
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 4.0
@@ -339,10 +346,10 @@ class Membership:
                 wanted |= self._adjacent(trusted)
             group = self._present(self.stage)
             if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
-                self._ring |= choose_some(self.me, group, MOST_ADJACENT)
+                self._ring |= self._spread(group)
             elif self._seeks:
                 untried = [peer for peer in group if not self.peers[peer].reached]
-                self._ring |= choose_some(self.me, untried, MOST_ADJACENT)
+                self._ring |= self._spread(untried)
             if not any(self.peers[peer].worked for peer in group):  # Who takes part leads to who has.
                 ready = self._those(self.stage, self._takes_part)
                 self._ring |= choose_some(self.me, ready, MOST_ADJACENT)
@@ -372,6 +379,11 @@ class Membership:
 
     def _those(self, stage: int, trusted: Callable[[Known], bool]) -> list[PeerId]:
         return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
+
+    def _spread(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """To try, where nobody is known to be honest."""
+        ranges = {peer: public_ranges(self.peers[peer].addresses) for peer in peers}
+        return choose_spread(self.me, ranges, MOST_ADJACENT)
 
     def _adjacent(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
         chosen: frozenset[PeerId] = frozenset()

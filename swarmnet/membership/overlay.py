@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 from swarmnet.identifiers import PeerId
@@ -61,6 +62,18 @@ def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[Pe
     if len(known) <= most:
         return frozenset(known)
     return frozenset(sorted(known, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:most])
+
+
+def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: int) -> frozenset[PeerId]:
+    """Likewise, first one of each address range, then a second of each: a crowd has many keys and few
+    networks. `ranges`: of each; those without any are as of one."""
+    met: Counter[str] = Counter()
+    place: dict[PeerId, int] = {}
+    for peer in sorted(ranges, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest()):
+        theirs = ranges[peer] or ("",)
+        place[peer] = max(met[each] for each in theirs)
+        met.update(theirs)
+    return frozenset(sorted(place, key=place.__getitem__)[:most])
 
 
 def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:

@@ -80,6 +80,15 @@ class RoundSet:
         return self._digest
 
 
+def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[OpenSet, ...]:
+    """Of the rounds between these, as Progress carries them."""
+    return tuple(
+        OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
+        for number, state in rounds.items()
+        if after < number < before
+    )
+
+
 def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
     """Whether each set that holds something of this peer is one that some neighbour names too."""
     mine = {number: state.digest for number, state in rounds.items() if me in state.held}

@@ -189,8 +189,8 @@ class StoodStill:
 
 @dataclass(frozen=True, slots=True)
 class Convicted:
-    """There is proof that this reducer has lied: nothing that it makes for round `first` and later ones
-    counts (audits.py)."""
+    """There is proof that this peer has lied, or it has lost its standing: nothing that it makes for round
+    `first` and later ones counts (audits.py, swarmnet/audits/)."""
 
     peer: PeerId
     first: int
@@ -336,6 +336,15 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Uncounted:
+    """The group goes on without this own contribution, as its maker knew that it might: nothing of it comes
+    back."""
+
+    round: int
+    id: ContributionId
+
+
+@dataclass(frozen=True, slots=True)
 class SendAnnounce:
     peers: tuple[PeerId, ...]
     references: tuple[Reference, ...]
@@ -366,8 +375,10 @@ class Resynchronise:
     """Whether the histories part at `fork_round`, and not somewhere before it."""
 
 
+OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted
 Effect = (
     MakeContribution | SayNothing | Reduce
     | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
-    | SendProgress | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds | Resynchronise
+    | SendProgress | SendChain | AskChain | GiveBack | Uncounted | SendAnnounce | Want | AskIds
+    | Resynchronise
 )  # fmt: skip

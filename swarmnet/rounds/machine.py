@@ -22,7 +22,7 @@ come with a Tick. Times in seconds on the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -35,12 +35,13 @@ from swarmnet.rounds.contribution_sets import (
     are_told,
     kept_rounds,
     set_digest,
+    told_sets,
 )
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, Pulls
 from swarmnet.rounds.fork_choice import Following, Histories
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
-from swarmnet.rounds.makers import MOST_MAKERS, MakerCounts, Waiting, most_makers
+from swarmnet.rounds.makers import MOST_MAKERS, Decided, MakerCounts, Waiting, most_makers
 from swarmnet.rounds.open_round import CurrentRound
 from swarmnet.rounds.own_contributions import Offers
 from swarmnet.rounds.reducing import Reducing
@@ -60,10 +61,11 @@ class GroupRounds:
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
         maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
+        own_count: Callable[[int], bool] = lambda round: True,
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
         this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered. `draw`:
-        of reducers, where there are any."""
+        of reducers, where there are any; `own_count`: whether its own counts for a round, as it knows."""
         self.rules = rules
         self.rates = rates
         self.last: int | None = None
@@ -84,11 +86,11 @@ class GroupRounds:
         self.parted: dict[PeerId, float] = {}
         """Lost allies, and until when they hold up settling unless they are heard again."""
         self.pulls = Pulls()
-        self.maker_counts = maker_counts
+        self.maker_counts, self._own_count = maker_counts, own_count
         self.waiting = Waiting()
+        self._proposed: dict[ContributionId, int] = {}  # Own ones that the others may take, and for when.
         self._convicted: dict[PeerId, int] = {}
-        self._decided: dict[int, dict[ContributionId, PeerId]] = {}
-        """Of open rounds: contributions, with their makers, that the group has decided to count."""
+        self._decided = Decided()
         self.offers = offers or Offers(rules, draw)
         self.reducing = Reducing(rules, draw, me, self._allies) if draw is not None else None
         self.dropped_late = 0
@@ -230,8 +232,8 @@ class GroupRounds:
     def expects(self, round: int, maker: PeerId) -> bool:
         """Whether any contribution of this maker could enter the set of an open round: asked of what came in
         before anything is verified of it."""
-        decided = maker in self._decided.get(round, {}).values()
-        return decided or (self.maker_counts(maker, round) and self._has_room(round, maker))
+        counts = self.maker_counts(maker, round) and self._has_room(round, maker)
+        return counts or self._decided.of(maker, round)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
         """Whether slices of that peer would be added up here: of later rounds than the next, who is behind
@@ -269,11 +271,17 @@ class GroupRounds:
             if reference is not None:
                 self.dropped_late += 1
                 if self.reducing is None:
-                    self._effects.append(events.GiveBack(round, reference.id))
+                    back = events.GiveBack if self._own_count(round) else events.Uncounted
+                    self._effects.append(back(round, reference.id))
             return
-        if self.reducing is None:
-            self.offers.made(round, reference.id, now)
-        self._hold(reference)
+        if not self._own_count(round):  # Held it would split the sets: it is theirs to take.
+            self.contributed.discard(round)
+            self.offers.proposed(round, reference.id, now)
+            self._proposed[reference.id] = round
+        else:
+            if self.reducing is None:
+                self.offers.made(round, reference.id, now)
+            self._hold(reference)
         self._effects.append(events.SendAnnounce(tuple(self.neighbours), (reference,)))
 
     def _progress(self, event: events.ProgressArrived, now: float) -> None:
@@ -315,7 +323,9 @@ class GroupRounds:
             if not self._may_enter(reference):
                 self.waiting.named(peer, reference)
                 self._decide(reference, self._half_holds(reference))
-        self._effects += self.pulls.offered(peer, filter(self._may_enter, missing), now)
+            if reference.id in self._proposed and self._may_enter(reference):
+                self._hold(reference)
+        self._effects += self.pulls.offered(peer, filter(self.takes, missing), now)
         self._look_at_waiting(missing, now)
 
     def _arrived(self, peer: PeerId, reference: events.Reference, now: float) -> None:
@@ -351,7 +361,7 @@ class GroupRounds:
         return held is None or reference.id < held.id
 
     def _may_enter(self, reference: events.Reference) -> bool:
-        if reference.id in self._decided.get(reference.round, {}):
+        if reference in self._decided:
             return self._held_of_others(reference.round, reference.peer) < MOST_MAKERS - 1
         maker, round = reference.peer, reference.round
         return self.maker_counts(maker, round) and self._has_room(round, maker)
@@ -375,7 +385,7 @@ class GroupRounds:
 
     def _decide(self, reference: events.Reference, decided: bool) -> None:
         if decided and reference.round > self.settled:
-            self._decided.setdefault(reference.round, {})[reference.id] = reference.peer
+            self._decided.add(reference)
 
     def _look_at_waiting(self, references: Iterable[events.Reference], now: float) -> None:
         """Pull those whose makers count by now, or that the group has decided to count."""
@@ -425,9 +435,7 @@ class GroupRounds:
                 continue
             if peer in state.held and self.agreement.standing(number, state, now) == state.digest:
                 continue
-            decided = self._decided.get(number, {})
-            for identity in [identity for identity, maker in decided.items() if maker == peer]:
-                del decided[identity]
+            self._decided.withdraw(peer, number)
             if peer not in state.held:
                 continue
             state.remove(peer)
@@ -468,18 +476,14 @@ class GroupRounds:
         if self.reducing is not None:
             contributes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
         if contributes:
-            self.contributed.add(number)
             self.pending.add(number)
+            if self._own_count(number):
+                self.contributed.add(number)
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
         self.gossip.at_once(now)
 
-    def _of_reducers(
-        self,
-        event: events.Sliced | events.SlicesArrived | events.ResultRead | events.Unanswered
-        | events.Convicted,
-        now: float,
-    ) -> None:  # fmt: skip
+    def _of_reducers(self, event: events.OfReducers, now: float) -> None:
         match event:
             case events.Convicted(peer, first):
                 self._convict(peer, first, now)
@@ -544,7 +548,8 @@ class GroupRounds:
         self.waiting.forget_until(number)
         if self.reducing is not None:
             self.reducing.forget_until(number)
-        self._decided.pop(number, None)
+        self._decided.forget(number)
+        self._proposed = {name: of for name, of in self._proposed.items() if of > number}
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         self._effects.append(events.SettleRound(number, references, self.chain.value))
@@ -586,12 +591,7 @@ class GroupRounds:
         if not self.gossip.tells(self.open_round.tokens, now) or not self.neighbours:
             return
         anchor, value = self.histories.anchor()
-        sets = tuple(
-            events.OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
-            for rounds in (self.history, self.rounds)
-            for number, state in rounds.items()
-            if anchor < number < self.current
-        )
+        sets = told_sets(self.history | self.rounds, anchor, self.current)
         self._effects.append(
             events.SendProgress(
                 tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),

@@ -51,6 +51,8 @@ class Makers:
         self._barred: dict[PeerId, int] = {}
         self.convicted: Mapping[PeerId, int] = {}
         """Of lies, with proof, and from which round on nothing of them counts (audits.py)."""
+        self.has_standing: MakerCounts = lambda maker, round: True
+        """Where newcomers pay by work (swarmnet/audits/standing.py)."""
 
     def bar(self, peers: Iterable[PeerId], current: int) -> None:
         """The owner wants none of these, and nobody else is barred any more. `current`: the round that takes
@@ -65,7 +67,31 @@ class Makers:
 
     def counts(self, maker: PeerId, round: int) -> bool:
         ends = min(self._barred.get(maker, inf), self.convicted.get(maker, inf))
-        return round < ends and self._membership.is_member(maker)
+        return round < ends and self._membership.is_member(maker) and self.has_standing(maker, round)
+
+
+class Decided:
+    """Contributions to open rounds that half of the group holds: they count whoever made them."""
+
+    def __init__(self) -> None:
+        self._makers: dict[int, dict[ContributionId, PeerId]] = {}
+
+    def __contains__(self, reference: Reference) -> bool:
+        return reference.id in self._makers.get(reference.round, {})
+
+    def of(self, maker: PeerId, round: int) -> bool:
+        """Whether anything of that maker is decided."""
+        return maker in self._makers.get(round, {}).values()
+
+    def add(self, reference: Reference) -> None:
+        self._makers.setdefault(reference.round, {})[reference.id] = reference.peer
+
+    def withdraw(self, maker: PeerId, round: int) -> None:
+        those = self._makers.get(round, {})
+        self._makers[round] = {identity: peer for identity, peer in those.items() if peer != maker}
+
+    def forget(self, round: int) -> None:
+        self._makers.pop(round, None)
 
 
 class Waiting:

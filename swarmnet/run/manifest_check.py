@@ -33,6 +33,8 @@ MOST_RANK = 1024
 """What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
 MOST_SHARDS = 64
 """Of a sharded exchange: more are smaller than what surrounds them."""
+MOST_FEE = 4096
+"""A newcomer of an hour's rounds waits for a working week."""
 MOST_PATTERNS, MOST_PATTERN_CHARACTERS, MOST_LAYERS = 16, 128, 1024
 """Of `sync.trainable`, and of a model that has it: a stranger's manifest is not to keep its reader busy."""
 MOST_STAGES = 4096
@@ -220,8 +222,9 @@ def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
     sync, most = manifest.sync, max(1, manifest.rounds.snapshot_rounds // 2)
     experts = manifest.model.experts
     if sync.audits == 0:
-        return []
+        return [(sync.fee != 0, "sync.fee: what newcomers pay with is work that is audited; set sync.audits")]
     return [
+        (not 0 <= sync.fee <= MOST_FEE, f"sync.fee is {sync.fee}; it must lie in 0 to {MOST_FEE}"),
         (not 0 < sync.audits <= 1, f"sync.audits is {sync.audits:g}; it must lie in [0, 1]"),
         (not 0 < sync.afresh_rounds <= most,
          "sync.audits: only the work of peers that begin afresh can be computed again; set "

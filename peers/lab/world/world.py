@@ -23,12 +23,13 @@ from torch import Tensor
 
 from peers.compute.executor import Compute, InlineCompute
 from peers.compute.shared_executor import SharedCompute
-from peers.compute.stage_part import StagePart, real_part
+from peers.compute.stage_part import MakePart, StagePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
 from peers.telemetry.events import Event, GivenBack
+from peers.worker.pipeline.data_path import Text
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.errors import Unreachable
@@ -173,6 +174,10 @@ class World:
         self.escaped: list[tuple[str, BaseException]] = []
         self.returning: Counter[tuple[str, int]] = Counter()
         """(name, life) -> contributions that are given back and that its compute has not taken in yet."""
+        self.text: Text = _Text(manifest)
+        """Of all peers."""
+        self.parts: dict[str, MakePart] = {}
+        """Where the tensor work is real: by name, those of peers that hold a stage in another way."""
         self.directory_silent = False
         self.siblings: dict[str, str] = {}
         """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
@@ -234,10 +239,12 @@ class World:
 
         def part(manifest: Manifest, stage: int) -> StagePart:
             serial = (life << 24) + (moved << 16)
-            return real_part(manifest, stage) if self.real else stub_part(manifest, note, serial)
+            if not self.real:
+                return stub_part(manifest, note, serial)
+            return self.parts.get(name, real_part)(manifest, stage)
 
-        async def text(_withdrawn: frozenset[bytes]) -> _Text:
-            return _Text(self.manifest)
+        async def text(_withdrawn: frozenset[bytes]) -> Text:
+            return self.text
 
         return Worker(
             self.signed, identity, transport,

@@ -18,7 +18,7 @@ from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.upload_scheduler import Giving
 from protocols.errors import WireError
-from protocols.messages.table import AskSlices, Evidence, Lied, Message
+from protocols.messages.table import AskSlices, Evidence, Lied, Message, Worked
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds import events
@@ -113,15 +113,25 @@ class Proofs(ABC, Generic[Asked]):
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Of a member of the group; of others nothing."""
-        if not self.rounds.maker_counts(peer, self.rounds.current):
+        counts = self.rounds.maker_counts(peer, self.rounds.current)
+        if not (counts or self.hears(peer)):
             return
         match message:
             case AskSlices(result, shard):
                 self._asked(peer, (ContributionId(result), shard))
             case Evidence(result, shard):
                 self._evidence(peer, (ContributionId(result), shard), body)
-            case Lied():
+            case Lied() if counts:
                 self._lied(peer, message)
+            case Worked(round, result):
+                self.worked(peer, round, ContributionId(result))
+
+    def hears(self, peer: PeerId) -> bool:
+        """What it gives and asks for, though nothing that it makes counts."""
+        return False
+
+    def worked(self, peer: PeerId, round: int, name: ContributionId) -> None:
+        """A newcomer's window is over. Where nobody pays an entry fee, that is nobody's business."""
 
     def until(self) -> float:
         """When a question that is asked now is answered no more, but for the time that a slow line takes."""

@@ -24,6 +24,7 @@ from swarmnet.model.stage_compute import StageCompute
 from swarmnet.optimizer.method import Method, OwnSteps
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
+from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
 
 A_PIECE = 16
@@ -53,6 +54,8 @@ class PastRound:
 
     contributions: Mapping[PeerId, tuple[Commitment, memoryview]]
     factor: int
+    chain: bytes
+    """Its value then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class KnownPast:
         self._at = self.last = settled.round
         self._rounds, self._text = settled.rounds, settled.text
         self._names = SetNames()
+        self._names.settled(-1, START)
         for round, past in settled.rounds.items():
+            self._names.settled(round, past.chain)
             for peer, (commitment, _) in past.contributions.items():
                 self._names.name(round, peer, commitment.payload)
 
@@ -107,7 +112,8 @@ class KnownPast:
 
     def sets(self, settled: int, applied: int) -> bytes | None:
         """See `Known`."""
-        known = all(round in self._rounds for round in range(settled + 1, applied + 1))
+        first = settled if settled >= 0 else 0  # Of the one before the open ones the chain is needed.
+        known = all(round in self._rounds for round in range(first, applied + 1))
         return self._names.between(settled, applied) if known else None
 
     def factor(self, round: int) -> int | None:

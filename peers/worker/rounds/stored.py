@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from peers.worker.rounds.replays import PastRound
@@ -71,14 +71,17 @@ def opened_contribution(data: bytes, work: UpdateWork) -> Opened:
 
 
 def past_rounds(
-    history: Mapping[int, RoundSet], stored: Mapping[ContributionId, Stored]
-) -> dict[int, PastRound]:
+    history: Mapping[int, RoundSet], stored: Mapping[ContributionId, Stored],
+    chain_at: Callable[[int], bytes | None],
+) -> dict[int, PastRound]:  # fmt: skip
     """Settled rounds, as far back as their contributions are kept."""
-    return {
-        number: PastRound({peer: _past(stored[each.id]) for peer, each in state.held.items()}, state.factor)
-        for number, state in history.items()
-        if all(each.id in stored for each in state.held.values())
-    }
+    found = {}
+    for number, state in history.items():
+        chain = chain_at(number)
+        if chain is not None and all(each.id in stored for each in state.held.values()):
+            held = {peer: _past(stored[each.id]) for peer, each in state.held.items()}
+            found[number] = PastRound(held, state.factor, chain)
+    return found
 
 
 def _committed(data: bytes, work: UpdateWork) -> Opened:

@@ -194,8 +194,9 @@ class UpdateWork:
         self._published_round = -1
         """The newest applied round in the weights that are computed with."""
         self.log, self.commits, self._is_afresh = log, commits, log is None
-        self._factor = WHOLE
-        """Of the learning rate of the round after it, when the newest microbatch was computed."""
+        self._rate: tuple[int, int] | None = None
+        """The round after it, and the factor of its learning rate, when the newest microbatch was computed:
+        its step follows from what is written down of that, whatever is applied before it."""
 
     def run(self, operations: Sequence[Operation]) -> list[Done]:
         """Do them in order and publish the weights if they changed."""
@@ -210,9 +211,7 @@ class UpdateWork:
                     self._ahead = self.lookahead
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
-                    if self.log is not None and (made.id is None or self.log.ends_window(round)):
-                        self._begin_afresh(carries=made.id is not None)
-                        stale = True
+                    stale |= self.log is not None and self._was_told(self.log, made)
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
@@ -240,6 +239,8 @@ class UpdateWork:
                 case SettleRound(round, references, chain, tokens, makers):
                     result = Settled(round, self.replica.settle(round), chain, references, tokens, makers)
                     self.tokens = tokens
+                    if self.log is not None:
+                        self.log.sets.settled(round, chain)
                     if not self.closed:
                         self.settled(result)
                     results.append(result)
@@ -257,6 +258,14 @@ class UpdateWork:
         self.counts.timings.append(("apply", perf_counter() - began - encoding))
         return results
 
+    def _was_told(self, log: WorkLog, made: Made | Cut) -> bool:
+        """Whether weights have to be published now: a window has ended, or some were published already since
+        the newest microbatch, which no commitment says."""
+        ends = made.id is None or log.ends_window(made.round)
+        if ends:
+            self._begin_afresh(carries=made.id is not None)
+        return ends or log.is_published
+
     def step_if_due(self) -> None:
         """Where peers step by themselves: step by what was gathered, if that is enough, and publish."""
         own = self.method.own
@@ -264,7 +273,7 @@ class UpdateWork:
             return
         if self._joins():
             return
-        self._factor = 0 if self.shadow_steps else self.replica.factor(self._published_round + 1)
+        self._met()
         if not self._write_down(self.gathered.newest) or self.gathered.gathered_tokens < own.tokens:
             return
         self._step(own)
@@ -274,8 +283,12 @@ class UpdateWork:
         """A microbatch whose loss or gradient is not finite. It is committed to all the same: whoever leaves
         others out chooses its text."""
         if not self.closed:
-            self._factor = self.replica.factor(self._published_round + 1)
+            self._met()
             self._write_down(key)
+
+    def _met(self) -> None:
+        round = self._published_round + 1
+        self._rate = round, 0 if self.shadow_steps else self.replica.factor(round)
 
     def _write_down(self, key: MicrobatchId | None) -> bool:
         """False: nobody could compute it again, so it is dropped, and all that rests on it."""
@@ -283,7 +296,8 @@ class UpdateWork:
             return True
         assert key is not None, "this is called when one was added"
         if self.log.takes(key.counter):
-            self.log.computed(key.counter, self._factor)
+            assert self._rate is not None, "it was met before"
+            self.log.computed(key.counter, self._rate[1])
             return True
         self._begin_afresh()
         self.publish()
@@ -318,7 +332,7 @@ class UpdateWork:
     def _step(self, own: OwnSteps) -> None:
         began = perf_counter()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
-        round, factor = self._published_round + 1, self._factor
+        round, factor = self._rate or (self._published_round + 1, WHOLE)
         try:
             self.stage_compute.use_gradient(
                 lambda gradient: own.step(gradient, max(1, tokens), round, factor)

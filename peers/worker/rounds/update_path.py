@@ -55,6 +55,7 @@ from protocols.messages.table import (
     Progress,
     Slices,
     Want,
+    Worked,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from swarmnet.audits.commitment import MOST_BYTES, Commitment, settings_of
@@ -112,9 +113,10 @@ class UpdatePath:
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
         draw = work.method.reduced.draw if work.method.reduced is not None else None
+        self.works: WorkAuditPath | None = None
         self.rounds = GroupRounds(
             manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
-            weights.past.earlier, maker_counts, rates, draw,
+            weights.past.earlier, maker_counts, rates, draw, self._own_count,
         )  # fmt: skip
         self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -135,7 +137,8 @@ class UpdatePath:
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
-        self.works = self._works(audits, auditor)
+        known = (entry.peer for entries in weights.past.sets.values() for entry in entries)
+        self.works = self._works(audits, auditor, frozenset(known))
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
@@ -149,7 +152,13 @@ class UpdatePath:
             reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
         )
 
-    def _works(self, audits: Audits | None, auditor: Auditor) -> WorkAuditPath | None:
+    def _own_count(self, round: int) -> bool:
+        """Whether the own contribution to it does, as far as this peer knows."""
+        return self.works is None or self.works.counts(self.me, round)
+
+    def _works(
+        self, audits: Audits | None, auditor: Auditor, known: frozenset[PeerId]
+    ) -> WorkAuditPath | None:
         if audits is None or not self.work.commits:
             return None
         own = self.work.method.own
@@ -157,11 +166,11 @@ class UpdatePath:
         means = Means(auditor, carried, self._past_rounds)
         return WorkAuditPath(
             audits, self.manifest, self.work, self.rounds, self.compute, self.neighbourhood, self.feed,
-            self.note, self.folder, means,
+            self.note, self.folder, means, known,
         )  # fmt: skip
 
     def _past_rounds(self) -> Mapping[int, PastRound]:
-        return past_rounds(self.rounds.history, self.stored)
+        return past_rounds(self.rounds.history, self.stored, self.rounds.chain.at)
 
     @property
     def _proofs(self) -> AuditPath | WorkAuditPath | None:
@@ -204,6 +213,8 @@ class UpdatePath:
             self.rounds.stood_still(float("inf"), self.clock.time())
         if self._proofs is not None and old._proofs is not None:
             self._proofs.kept = old._proofs.kept
+        if self.works is not None and old.works is not None:
+            self.works.take_over(old.works)
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -227,7 +238,7 @@ class UpdatePath:
         assert self.works is not None
         stored = ((reference.peer, self.stored[reference.id]) for reference in settled.references)
         said = {peer: each.commitment for peer, each in stored if each.commitment is not None}
-        self.works.came(settled.round, said)
+        self.works.came(settled.round, settled.chain, said)
 
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
@@ -242,6 +253,9 @@ class UpdatePath:
                 self._count("given_back")
                 self.note(noted.GivenBack(code="given_back", round=round, id=identity.hex()))
                 operations.append(effect)
+            case events.Uncounted(round, identity):
+                self._count("uncounted")
+                self.note(noted.GivenBack(code="uncounted", round=round, id=identity.hex()))
             case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
                 operations.append(Add(reference.round, reference.peer, payload))
@@ -367,9 +381,9 @@ class UpdatePath:
                 self._take(peer, body)
             case Slices(round, shards) if self.reducers is not None:
                 self.reducers.take(peer, round, shards, body)
-            case AskSlices() | Evidence() | Lied() if self._proofs is not None:
+            case AskSlices() | Evidence() | Lied() | Worked() if self._proofs is not None:
                 self._proofs.message(peer, message, body)
-            case Slices() | AskSlices() | Evidence() | Lied():
+            case Slices() | AskSlices() | Evidence() | Lied() | Worked():
                 reason = "about slices or work, and this run has no reducers and audits nothing"
                 self._refused(peer, "malformed", reason)
 

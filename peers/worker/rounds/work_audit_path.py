@@ -23,18 +23,21 @@ from peers.telemetry import events as noted
 from peers.worker.rounds.proofs import Proofs
 from peers.worker.rounds.replays import Auditor, DrawnText, PastRound, Settled, advance, replaying
 from peers.worker.rounds.update_compute import Made, UpdateWork
+from peers.worker.rounds.vouching import Vouching, Window
 from protocols.errors import Malformed
-from protocols.messages.table import Lied
+from protocols.messages.table import Lied, Worked
 from protocols.signed.commitments import cut, joined, open_commitment
-from swarmnet.audits.commitment import Commitment
+from swarmnet.audits.commitment import Commitment, Kind, Word
 from swarmnet.audits.convictions import Convictions
 from swarmnet.audits.draw import is_drawn
-from swarmnet.audits.verdict import Evidence, Finding, Verdict
+from swarmnet.audits.standing import Terms
+from swarmnet.audits.verdict import Evidence, Finding, Verdict, is_linked
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.machine import GroupRounds
+from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Manifest
 
 REST = 1.0
@@ -52,10 +55,16 @@ class WorkQuestion(Question):
     wanted: int = 0
     """Bytes that were carried into the window."""
     pieces: list[bytes] = field(default_factory=list)
+    seconds: float = 0.0
+    """That computing it took."""
 
     @property
     def is_whole(self) -> bool:
         return bool(self.window) and sum(map(len, self.pieces)) >= self.wanted
+
+    @property
+    def about(self) -> Window:
+        return Window(self.maker, self.name[0], self.round)
 
     @property
     def evidence(self) -> Evidence:
@@ -94,16 +103,22 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         note: noted.Note,
         folder: Path | None,
         means: Means,
+        known: frozenset[PeerId],
     ) -> None:
+        """`known`: who was in sets that settled before."""
         kept = kept_rounds(manifest.rounds)
         super().__init__(audits, rounds, compute, neighbourhood, feed, note, folder, kept)
         self.manifest, self.work, self.means = manifest, work, means
         self.convictions = Convictions(manifest.rounds.window)
-        self._last: dict[PeerId, Commitment] = {}
+        self.last: dict[PeerId, Commitment] = {}
         """Of everybody, the newest that is in a settled set."""
         self._told: OrderedDict[bytes, _Own] = OrderedDict()
         """By name."""
-        self._drawn: tuple[PeerId, Commitment] | None = None
+        self.vouching = self._vouching(known)
+        """None: everybody counts who has not been found to lie."""
+        self._asked_for: set[bytes] = set()
+        """Own windows that others were asked to look into, by name."""
+        self._drawn: Window | None = None
         """The newest window that waits for its turn: what older ones take would be forgotten before others
         could check what is found."""
         self._looks_into: WorkQuestion | None = None
@@ -115,6 +130,21 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         """What others have offered as proofs, and is none here."""
         self._timer = Timer(self._next_piece, self.clock)
 
+    def _vouching(self, known: frozenset[PeerId]) -> Vouching | None:
+        if not self.manifest.sync.fee:
+            return None
+        return Vouching(Terms.of(self.manifest), self.rounds.settled, known, self.me)
+
+    def counts(self, peer: PeerId, round: int) -> bool:
+        """Whether its contribution to that round does, if it has not been found to lie."""
+        return self.vouching is None or self.vouching.standings.counts(peer, round)
+
+    def take_over(self, old: WorkAuditPath) -> None:
+        """Of another history, maybe: most of those who counted there do here."""
+        if self.vouching is not None and old.vouching is not None:
+            known = old.vouching.standings.members(old.rounds.settled)
+            self.vouching.standings.know(known, self.rounds.settled)
+
     def close(self) -> None:
         super().close()
         self._timer.close()
@@ -125,31 +155,75 @@ class WorkAuditPath(Proofs[WorkQuestion]):
 
     # -- what settles -----------------------------------------------------------------------------------
 
-    def came(self, round: int, contributions: Mapping[PeerId, Commitment]) -> None:
+    def came(self, round: int, chain: bytes, contributions: Mapping[PeerId, Commitment]) -> None:
         """They have settled."""
         self.settled(round)
         for peer in self.convictions.settled(round, contributions):
             self._convicted(peer)
+        if self.vouching is not None:
+            self._stand(self.vouching, round, chain, contributions)
         self._say()
         peers = 1 + len(self.rounds.neighbours)
         for peer, commitment in contributions.items():
-            last = self._last.get(peer)
-            self._last[peer] = commitment
+            last = self.last.get(peer)
+            self.last[peer] = commitment
             if last is not None and peer != self.me and last.begun != commitment.begun:
-                self._draw(peer, last, peers)
+                self._draw(peer, last, peers, round)
         old = [name for name, own in self._told.items() if own.commitment.round <= round - self.kept_rounds]
         for name in old:
             del self._told[name]
+            self._asked_for.discard(name)
+        self._look_into_next()
 
-    def _draw(self, peer: PeerId, last: Commitment, peers: int) -> None:
+    def _draw(self, peer: PeerId, last: Commitment, peers: int, round: int) -> None:
         """A window of a peer is over: whether this one looks into it."""
-        if self.work.log is None or last.settings != self.work.log.settings or not self.rounds.in_step:
+        if last.settings != self._settings or not self._may_judge(round):
             return
-        if self.means.auditor.make_part is not None and is_drawn(
-            self.audits.secret, last, self.manifest.sync.audits, peers
-        ):
-            self._drawn = peer, last
-            self._look_into_next()
+        window = Window(peer, last.name, last.round)
+        if self.vouching is not None:
+            self.vouching.is_over(window, round, self._settings)
+        if is_drawn(self.audits.secret, last, self.manifest.sync.audits, peers):
+            self._drawn = window
+        self._look_into_next()
+
+    @property
+    def _settings(self) -> bytes:
+        return self.work.log.settings if self.work.log is not None else b""
+
+    def _may_judge(self, round: int) -> bool:
+        """Whether this peer can, and anybody would listen."""
+        if self.work.log is None or self.means.auditor.make_part is None or not self.rounds.in_step:
+            return False
+        return self.vouching is None or self.vouching.standings.judges(self.me, round)
+
+    def _stand(
+        self, vouching: Vouching, round: int, chain: bytes, contributions: Mapping[PeerId, Commitment]
+    ) -> None:
+        """What a set changes in who counts."""
+        first = self.convictions.first
+        said = {peer: of for peer, of in contributions.items() if round < first.get(peer, round + 1)}
+        for change in vouching.settled(round, chain, said, self._settings):
+            self.note(noted.Stands(change.kind.name.lower(), change.peer.hex(), change.first))
+            if change.kind is not Kind.NONE:
+                continue
+            held = {peer for state in self.rounds.rounds.values() for peer in state.held}
+            for peer in [peer for peer in sorted(held | {self.me}) if tag_of(peer) == change.peer]:
+                self.feed(events.Convicted(peer, change.first))
+        if not vouching.standings.counts(self.me, round):
+            self._ask_for_own(vouching, round)
+
+    def _ask_for_own(self, vouching: Vouching, round: int) -> None:
+        """As a newcomer: that those look into its windows whose turn it is."""
+        for after in [own.commitment for own in self._told.values()]:
+            name, is_first = after.before, after.begun == after.round <= round
+            if not is_first or name in self._asked_for or name not in self._told:
+                continue
+            last = self._told[name].commitment
+            asked = vouching.whom_to_ask(last.round, last.settings)
+            if asked:
+                self._asked_for.add(name)
+            for peer in [peer for peer in self.rounds.neighbours if tag_of(peer) in asked]:
+                self.neighbourhood.post(peer, "group", Worked(last.round, name))
 
     def _convicted(self, peer: PeerId) -> None:
         """By a settled set."""
@@ -162,6 +236,9 @@ class WorkAuditPath(Proofs[WorkQuestion]):
     def _say(self) -> None:
         if self.work.log is not None:
             self.work.log.accused = self.convictions.accused(tuple(self.audits.proofs))
+            if self.vouching is not None:
+                self.work.log.findings = self.vouching.findings
+                self.work.log.changes = self.vouching.standings.changes
 
     # -- what this peer gives ---------------------------------------------------------------------------
 
@@ -204,17 +281,41 @@ class WorkAuditPath(Proofs[WorkQuestion]):
 
     def _look_into_next(self) -> None:
         """One after the other."""
-        if self._drawn is None or self._looks_into is not None:
+        for window in self._waiting():
+            peer = window.peer
+            question = self._question((ContributionId(window.name), 0), window.round, peer, peer)
+            if peer not in self.convictions.first and self.ask(question):
+                self._looks_into = question
+
+    def _waiting(self) -> Iterator[Window]:
+        """What is to be looked into, until something is."""
+        if self._looks_into is not None:
             return
-        (peer, last), self._drawn = self._drawn, None
-        question = self._question((ContributionId(last.name), 0), last.round, peer, peer)
-        if peer not in self.convictions.first and self.ask(question):
-            self._looks_into = question
+        vouching, oldest = self.vouching, self.rounds.settled - self.kept_rounds // 2
+        for window in vouching.next(self.clock.time()) if vouching is not None else ():
+            if window.round > oldest:  # Else what it takes is forgotten before it is done.
+                yield window
+            if self._looks_into is not None:
+                return
+        if self._drawn is not None and self._looks_into is None:
+            window, self._drawn = self._drawn, None
+            yield window
 
     def left(self, peer: PeerId) -> None:
         super().left(peer)
         if self._looks_into is not None and not self._looks_into.is_whole and self._looks_into.asked == peer:
             self._looks_into = None
+
+    def hears(self, peer: PeerId) -> bool:
+        """See `Proofs.hears`: newcomers give what it takes to look into their work."""
+        member = self.neighbourhood.membership.is_member(peer)
+        return self.vouching is not None and member and peer not in self.convictions.first
+
+    def worked(self, peer: PeerId, round: int, name: ContributionId) -> None:
+        """See `Proofs.worked`."""
+        if self.vouching is not None and self._may_judge(self.rounds.settled):
+            self.vouching.asks(Window(peer, name, round), self.rounds.settled, self._settings)
+            self._look_into_next()
 
     def own(self, question: Question) -> WorkQuestion:
         assert isinstance(question, WorkQuestion), "no other is asked where work is audited"
@@ -258,8 +359,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         question.wanted = self.means.carried_bytes if carries else 0
 
     def _can_judge(self, question: WorkQuestion) -> bool:
-        settings = self.work.log.settings if self.work.log is not None else b""
-        return all(commitment.settings == settings for commitment in question.window)
+        return all(commitment.settings == self._settings for commitment in question.window)
 
     def judge(self, question: WorkQuestion) -> None:
         """A proof goes before: as long as it is not checked a liar counts, and what it takes is forgotten."""
@@ -318,6 +418,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         question = self._judges
         if replay is not self._replay or question is None:
             return  # It was given up meanwhile.
+        question.seconds += seconds
         if found is None:
             rest = 0.0 if question.is_proof else REST
             self._timer.arm(self.clock.time() + rest * seconds)
@@ -331,6 +432,8 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         self.audits.end(question)
         if question is self._looks_into:
             self._looks_into = None
+        if self.vouching is not None and not question.is_proof:
+            self._vouch(self.vouching, question, verdict)
         if verdict == "lied":
             self._lied_about(question)
         elif question.is_proof:
@@ -347,10 +450,26 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         self.noted(question, outcome)
         if question.is_proof and outcome != "inconclusive":
             self.audits.proves_nothing(question)
+        elif self.vouching is not None and not question.is_proof:
+            self.vouching.found(question.about, 1, Word.UNANSWERED)
+            self._say()
         if question is self._looks_into:
             self._looks_into = None
 
+    def _vouch(self, vouching: Vouching, question: WorkQuestion, verdict: Verdict) -> None:
+        """Tell of what was found with the next contribution."""
+        vouching.looked(question.about, self.rounds.settled, question.seconds, self.clock.time())
+        if verdict == "agrees":
+            vouching.found(question.about, len(question.window), Word.AGREES)
+        elif not self._can_judge(question) and is_linked(question.window, question.after):
+            vouching.found(question.about, len(question.window), Word.FOREIGN)
+        self._say()
+
     def _lied_about(self, question: WorkQuestion) -> None:
+        if self.vouching is not None and not self.counts(question.maker, self.rounds.current):
+            self.vouching.lied(question.maker)
+            self.noted(question, "lied")
+            return
         if not self.audits.is_news(question.maker, question.round):
             return
         self.proven(question, [question.heads, *question.pieces])

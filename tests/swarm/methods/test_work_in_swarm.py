@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from swarm import Swarm, corpus, tiny_manifest
 
-from peers.lab.bench.work_audits import Auditor, SettledWork
+from peers.lab.bench.work.audits import Auditor, SettledWork
 from peers.lab.world.virtual_time import run
 from peers.worker.rounds.update_compute import Add, Made, UpdateWork
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.audits.verdict import Evidence
 from swarmnet.audits.windows import ends_window
 from swarmnet.rounds.events import SettleRound
+from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Sync
 
 EVERY = 3
@@ -45,9 +46,9 @@ class Witness:
         match operation:
             case Add(round, peer, payload):
                 self.payloads[round, peer] = payload
-            case SettleRound(round, references) if round not in self.settled:
+            case SettleRound(round, references, chain) if round not in self.settled:
                 self.settled[round] = {each.peer: self.payloads[round, each.peer] for each in references}
-                self.known.settled(round, work.replica.settled_units(), self.settled[round])
+                self.known.settled(round, work.replica.settled_units(), self.settled[round], chain)
         for made in done:
             if isinstance(made, Made) and made.commitment is not None:
                 me, commitment = work.identity.peer_id, made.commitment
@@ -84,7 +85,7 @@ def test_what_workers_commit_to_in_a_swarm_follows_from_what_settled(monkeypatch
 
     run(story())
     first = swarm.members["a"].worker.part
-    known.settled(-1, first.first_units(), {})
+    known.settled(-1, first.first_units(), {}, START)
     auditor, verdicts = Auditor(manifest, known), Counter()
     for evidence in witness.windows():
         finding = auditor.judge(evidence)

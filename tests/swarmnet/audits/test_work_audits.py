@@ -18,22 +18,25 @@ from swarmnet.audits.commitment import (
     NOT_YET,
     NOTHING_BEFORE,
     Accused,
+    Change,
     Commitment,
     CommitmentError,
+    Found,
+    Kind,
     Stretch,
+    Word,
     digest_of,
     settings_of,
 )
 from swarmnet.audits.draw import auditors_of, is_drawn
 from swarmnet.audits.replay import Unknown
-from swarmnet.audits.standing import Standings
 from swarmnet.audits.verdict import Evidence, judge
 from swarmnet.audits.windows import ends_window, window_of
 from swarmnet.audits.work_log import SetNames, WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.index_code import ContributionError
 
-A, B, C, NEW, FRIEND = (PeerId(name) for name in ("a", "b", "c", "new", "friend"))
+A, B, C = (PeerId(name) for name in "abc")
 SETTINGS = settings_of("here")
 EVERY = 4
 AT = next(round for round in count(EVERY) if ends_window(round - 1, A, EVERY))
@@ -109,7 +112,7 @@ def test_a_log_says_in_one_stretch_what_was_computed_at_the_same_weights():
     later = log.told(7, b"next")
     assert later.begun == 6
     assert not later.stretches[0].published, "it goes on at the weights that it had"
-    assert len(found.written()) == 98 + 3 * 39
+    assert len(found.written()) == 100 + 3 * 39
 
 
 def test_names_of_sets_tell_apart_what_open_rounds_hold_and_nothing_older():
@@ -126,6 +129,9 @@ def test_names_of_sets_tell_apart_what_open_rounds_hold_and_nothing_older():
     assert ours.between(0, 2) == theirs.between(0, 2)
     ours.forget_until(1)
     assert ours.between(1, 2) == theirs.between(1, 2)
+    ours.settled(1, b"one history")
+    theirs.settled(1, b"another")
+    assert ours.between(1, 2) != theirs.between(1, 2), "who was parted from the others has other weights"
 
 
 stretches = st.builds(
@@ -139,8 +145,11 @@ def test_what_is_written_is_read_again(those, settings):
     those.sort(key=lambda stretch: stretch.applied)
     those[0] = replace(those[0], published=True)
     accused = (Accused(A, 12), Accused(B, NOT_YET))
+    findings = (Found(b"peer a's", 5, 2, Word.AGREES), Found(b"peer b's", 6, 1, Word.UNANSWERED))
+    changes = (Change(b"peer c's", 17, Kind.STRANGER),)
     commitment = Commitment(
-        9, 7, settings, b"the one before i"[:16], bytes(32), digest_of(b"x"), tuple(those), accused
+        9, 7, settings, b"the one before i"[:16], bytes(32), digest_of(b"x"), tuple(those), accused, findings,
+        changes,
     )
     assert len(commitment.written()) <= MOST_BYTES
     assert Commitment.read(commitment.written()) == commitment
@@ -229,33 +238,8 @@ def test_who_contributes_last_can_escape_a_draw_that_all_know_but_none_by_secret
 
 
 def test_a_newcomers_auditors_are_the_same_for_all_and_never_itself():
-    members = [A, B, C, NEW]
-    drawn = [auditors_of(NEW, bytes([number]) * 32, members) for number in range(60)]
-    assert all(len(each) == 2 and NEW not in each for each in drawn)
-    assert {peer for each in drawn for peer in each} == {A, B, C}
-    assert auditors_of(NEW, b"x" * 32, members) == auditors_of(NEW, b"x" * 32, reversed(members))
-
-
-def test_a_newcomer_pays_with_rounds_that_members_have_looked_into():
-    standings = Standings(fee=4)
-    standings.founded(frozenset({A, B}))
-    standings.agreed(FRIEND, NEW, range(10))
-    standings.agreed(NEW, NEW, range(10))
-    assert not standings.counts(NEW), "neither a friend that does not count nor itself can let it in"
-    standings.agreed(A, NEW, range(3))
-    standings.agreed(B, NEW, range(3))
-    assert not standings.counts(NEW), "three rounds, however often"
-    standings.agreed(A, NEW, range(3, 6))
-    assert standings.counts(NEW)
-    standings.lied(NEW, 9)
-    assert not standings.counts(NEW)
-
-
-def test_who_lets_a_liar_in_goes_with_it_and_with_them_whom_they_let_in():
-    standings = Standings(fee=2)
-    standings.founded(frozenset({A, B}))
-    standings.agreed(B, NEW, range(2))
-    standings.agreed(B, FRIEND, range(2))
-    assert standings.counts(FRIEND)
-    assert standings.lied(NEW, 1) == {NEW, B}
-    assert [standings.counts(peer) for peer in (A, B, NEW, FRIEND)] == [True, False, False, False]
+    members = [b"a", b"b", b"c", b"new"]
+    drawn = [auditors_of(b"new", bytes([number]) * 32, members) for number in range(60)]
+    assert all(len(each) == 2 and b"new" not in each for each in drawn)
+    assert {peer for each in drawn for peer in each} == {b"a", b"b", b"c"}
+    assert auditors_of(b"new", b"x" * 32, members) == auditors_of(b"new", b"x" * 32, reversed(members))

@@ -98,13 +98,13 @@ def test_who_has_worked_needs_no_place():
 def test_a_newcomer_whom_a_crowd_surrounds_tries_the_others_until_somebody_takes_part():
     membership = Membership(PeerId("me"), 1, Random(1))
     for number in range(300):
-        meet(membership, f"false {number}", f"/ip4/8.8.{number}.1/tcp/1", linked=False)
-    honest = meet(membership, "honest", "/dns/home/tcp/1", linked=False)
+        meet(membership, f"false {number}", f"/ip4/8.8.8.1/tcp/{number + 1}", linked=False)
+    honest = meet(membership, "honest", "/ip4/8.8.8.2/tcp/1", linked=False)
     now, tried = 0.0, set()
     while not membership.peers[honest].linked and now < 60.0:
         for peer in membership.begin_dials(now):
-            membership.dialing(peer, False)
             membership.linked(peer, now)
+            membership.dialing(peer, False)
             tried.add(peer)
         now += 1.0
     assert membership.peers[honest].linked
@@ -113,3 +113,12 @@ def test_a_newcomer_whom_a_crowd_surrounds_tries_the_others_until_somebody_takes
     membership.begin_dials(now)
     assert honest in membership.wanted()
     assert len(membership.wanted()) <= 4 * 2 * RINGS, "it seeks no more"
+
+
+def test_among_keys_from_few_networks_those_from_elsewhere_are_tried_first():
+    membership = Membership(PeerId("me"), 1, Random(1))
+    for number in range(1000):
+        address = f"/ip4/8.8.{number % 16}.{number // 16 + 1}/tcp/1"
+        meet(membership, f"false {number}", address, linked=False)
+    honest = [meet(membership, f"h {net}", f"/ip4/9.9.{net}.1/tcp/1", linked=False) for net in range(8)]
+    assert membership.wanted() >= set(honest), "in the first choice"

@@ -15,6 +15,7 @@ AUDITED = tiny_manifest((3,), sync=SYNC, rounds=Rounds(snapshot_rounds=4))
 def test_a_run_without_audits_keeps_its_id():
     assert b"audits" not in tiny_manifest((3,), sync=replace(SYNC, audits=0.0)).canonical()
     assert b"audits" in AUDITED.canonical()
+    assert b'"fee"' not in AUDITED.canonical()
 
 
 def test_whole_models_that_begin_afresh_can_be_audited():
@@ -28,6 +29,8 @@ def test_whole_models_that_begin_afresh_can_be_audited():
         ({"sync": replace(SYNC, audits=-0.1)}, r"must lie in \[0, 1\]"),
         ({"sync": replace(SYNC, afresh_rounds=0)}, "set sync.afresh_rounds to 1 to 2"),
         ({"sync": replace(SYNC, afresh_rounds=3)}, "half of rounds.snapshot_rounds"),
+        ({"sync": replace(SYNC, fee=-1)}, "sync.fee is -1"),
+        ({"sync": replace(SYNC, audits=0.0, fee=4)}, "sync.fee: .* set sync.audits"),
         ({"stages": (2, 1)}, "set stages to one"),
         ({"sync": replace(SYNC, exchange="sharded")}, "set sync.exchange to everyone"),
         ({"sync": replace(SYNC, method="diloco")}, "sync.outer_momentum"),

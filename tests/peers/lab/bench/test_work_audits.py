@@ -8,8 +8,8 @@ import pytest
 import torch
 from swarm import TINY_MODEL, corpus
 
-from peers.lab.bench.lying_work import LIES
-from peers.lab.bench.work_audits import AuditedPeers, Peer, SettledWork, render, rounds_until_found
+from peers.lab.bench.work.audits import AuditedPeers, Peer, SettledWork, render, rounds_until_found
+from peers.lab.bench.work.lies import LIES
 from swarmnet.audits.verdict import Evidence
 from swarmnet.model.computing.choices import PLAIN
 from swarmnet.run.manifest import Data, Manifest, Rounds, Sync
@@ -82,6 +82,27 @@ def test_a_peer_that_saw_other_sets_than_settled_is_not_judged():
     window[-1] = replace(window[-1], stretches=tuple(saw))
     evidence = replace(evidence, window=tuple(window))
     assert auditor.judge(evidence).verdict == "inconclusive"
+
+
+def test_what_is_applied_before_a_contribution_changes_nothing_of_what_was_computed_before_it():
+    manifest = manifest_of(step_tokens=2 * MICROBATCH, afresh_rounds=8)
+    known = SettledWork(manifest, corpus())
+    peer = Peer(manifest, known, b"one", PLAIN, None)
+    known.settled(-1, peer.replica.settled_units(), {})
+    for round in range(6):
+        for _ in range(3):  # One waits for a step yet, when the round before is applied.
+            peer.compute()
+        if round:
+            counts = {peer.me: peer.told[round - 1]}
+            peer.end(round - 1, counts)
+            known.settled(round - 1, peer.replica.settled_units(), counts)
+        peer.contribute(round, {})
+    world = group(step_tokens=2 * MICROBATCH, afresh_rounds=8)
+    world.auditor._known = known
+    begun = peer.commitments[5].begun
+    window = tuple(peer.commitments[each] for each in range(begun, 6))
+    assert len(window) == 2
+    assert world.auditor.judge(Evidence(peer.me, window, peer.carried_into(begun))).verdict == "agrees"
 
 
 def test_what_is_given_back_ends_a_window_and_the_next_one_agrees_again():

@@ -1,4 +1,4 @@
-"""Ways to contribute something else than one's work, for the group of work_audits.py, where signs are told.
+"""Ways to contribute something else than one's work, for the group of audits.py, where signs are told.
 
 Each liar commits to what it contributes, and to microbatches as an honest peer would: nothing gives it away
 but the work itself.

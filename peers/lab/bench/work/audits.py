@@ -23,7 +23,7 @@ from peers.compute.work_settings import work_settings
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import read_texts
-from peers.lab.bench.lying_work import LIES, Lie, Situation, cosine
+from peers.lab.bench.work.lies import LIES, Lie, Situation, cosine
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
@@ -57,8 +57,11 @@ class SettledWork:
         self._weights: dict[int, Tensor] = {}
         self._sets = SetNames()
 
-    def settled(self, round: int, units: Tensor, contributions: Mapping[PeerId, bytes]) -> None:
+    def settled(
+        self, round: int, units: Tensor, contributions: Mapping[PeerId, bytes], chain: bytes = b""
+    ) -> None:
         self._weights[round] = units
+        self._sets.settled(round, chain)
         for peer, payload in contributions.items():
             self._sets.add(round, peer, payload)
 
