@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from peers.lab.planner.speeds import PeerClass
     from swarmnet.run.manifest import Manifest, Rounds
 
-TABLE_COLUMNS = 200
-"""Width of the table of paths: it does not fit in fewer."""
+TABLE_COLUMNS = 200  # The table of paths does not fit in fewer.
 
 
 def contribution(
@@ -592,10 +591,10 @@ def chaos(
         raise UserError(f"--peers {peers}: {stages} stages need three peers each, so that some can be killed")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    if keep is not None:
-        require_free(keep, "--keep")
     from peers.lab.processes.chaos import ChaosOptions, run_chaos
 
+    if keep is not None:
+        require_free(keep, "--keep")
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="swarmnet-chaos-"))
-    options = ChaosOptions(seed, seconds, peers, stages, undisturbed, sharded, report, folder)
-    raise typer.Exit(run_chaos(options))
+    of = ChaosOptions(seed, seconds, peers, stages, undisturbed, sharded, report, folder)
+    raise typer.Exit(run_chaos(of))

@@ -90,6 +90,10 @@ class Means:
     past: Callable[[], Mapping[int, PastRound]]
 
 
+STANDINGS = {Kind.NONE: "none", Kind.JUDGED: "judged", Kind.STRANGER: "stranger"}
+"""As the log calls them."""
+
+
 class WorkAuditPath(Proofs[WorkQuestion]):
     def __init__(
         self,
@@ -203,7 +207,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         first = self.convictions.first
         said = {peer: of for peer, of in contributions.items() if round < first.get(peer, round + 1)}
         for change in vouching.settled(round, chain, said, self._settings):
-            self.note(noted.Stands(change.kind.name.lower(), change.peer.hex(), change.first))
+            self.note(noted.Stands(STANDINGS[change.kind], change.peer.hex(), change.first))
             if change.kind is not Kind.NONE:
                 continue
             held = {peer for state in self.rounds.rounds.values() for peer in state.held}
