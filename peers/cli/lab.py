@@ -386,8 +386,7 @@ def simulate(
     for result in _played(options, jobs):
         results.append(result)
         again = _again(result, run_file, peers, stages, rounds, kind)
-        told = " --experts" * experts + " --routed" * routed
-        _show(result, again + _flags(moves, doubles, real, sharded, method) + told)
+        _show(result, again + _flags(options[0]))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
@@ -471,10 +470,11 @@ def _again(
     return " ".join(part for part in parts if part)
 
 
-def _flags(moves: bool, doubles: int, real: bool, sharded: bool, method: MethodName | None) -> str:
+def _flags(of: Options) -> str:
     return (
-        " --moves" * moves + f" --doubles {doubles}" * (doubles > 0) + " --real" * real
-        + " --sharded" * sharded + f" --method {method}" * (method is not None)
+        " --moves" * of.moves + f" --doubles {of.doubles}" * (of.doubles > 0) + " --real" * of.real
+        + " --sharded" * of.sharded + f" --method {of.method}" * (of.method is not None)
+        + " --experts" * of.experts + " --routed" * of.routed
     )  # fmt: skip
 
 
@@ -596,5 +596,5 @@ def chaos(
     if keep is not None:
         require_free(keep, "--keep")
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="swarmnet-chaos-"))
-    of = ChaosOptions(seed, seconds, peers, stages, undisturbed, sharded, report, folder)
-    raise typer.Exit(run_chaos(of))
+    options = ChaosOptions(seed, seconds, peers, stages, undisturbed, sharded, report, folder)
+    raise typer.Exit(run_chaos(options))

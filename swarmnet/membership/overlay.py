@@ -61,7 +61,11 @@ def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[Pe
     known = list(others)
     if len(known) <= most:
         return frozenset(known)
-    return frozenset(sorted(known, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:most])
+    return frozenset(_drawn(me, known)[:most])
+
+
+def _drawn(me: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
+    return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())
 
 
 def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: int) -> frozenset[PeerId]:
@@ -69,7 +73,7 @@ def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: in
     networks. `ranges`: of each; those without any are as of one."""
     met: Counter[str] = Counter()
     place: dict[PeerId, int] = {}
-    for peer in sorted(ranges, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest()):
+    for peer in _drawn(me, ranges):
         theirs = ranges[peer] or ("",)
         place[peer] = max(met[each] for each in theirs)
         met.update(theirs)

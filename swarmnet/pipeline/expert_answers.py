@@ -12,6 +12,7 @@ from typing import Literal
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.machine import granted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,5 @@ class ExpertAnswers:
         return self._open.pop(asked)
 
     def grant(self, peer: PeerId) -> int:
-        """How many calls `peer` may have under way here (CREDIT): what it has, and its share of the free
-        slots among all that have some."""
-        taken: dict[PeerId, int] = {}
-        for asked in self._open:
-            taken[asked.peer] = taken.get(asked.peer, 0) + 1
-        own = taken.get(peer, 0)
-        free = self.slots - self.under_way
-        return max(1, own + -(-free // max(1, len(taken) + (not own))))
+        """How many calls `peer` may have under way here."""
+        return granted(peer, (asked.peer for asked in self._open), self.slots - self.under_way)

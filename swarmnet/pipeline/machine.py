@@ -14,8 +14,8 @@ under the microbatch's id. Times in seconds on the caller's clock.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
@@ -133,15 +133,9 @@ class Pipeline:
         return (self.guide or self.router).has_room(self.candidates(None, ()), now)
 
     def grant(self, peer: PeerId) -> int:
-        """How many microbatches `peer` of the stage above may have under way here (CREDIT): what it has,
-        and its share of the free slots among all that have some."""
-        taken: dict[PeerId, int] = {}
-        for job in self._open.values():
-            for asker in job.above:
-                taken[asker] = taken.get(asker, 0) + 1
-        own = taken.get(peer, 0)
-        free = self.slots - self.under_way
-        return max(1, own + -(-free // max(1, len(taken) + (not own))))
+        """How many microbatches `peer` of the stage above may have under way here."""
+        askers = (asker for job in self._open.values() for asker in job.above)
+        return granted(peer, askers, self.slots - self.under_way)
 
     def expects_answer(self, key: MicrobatchId, peer: PeerId) -> bool:
         """Whether a GRAD of this microbatch from this peer would be taken."""
@@ -424,3 +418,11 @@ class Pipeline:
         for held in (self.jobs, self._open, self._kept, self._door):
             held.pop(key, None)
         self._effects.append(events.Forget(key))
+
+
+def granted(peer: PeerId, askers: Iterable[PeerId], free: int) -> int:
+    """How many `peer` may have under way where it asks (CREDIT): what it has, and its share of the `free`
+    slots among all that have some. `askers`: of all that is under way there."""
+    taken = Counter(askers)
+    own = taken[peer]
+    return max(1, own + -(-free // max(1, len(taken) + (not own))))

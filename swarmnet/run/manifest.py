@@ -13,7 +13,7 @@ from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
+from swarmnet.run.activation_sizes import EXACT, LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.own_steps import AUTHORS, OUTER, InnerName, OwnSteps, RestName, SentName
 from swarmnet.run.path_rules import Rules
@@ -519,14 +519,14 @@ class Manifest:
         experts = self.model.experts
         return self.microbatch_tokens * min(experts.active, experts.of_group)
 
-    def call_bytes(self, rows: int, backward: bool) -> int:
+    def call_bytes(self, rows: int, backward: bool, exact: bool = False) -> int:
         """Of these on the way to their experts; backward with the gradient of what comes of them."""
-        shape = rows, self.model.width
-        return encoded_bytes(shape, self.hidden_codec) + backward * encoded_bytes(shape, self.codec_back)
+        return self.said_bytes(rows, False, exact) + backward * self.said_bytes(rows, True, exact)
 
-    def said_bytes(self, rows: int, backward: bool) -> int:
-        """Of what comes back: what experts say of them, or their gradient."""
-        return encoded_bytes((rows, self.model.width), self.codec_back if backward else self.hidden_codec)
+    def said_bytes(self, rows: int, backward: bool, exact: bool = False) -> int:
+        """Of what comes back: what experts say of them, or their gradient; `exact`: to a sibling."""
+        codec = self.codec_back if backward else self.hidden_codec
+        return encoded_bytes((rows, self.model.width), EXACT if exact else codec)
 
     def path_rules(self) -> Rules:
         paths = self.paths

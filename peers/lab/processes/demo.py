@@ -61,11 +61,11 @@ SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     },
 }
 """What a run by each method says besides. Own steps: eight between two rounds, where two peers share them."""
+EXPERT_GROUPS = 2
 EXPERTS: Mapping[str, object] = {
-    "qk_norm": True, "feed_forward": 192, "experts": {"count": 4, "active": 2, "groups": 2},
+    "qk_norm": True, "feed_forward": 192, "experts": {"count": 4, "active": 2, "groups": EXPERT_GROUPS},
 }  # fmt: skip
 """What a model of experts says besides: a token takes as wide a feed-forward as without."""
-EXPERT_GROUPS = 2
 ARCHIVING = {"archiving": {"seconds": 2.0}}
 """How an archivist looks at a run that is over in minutes."""
 LOOPBACK = {

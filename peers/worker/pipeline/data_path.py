@@ -70,8 +70,6 @@ LOOK_SECONDS = 1.0
 """As often as peers beat: nothing is known sooner."""
 SMOOTHING = 0.1
 """Weight of a new measurement of the own service time."""
-NONE_AWAY: tuple[int, ...] = ()
-"""Stages of experts, until it was looked."""
 
 
 class Text(Protocol):
@@ -143,10 +141,10 @@ class DataPath:
         self._others_line = self._own_line * from_outside(held or range(stage, stage + 1), stage)
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
-        self.serving, self._experts_away = False, NONE_AWAY
+        self.serving, self._look_at = False, 0.0
+        self._experts_away: tuple[int, ...] = ()
         self.missing: tuple[int, ...] = ()
         """Stages without a live peer that microbatches here wait for: they cannot be left out."""
-        self._look_at = 0.0
         self.clock = neighbourhood.clock
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 

@@ -56,7 +56,7 @@ class ExpertWork(MicrobatchWork):
         super().__init__(manifest, stage, experts)
         held, shape = manifest.experts_at(stage), manifest.model.experts
         assert held is not None, "this is a stage of experts"
-        self._experts, self._groups = experts, shape.groups
+        self._manifest, self._experts, self._groups = manifest, experts, shape.groups
         self._rows_of_token = shape.active * manifest.stages[held.trunk]
         """That it sends to all groups together."""
         self._rest = 0
@@ -84,7 +84,7 @@ class ExpertWork(MicrobatchWork):
 
     def _read(self, work: Work, rows: int) -> tuple[Tensor, Tensor | None]:
         shape = (1, rows, self.width)
-        cut = self.row_bytes(rows, work.exact)
+        cut = self._manifest.call_bytes(rows, False, work.exact)
         rows_SD = self._decode("activation", work.body[:cut], shape, work.exact)[0]
         if not work.asked.backward:
             return rows_SD, None
@@ -172,7 +172,7 @@ class ExpertAnswering:
         if len(ask.counts) != of_group or not 0 < rows <= self.manifest.call_rows:
             return Trouble("malformed", f"{rows} rows for {len(ask.counts)} experts")
         exact = self.neighbourhood.transport.is_near(peer)
-        if len(body) != self.work.call_bytes(rows, ask.backward, exact):
+        if len(body) != self.manifest.call_bytes(rows, ask.backward, exact):
             return Trouble("malformed", f"a body of {len(body)} bytes for {rows} rows")
         return None
 

@@ -48,9 +48,7 @@ class ExpertAsking:
         self.trunk, self.work, self.neighbourhood, self.note = trunk, work, neighbourhood, note
         self.is_sibling = neighbourhood.transport.is_near
         longest = manifest.call_bytes(manifest.call_rows, backward=True)
-        self.machine = ExpertCalls(
-            len(self.stages), chance, self._holders, self.is_sibling, longest
-        )
+        self.machine = ExpertCalls(len(self.stages), chance, self._holders, self.is_sibling, longest)
         self.clock = neighbourhood.clock
         self._waiting: dict[tuple[MicrobatchId, int, bool], _Waiting] = {}
         self._came: dict[CallId, Answer] = {}
@@ -104,7 +102,7 @@ class ExpertAsking:
             return
         if self.machine.expects(peer, call, message.attempt):
             exact, rows = self.is_sibling(peer), sum(self._call(call).call.counts)
-            if len(body) != self.work.said_bytes(rows, message.backward, exact):
+            if len(body) != self.manifest.said_bytes(rows, message.backward, exact):
                 self.neighbourhood.refused(peer, "malformed", f"experts say {len(body)} bytes")
                 self._feed(expert_calls.DeclineArrived(peer, call, message.attempt, "malformed"))
                 return

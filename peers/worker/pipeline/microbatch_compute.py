@@ -25,11 +25,8 @@ from swarmnet.model.experts.routed_trunk import ExpertCall, RoutedTrunk, Said
 from swarmnet.model.sizes import Judgement, Sizes
 from swarmnet.model.stage_compute import StageError
 from swarmnet.routing.next_hop import Passage
-from swarmnet.run.activation_sizes import Codec, encoded_bytes
+from swarmnet.run.activation_sizes import EXACT, Codec
 from swarmnet.run.manifest import Manifest
-
-EXACT: Codec = "fp32"
-"""Between siblings, where no line carries it: a copy of what was computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,20 +239,6 @@ class MicrobatchWork:
         # A draw of its own for each layer and group, made again the same.
         place = self._stages * (1 + call.layer) + call.group
         return rows + self._encode_gradient(key, call.gradient, exact, place)
-
-    def row_bytes(self, rows: int, exact: bool) -> int:
-        """Of so many tokens for experts."""
-        return encoded_bytes((rows, self.width), EXACT if exact else self.codecs["activation"])
-
-    def call_bytes(self, rows: int, backward: bool, exact: bool) -> int:
-        """As Manifest.call_bytes."""
-        gradient = EXACT if exact else self.codecs["gradient"]
-        return self.row_bytes(rows, exact) + backward * encoded_bytes((rows, self.width), gradient)
-
-    def said_bytes(self, rows: int, backward: bool, exact: bool) -> int:
-        """As Manifest.said_bytes."""
-        kind: Coded = "gradient" if backward else "activation"
-        return encoded_bytes((rows, self.width), EXACT if exact else self.codecs[kind])
 
     def _said(self, call: ExpertCall, answer: Answer | None) -> Tensor | None:
         """[S, D]; None where it is no good, which is complained about."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from peers.worker.pipeline.microbatch_compute import EXACT, Trouble
+from peers.worker.pipeline.microbatch_compute import Trouble
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.routing.next_hop import NextHop
-from swarmnet.run.activation_sizes import encoded_bytes
+from swarmnet.run.activation_sizes import EXACT, encoded_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Header, IllegalPath
 

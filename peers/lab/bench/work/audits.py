@@ -23,7 +23,7 @@ from peers.compute.work_settings import work_settings
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import read_texts
-from peers.lab.bench.work.lies import LIES, Lie, Situation, cosine
+from peers.lab.bench.work.lies import FIRST_LIE, LIES, Lie, Situation, cosine
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
@@ -44,9 +44,6 @@ from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.rounds.events import ApplyRound, GiveBack, MakeContribution, SettleRound
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
-
-FIRST_LIE = 4
-"""The round: a liar has something old to send by then."""
 
 
 class SettledWork:

@@ -21,6 +21,8 @@ FLIPPED = 0.04
 """Of the signs: a cosine of 1 - 2 * 0.04 = 0.92 is left, above the 0.9 that is enough elsewhere."""
 LOUDER_BY = 3
 """Powers of two."""
+FIRST_LIE = 4
+"""The round: a liar has something old to send by then."""
 OLD_BY = 4
 """Rounds: the same part of the weights had its turn then, as a rule."""
 

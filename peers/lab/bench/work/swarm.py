@@ -24,7 +24,7 @@ from peers.config.run_file import load_manifest
 from peers.data.tokens import digest_of_tokens
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground, Texts, read_texts
-from peers.lab.bench.work.lies import LIES, OLD_BY, Lie, Situation
+from peers.lab.bench.work.lies import FIRST_LIE, LIES, OLD_BY, Lie, Situation
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.world import Member, World
 from peers.telemetry import events as noted
@@ -43,8 +43,6 @@ from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Data, Manifest
 
-FIRST_LIE = 4
-"""The round: a liar has something old to send by then."""
 COLLUDING = "colluding"
 """They contribute noise, look into nobody, and say of one another that their work agrees."""
 LONGEST_ROUND = 60.0
