@@ -9,7 +9,7 @@ findings that peers signed beside their own contributions. That somebody lied is
   (draw.py) have found `sync.fee` rounds of it to agree, two of them if there are two who compute as it does.
 - Standing is for a *term*. Who has not been found to agree in it, for whatever reason, is a newcomer again;
   before it is over, such auditors are drawn for each of its windows. So is who has other settings than those
-  it was let in with, and of whom more than half of those who could judge say that it did not answer.
+  it was let in with, and of whom more than half of those who could judge have asked in vain.
 - Whoever computes like nobody who counts is a *stranger*. It is let in after STRANGERS fees of rounds that it
   could show, strangers are at most one for two whose work can be looked into, and who is away for a term
   makes room. What they say of others counts for nothing.
@@ -39,6 +39,8 @@ FEWEST = 2
 """Auditors that must have found somebody to agree, where there are as many: one may be its friend."""
 STRANGERS = 4
 """Fees."""
+IN_A_ROW = 3
+"""Windows that an auditor must have asked for in vain: lines that lose messages lose one in five."""
 MOST_KNOWN = 4096
 """Newcomers that are remembered, as many as membership knows."""
 
@@ -62,7 +64,7 @@ class Terms:
     def of(manifest: Manifest) -> Terms:
         sync, rounds = manifest.sync, manifest.rounds
         between, kept = sync.afresh_rounds / sync.audits, kept_rounds(rounds)
-        due, term = ceil(2 * between), ceil(4 * between) + kept
+        due, term = ceil(3 * between), ceil(4 * between) + 2 * kept
         return Terms(sync.fee, rounds.window + 1, rounds.snapshot_rounds, due, term, kept)
 
 
@@ -81,8 +83,8 @@ class _Record:
     """When its term began, if it has not been found to agree since."""
     agreed: dict[bytes, int] = field(default_factory=dict)
     """Of one that counts: who has found it to agree, last up to which round."""
-    unanswered: set[bytes] = field(default_factory=set)
-    """Whom it did not answer when they asked last."""
+    unanswered: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    """Whom it did not answer, in which of the windows since it was found to agree."""
     paid: dict[int, tuple[int, frozenset[bytes]]] = field(default_factory=dict)
     """Of a newcomer's window, by its last round: its rounds, and who has found them to agree."""
     shown: dict[int, int] = field(default_factory=dict)
@@ -240,9 +242,10 @@ class Standings:
             self._hear_of_newcomer(auditor, settings, found, record)
         elif found.word is Word.AGREES:
             record.agreed[auditor] = max(found.round, record.agreed.get(auditor, -1))
-            record.unanswered.discard(auditor)
-        elif found.word is Word.UNANSWERED:
-            record.unanswered.add(auditor)
+            record.unanswered.pop(auditor, None)
+        elif found.word is Word.UNANSWERED and found.round > record.agreed.get(auditor, -1):
+            windows = sorted(record.unanswered.get(auditor, frozenset()) | {found.round})
+            record.unanswered[auditor] = frozenset(windows[-IN_A_ROW:])
 
     def _hear_of_newcomer(self, auditor: bytes, settings: bytes, found: Found, record: _Record) -> None:
         agrees = found.word is Word.AGREES
@@ -333,7 +336,8 @@ class Standings:
         judges = sight.judges(peer, record.settings)
         if not judges:
             return record.kind is Kind.STRANGER and round - record.since > self.terms.term
-        like_it = (sight.members.get(auditor) for auditor in record.unanswered)
+        in_vain = [auditor for auditor, windows in record.unanswered.items() if len(windows) >= IN_A_ROW]
+        like_it = (sight.members.get(auditor) for auditor in in_vain)
         silent = sum(of is not None and of.settings == record.settings for of in like_it)
         if silent >= FEWEST and 2 * silent > judges:
             return True

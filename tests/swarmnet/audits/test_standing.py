@@ -8,7 +8,7 @@ import pytest
 from swarm import tiny_manifest
 
 from swarmnet.audits.commitment import MOST_CHANGES, Change, Commitment, Found, Kind, Word, settings_of
-from swarmnet.audits.standing import STRANGERS, Standings, Terms
+from swarmnet.audits.standing import IN_A_ROW, STRANGERS, Standings, Terms
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Rounds, Sync
@@ -137,6 +137,8 @@ def test_one_friend_does_not_keep_it_in_and_most_who_asked_in_vain_put_it_out(se
     sets.finds = lambda auditor, round: (
         (Found(tag_of(D), round - 1, 1, Word.AGREES if auditor == A else Word.UNANSWERED),)
     )
+    sets.go_on(IN_A_ROW - 1)
+    assert sets.changed == [], "what gets lost on the way is no refusal"
     sets.go_on(1)
     (change,) = sets.changed
     assert (change.peer, change.kind) == (tag_of(D), Kind.NONE)
@@ -227,5 +229,5 @@ def test_changes_are_repeated_for_some_time_the_newest_of_them(sets):
 def test_terms_leave_time_for_what_is_audited_at_the_share_of_the_run():
     sync = Sync(method="local-steps", afresh_rounds=2, audits=0.05, fee=8)
     terms = Terms.of(tiny_manifest((3,), sync=sync, rounds=Rounds(snapshot_rounds=4, window=4)))
-    assert (terms.fee, terms.lag, terms.due, terms.kept) == (8, 5, 80, 16)
-    assert terms.term == 160 + 16
+    assert (terms.fee, terms.lag, terms.due, terms.kept) == (8, 5, 120, 16)
+    assert terms.term == 160 + 2 * 16
