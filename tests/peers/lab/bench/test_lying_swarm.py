@@ -1,0 +1,58 @@
+"""Liars in a swarm of real workers, as `swarmnet bench work --swarm` plays it: small, and with every window
+looked into."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from swarm import corpus
+
+from peers.errors import UserError
+from peers.lab.bench.learning.ground import Texts
+from peers.lab.bench.work import swarm
+from peers.lab.bench.work.swarm import COLLUDING, Question, bench, rows
+from peers.tools.model.evaluate import Windows
+
+RUN = """
+name: liars
+stages: [1]
+model: {width: 32, layers: 1, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
+data: {sequence_tokens: 16, microbatch_sequences: 2}
+rounds: {target_tokens: 512}
+sync: {method: local-steps, learning_rate: 1e-2, afresh_rounds: 2, audits: 0.5, fee: 4}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    text = corpus()
+    window = text[:17].long()[None]
+    held_out = Windows(b"", 16, ((window[:, :-1], window[:, 1:]),))
+    monkeypatch.setattr(swarm, "read_texts", lambda *_: Texts(text, held_out))
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
+    honest, flipping, colluding = bench(Question(run_file, ("sign-flip", COLLUDING), 5, 1, 40))
+    assert (honest.liars, honest.honest_out, honest.out) == (0, 0, {})
+    for played in (flipping, colluding):
+        assert len(played.out) == 1, played
+        assert played.honest_out == 0
+        assert played.verdicts["lied"] > 0
+    lines = list(rows([honest, flipping]))
+    assert "| sign-flip | 1 of 1 |" in lines[-1]
+    assert honest.head_bytes > 200
+
+
+def test_who_lies_like_nobody_is_a_mistake(run_file):
+    with pytest.raises(UserError, match="nobody lies like truth"):
+        next(bench(Question(run_file, ("truth",), 5, 1, 10)))
