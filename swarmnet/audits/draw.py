@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from swarmnet.audits.commitment import Commitment
 from swarmnet.rounds.audits import chance
 
+TURNS = 4
 AUDITORS = 2
 """Of each: one may be away, or its friend."""
 
@@ -25,6 +26,12 @@ def is_drawn(secret: bytes, last: Commitment, share: float, peers: int) -> bool:
     """Whether the auditor with this secret looks into the window that ends with this commitment, in a group
     of so many, which together look into `share` of all windows: what that takes of their computing."""
     return chance(secret, b"work" + last.written()) < share / max(1, peers - 1)
+
+
+def is_turn(peer: bytes, next_set: bytes) -> bool:
+    """Of who has not been found to agree for long, whether the window after which that settled is looked
+    into: one of TURNS, so that what is found is heard before the next."""
+    return hashlib.sha256(peer + next_set).digest()[0] < 256 // TURNS
 
 
 def auditors_of(

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from swarmnet.audits.commitment import MOST_CHANGES, Change, Commitment, Found, Kind, Word
-from swarmnet.audits.draw import auditors_of
+from swarmnet.audits.draw import auditors_of, is_turn
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.result_table import tag_of
@@ -185,6 +185,11 @@ class Standings:
             return ()
         those = (member for member, of in lot.settings.items() if settings in (None, of))
         return auditors_of(peer, lot.chain, those)
+
+    def is_turn(self, peer: bytes, last: int) -> bool:
+        """Whether it is due with the window that ends with round `last`, if it is."""
+        lot = self._lots.get(last + 1)
+        return lot is not None and is_turn(peer, lot.chain)
 
     @property
     def changes(self) -> tuple[Change, ...]:

@@ -27,8 +27,9 @@ from swarmnet.optimizer.tiling import all_tiles
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
 
-A_PIECE = 16
-"""Contributions that are read at once: a round of sixteen peers, which each of them reads in one go, too."""
+A_PIECE = 64
+"""Contributions that are read at once: a round of so many peers, which each of them reads in one go, too.
+With 16 to check a proof took a group of sixteen longer than its rounds are kept (docs/log.md)."""
 
 
 class DrawnText(Protocol):

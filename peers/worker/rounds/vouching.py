@@ -73,8 +73,10 @@ class Vouching:
 
     def is_over(self, window: Window, round: int, settings: bytes) -> None:
         """A window of one that counts, as the set of that round has it."""
-        is_due = self.standings.is_due(window.peer, round)
-        if is_due and tag_of(self.me) in self.standings.auditors(tag_of(window.peer), window.round, settings):
+        peer, last = tag_of(window.peer), window.round
+        if not (self.standings.is_due(window.peer, round) and self.standings.is_turn(peer, last)):
+            return
+        if tag_of(self.me) in self.standings.auditors(peer, last, settings):
             _put(self._owed, window, MOST_OWED)
 
     def asks(self, window: Window, round: int, settings: bytes) -> None:
