@@ -47,16 +47,20 @@ def failed_before() -> list[Options]:
 
 
 def options_of(words: list[str]) -> Options:
-    peers = int(words[words.index("--peers") + 1]) if "--peers" in words else None
+    numbers = {
+        name: int(words[words.index(f"--{name}") + 1])
+        for name in ("peers", "stages", "rounds")
+        if f"--{name}" in words
+    }
     return Options(
-        int(words[0]), peers, moves="--moves" in words, doubles=2 * ("--doubles" in words),
+        int(words[0]), **numbers, moves="--moves" in words, doubles=2 * ("--doubles" in words),
         sharded="--sharded" in words,
     )  # fmt: skip
 
 
 def again(options: Options) -> str:
     flags = " --moves" * options.moves + " --doubles" * (options.doubles > 0) + " --sharded" * options.sharded
-    return f"{options.seed}{flags}"
+    return f"{options.seed}{flags}" + f" --stages {options.stages}" * (options.stages is not None)
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
