@@ -49,7 +49,10 @@ def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
     for played in (flipping, colluding):
         assert len(played.out) == 1, played
         assert played.honest_out == 0
-        assert played.verdicts["lied"] > 0
+        assert played.of_false["lied"] > 0
+        assert played.of_false["agrees"] == 0, "whoever looks into a lie finds it"
+        assert played.verdicts["lied"] == 0, "and nobody else is accused"
+        assert played.verdicts["agrees"] > 0
     lines = list(rows([honest, flipping]))
     assert "| sign-flip | 1 of 1 |" in lines[-1]
     assert honest.head_bytes > 200
