@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import Question
     from peers.lab.bench.learning.report import Report as Learned
     from peers.lab.bench.learning.trials import Trial
-    from peers.lab.faults.play import Options
     from peers.lab.faults.report import Result
     from peers.lab.planner.links import Links
     from peers.lab.planner.question import Measured
@@ -164,13 +163,19 @@ def work(
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
     device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
     swarm: Annotated[bool, typer.Option(help="Workers with a wire, on a clock that jumps.")] = False,
+    price: Annotated[bool, typer.Option(help="All honest, in turns without audits and with.")] = False,
 ) -> None:
     """Peers with real models of which some contribute other work than they say: who is found by whoever
     computes it again, and whether honest ones are ever accused."""
     from peers.compute.stage_part import device_of
+    from peers.lab.bench.work import price as bench_price
     from peers.lab.bench.work import swarm as lying_swarm
     from peers.lab.bench.work.audits import Question, bench, render
 
+    if price:
+        for line in bench_price.rows(bench_price.bench(bench_price.Question(run_file, peers, rounds, seeds))):
+            typer.echo(line)
+        return
     if liars >= peers:
         raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
     if swarm:
@@ -369,6 +374,7 @@ def simulate(
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
     counted twice, and all agree in the end. Exit code 1 if not."""
     from peers.lab.faults.play import Options
+    from peers.lab.faults.report import again, played
 
     _check_kinds(kind or (), moves)
     _check_model(real, method, experts, routed)
@@ -383,10 +389,9 @@ def simulate(
         for number in range(schedules)
     ]
     results = []
-    for result in _played(options, jobs):
+    for result in played(options, jobs):
         results.append(result)
-        again = _again(result, run_file, peers, stages, rounds, kind)
-        _show(result, again + _flags(options[0]))
+        _show(result, again(options[0], result.seed, run_file))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
     if report is not None:
@@ -435,18 +440,6 @@ def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
     return manifest.rounds, len(manifest.stages)
 
 
-def _played(options: list[Options], jobs: int) -> Iterator[Result]:
-    """The results, in the order of the seeds."""
-    from peers.lab.faults.report import run_schedule
-    from peers.lab.world.parallel import pool
-
-    if jobs == 1 or len(options) == 1:
-        yield from map(run_schedule, options)
-        return
-    with pool(jobs) as processes:
-        yield from processes.map(run_schedule, options)
-
-
 def _show(result: Result, again: str) -> None:
     from peers.lab.faults.report import row
 
@@ -456,26 +449,6 @@ def _show(result: Result, again: str) -> None:
         typer.echo(f"         {violation.rule}: {violation.text}")
     if result.violations:
         typer.echo(f"         again: {again}")
-
-
-def _again(
-    result: Result, run_file: Path | None, peers: int | None, stages: int | None, rounds: int,
-    kind: list[str] | None,
-) -> str:  # fmt: skip
-    parts = ["swarmnet simulate", str(run_file or ""), f"--seed {result.seed}"]
-    parts += [f"--peers {peers}"] if peers else []
-    parts += [f"--stages {stages}"] if stages and run_file is None else []
-    parts += [f"--rounds {rounds}"] if rounds != 50 else []
-    parts += [f"--kind '{name}'" for name in kind or ()]
-    return " ".join(part for part in parts if part)
-
-
-def _flags(of: Options) -> str:
-    return (
-        " --moves" * of.moves + f" --doubles {of.doubles}" * (of.doubles > 0) + " --real" * of.real
-        + " --sharded" * of.sharded + f" --method {of.method}" * (of.method is not None)
-        + " --experts" * of.experts + " --routed" * of.routed
-    )  # fmt: skip
 
 
 def plan(

@@ -23,8 +23,8 @@ from peers.telemetry.reasons import AUDITS, CONTRIBUTIONS, DEPARTURES, DROPS, RE
 from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
 from peers.telemetry.storage_metrics import Archive, Relay, State
 
-KINDS = ("activation", "gradient", "experts", "contribution", "update", "snapshot", "inference", "control",
-         "directory", "other")  # fmt: skip
+KINDS = ("activation", "gradient", "experts", "contribution", "update", "audit", "snapshot", "inference",
+         "control", "directory", "other")  # fmt: skip
 """What bytes are for: `Message.kind` in protocols/messages/table.py, and what the directory costs."""
 
 WAYS = ("direct", "relayed", "none", "unknown")

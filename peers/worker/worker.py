@@ -55,7 +55,7 @@ from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
-from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.events import HistorySigned, Resynchronise
 from swarmnet.rounds.makers import Makers
 from swarmnet.rounds.own_contributions import NOTHING_PAST, Offers, Past
 
@@ -365,6 +365,8 @@ class Worker(Parts):
         update.settled, update.made = self._heard_settled, self.receipts.made
         update.took_up = lambda took_up: self.say("experts", experts_line(took_up))
         self.digests.took_up(weights)
+        update.sign_history = self.digests.sign
+        self.digests.heard = lambda said: update.feed(HistorySigned(said.peer, said.round, said.chain))
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
         self.ending.heard()
         update.start()

@@ -13,7 +13,7 @@ class AskSlices(Message, frozen=True, tag=80):
     """The slices of one shard that went into a result: answered by as many Evidence, by the result's maker
     or by who has said (Lied) that they prove it false."""
 
-    kind: ClassVar[str] = "update"
+    kind: ClassVar[str] = "audit"
     result: Identifier
     shard: Number
 
@@ -24,7 +24,7 @@ class Evidence(Message, frozen=True, tag=81):
     (protocols/signed/commitments.py), then in pieces as long as a contribution's moves what was carried into
     it, if anything was."""
 
-    kind: ClassVar[str] = "contribution"
+    kind: ClassVar[str] = "audit"
     priority: ClassVar[int] = 1
     body: ClassVar[bool] = True
     result: Identifier
@@ -35,7 +35,7 @@ class Worked(Message, frozen=True, tag=83):
     """A window of the sender's work is over: `result` names its last commitment, for `round`. Told to those
     who are to look into it, before anything of the sender counts."""
 
-    kind: ClassVar[str] = "update"
+    kind: ClassVar[str] = "audit"
     round: RoundNumber
     result: Identifier
 
@@ -44,7 +44,7 @@ class Lied(Message, frozen=True, tag=82):
     """`peer` has made a result for `round` whose `shard` does not follow from its slices: the sender has the
     proof. Repeated once a second until the receiver says the same."""
 
-    kind: ClassVar[str] = "update"
+    kind: ClassVar[str] = "audit"
     peer: Name
     round: RoundNumber
     result: Identifier

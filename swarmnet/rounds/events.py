@@ -95,6 +95,16 @@ class ProgressArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySigned:
+    """`peer` has put its name to a history, of which the chain has this value after `round`. Verified by the
+    caller; from anybody."""
+
+    peer: PeerId
+    round: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ChainArrived:
     """The answer to AskChain: settled sets from `first` on, and the chain's value before them."""
 
@@ -216,7 +226,7 @@ class Tick:
 
 Event = (
     Committed | Contributed | Sliced | SlicesArrived | ResultRead | ProgressArrived
-    | ChainArrived | ChainAsked | Announced | ContributionArrived
+    | HistorySigned | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
     | EndOrdered | StoodStill | Convicted | Unanswered | Leave | Tick
 )  # fmt: skip
@@ -375,10 +385,18 @@ class Resynchronise:
     """Whether the histories part at `fork_round`, and not somewhere before it."""
 
 
+@dataclass(frozen=True, slots=True)
+class SignHistory:
+    """Put the own name to what settled last, and pass on what others have put theirs to."""
+
+    forked: tuple[PeerId, ...]
+    """Who has another history."""
+
+
 OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted
 Effect = (
     MakeContribution | SayNothing | Reduce
     | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
     | SendProgress | SendChain | AskChain | GiveBack | Uncounted | SendAnnounce | Want | AskIds
-    | Resynchronise
+    | Resynchronise | SignHistory
 )  # fmt: skip

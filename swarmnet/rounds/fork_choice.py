@@ -5,10 +5,23 @@ The machine is part of `GroupRounds`, which shares rounds only with allies: neig
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import PARTING_SECONDS, NeighbourView, kept_rounds
-from swarmnet.rounds.events import AskChain, Effect, ProgressArrived, Resynchronise, SendChain
+from swarmnet.rounds.events import (
+    AskChain,
+    ChainArrived,
+    ChainAsked,
+    Effect,
+    HistorySigned,
+    ProgressArrived,
+    Resynchronise,
+    SendChain,
+    SignHistory,
+)
 from swarmnet.rounds.history import (
     KEPT_LINKS,
     START,
@@ -27,6 +40,38 @@ LISTEN_SECONDS = 3.0
 times what they are silent for at most."""
 OUT_OF_REACH_SECONDS = 2.0
 """A neighbour that knows of us tells sets from our round on; it hears of us at least once a second."""
+
+
+SIGNING_SECONDS = 5.0
+"""When histories have been apart for so long peers sign which one they are on. Honest ones are one again
+within three seconds of hearing each other, or fetch the state, and say nothing meanwhile."""
+SIGNED_SECONDS = 2 * SIGNING_SECONDS
+"""... and who has signed none, or two, is on neither (docs/decisions/0038-signed-histories.md)."""
+MOST_AHEAD = 8
+"""Rounds after the own newest of which it is kept what others have signed."""
+
+
+class Signed:
+    """What a peer has put its name to: the newest round of this peer's history, and of any other."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[int, set[bytes]] = {}
+        self.ours = self.others = -1
+
+    def take(self, round: int, value: bytes, chain: Chain) -> None:
+        if chain.round < round <= chain.round + MOST_AHEAD:
+            values = self._ahead.setdefault(round, set())
+            if len(values) < 2:  # Of two one is of another history, whatever settles here.
+                values.add(value)
+        elif chain.at(round) == value:
+            self.ours = max(self.ours, round)
+        elif chain.at(round) is not None:
+            self.others = max(self.others, round)
+
+    def settled(self, chain: Chain) -> None:
+        """A round of this peer's own."""
+        for value in self._ahead.pop(chain.round, set()):
+            self.take(chain.round, value, chain)
 
 
 class Following:
@@ -67,10 +112,14 @@ class Histories:
         """Whether the whole group is linked to this peer."""
         self.follows = False
         """As in Agreement."""
+        self._signed: dict[PeerId, Signed] = {}
+        self._last_signed = -1
+        """The round up to which this peer has been asked to sign."""
 
     def left(self, peer: PeerId) -> NeighbourView | None:
         """A neighbour is gone: what was known of it."""
         self.allies.pop(peer, None)
+        self._signed.pop(peer, None)
         return self.neighbours.pop(peer, None)
 
     def settle(self, mine: SettledSet) -> None:
@@ -78,6 +127,8 @@ class Histories:
         catches up and may still take up either must not go on with the sets of both."""
         self.chain.append(mine)
         number = self.chain.round
+        for signed in self._signed.values():
+            signed.settled(self.chain)
         for peer, view in list(self.allies.items()):
             entry = view.sets.get(number)
             if entry is None or view.settled < number:
@@ -111,8 +162,20 @@ class Histories:
             return effects
         if view.relation == "forked":
             view.compare_anew()
-            return self._fork(event.peer, view, now)
+            return [*self._sign(view, now), *self._fork(event.peer, view, now)]
         return []
+
+    def told(self, event: ChainArrived | ChainAsked | HistorySigned, now: float) -> list[Effect]:
+        """What neighbours say or ask of histories besides Progress."""
+        match event:
+            case ChainArrived(peer, first, before, sets):
+                return self.chain_arrived(peer, first, before, sets, now)
+            case ChainAsked(peer, last):
+                return self.tell_chain(peer, last)
+            case HistorySigned(peer, round, value):  # By whichever way it came.
+                if peer in self.neighbours:
+                    self._signed.setdefault(peer, Signed()).take(round, value, self.chain)
+                return []
 
     def chain_arrived(
         self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...], now: float
@@ -196,13 +259,40 @@ class Histories:
         undecided = len(self.allies) - mine
         if undecided and 2 * most <= in_sight + undecided and now < view.forked_since + LISTEN_SECONDS:
             return []  # They may be on our side already, and the other side hears it before us.
+        ours, theirs = 1 + mine, len(others)
+        if now >= view.forked_since + SIGNED_SECONDS:
+            ours, theirs = self._names_below(fork.round)
+            others = {other: of for other, of in others.items() if self._side(other, fork.round) == "theirs"}
         if view.settled < self.chain.start:
             # It hears of no fork yet, only that this peer is far ahead, and comes if half of its group is.
-            if not is_majority(len(others), in_sight, self.all_in_sight):
+            if not is_majority(theirs, in_sight, self.all_in_sight):
                 return []
         elif not theirs_stands(
-            fork, self.chain.round, view.settled, 1 + mine, len(others), in_sight, self.all_in_sight
+            fork, self.chain.round, view.settled, ours, theirs, in_sight, self.all_in_sight
         ):
+            return []
+        if not others:
             return []
         reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"
         return [Resynchronise(tuple(others), reason, fork.round, fork.exact)]
+
+    def _sign(self, view: NeighbourView, now: float) -> list[Effect]:
+        """Again with each round that settles, as long as there are two histories."""
+        if now < view.forked_since + SIGNING_SECONDS or self._last_signed == self.chain.round:
+            return []
+        self._last_signed = self.chain.round
+        return [SignHistory(tuple(peer for peer, of in self.neighbours.items() if of.relation == "forked"))]
+
+    def _side(self, peer: PeerId, fork_round: int) -> Literal["ours", "theirs", "neither"]:
+        """By what it has put its name to, whatever it tells this peer: who tells each side that it is on
+        theirs would keep both from giving way."""
+        signed = self._signed.get(peer, Signed())
+        is_ours, is_theirs = signed.ours >= fork_round, signed.others >= fork_round
+        if is_ours == is_theirs:
+            return "neither"
+        return "ours" if is_ours else "theirs"
+
+    def _names_below(self, fork_round: int) -> tuple[int, int]:
+        """How many have signed the own history alone, this peer included, and how many another alone."""
+        sides = Counter(self._side(peer, fork_round) for peer in self.neighbours)
+        return 1 + sides["ours"], sides["theirs"]

@@ -158,10 +158,8 @@ class GroupRounds:
                 self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
-            case events.ChainArrived(peer, first, before, sets):
-                self._effects += self.histories.chain_arrived(peer, first, before, sets, now)
-            case events.ChainAsked(peer, last):
-                self._effects += self.histories.tell_chain(peer, last)
+            case events.ChainArrived() | events.ChainAsked() | events.HistorySigned():
+                self._effects += self.histories.told(event, now)
             case events.Announced(peer, references, complete):
                 self._announced(peer, references, complete, now)
             case events.ContributionArrived(peer, reference, table):
@@ -373,8 +371,7 @@ class GroupRounds:
 
     def _held_of_others(self, round: int, maker: PeerId) -> int:
         """Than this peer, whose own always finds room, and that maker."""
-        state = self.rounds.get(round)
-        held = state.held if state is not None else {}
+        held = self.rounds[round].held if round in self.rounds else {}
         return len(held) - (maker in held) - (self.me in held)
 
     def _half_holds(self, reference: events.Reference) -> bool:
@@ -446,8 +443,7 @@ class GroupRounds:
 
     def _is_sealed(self, number: int) -> bool:
         """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
-        state = self.rounds.get(number)
-        if number <= self.settled or (state is not None and state.sealed):
+        if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
         return self.agreement.are_ahead(
             view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))

@@ -1,9 +1,11 @@
 """What the long checks compute from what they saw; the checks themselves are scripts/soak's."""
 
+from collections import Counter
 from dataclasses import replace
 from math import exp, log
 from statistics import fmean
 
+import audits_soak
 import pytest
 import quality_alone
 import torch
@@ -13,6 +15,7 @@ from moving_soak import SLOWNESS, STORIES, best_assignment
 from quality_alone import Rule
 from quality_soak import MIDDLE, STAGES, quality, scored
 
+from peers.lab.bench.work.many import Found, play_of
 from peers.state.checkpoint_file import Model
 from peers.state.state_path import StatePath
 from peers.tools.model.evaluate import score_weights
@@ -150,3 +153,22 @@ def test_a_flood_is_held_where_training_goes_on_memory_stays_and_the_floods_link
     ):
         (problem,) = problems({**held, **changed})
         assert said in problem
+
+
+def test_audits_go_on_where_they_were_broken_off(tmp_path, monkeypatch):
+    def played(seed, text):
+        verdicts = Counter({"agrees": 3, "lied": int(seed == 2)})
+        return Found(play_of(seed), +verdicts, Counter(), rounds=6, seconds=0.5, audit_seconds=0.25)
+
+    monkeypatch.setattr(audits_soak, "honest", played)
+    times = iter(range(100))
+    monkeypatch.setattr(audits_soak.time, "monotonic", lambda: float(next(times)))
+    kept = tmp_path / "audits.jsonl"
+    audits_soak.play(kept, 3.0)
+    kept.write_text(kept.read_text() + '{"seed": 2, "dty')
+    lines = audits_soak.play(kept, 2.0)
+    assert [line["seed"] for line in lines] == [0, 1, 2]
+    assert lines == audits_soak.kept_lines(kept)
+    text = "\n".join(audits_soak.table(lines))
+    assert "| all |  | 3 | 9 / 1 / 0 | 18 |" in text
+    assert "13.3 audits a processor second, 6.7 with what they look into" in text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from peers.lab.faults.invariants import check
 from peers.lab.faults.play import Options, Seen, play
 from peers.lab.faults.trees import Violation, makers, stages_of
+from peers.lab.world.parallel import pool
 from peers.telemetry.events import Settled
 
 
@@ -41,6 +44,15 @@ def run_schedule(options: Options) -> Result:
     )  # fmt: skip
 
 
+def played(options: Sequence[Options], jobs: int) -> Iterator[Result]:
+    """In so many processes; the results in the order of the schedules."""
+    if jobs == 1 or len(options) == 1:
+        yield from map(run_schedule, options)
+        return
+    with pool(jobs) as processes:
+        yield from processes.map(run_schedule, options)
+
+
 def log_digest(seen: Seen) -> str:
     digest = hashlib.sha256()
     for note in seen.notes:
@@ -64,3 +76,17 @@ def row(result: Result) -> tuple[str, ...]:
     rounds = "/".join(str(round + 1) for round in result.rounds.values())
     verdict = "holds" if not result.violations else f"VIOLATED: {result.violations[0].rule}"
     return (str(result.seed), str(result.peers), str(result.stages), rounds, faults, verdict)
+
+
+def again(of: Options, seed: int, run_file: Path | None) -> str:
+    """The command that plays one of them again."""
+    parts = ["swarmnet simulate", str(run_file or ""), f"--seed {seed}"]
+    parts += [f"--peers {of.peers}"] if of.peers else []
+    parts += [f"--stages {of.stages}"] if of.stages and run_file is None else []
+    parts += [f"--rounds {of.rounds}"] if of.rounds != 50 else []
+    parts += [f"--kind '{name}'" for name in of.kinds]
+    parts += [f"--doubles {of.doubles}"] if of.doubles else []
+    parts += [f"--method {of.method}"] if of.method is not None else []
+    flags = {"moves": of.moves, "real": of.real, "sharded": of.sharded, "experts": of.experts}
+    parts += [f"--{name}" for name, is_set in {**flags, "routed": of.routed}.items() if is_set]
+    return " ".join(part for part in parts if part)

@@ -2,12 +2,13 @@
 
 A statement is an envelope around the chain's value and the digest of the settled weights after a round. They
 say which snapshot a group agrees on, after a restart of everything too, and tell a peer whose weights went
-wrong that they did: it then fetches the group's.
+wrong that they did: it then fetches the group's. Where histories stay apart there are more of them, which say
+who is on which (swarmnet/rounds/fork_choice.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from peers.config.run_file import SignedManifest
 from peers.network.neighbourhood import Neighbourhood
@@ -23,6 +24,9 @@ from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import Resynchronise
 from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
+
+CHAINS_KEPT = 16
+"""Rounds: what others sign is as old as its way here."""
 
 
 class SignedDigests:
@@ -48,25 +52,53 @@ class SignedDigests:
         self._statements: dict[bytes, Statement] = {}
         self._told: tuple[int, tuple[PeerId, ...]] = (-1, ())
         """The newest difference that was noted."""
+        self._last: tuple[int, bytes, bytes] | None = None
+        """Round, chain and digest of what settled last."""
+        self._chains: dict[int, bytes] = {}
+        """Of the newest rounds here."""
+        self._newest: dict[PeerId, dict[bool, bytes]] = {}
+        """What each peer signed last, of another history than here and of this one, whatever the round."""
+        self.heard: Callable[[Statement], None] = lambda _: None
+        """Is told of what is news."""
 
     def settled(self, settled: Settled) -> None:
         """A round settled here: say so if it is its turn."""
-        if (settled.round + 1) % self.every_rounds == 0:
-            for peer in self.digests.peers() - self.neighbourhood.membership.peers.keys():
+        self._last = settled.round, settled.chain, settled.digest
+        self._chains[settled.round] = settled.chain
+        self._chains.pop(settled.round - CHAINS_KEPT, None)
+        if self._is_turn(settled.round):
+            known = self.neighbourhood.membership.peers.keys()
+            for peer in self.digests.peers() - known:
                 self._forget(self.digests.forget(peer))
+            self._newest = {peer: words for peer, words in self._newest.items() if peer in known}
             self._say(settled.round, settled.chain, settled.digest)
             self._compare(settled.round)
 
     def took_up(self, weights: Weights) -> None:
         """This peer goes on from these weights: what it said of a history that it gave up no longer holds."""
-        round = weights.settled_round
+        round, self._last, self._chains, self._newest = weights.settled_round, None, {}, {}
         self._forget(self.digests.forget(self.identity.peer_id, round))
-        if round >= 0 and (round + 1) % self.every_rounds == 0:
+        if round >= 0 and self._is_turn(round):
             self._say(round, weights.chain, state_digest(round, weights.units))
+
+    def sign(self, forked: Collection[PeerId]) -> None:
+        """What settled last, for all; for these, who are on another history, what others have signed, and for
+        the rest who has signed another, with all that it has."""
+        if self._last is not None:
+            self._say(*self._last)
+        contested = [data for words in self._newest.values() if True in words for data in words.values()]
+        every = [data for words in self._newest.values() for data in words.values()]
+        for peer in self._group():
+            if words := every if peer in forked else contested:
+                self.neighbourhood.post(peer, "group", Statements(words[:MOST_STATEMENTS]))
+
+    def _is_turn(self, round: int) -> bool:
+        return (round + 1) % self.every_rounds == 0
 
     def _say(self, round: int, chain: bytes, digest: bytes) -> None:
         data = seal(self.identity, self.run_id, Kind.SETTLED, self.stage, round, round, chain + digest)
-        self._keep(Statement(self.identity.peer_id, round, chain, digest), data)
+        if self._is_turn(round):
+            self._keep(Statement(self.identity.peer_id, round, chain, digest), data)
         for peer in self._group():
             self.neighbourhood.post(peer, "group", Statements([data]))
 
@@ -107,12 +139,17 @@ class SignedDigests:
 
     def _take(self, data: bytes) -> int | None:
         """The round of a statement that is news. Raises WireError."""
-        if data in self._statements:
+        if data in self._statements or any(data in words.values() for words in self._newest.values()):
             return None
         statement = self._open(data)
         known = self.neighbourhood.membership.peers.get(statement.peer)
         mine = statement.peer == self.identity.peer_id  # From before this peer's disk was lost.
         if not mine and (known is None or known.stage != self.stage):
+            return None
+        self.heard(statement)
+        is_other = self._chains.get(statement.round, statement.chain) != statement.chain
+        self._newest.setdefault(statement.peer, {})[is_other] = data
+        if not self._is_turn(statement.round):
             return None
         self._keep(statement, data)
         return statement.round

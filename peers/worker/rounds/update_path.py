@@ -127,6 +127,7 @@ class UpdatePath:
         self.made: Callable[[int, int], None] = lambda round, tokens: None
         """Told of every own contribution, and of its tokens."""
         self.took_up: Callable[[TookUp], None] = lambda took_up: None
+        self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
         """Told of who holds which experts, when that is new."""
         self.digest = b""
         """Of the newest settled weights."""
@@ -293,6 +294,8 @@ class UpdatePath:
                 post(peer, "group", Want(list(ids)))
             case events.AskIds(peer, asked):
                 post(peer, "group", AskIds(list(asked)))
+            case events.SignHistory(forked):
+                self.sign_history(forked)
             case events.Resynchronise(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
                 self.note(noted.Resynchronise(code, peers, reason, fork_round))

@@ -1,12 +1,31 @@
-"""Which neighbours are on which history, by what they tell of their chains."""
+"""Which neighbours are on which history, by what they tell of their chains; and one that tells each of two
+sides that it is with it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
+import pytest
+import round_group
+from round_group import Group, partitioned
+
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
-from swarmnet.rounds.events import AskChain, Effect, OpenSet, ProgressArrived, Resynchronise
-from swarmnet.rounds.fork_choice import LISTEN_SECONDS, Histories
-from swarmnet.rounds.history import Chain, SettledSet
+from swarmnet.rounds.events import (
+    AskChain,
+    ChainArrived,
+    Effect,
+    HistorySigned,
+    NeighbourJoined,
+    OpenSet,
+    ProgressArrived,
+    Resynchronise,
+    SendProgress,
+    SignHistory,
+)
+from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MOST_AHEAD, SIGNED_SECONDS, Histories, Signed
+from swarmnet.rounds.history import START, Chain, SettledSet
+from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
 
 OLD, NEW, THIRD = PeerId("old"), PeerId("new"), PeerId("third")
@@ -190,3 +209,180 @@ def test_newcomers_without_weights_do_not_hold_up_who_is_out_of_reach():
     assert not any(wishes(histories.progress(told(peer, far, 50), 9.0)) for peer in group), "not heard yet"
     (wish,) = wishes(histories.progress(told(OLD, far, 50), 9.0 + LISTEN_SECONDS))
     assert set(wish.peers) == set(group)
+
+
+LIAR = PeerId("liar")
+APART_SECONDS = 10.0
+SEVERAL = 3
+"""Rounds, in seconds: a statement of one that settles after SIGNED_SECONDS has gone to all by then."""
+
+
+class Courted(Group):
+    """And one more, who says to each what that one says itself: the same history, its sets, sealed by all.
+    `signs`: for whom it puts its name to that, as well."""
+
+    def __init__(self, count: int, signs: frozenset[PeerId] = frozenset(), seed: int = 0) -> None:
+        self.signs = signs
+        self.is_courted = False
+        self.words: dict[PeerId, dict[tuple[PeerId, bool], HistorySigned]] = {}
+        self.giving_way: dict[PeerId, PeerId] = {}
+        self.gave_way: set[PeerId] = set()
+        super().__init__(count, seed)
+
+    def courted(self) -> None:
+        self.is_courted = True
+        for peer in self.peers:
+            self.handle(peer, NeighbourJoined(LIAR))
+
+    def say(self, word: HistorySigned, to: PeerId) -> None:
+        is_ours = self.peers[to].chain.at(word.round) in (word.value, None)
+        self.words.setdefault(to, {})[word.peer, is_ours] = word
+        self.post(word.peer, to, word)
+
+    def carry_out(self, me: PeerId, effect: object) -> None:
+        match effect:
+            case SendProgress() if self.is_courted and LIAR in effect.peers:
+                sets = tuple(replace(each, gathered=9, sealed=9) for each in effect.sets)
+                said = ProgressArrived(
+                    LIAR, effect.round, 0, frozenset(), effect.settled, True, effect.anchor_round,
+                    effect.anchor, sets,
+                )  # fmt: skip
+                self.post(LIAR, me, said)
+                if me in self.signs:
+                    self.say(HistorySigned(LIAR, effect.settled, self.peers[me].chain.value), me)
+            case SignHistory(forked):
+                own = self.peers[me].chain
+                for peer in self.peers.keys() - {me}:
+                    self.say(HistorySigned(me, own.round, own.value), peer)
+                words = dict(self.words.get(me, {}))
+                contested = {peer for peer, is_ours in words if not is_ours}
+                for peer in self.peers.keys() - {me}:
+                    for (of, _), word in words.items():
+                        if peer in forked or of in contested:
+                            self.say(word, peer)
+            case Resynchronise(peers):
+                like = next((peer for peer in peers if peer in self.peers), None)
+                if like is not None:
+                    self.giving_way[me] = like
+        super().carry_out(me, effect)
+
+    def give_way(self) -> None:
+        """Whoever is to takes up the state of the peer that it names."""
+        for me, like in self.giving_way.items():
+            chain, neighbours = self.peers[like].chain, list(self.peers[me].neighbours)
+            self.peers[me] = GroupRounds(
+                round_group.RULES, me, chain.round, self.now, chain.value, earlier=chain.earlier(chain.round)
+            )
+            self.weights[me] = {}
+            self.settled[me] = dict(self.settled[like])
+            for peer in neighbours:
+                self.handle(me, NeighbourJoined(peer))
+            self.words.pop(me, None)
+        self.gave_way |= self.giving_way.keys()
+        self.giving_way = {}
+
+    def histories(self) -> int:
+        oldest = min(rounds.settled for rounds in self.peers.values())
+        return len({rounds.chain.at(oldest) for rounds in self.peers.values()})
+
+    def go_on(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.run(1.0, tokens_per_second=40.0)
+            self.give_way()
+
+    def heals_within(self, seconds: float) -> bool:
+        for _ in range(int(seconds)):
+            self.go_on(1.0)
+            if self.histories() == 1:
+                return True
+        return False
+
+
+def parted(left: int, right: int, signs: tuple[int, ...] = (), seed: int = 0) -> Courted:
+    """Both sides have settled rounds without the other, and see each other again; the liar courts all."""
+    names = [PeerId(f"peer{number}") for number in range(left + right)]
+    group = Courted(left + right, frozenset(names[number] for number in signs), seed)
+    group.run(APART_SECONDS, tokens_per_second=40.0)
+    side = set(names[:left])
+    partitioned(group, side)
+    group.courted()
+    group.run(APART_SECONDS, tokens_per_second=40.0)
+    assert group.histories() == 2
+    group.cut.clear()
+    for one in names:
+        for other in names:
+            if (one in side) != (other in side):
+                group.handle(one, NeighbourJoined(other))
+    return group
+
+
+@pytest.mark.parametrize("signs", [(), (0, 1), (2, 3), (0, 1, 2, 3), (0,), (0, 3)])
+@pytest.mark.parametrize("seed", range(2))
+def test_two_halves_become_one_though_somebody_tells_each_that_it_is_on_its_side(signs, seed):
+    group = parted(2, 2, signs, seed)
+    assert group.heals_within(SIGNED_SECONDS + SEVERAL)
+    assert len(group.gave_way) == 2, "one side, and not both"
+    group.go_on(APART_SECONDS)
+    assert group.histories() == 1
+    assert group.shared_rounds_are_equal() > 10
+
+
+def test_unequal_sides_need_no_signatures():
+    group = parted(2, 3)
+    assert group.heals_within(SEVERAL)
+    assert group.gave_way == {PeerId("peer0"), PeerId("peer1")}
+
+
+def test_who_is_alone_with_a_longer_history_moves_nobody_whose_group_has_signed_its_own():
+    group = Courted(4)
+    group.run(APART_SECONDS, tokens_per_second=40.0)
+    alone = Chain()
+    for round in range(200):
+        alone.append(SettledSet(9, f"alone{round:03}".encode()))
+    for peer in group.peers:
+        group.handle(peer, NeighbourJoined(LIAR))
+
+    claim = ProgressArrived(LIAR, 200, 0, frozenset(), 199, True, 199, alone.value, ())
+
+    def tell() -> None:
+        for peer in group.peers:
+            group.post(LIAR, peer, claim)
+            group.post(LIAR, peer, ChainArrived(LIAR, 0, START, tuple(alone.part(0, 199))))
+            group.post(LIAR, peer, HistorySigned(LIAR, 12, alone.at(12) or b""))
+
+    for _ in range(3 * int(SIGNED_SECONDS)):
+        tell()
+        group.run(1.0, tokens_per_second=40.0)
+    assert group.giving_way == {}
+    assert group.histories() == 1
+    assert group.peers[PeerId("peer0")].settled > 20
+
+
+@dataclass
+class Heard:
+    chain: Chain = field(default_factory=Chain)
+    signed: Signed = field(default_factory=Signed)
+
+    def settle(self, count: int) -> None:
+        for _ in range(count):
+            self.chain.append(SettledSet(1, b"a set   "))
+            self.signed.settled(self.chain)
+
+
+def test_what_is_signed_of_rounds_ahead_is_told_apart_when_they_settle():
+    heard = Heard()
+    heard.settle(3)
+    later = Heard()
+    later.settle(5)
+    for value in (later.chain.value, b"another", b"a third"):
+        heard.signed.take(4, value, heard.chain)
+    assert (heard.signed.ours, heard.signed.others) == (-1, -1)
+    heard.settle(2)
+    assert (heard.signed.ours, heard.signed.others) == (4, 4)
+
+
+def test_words_on_far_rounds_take_no_room():
+    heard = Heard()
+    for round in range(10_000):
+        heard.signed.take(round, b"another", heard.chain)
+    assert len(heard.signed._ahead) == MOST_AHEAD

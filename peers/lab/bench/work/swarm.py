@@ -121,6 +121,10 @@ class Liar:
             compute.lie = self.lie
         return replace(part, method=LyingSteps(manifest, part.layout, self), compute=compute)
 
+    def lied_in(self, last: int) -> bool:
+        """In the window with that last round: who computes less than it says does so from the beginning."""
+        return self.lie.work < 1.0 or 0 <= self.first <= last
+
     def told(self, round: int, honest: bytes, method: LocalSteps) -> bytes:
         self.first = round if self.first < 0 else self.first
         self.before[round] = honest
@@ -154,6 +158,9 @@ class Played:
     per_second: float = 0.0
     """Microbatches of all, in a virtual second."""
     verdicts: Counter[str] = field(default_factory=Counter)
+    """Of honest peers on windows in which nobody lied: as their event logs and metrics have them."""
+    of_false: Counter[str] = field(default_factory=Counter)
+    """... and on those with a lie in them."""
     head_bytes: float = 0.0
     contribution_bytes: float = 0.0
     processor_seconds: float = 0.0
@@ -238,6 +245,7 @@ def _collude(liars: Sequence[Member]) -> None:
 
 def _look(world: World, played: Played, honest: Sequence[Member], liars: Mapping[str, Liar]) -> None:
     names = {member.name for member in honest}
+    false = {world.members[name].peer: liar for name, liar in liars.items()}
     digests: dict[int, set[str]] = {}
     lost: dict[str, int] = {}
     for note in world.notes:
@@ -246,8 +254,10 @@ def _look(world: World, played: Played, honest: Sequence[Member], liars: Mapping
         match note.what:
             case noted.Settled(round, digest):
                 digests.setdefault(round, set()).add(digest)
-            case noted.Audited(code):
-                played.verdicts[code] += 1
+            case noted.Audited(code, peer, round):
+                liar = false.get(PeerId(peer))
+                verdicts = played.of_false if liar is not None and liar.lied_in(round) else played.verdicts
+                verdicts[code] += 1
             case noted.Stands("none", tag, round):
                 lost.setdefault(tag, round)
     assert all(len(found) == 1 for found in digests.values()), "settled weights are the same everywhere"
@@ -277,18 +287,23 @@ def rows(plays: Iterable[Played]) -> Iterator[str]:
     """Lines of a table of them, each when it is there; the first play is the honest one."""
     yield (
         "| lie | liars out | after rounds, mean / most | honest out | held out | against honest "
-        "| audits: agrees / lied / others | microbatches a second | head, B | contribution, B "
-        "| processor, s |"
+        "| false windows: lied / agrees / others | honest: agrees / lied / others | microbatches a second "
+        "| head, B | contribution, B | processor, s |"
     )
-    yield "|" + "---|" * 11
+    yield "|" + "---|" * 12
     honest = 0.0
     for each in plays:
         honest = honest or each.loss
         when = f"{mean(each.out.values()):.0f} / {max(each.out.values())}" if each.out else ""
-        others = each.verdicts.total() - each.verdicts["agrees"] - each.verdicts["lied"]
         yield (
             f"| {each.lie or 'nobody'} | {len(each.out)} of {each.liars} | {when} | {each.honest_out} "
             f"| {each.loss:.4f} | {each.loss / honest - 1:+.1%} "
-            f"| {each.verdicts['agrees']} / {each.verdicts['lied']} / {others} | {each.per_second:.2f} "
+            f"| {_of(each.of_false, 'lied', 'agrees')} | {_of(each.verdicts, 'agrees', 'lied')} "
+            f"| {each.per_second:.2f} "
             f"| {each.head_bytes:.0f} | {each.contribution_bytes:.0f} | {each.processor_seconds:.0f} |"
         )
+
+
+def _of(verdicts: Counter[str], first: str, second: str) -> str:
+    others = verdicts.total() - verdicts[first] - verdicts[second]
+    return f"{verdicts[first]} / {verdicts[second]} / {others}"

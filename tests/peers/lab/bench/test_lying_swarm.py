@@ -9,7 +9,8 @@ from swarm import corpus
 
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import Texts
-from peers.lab.bench.work import swarm
+from peers.lab.bench.work import price, swarm
+from peers.lab.bench.work.price import bench as bench_price
 from peers.lab.bench.work.swarm import COLLUDING, Question, bench, rows
 from peers.tools.model.evaluate import Windows
 
@@ -28,7 +29,8 @@ def run_file(tmp_path, monkeypatch):
     text = corpus()
     window = text[:17].long()[None]
     held_out = Windows(b"", 16, ((window[:, :-1], window[:, 1:]),))
-    monkeypatch.setattr(swarm, "read_texts", lambda *_: Texts(text, held_out))
+    for module in (swarm, price):
+        monkeypatch.setattr(module, "read_texts", lambda *_: Texts(text, held_out))
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
     return path
@@ -47,7 +49,10 @@ def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
     for played in (flipping, colluding):
         assert len(played.out) == 1, played
         assert played.honest_out == 0
-        assert played.verdicts["lied"] > 0
+        assert played.of_false["lied"] > 0
+        assert played.of_false["agrees"] == 0, "whoever looks into a lie finds it"
+        assert played.verdicts["lied"] == 0, "and nobody else is accused"
+        assert played.verdicts["agrees"] > 0
     lines = list(rows([honest, flipping]))
     assert "| sign-flip | 1 of 1 |" in lines[-1]
     assert honest.head_bytes > 200
@@ -56,3 +61,21 @@ def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
 def test_who_lies_like_nobody_is_a_mistake(run_file):
     with pytest.raises(UserError, match="nobody lies like truth"):
         next(bench(Question(run_file, ("truth",), 5, 1, 10)))
+
+
+def test_what_audits_cost_is_said_beside_the_same_swarm_without(run_file):
+    none, some = bench_price(price.Question(run_file, 3, 6, 1))
+    assert (none.audits, none.spent.audits, none.spent.replay_seconds) == (0.0, 0, 0.0)
+    assert none.spent.sent["audit"] == 0
+    assert some.spent.audits > 0
+    assert 0 < some.spent.replay_seconds < some.spent.computing_seconds < some.spent.processor_seconds
+    assert 0 < some.spent.sent["audit"] < some.spent.sent["contribution"]
+    assert none.head_bytes < some.head_bytes < some.contribution_bytes
+    *_, last = price.rows(iter([none, some]))
+    assert "replays" in last
+
+
+def test_where_nothing_is_audited_there_is_no_price(run_file):
+    run_file.write_text(RUN.replace("audits: 0.5, fee: 4", "audits: 0"))
+    with pytest.raises(UserError, match="nothing is audited there"):
+        next(bench_price(price.Question(run_file, 3, 6, 1)))

@@ -10,6 +10,7 @@ from swarm import TINY_MODEL, corpus
 
 from peers.lab.bench.work.audits import AuditedPeers, Peer, SettledWork, render, rounds_until_found
 from peers.lab.bench.work.lies import LIES
+from peers.lab.bench.work.many import honest, play_of
 from swarmnet.audits.verdict import Evidence
 from swarmnet.model.computing.choices import PLAIN
 from swarmnet.run.manifest import Data, Manifest, Rounds, Sync
@@ -124,6 +125,27 @@ def test_what_is_given_back_ends_a_window_and_the_next_one_agrees_again():
     begun = peer.commitments[3].begun
     window = tuple(peer.commitments[each] for each in range(begun, 4))
     assert world.auditor.judge(Evidence(peer.me, window, peer.carried_into(begun))).verdict == "agrees"
+
+
+def test_honest_peers_of_all_kinds_are_found_to_agree_in_every_window():
+    plays = [play for play in map(play_of, range(60)) if play.threads == 1]
+    late = next(play for play in plays if play.late and play.manifest.sync.afresh_rounds > 1)
+    carrying = next(play for play in plays if play.manifest.sync.own_steps.rest != "dropped")
+    found = [honest(seed, corpus()) for seed in {late.seed, carrying.seed}]
+    assert {verdict for each in found for verdict in each.verdicts} == {"agrees"}
+    assert sum(each.broken for each in found) > 0
+    assert sum(each.carrying for each in found) > 0
+    assert torch.get_num_threads() == 1, "as it was"
+
+
+def test_plays_of_honest_peers_differ_in_what_must_not_matter_and_follow_from_their_numbers():
+    plays = [play_of(seed) for seed in range(60)]
+    assert plays == [play_of(seed) for seed in range(60)]
+    assert {(play.dtype, play.threads) for play in plays} == {
+        (dtype, threads) for dtype in ("fp32", "bf16") for threads in (1, 2, 4, 8, 16)
+    }
+    for of in ("method", "afresh_rounds", "step_tokens"):
+        assert len({getattr(play.manifest.sync, of) for play in plays}) > 3, of
 
 
 def test_liars_are_found_the_sooner_the_more_is_looked_into():

@@ -202,3 +202,39 @@ def test_forged_and_foreign_words_are_refused_or_ignored():
         assert worker.neighbourhood.traffic.refused["malformed"] == 3
 
     trio(story)
+
+
+def test_words_between_snapshots_displace_none_and_two_of_each_peer_are_passed_on():
+    """One of this history and one of another: who is to see both is on either side."""
+
+    async def story(swarm):
+        for name in "abc":
+            swarm.start(name, 0)
+        await swarm.until(lambda: settled(swarm) >= 12, 60.0)
+        worker, run_id = swarm.members["a"].worker, swarm.signed.run_id
+        digests: SignedDigests = worker.digests
+        before, friend = digests.roots(), swarm.members["b"].identity
+        between = [round for round in digests._chains if not digests._is_turn(round)]
+        units = worker.part.first_units()
+        for round in between:
+            for chain in (digests._chains[round], b"another one!"):
+                word = statement(friend, run_id, round, units, chain)
+                digests.message(friend.peer_id, Statements([word]))
+        assert digests.roots() == before
+        newest = [statement(friend, run_id, between[-1], units, chain)
+                  for chain in (digests._chains[between[-1]], b"another one!")]  # fmt: skip
+        told, post = {}, worker.neighbourhood.post
+        worker.neighbourhood.post = lambda peer, lane, message: told.setdefault(peer, []).append(message)
+        forked, ally = swarm.members["c"].peer, friend.peer_id
+        digests.sign((forked,))
+        for peer in (forked, ally):
+            own, others = told[peer]
+            assert len(own.statements) == 1
+            assert {*newest} <= {*others.statements}
+        digests._newest[friend.peer_id].pop(True)
+        told.clear()
+        digests.sign((forked,))
+        assert [len(told[peer]) for peer in (forked, ally)] == [2, 1], "its own side has heard it itself"
+        worker.neighbourhood.post = post
+
+    trio(story)
