@@ -127,8 +127,9 @@ class UpdatePath:
         self.made: Callable[[int, int], None] = lambda round, tokens: None
         """Told of every own contribution, and of its tokens."""
         self.took_up: Callable[[TookUp], None] = lambda took_up: None
-        self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
         """Told of who holds which experts, when that is new."""
+        self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
+        """Told of who has another history, while there are two."""
         self.digest = b""
         """Of the newest settled weights."""
         self.tokens = work.tokens = weights.tokens
