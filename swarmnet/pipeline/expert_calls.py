@@ -20,6 +20,9 @@ from swarmnet.pipeline.machine import IS_WELL, MOST_ATTEMPTS, RETRY_SECONDS
 from swarmnet.pipeline.timeouts import AnswerTimes
 from swarmnet.routing.load_balancer import Router
 
+DOES_WELL = IS_WELL | {"no_round"}
+"""Likewise a peer without the snapshot of a visitor's round."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallId:
@@ -159,7 +162,7 @@ class ExpertCalls:
                 if asked is not None and (asked.peer, asked.attempt) == (peer, attempt):
                     if code == "busy":
                         self.routers[call.group].busy(peer, now)
-                    elif code not in IS_WELL:
+                    elif code not in DOES_WELL:
                         self.routers[call.group].failed(peer, now)
                     self._ask_another(call, code, now)
             case HolderLost(peer):
