@@ -84,6 +84,10 @@ class ExpertAsking:
         self.trunk.missing = missing
         return tuple(self.stages[group] for group in sorted(missing))
 
+    def holders(self) -> list[int]:
+        """How many peers each group has."""
+        return [len(self._holders(group)) for group in range(len(self.stages))]
+
     @property
     def has_somebody(self) -> bool:
         """Whether any expert is there."""
