@@ -13,7 +13,7 @@ from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.speeds import MOST, PeerClass
 from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
-from swarmnet.resources.lines import UNKNOWN, Line, carried, crossing, crossings
+from swarmnet.resources.lines import UNKNOWN, Line, carried, crossing_of
 from swarmnet.run.manifest import Manifest
 
 
@@ -85,12 +85,7 @@ def _brought(
     manifest: Manifest, seconds: Sequence[float], line: Line, visits: Sequence[float], held: range
 ) -> tuple[float, ...]:
     """To each of the stages that a computer holds, of the run's microbatches per second."""
-    if manifest.model.experts.is_routed:
-        assert len(held) == 1, "what crosses between several stages is not counted"
-        each = crossings(manifest)[held.start]
-    else:
-        each = crossing(held, len(seconds), manifest.body_bytes, manifest.gradient_bytes)
-    rate = carried(1 / sum(seconds[stage] for stage in held), line, each)
+    rate = carried(1 / sum(seconds[stage] for stage in held), line, crossing_of(manifest, held))
     return tuple(rate / visits[stage] for stage in held)
 
 

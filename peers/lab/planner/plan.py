@@ -6,9 +6,9 @@ that has least (as newcomers do, swarmnet/placement/policy.py); contributions ta
 share of it real routing reaches is played (playing.py), with and without churn (churn.py). A run that begins
 whole and then skips is played both ways.
 
-Where experts are routed nothing is played. Each microbatch visits every stage, those of experts by the rows of
-its tokens, so that the poorest stage says how fast all are; what microbatches wait for on their ways is counted
-by Little's law.
+Where experts are routed nothing is played. Each microbatch visits every stage, those of experts by the rows
+of its tokens, so that the poorest stage says how fast all are; what microbatches wait for on their ways is
+counted by Little's law.
 """
 
 from __future__ import annotations
