@@ -60,7 +60,7 @@ def test_calls_between_a_stage_and_its_experts_in_one_computer_cross_no_line():
     # Stages 2 and 3 have the experts of stage 0, 4 and 5 those of stage 1.
     assert crossing_of(manifest, range(1)) == each[0]
     assert crossing_of(manifest, range(2)).sent == each[0].sent + each[1].sent - both
-    assert crossing_of(manifest, range(2, 4)).sent == each[2].sent + each[3].sent, "they do not ask each other"
+    assert crossing_of(manifest, range(2, 4)).sent == each[2].sent + each[3].sent, "they ask nobody"
     assert crossing_of(manifest, range(1, 3)).sent == each[1].sent + each[2].sent, "nor do these"
     assert crossing_of(manifest, range(6)) == Crossing(0.0, 0.0)
     one = replace(manifest, stages=(3,))
