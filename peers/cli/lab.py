@@ -497,7 +497,7 @@ def plan(
         raise UserError("--shape cuts the model in many ways and --measure measures one: give speeds instead")
     classes, between, table = _swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
-    require_own_experts(manifest, "plan")
+    require_own_experts(manifest, "plan --shape", shape)
     machine = _measured(manifest) if measure else None
     question = Question(
         classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table

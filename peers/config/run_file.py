@@ -358,9 +358,9 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def require_own_experts(manifest: Manifest, command: str) -> None:
-    """UserError for what takes a stage to have all of its layers."""
-    if manifest.model.experts.is_routed:
+def require_own_experts(manifest: Manifest, command: str, given: bool = True) -> None:
+    """UserError for what takes a stage to have all of its layers, where it is `given`."""
+    if given and manifest.model.experts.is_routed:
         raise UserError(
             f"{command} knows no experts that are stages of their own; set model.experts.form to resident"
         )

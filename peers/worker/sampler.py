@@ -295,7 +295,7 @@ class Observer:
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
             training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
-        self._holders(update.work.method.held)
+        self._holders(worker, update.work.method.held)
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
@@ -309,8 +309,15 @@ class Observer:
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 
-    def _holders(self, held: HeldExperts | None) -> None:
-        experts = self.metrics.experts
+    def _holders(self, worker: Worker, held: HeldExperts | None) -> None:
+        experts, asking = self.metrics.experts, worker.data.asking if worker.data is not None else None
+        at = worker.manifest.experts_at(worker.stage)
+        if at is not None or asking is not None:
+            experts.group.set(at.group if at is not None else -1)
+            experts.told.set("experts_least_holders", min(asking.holders()) if asking is not None else None)
+            for outcome, count in asking.machine.outcomes().items() if asking is not None else ():
+                experts.calls(outcome).inc(self.growth.of("calls", count, outcome))
+            return
         experts.group.set(held.holding.group if held is not None else -1)
         experts.told.set("experts_least_holders", min(held.holding.holders) if held is not None else None)
         experts.told.set("experts_stale_rounds", max(held.holding.stale_rounds) if held is not None else None)

@@ -236,8 +236,9 @@ class Worker(Parts):
             self.settings.line, self.settings.held,
         )  # fmt: skip
         self.inference = Inference(
-            manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note
-        )
+            manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note,
+            self.chance,
+        )  # fmt: skip
         self.neighbourhood.answer_visitor = self.inference.visitors.post
         # A peer that restarts keeps its identity and must not name its microbatches as before: the others
         # would take them for done. Nobody starts a thousand in a second.

@@ -40,6 +40,7 @@ def longest_bodies(
     window = longest_window(manifest.sync.afresh_rounds) if audited else 0
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
     rows = manifest.call_rows if manifest.model.experts.is_routed else 0
+    exact_rows = manifest.said_bytes(rows, backward=False, exact=True)
     return {
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
@@ -50,8 +51,8 @@ def longest_bodies(
         ManifestIs: MANIFEST_LIMIT,
         AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
         Forwarded: max(exact, logits),
-        AskExperts: manifest.call_bytes(rows, backward=True),
-        ExpertsSay: max(manifest.said_bytes(rows, backward) for backward in (False, True)),
+        AskExperts: max(manifest.call_bytes(rows, backward=True), exact_rows),
+        ExpertsSay: max(*(manifest.said_bytes(rows, backward) for backward in (False, True)), exact_rows),
     }
 
 

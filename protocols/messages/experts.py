@@ -1,5 +1,9 @@
 """Messages of runs whose experts are routed: tokens to the peers that hold them, and what comes of them.
 
+`round` is None where a microbatch is trained on, which is computed with the weights of the moment. Else the
+rows are of a visitor's text and go forward alone, as fp32, by the weights of that round's snapshot (-1: of
+the newest).
+
 Their numbers and the rest of the table are in table.py and docs/wire.md.
 """
 
@@ -9,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.fields import Message, Name, Number, Reason, Seconds, StageNumber
+from protocols.fields import Message, Name, Number, Reason, RoundNumber, Seconds, StageNumber
 
 MOST_OF_A_GROUP = 1024
 """Experts of a layer (swarmnet/run/manifest_check.py)."""
@@ -32,6 +36,7 @@ class AskExperts(Message, frozen=True, tag=90):
     """How long the sender waits from now on."""
     counts: Annotated[tuple[Number, ...], Meta(max_length=MOST_OF_A_GROUP)]
     """Rows of each expert of the receiver's group."""
+    round: RoundNumber | None = None
 
 
 class ExpertsSay(Message, frozen=True, tag=91):
@@ -45,6 +50,7 @@ class ExpertsSay(Message, frozen=True, tag=91):
     attempt: Number
     layer: StageNumber
     backward: bool
+    round: RoundNumber | None = None
 
 
 class ExpertsDecline(Message, frozen=True, tag=92):
@@ -57,3 +63,4 @@ class ExpertsDecline(Message, frozen=True, tag=92):
     backward: bool
     code: Name
     reason: Reason
+    round: RoundNumber | None = None

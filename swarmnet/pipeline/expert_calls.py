@@ -20,6 +20,9 @@ from swarmnet.pipeline.machine import IS_WELL, MOST_ATTEMPTS, RETRY_SECONDS
 from swarmnet.pipeline.timeouts import AnswerTimes
 from swarmnet.routing.load_balancer import Router
 
+DOES_WELL = IS_WELL | {"no_round"}
+"""Likewise a peer without the snapshot of a visitor's round."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallId:
@@ -123,7 +126,8 @@ class ExpertCalls:
         self.answers = [AnswerTimes(router, 1, body_bytes) for router in self.routers]
         self.rerouted: dict[str, int] = {}
         """Reason -> times that another peer was asked."""
-        self.given_up = 0
+        self.wanted = self.answered = self.given_up = 0
+        """Calls: each ends in one of the other two, unless its microbatch does before."""
         self.late_answers = 0
         self._open: dict[CallId, _Asked] = {}
         self._attempts = 0
@@ -133,6 +137,13 @@ class ExpertCalls:
     @property
     def under_way(self) -> int:
         return len(self._open)
+
+    def outcomes(self) -> dict[str, int]:
+        """Of all calls so far."""
+        return {
+            "wanted": self.wanted, "answered": self.answered, "rerouted": sum(self.rerouted.values()),
+            "given_up": self.given_up, "late_answers": self.late_answers,
+        }  # fmt: skip
 
     def missing(self) -> frozenset[int]:
         """Groups of which no peer is there."""
@@ -148,6 +159,7 @@ class ExpertCalls:
         self._effects = []
         match event:
             case Wanted(call):
+                self.wanted += 1
                 answers = self.answers[call.group]
                 whole = MOST_ATTEMPTS * answers.of_an_attempt(self.holders(call.group))
                 self._open[call] = _Asked(now + whole)
@@ -159,7 +171,7 @@ class ExpertCalls:
                 if asked is not None and (asked.peer, asked.attempt) == (peer, attempt):
                     if code == "busy":
                         self.routers[call.group].busy(peer, now)
-                    elif code not in IS_WELL:
+                    elif code not in DOES_WELL:
                         self.routers[call.group].failed(peer, now)
                     self._ask_another(call, code, now)
             case HolderLost(peer):
@@ -193,6 +205,7 @@ class ExpertCalls:
             took = now - asked.tried[peer][1]
             router.answered(peer, took)
             answers.took(took)
+        self.answered += 1
         self._effects.append(TakeAnswer(call))
         self._offer(now)
 
@@ -225,9 +238,10 @@ class ExpertCalls:
                 asked.tried.pop(asked.peer, None)
             else:
                 asked.failures += 1
-        self.rerouted[code] = self.rerouted.get(code, 0) + 1
         asked.peer = None
         self._ask(call, now)
+        if call in self._open:
+            self.rerouted[code] = self.rerouted.get(code, 0) + 1
 
     def _look(self, now: float) -> None:
         for call, asked in list(self._open.items()):

@@ -67,6 +67,20 @@ def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
     )
 
 
+def crossing_of(manifest: Manifest, held: range) -> Crossing:
+    """Of a microbatch at a computer that holds these stages: what they send one another crosses no line."""
+    each, last = crossings(manifest), len(manifest.stages) - 1
+    inner = 0.0
+    for stage in held:
+        if stage < last and stage + 1 in held:
+            inner += manifest.body_bytes + manifest.gradient_bytes
+        if stage <= last:
+            own = (of for of in manifest.expert_stages(stage) if of in held)
+            inner += sum(each[of].sent + each[of].received for of in own)
+    sent, received = sum(each[stage].sent for stage in held), sum(each[stage].received for stage in held)
+    return Crossing(float(round(sent - inner)), float(round(received - inner)))
+
+
 def _to_experts(manifest: Manifest, layers: int) -> Crossing:
     """Of a stage whose experts are routed: each token goes to its experts and back, and once more with a
     gradient."""
@@ -101,8 +115,7 @@ def from_outside(held: range, stage: int) -> float:
 def told_by_sibling(line: Line, manifest: Manifest, held: range, stage: int) -> Line:
     """What a peer says of the line that it shares with siblings of its process, which hold `held` together:
     by its own crossing it then comes to what the line bears of microbatches that pass all of them."""
-    shape = len(manifest.stages), manifest.body_bytes, manifest.gradient_bytes
-    apart, together = crossing(range(stage, stage + 1), *shape), crossing(held, *shape)
+    apart, together = crossings(manifest)[stage], crossing_of(manifest, held)
     return Line(
         line.up * apart.sent / together.sent if together.sent else inf,
         line.down * apart.received / together.received if together.received else inf,

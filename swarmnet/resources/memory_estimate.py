@@ -96,7 +96,7 @@ def needs_of(
         each += work
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
-    weights += _of_method(manifest, layout, trained)
+    weights += _of_method(manifest, stage, layout, trained)
     if own is not None and (process_bytes or computing.moments == "device"):
         weights += _moments(own.inner, trained)
     # What is frozen: kept as units in the machine's memory, copied for the disk, and computed with.
@@ -127,7 +127,7 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
     return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
 
 
-def _of_method(manifest: Manifest, layout: Layout, trained: Layout) -> int:
+def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout) -> int:
     """What one method takes and another does not, moments aside. `trained`: what this peer trains of it."""
     sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     own = sync.own_steps
@@ -136,12 +136,15 @@ def _of_method(manifest: Manifest, layout: Layout, trained: Layout) -> int:
         return layout.size * (SIGN_BYTES * rounds + at_times)
     kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
     kept += trained.size * UNSENT_BYTES * (own.rest == "feedback")
-    each_round = _open_bytes(manifest, own, layout, trained)
+    few = manifest.experts_at(stage) is not None  # Each group of experts has some of the peers.
+    each_round = _open_bytes(manifest, own, layout, trained, few)
     at_times = RESULT_AT_WORK_BYTES * layout.size if sync.exchange == "sharded" else 0
     return kept + ceil((each_round * rounds + at_times) / own.parts)
 
 
-def _open_bytes(manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layout) -> float:
+def _open_bytes(
+    manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layout, by_few: bool
+) -> float:
     """Of an open round that is about all numbers: what was told or held of them, then the round's sum, and
     what reducers found."""
     is_sharded = manifest.sync.exchange == "sharded"
@@ -152,7 +155,7 @@ def _open_bytes(manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layo
     few = sum(
         plane.stop - plane.offset
         for plane in layout.planes
-        if is_sharded or (in_groups and plane.expert is not None)
+        if is_sharded or by_few or (in_groups and plane.expert is not None)
     )
     return FEW_BYTES * few + MOVES_BYTES[own.sent] * (layout.size - few) + found
 

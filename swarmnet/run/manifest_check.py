@@ -151,7 +151,8 @@ def _of_routed(manifest: Manifest) -> list[tuple[bool, str]]:
     experts, sync, paths = manifest.model.experts, manifest.sync, manifest.paths
     if not experts.is_routed or not experts.count or experts.groups < 1:
         return []
-    longest = manifest.call_bytes(manifest.call_rows, backward=True)
+    rows = manifest.call_rows  # A visitor's go as fp32.
+    longest = max(manifest.call_bytes(rows, backward=True), manifest.said_bytes(rows, False, exact=True))
     return [
         (bool(sync.trainable) or manifest.model.lora.rank > 0 or experts.merge_rounds > 0,
          "model.experts.form: routed does not go with sync.trainable, model.lora or merge_rounds"),

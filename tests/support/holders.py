@@ -57,6 +57,7 @@ class Holder:
             self.compute,
             self.neighbourhood,
             lambda *_, **__: None,
+            Random(0),
         )
         for round in rounds:
             self.settle(round)

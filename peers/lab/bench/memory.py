@@ -24,10 +24,10 @@ from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.experts.expert_compute import ExpertCompute
-from swarmnet.model.experts.routed_trunk import RoutedTrunk, Steps
+from swarmnet.model.experts.routed_trunk import ExpertCall, RoutedTrunk, Steps
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.run.manifest import Manifest, ModelShape, Start
 
 ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"
@@ -54,7 +54,7 @@ def bench(
 ) -> Taken:
     """In the memory of the device. Raises UserError where the system does not tell."""
     memory: _Memory = _Card() if device.type == "cuda" else _Machine()
-    _warm_up()
+    _warm_up(manifest, stage, computing, device)
     before = memory.taken()
     part = real_part(manifest, stage, device, computing)
     if part.method.held is not None and part.method.held.begins(ME):
@@ -63,10 +63,13 @@ def bench(
     for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
         peer.compute()
         peer.play_round()
+    graph = graph_bytes(manifest, stage, computing)
+    if isinstance(part.compute, RoutedTrunk):  # What waits has come to its first layer.
+        before += graph // manifest.stages[stage]
     held = memory.taken() - before
-    microbatch = _peak(peer.compute, memory) - graph_bytes(manifest, stage, computing)
-    microbatch -= graph_at_work(manifest, stage, computing)
-    round = _peak(peer.play_round, memory)
+    graph += graph_at_work(manifest, stage, computing)
+    microbatch = max(0, _highest_in(peer.compute, memory) - before - held - graph)
+    round = max(0, _highest_in(peer.play_round, memory) - before - held)
     size = part.layout.size
     process = 0 if device.type == "cuda" else PROCESS_BYTES
     said = needs_of(manifest, stage, process, computing).weights
@@ -145,6 +148,8 @@ class _Peer:
         self._replica = part.replica(part.first_units(), -1)
         self._generator = torch.Generator().manual_seed(0)
         self._round = 0
+        self._waiting: tuple[Steps[object], list[ExpertCall]] | None = None
+        """For experts."""
         part.compute.publish(self._replica.live_tiles(ahead=False))
 
     def compute(self) -> None:
@@ -156,16 +161,30 @@ class _Peer:
         if isinstance(compute, ExpertCompute):
             self._answer(compute)
         elif isinstance(compute, RoutedTrunk):
-            if self._span.has_head:
-                _carry(compute.finish_steps(0, inputs, tokens_BT))
-            else:
-                _carry(compute.forward_steps(0, inputs))
-                _carry(compute.backward_steps(0, self._hidden()))
+            self._pass(compute, inputs, tokens_BT)
         elif self._span.has_head:
             self._part.compute.finish(0, inputs, tokens_BT)
         else:
             self._part.compute.forward(0, inputs)
             self._part.compute.backward(0, self._hidden())
+
+    def _pass(self, trunk: RoutedTrunk, inputs: torch.Tensor, tokens_BT: torch.Tensor) -> None:
+        """A microbatch, and one that has waited for experts since before weights were published; another is
+        left waiting."""
+
+        def steps(key: int) -> Steps[object]:
+            if self._span.has_head:
+                yield from trunk.finish_steps(key, inputs, tokens_BT)
+            else:
+                yield from trunk.forward_steps(key, inputs)
+                yield from trunk.backward_steps(key, self._hidden())
+            return None
+
+        if self._waiting is not None:
+            _carry(*self._waiting)
+        begun, waits = steps(2 * self._round), steps(2 * self._round + 1)
+        _carry(begun, next(begun))
+        self._waiting = waits, next(waits)
 
     def _answer(self, experts: ExpertCompute) -> None:
         """A microbatch's calls, of which each expert gets as much."""
@@ -203,21 +222,33 @@ class _Peer:
         return torch.randn(self._manifest.hidden_shape, generator=self._generator)
 
 
-def _carry(steps: Steps[object]) -> None:
+def _carry(steps: Steps[object], calls: list[ExpertCall]) -> None:
     """To experts that say what they are told."""
     try:
-        calls = next(steps)
         while True:
             calls = steps.send({call.group: call.rows.clone() for call in calls})
     except StopIteration:
         pass
 
 
-def _warm_up() -> None:
-    """Libraries and buffers that every process of ours has."""
-    weights = torch.ones(256, 256, requires_grad=True)
-    for _ in range(3):
-        torch.autograd.grad((weights @ weights).sum(), [weights])
+def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch.device) -> None:
+    """Libraries and what they keep since their first use, some 20 MB, which every process of ours has: such a
+    stage is played that is next to nothing."""
+    model = manifest.model
+    small = replace(
+        manifest, start=Start(),
+        model=ModelShape(
+            width=64, layers=model.layers, head_width=16, feed_forward=128, qk_norm=model.qk_norm,
+            experts=model.experts,
+        ),
+    )  # fmt: skip
+    part = real_part(small, stage, device, computing)
+    if part.method.held is not None and part.method.held.begins(ME):
+        part.compute.train(part.method.held.trained)
+    peer = _Peer(small, stage, part)
+    for _ in range(manifest.rounds.window + 3):
+        peer.compute()
+        peer.play_round()
 
 
 class _Memory(Protocol):
@@ -258,12 +289,12 @@ class _Card:
         return torch.cuda.max_memory_allocated()
 
 
-def _peak(work: Callable[[], None], memory: _Memory) -> int:
-    """Bytes above what is taken before."""
-    before = memory.taken()
+def _highest_in(work: Callable[[], None], memory: _Memory) -> int:
+    """Bytes that are taken at most while it is done."""
+    memory.taken()  # What was freed is handed back.
     memory.forget_peak()
     work()
-    return max(0, memory.highest() - before)
+    return memory.highest()
 
 
 def _forget_peak(pid: int) -> None:

@@ -13,7 +13,7 @@ from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.question import BACKWARD_RATIO, Question
 from peers.lab.planner.speeds import MOST, PeerClass
 from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
-from swarmnet.resources.lines import UNKNOWN, Line, carried, crossing
+from swarmnet.resources.lines import UNKNOWN, Line, carried, crossing_of
 from swarmnet.run.manifest import Manifest
 
 
@@ -31,7 +31,7 @@ def placed(
     its memory: the fastest first, or mixed, whichever leaves the poorest stage with more. `memory`: bytes
     that each stage takes; empty: nothing. `whole`: while microbatches leave nothing out, if the run begins
     so; when that ends peers move. Raises UserError."""
-    memory = memory or [0] * len(manifest.stages)
+    memory = memory or [0] * manifest.all_stages
     left_out = tuple(one for one in question.classes if not _fitting(one, memory))
     classes = [one for one in question.classes if one not in left_out]
     _enough(classes, memory, left_out)
@@ -85,8 +85,7 @@ def _brought(
     manifest: Manifest, seconds: Sequence[float], line: Line, visits: Sequence[float], held: range
 ) -> tuple[float, ...]:
     """To each of the stages that a computer holds, of the run's microbatches per second."""
-    each = crossing(held, len(seconds), manifest.body_bytes, manifest.gradient_bytes)
-    rate = carried(1 / sum(seconds[stage] for stage in held), line, each)
+    rate = carried(1 / sum(seconds[stage] for stage in held), line, crossing_of(manifest, held))
     return tuple(rate / visits[stage] for stage in held)
 
 

@@ -20,7 +20,7 @@ def render(answer: Answer) -> str:
         ("without churn", f"{answer.tokens_per_second:,.0f} tokens per second; churn costs {_churn(answer)}"),
         ("the most possible", f"{answer.most:,.0f} (maximum flow, or the shared cores)"),
         ("bounded by", _bounds(answer)),
-        ("simulated", f"{answer.simulated:,} of {sum(answer.peers):,} peers"),
+        ("simulated", _simulated(answer)),
         ("weakest stage", _weakest(answer)),
         ("a round", _rounds(answer)),
     ]
@@ -47,8 +47,16 @@ def _table(answer: Answer) -> list[str]:
     for stage, (count, capacity, part, memory, data, updates) in enumerate(table):
         visits = f"{part:>8.0%}" if skips else ""
         sent = f"{scaled(memory):>12}{scaled(data):>15}{scaled(updates):>15}"
-        lines.append(f"{stage:>5}{count:>8,}{capacity:>14,.0f}{visits}{sent}")
+        held = answer.experts[stage] if answer.experts else None
+        experts = f"  group {held.group} of the experts of stage {held.trunk}" if held is not None else ""
+        lines.append(f"{stage:>5}{count:>8,}{capacity:>14,.0f}{visits}{sent}{experts}")
     return lines
+
+
+def _simulated(answer: Answer) -> str:
+    if answer.experts:
+        return f"none of {sum(answer.peers):,} peers: by arithmetic, where experts are stages of their own"
+    return f"{answer.simulated:,} of {sum(answer.peers):,} peers"
 
 
 def _alone(answer: Answer) -> str:
@@ -75,8 +83,8 @@ def _warnings(answer: Answer) -> list[str]:
     if answer.slower_than_one:
         times = answer.alone.tokens_per_second / answer.churned
         found.append(
-            f"SLOWER THAN ONE OF ITS MEMBERS: one peer alone makes {times:,.3g} times as many tokens. "
-            "Another shape may not be: swarmnet plan --shape."
+            f"SLOWER THAN ONE OF ITS MEMBERS: one peer alone makes {times:,.3g} times as many tokens."
+            + ("" if answer.experts else " Another shape may not be: swarmnet plan --shape.")
         )
     return ["", *found] if found else []
 

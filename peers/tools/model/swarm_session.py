@@ -49,11 +49,6 @@ async def visiting(
 def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_seconds: float) -> str | None:
     """Why no peer of the run would speak to this visitor, and what to do; None: some may."""
     manifest = signed.manifest
-    if manifest.model.experts.is_routed:
-        return (
-            "the run's experts are peers of their own (model.experts.form: routed), whom no peer asks for a "
-            "visitor; put the model together from checkpoints (`swarmnet export`), and use it at home"
-        )
     if manifest.access != "invite":
         return None
     owner = manifest.contact or manifest.owner

@@ -124,7 +124,7 @@ class ExpertAnswering:
         """`committed(tokens)` tells the update path; `tell(peer)` sends CREDIT."""
         held = manifest.experts_at(stage)
         assert held is not None, "this is a stage of experts"
-        self.manifest, self.held, self.span = manifest, held, manifest.span(stage)
+        self.manifest, self.stage, self.held = manifest, stage, held
         self.work, self.compute, self.neighbourhood = work, compute, neighbourhood
         self.committed, self.tell = committed, tell
         self.answers = ExpertAnswers(slots, ledger)
@@ -143,7 +143,8 @@ class ExpertAnswering:
     def message(self, peer: PeerId, ask: AskExperts, body: bytes, serving: bool) -> None:
         key, alone = MicrobatchId(PeerId(ask.origin), ask.counter), 0 if ask.backward else ask.attempt
         asked = Asked(peer, key, ask.layer, ask.backward, alone)
-        unfit = self._unfit(peer, ask, body)
+        exact = self.neighbourhood.transport.is_near(peer)
+        unfit = unfit_call(self.manifest, self.stage, self.neighbourhood, peer, ask, body, exact)
         if unfit is not None:
             self.neighbourhood.refused(peer, unfit.code, unfit.reason)
             self._decline(peer, ask, unfit)
@@ -157,24 +158,9 @@ class ExpertAnswering:
                 self.tell(peer)
             case "compute":
                 source = Source(peer, self.held.trunk, ask.layer)
-                exact = self.neighbourhood.transport.is_near(peer)
                 work = Work(asked, ask.counts, body, exact, source, self.answers.adds(asked))
                 priority = BACKWARD if ask.backward else FORWARD
                 self.compute.submit(priority, partial(self.work.answer, work), partial(self._done, work))
-
-    def _unfit(self, peer: PeerId, ask: AskExperts, body: bytes) -> Trouble | None:
-        known, rows = self.neighbourhood.membership.peers.get(peer), sum(ask.counts)
-        if known is None or known.stage != self.held.trunk:
-            return Trouble("wrong_stage", f"these experts are those of stage {self.held.trunk}")
-        if not self.span.first <= ask.layer < self.span.stop:
-            return Trouble("wrong_stage", f"these experts are not those of layer {ask.layer}")
-        of_group = self.manifest.model.experts.of_group
-        if len(ask.counts) != of_group or not 0 < rows <= self.manifest.call_rows:
-            return Trouble("malformed", f"{rows} rows for {len(ask.counts)} experts")
-        exact = self.neighbourhood.transport.is_near(peer)
-        if len(body) != self.manifest.call_bytes(rows, ask.backward, exact):
-            return Trouble("malformed", f"a body of {len(body)} bytes for {rows} rows")
-        return None
 
     def _decline(self, peer: PeerId, ask: AskExperts, why: Trouble) -> None:
         self.neighbourhood.post(peer, "data", ExpertsDecline(
@@ -197,6 +183,25 @@ class ExpertAnswering:
         self.tell(peer)
         if result.tokens is not None:
             self.committed(result.tokens)
+
+
+def unfit_call(
+    manifest: Manifest, stage: int, neighbourhood: Neighbourhood, peer: PeerId, ask: AskExperts, body: bytes,
+    exact: bool,
+) -> Trouble | None:  # fmt: skip
+    """Why nothing is computed for it by a peer of this stage."""
+    held, span, rows = manifest.experts_at(stage), manifest.span(stage), sum(ask.counts)
+    known = neighbourhood.membership.peers.get(peer)
+    if held is None or known is None or known.stage != held.trunk:
+        trunk = "none" if held is None else f"those of stage {held.trunk}"
+        return Trouble("wrong_stage", f"the experts here are {trunk}")
+    if not span.first <= ask.layer < span.stop:
+        return Trouble("wrong_stage", f"these experts are not those of layer {ask.layer}")
+    if len(ask.counts) != manifest.model.experts.of_group or not 0 < rows <= manifest.call_rows:
+        return Trouble("malformed", f"{rows} rows for {len(ask.counts)} experts")
+    if len(body) != manifest.call_bytes(rows, ask.backward, exact):
+        return Trouble("malformed", f"a body of {len(body)} bytes for {rows} rows")
+    return None
 
 
 def _norm_of_a_row(rows_SD: Tensor) -> float:

@@ -6,25 +6,45 @@ Computing is `MicrobatchWork`'s, in the compute thread; everything here runs on 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
-from peers.worker.pipeline.microbatch_compute import Answer, Calls, EncodedCall, MicrobatchWork
+from peers.worker.pipeline.microbatch_compute import Answer, Calls, EncodedCall, Trouble
 from protocols.messages.table import AskExperts, ExpertsDecline, ExpertsSay
 from swarmnet.identifiers import MicrobatchId, PeerId
+from swarmnet.inference.machine import ASKED_AT_ONCE
 from swarmnet.model.activation_codec import HiddenError
-from swarmnet.model.experts.routed_trunk import RoutedTrunk
+from swarmnet.model.experts.routed_trunk import ExpertCall
 from swarmnet.pipeline import expert_calls
 from swarmnet.pipeline.expert_calls import CallEvent, CallId, ExpertCalls
 from swarmnet.run.manifest import Manifest
 
 Resume = Callable[[Mapping[int, Answer | None]], None]
 """Takes what came, by group."""
+
+
+class Layers(Protocol):
+    """Whose layers' experts are others'."""
+
+    missing: frozenset[int]
+    """Groups of which nobody is there."""
+
+
+class Encoder(Protocol):
+    """What a call is made by, in the compute thread and here."""
+
+    @property
+    def complaints(self) -> deque[tuple[int, int, Trouble]]: ...
+
+    def encoded_call(self, key: MicrobatchId, call: ExpertCall, exact: bool) -> bytes:
+        """Raises HiddenError."""
 
 
 @dataclass(slots=True)
@@ -38,10 +58,10 @@ class _Waiting:
 
 
 class ExpertAsking:
-    """Of one peer."""
+    """Of one peer, for its microbatches or for its visitors: these two are let in apart where experts are."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, trunk: RoutedTrunk, work: MicrobatchWork,
+        self, manifest: Manifest, stage: int, trunk: Layers, work: Encoder,
         neighbourhood: Neighbourhood, chance: Random, note: noted.Note,
     ) -> None:  # fmt: skip
         self.manifest, self.stages = manifest, manifest.expert_stages(stage)
@@ -63,6 +83,10 @@ class ExpertAsking:
         missing = self.machine.missing()
         self.trunk.missing = missing
         return tuple(self.stages[group] for group in sorted(missing))
+
+    def holders(self) -> list[int]:
+        """How many peers each group has."""
+        return [len(self._holders(group)) for group in range(len(self.stages))]
 
     @property
     def has_somebody(self) -> bool:
@@ -101,12 +125,15 @@ class ExpertAsking:
             self._feed(expert_calls.DeclineArrived(peer, call, message.attempt, message.code))
             return
         if self.machine.expects(peer, call, message.attempt):
-            exact, rows = self.is_sibling(peer), sum(self._call(call).call.counts)
-            if len(body) != self.manifest.said_bytes(rows, message.backward, exact):
-                self.neighbourhood.refused(peer, "malformed", f"experts say {len(body)} bytes")
+            asked = self._call(call)
+            exact, rows = self._exact(asked, peer), sum(asked.call.counts)
+            by = message.round == asked.round if asked.round != -1 else message.round is not None
+            if not by or len(body) != self.manifest.said_bytes(rows, message.backward, exact):
+                reason = f"experts say {len(body)} bytes, by round {message.round}"
+                self.neighbourhood.refused(peer, "malformed", reason)
                 self._feed(expert_calls.DeclineArrived(peer, call, message.attempt, "malformed"))
                 return
-            self._came[call] = Answer(peer, body, exact)
+            self._came[call] = Answer(peer, body, exact, message.round)
         self._feed(expert_calls.SaidArrived(peer, call, message.attempt))
         self._came.clear()
 
@@ -178,14 +205,21 @@ class ExpertAsking:
             waiting.resume(waiting.answers)
 
     def _send(self, send: expert_calls.SendCall) -> bool:
-        call, encoded, exact = send.call, self._call(send.call), self.is_sibling(send.peer)
+        call, encoded = send.call, self._call(send.call)
+        exact = self._exact(encoded, send.peer)
         if exact != encoded.exact:
             try:
                 encoded.body = self.work.encoded_call(call.key, encoded.call, exact)
             except HiddenError:
                 return False
             encoded.exact = exact
+        if encoded.round is not None:  # It takes as many as of a visitor, and tells of no more.
+            self.machine.routers[call.group].told(send.peer, ASKED_AT_ONCE, 0.0, 0)
         ask = AskExperts(
-            *call.key, send.attempt, call.layer, call.backward, send.deadline_seconds, encoded.call.counts
-        )
+            *call.key, send.attempt, call.layer, call.backward, send.deadline_seconds, encoded.call.counts,
+            encoded.round,
+        )  # fmt: skip
         return self.neighbourhood.post(send.peer, "data", ask, encoded.body)
+
+    def _exact(self, encoded: EncodedCall, peer: PeerId) -> bool:
+        return encoded.round is not None or self.is_sibling(peer)

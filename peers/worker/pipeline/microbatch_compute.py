@@ -124,7 +124,9 @@ class EncodedCall:
     call: ExpertCall
     body: bytes
     exact: bool
-    """For a sibling, as it was computed."""
+    """As it was computed: for a sibling, or for a visitor."""
+    round: int | None = None
+    """Of the snapshot that a visitor is to be answered by; -1: the newest; None: it is trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class Answer:
     peer: PeerId
     body: bytes
     exact: bool
+    round: int | None = None
+    """By whose snapshot a visitor's was answered."""
 
 
 Outcome: TypeAlias = Computed | Trouble | Calls

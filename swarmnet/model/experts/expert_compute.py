@@ -6,7 +6,7 @@ weights of then. Shape suffixes: S rows, one expert's after the other's, D width
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,9 +65,17 @@ class ExpertCompute(StageCompute):
         version = self._whole.version
         if version is None:
             raise ValueError("publish weights first")
-        members, start, said = by_layer(version)[layer], 0, []
-        for expert, count in zip(self._experts, counts, strict=True):
-            rows = rows_SD[start : start + count]
-            said.append(feed_forward(members, self._shape, f"mlp.experts.{expert}.", rows, is_varied=True))
-            start += count
-        return torch.cat(said).float()
+        return said_by(by_layer(version)[layer], self._shape, self._experts, counts, rows_SD)
+
+
+def said_by(
+    members: Mapping[str, Tensor], shape: ModelShape, experts: Iterable[int], counts: Sequence[int],
+    rows_SD: Tensor,
+) -> Tensor:  # fmt: skip
+    """float32 [S, D]: what the experts of a layer, whose weights `members` has, say of their rows."""
+    start, said = 0, []
+    for expert, count in zip(experts, counts, strict=True):
+        rows = rows_SD[start : start + count]
+        said.append(feed_forward(members, shape, f"mlp.experts.{expert}.", rows, is_varied=True))
+        start += count
+    return torch.cat(said).float()

@@ -95,11 +95,7 @@ class _Cut:
 
     def joined(self) -> Tensor:
         """[B, T, D] behind the layer."""
-        sum_ND = torch.zeros_like(self.hidden_leaf).flatten(0, 1)
-        for part in self.parts:
-            weights_S = self.weights_leaf[part.tokens, part.places, None]
-            sum_ND.index_add_(0, part.tokens, self.said_leaves[part.group] * weights_S)
-        return self.hidden_leaf + sum_ND.view_as(self.hidden_leaf)
+        return _joined(self.hidden_leaf, self.weights_leaf, self.parts, self.said_leaves)
 
     def worth(self, said: Said) -> Tensor:
         """A number with the gradient of the summed loss at all ends of the segment. `said`: at the rows."""
@@ -213,7 +209,7 @@ class RoutedTrunk(StageCompute):
             with torch.enable_grad():
                 hidden_BTD, normed_BTD = attended(of_layers[layer], shape, hidden_BTD, rotation)
             gate_ED, x_ND = of_layers[layer]["mlp.gate"], normed_BTD.flatten(0, 1)
-            choice, parts, said = yield from self._asked(layer, gate_ED, x_ND, opened.missing)
+            choice, parts, said = yield from _asked(shape, layer, gate_ED, x_ND, opened.missing)
             self._count(layer, parts)
             with torch.enable_grad():
                 opened.cuts.append(cut := _Cut(
@@ -222,39 +218,6 @@ class RoutedTrunk(StageCompute):
                 ))  # fmt: skip
                 hidden_BTD = cut.joined()
         return hidden_BTD
-
-    def _asked(
-        self, layer: int, gate_ED: Tensor, x_ND: Tensor, missing: set[int]
-    ) -> Steps[tuple[Choice, list[_Part], dict[int, Tensor]]]:
-        """What a layer's experts say, as leaves. Groups that do not answer are `missing` from then on, and
-        all tokens choose anew among the others."""
-        experts = self._shape.experts
-        while True:
-            if len(missing) >= experts.groups:
-                raise StageError(f"no peer holds experts of layer {layer}")
-            without = [expert for group in sorted(missing) for expert in experts.members(group)]
-            with torch.enable_grad():
-                choice = choose(gate_ED, self._shape, x_ND, without)
-                parts = self._parts(choice, x_ND)
-            said = yield [part.call(layer) for part in parts]
-            found = {group: _leaf_of(rows_SD) for group, rows_SD in said.items() if rows_SD is not None}
-            if len(found) == len(parts):
-                return choice, parts, found
-            missing |= said.keys() - found.keys()
-
-    def _parts(self, choice: Choice, x_ND: Tensor) -> list[_Part]:
-        """Of each group to which a token goes."""
-        parts = []
-        for group in range(self._shape.experts.groups):
-            wanted = [
-                (choice.chosen == expert).nonzero(as_tuple=True)
-                for expert in self._shape.experts.members(group)
-            ]
-            tokens_S, places_S = (torch.cat(which) for which in zip(*wanted, strict=True))
-            if len(tokens_S):
-                counts = tuple(len(tokens) for tokens, _ in wanted)
-                parts.append(_Part(group, counts, tokens_S, places_S, x_ND[tokens_S]))
-        return parts
 
     def _count(self, layer: int, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -285,3 +248,66 @@ class RoutedTrunk(StageCompute):
 
 def _leaf_of(end: Tensor) -> Tensor:
     return end.detach().requires_grad_()
+
+
+def _asked(
+    shape: ModelShape, layer: int, gate_ED: Tensor, x_ND: Tensor, missing: set[int]
+) -> Steps[tuple[Choice, list[_Part], dict[int, Tensor]]]:
+    """What a layer's experts say, as leaves. Groups that do not answer are `missing` from then on, and all
+    tokens choose anew among the others."""
+    experts = shape.experts
+    while True:
+        if len(missing) >= experts.groups:
+            raise StageError(f"no peer holds experts of layer {layer}")
+        without = [expert for group in sorted(missing) for expert in experts.members(group)]
+        with torch.enable_grad():
+            choice = choose(gate_ED, shape, x_ND, without)
+            parts = _parts(shape, choice, x_ND)
+        said = yield [part.call(layer) for part in parts]
+        found = {group: _leaf_of(rows_SD) for group, rows_SD in said.items() if rows_SD is not None}
+        if len(found) == len(parts):
+            return choice, parts, found
+        missing |= said.keys() - found.keys()
+
+
+def _parts(shape: ModelShape, choice: Choice, x_ND: Tensor) -> list[_Part]:
+    """Of each group to which a token goes."""
+    parts = []
+    for group in range(shape.experts.groups):
+        wanted = [
+            (choice.chosen == expert).nonzero(as_tuple=True) for expert in shape.experts.members(group)
+        ]
+        tokens_S, places_S = (torch.cat(which) for which in zip(*wanted, strict=True))
+        if len(tokens_S):
+            counts = tuple(len(tokens) for tokens, _ in wanted)
+            parts.append(_Part(group, counts, tokens_S, places_S, x_ND[tokens_S]))
+    return parts
+
+
+def _joined(
+    hidden_BTD: Tensor, weights_NA: Tensor, parts: Sequence[_Part], said: Mapping[int, Tensor]
+) -> Tensor:
+    """[B, T, D] behind the layer."""
+    sum_ND = torch.zeros_like(hidden_BTD).flatten(0, 1)
+    for part in parts:
+        weights_S = weights_NA[part.tokens, part.places, None]
+        sum_ND.index_add_(0, part.tokens, said[part.group] * weights_S)
+    return hidden_BTD + sum_ND.view_as(hidden_BTD)
+
+
+def forward_alone(
+    weights: Mapping[str, Tensor], shape: ModelShape, span: Span, inputs: Tensor, missing: set[int]
+) -> Steps[Tensor]:
+    """As `decoder.forward`, for a visitor; no graph. `missing`: groups that nobody holds, to which those that
+    do not answer are added. Raises StageError where none is left."""
+    hidden_BTD = embedded(weights[EMBEDDING], shape, inputs) if span.has_embedding else inputs
+    rotation, of_layers = rotation_of(shape, 0, hidden_BTD.shape[1], hidden_BTD.device), by_layer(weights)
+    for layer in range(span.first, span.stop):
+        with torch.no_grad():
+            hidden_BTD, normed_BTD = attended(of_layers[layer], shape, hidden_BTD, rotation)
+        gate_ED, x_ND = of_layers[layer]["mlp.gate"], normed_BTD.flatten(0, 1)
+        choice, parts, said = yield from _asked(shape, layer, gate_ED, x_ND, missing)
+        with torch.no_grad():
+            hidden_BTD = _joined(hidden_BTD, choice.weights, parts, said)
+    with torch.no_grad():
+        return logits(weights, shape, hidden_BTD) if span.has_head else hidden_BTD

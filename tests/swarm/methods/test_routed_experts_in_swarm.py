@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from swarm import Swarm, expert_manifest, nothing_is_committed_twice, shared_rounds
+from watched import Watched, moved
 
 from peers.lab.world.virtual_time import run
 from swarmnet.run.manifest import Sync
@@ -75,7 +76,7 @@ def test_a_swarm_without_experts_in_its_stages_learns_by_those_of_others(sync):
 
 
 def test_whoever_loses_its_only_holder_goes_on_without_and_takes_in_one_that_has_its_checkpoint(tmp_path):
-    swarm = Swarm(routed_manifest())
+    swarm = Watched(routed_manifest())
     disk, none = tmp_path / "r" / "checkpoints", []
 
     def told(name):
@@ -93,15 +94,24 @@ def test_whoever_loses_its_only_holder_goes_on_without_and_takes_in_one_that_has
         since = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) >= since + 60, 60.0)
         assert told("a")[before:] == [("experts_missing", [3])]
+        swarm.observers["a"].look()
+        assert "experts_least_holders" not in moved(swarm.metrics["a"]), "one group has nobody"
+        assert "experts_least_holders" in moved(swarm.metrics["d"])
         swarm.start("n", 3, in_flight=2, checkpoints=disk)
         await swarm.until(lambda: told("a")[-1] == ("experts_back", []), 60.0)
         await swarm.until(lambda: swarm.of("made", "n"), 60.0)
         since = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) >= since + 150, 120.0)
+        await swarm.stop_watching()
         await swarm.close()
 
     run(story())
     nothing_is_committed_twice(swarm)
+    seen = moved(swarm.metrics["a"])
+    outcomes = ("wanted", "answered", "given_up")
+    assert {f"experts_calls_total {outcome}" for outcome in outcomes} <= seen
+    assert {"experts_least_holders", "experts_tokens_total 0", "experts_tokens_total 3"} <= seen
+    assert "experts_group" in moved(swarm.metrics["n"]), "group 1"
     assert ("experts_missing", [3]) not in told("d"), "nobody else is concerned"
     assert "restored" in dict(swarm.members["n"].said), "it has the weights of the one that was lost"
     losses = swarm.losses(0)

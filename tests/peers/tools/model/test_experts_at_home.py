@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from sharp_weights import LLAMA, page_of_what_commands_take_home, stage_weights
-from swarm import sign, tiny_manifest
 
 from peers.data.tokenizer import ByteTokenizer
 from peers.tools.model import hf_parity
 from peers.tools.model.export import export, load_shape, load_weights, plain_shape
 from peers.tools.model.generate import generate
-from peers.tools.model.swarm_session import not_let_in
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Data, Experts, Lora, Manifest, Sync
 
@@ -70,9 +68,3 @@ def test_experts_that_were_stages_of_their_own_come_home_with_the_rest(tmp_path,
     )  # fmt: skip
     page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "of which a token takes 2; tokens travelled to them, in 3 groups of peers for each stage" in page
-
-
-def test_a_visitor_hears_at_once_that_nobody_asks_others_experts_for_it():
-    held, routed = (sign(tiny_manifest((1, 2), model=shape)) for shape in (HELD, ROUTED))
-    assert not_let_in(held, b"", PeerId("visitor"), 0.0) is None
-    assert "swarmnet export" in not_let_in(routed, b"", PeerId("visitor"), 0.0)
