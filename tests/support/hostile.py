@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
@@ -92,6 +93,8 @@ def messages(names: list[str]) -> st.SearchStrategy[Message]:
             inner = values(get_args(kind)[0])
             longest = st.tuples(inner, st.integers(0, 5000)).map(lambda pair: [pair[0]] * pair[1])
             return st.one_of(st.lists(inner, max_size=5), longest)
+        if get_origin(kind) in (Union, UnionType):
+            return st.one_of(st.none() if kind is NoneType else values(kind) for kind in get_args(kind))
         if get_origin(kind) is tuple:
             return SHAPES
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
