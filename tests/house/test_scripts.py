@@ -307,7 +307,7 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
         f"lint-imports  at {now}",
         f"mypy  at {now}",
         f"pytest -m loopback --durations 25 at {now}",
-        "pytest -n 2 --dist worksteal -m not loopback at 19",
+        "pytest -n 2 --dist worksteal --durations 60 --durations-min 4 -m not loopback at 19",
         f"ruff check at {now}",
         "swarmnet simulate --schedules 20 --jobs 2 --seed N --sharded at 19",
         "swarmnet simulate --schedules 40 --jobs 2 --seed N at 19",
@@ -335,7 +335,7 @@ def test_the_fast_answer_leaves_out_what_takes_long(checked):
     now = os.nice(0)
     assert told == [
         f"lint-imports  at {now}",
-        f"pytest -n 2 --dist worksteal -m not loopback and not slow and not swarm at {now}",
+        f"pytest -n 2 --dist worksteal --durations 60 --durations-min 4 -m not loopback and not slow and not swarm at {now}",
         f"ruff check at {now}",
     ]
     assert done.stdout.splitlines()[-1] == "all passed"
