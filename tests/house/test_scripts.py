@@ -298,6 +298,9 @@ def checked(clone):
     return check
 
 
+IN_MEMORY = "pytest -n 2 --dist worksteal --durations 60 --durations-min 4"
+
+
 def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked):
     done, told = checked()
     assert (done.returncode, done.stderr) == (0, "")
@@ -307,10 +310,10 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
         f"lint-imports  at {now}",
         f"mypy  at {now}",
         f"pytest -m loopback --durations 25 at {now}",
-        "pytest -n 2 --dist worksteal --durations 60 --durations-min 4 -m not loopback at 19",
+        f"{IN_MEMORY} -m not loopback at 19",
         f"ruff check at {now}",
-        "swarmnet simulate --schedules 20 --jobs 2 --seed N --sharded at 19",
-        "swarmnet simulate --schedules 40 --jobs 2 --seed N at 19",
+        "swarmnet simulate --schedules 12 --jobs 2 --seed N --sharded at 19",
+        "swarmnet simulate --schedules 24 --jobs 2 --seed N at 19",
     ]
     ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
     assert ended == ["setup", "ruff", "mypy", "imports", "libp2p", "tests in memory", "fresh schedules",
@@ -335,7 +338,7 @@ def test_the_fast_answer_leaves_out_what_takes_long(checked):
     now = os.nice(0)
     assert told == [
         f"lint-imports  at {now}",
-        f"pytest -n 2 --dist worksteal --durations 60 --durations-min 4 -m not loopback and not slow and not swarm at {now}",
+        f"{IN_MEMORY} -m not loopback and not slow and not swarm at {now}",
         f"ruff check at {now}",
     ]
     assert done.stdout.splitlines()[-1] == "all passed"
