@@ -157,6 +157,7 @@ def test_honest_peers_on_bad_lines_that_crash_and_come_back_are_accused_by_nobod
     run(story())
     nothing_is_committed_twice(swarm)
     found = played.audited()
-    assert {code for code, _ in found} <= {"agrees", "inconclusive", "unanswered"}
+    # What is asked for comes in pieces, and these lines change their order, which a stream does not.
+    assert {code for code, _ in found} <= {"agrees", "inconclusive", "unanswered", "not_in_order"}
     assert len({peer for code, peer in found if code == "agrees"}) >= 2
     assert all(worker.makers.convicted == {} for worker in played.workers(*HONEST))

@@ -134,7 +134,7 @@ class Peer:
             payload, likeness = told, cosine(told, payload, self.method)
             self.log.before = commitment.name
             if self.lie.carries is not None and self.log.ends_window(round):
-                self._carry(self.lie.carries(self.method))
+                self._carry(self.lie.carries(self.method, self.method.carried()))
         self.told[round], self.commitments[round] = payload, commitment
         self._carried[commitment.begun] = carried
         return likeness

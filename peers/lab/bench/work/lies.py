@@ -56,7 +56,7 @@ class Lie:
     told: Callable[[Situation], bytes]
     work: float = 1.0
     """Share of the microbatches that are computed; one in a round at least, as who has none says nothing."""
-    carries: Callable[[LocalSteps], bytes] | None = None
+    carries: Callable[[LocalSteps, bytes], bytes] | None = None
     """What it says that it carries from a window into the next, in place of what an honest peer does; all
     else follows from it."""
 
@@ -120,10 +120,10 @@ def _honest(now: Situation) -> bytes:
     return now.honest
 
 
-def _against(method: LocalSteps) -> bytes:
+def _against(method: LocalSteps, honest: bytes) -> bytes:
     """The opposite of what was moved and not told, and more of it."""
     told = []
-    for moves in method.moves_in_all(method.carried()):
+    for moves in method.moves_in_all(honest):
         louder = (moves.exponents + LOUDER_BY).clamp(max=LARGEST_EXPONENT)
         told.append(Signs(~moves.negative, louder).written())
     return b"".join(told)

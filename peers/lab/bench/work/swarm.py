@@ -79,8 +79,8 @@ class LyingSteps(LocalSteps):
         return self._liar.told(round, honest, self) if round >= FIRST_LIE else honest
 
     def carried(self) -> bytes:
-        carries = self._liar.lie.carries
-        return carries(self) if carries is not None else super().carried()
+        honest, carries = super().carried(), self._liar.lie.carries
+        return honest if carries is None or self._liar.first < 0 else carries(self, honest)
 
 
 class LazyCompute(StageCompute):

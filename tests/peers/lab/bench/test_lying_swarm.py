@@ -44,9 +44,9 @@ def one_thread():
 
 
 def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
-    honest, flipping, colluding = bench(Question(run_file, ("sign-flip", COLLUDING), 5, 1, 40))
+    honest, flipping, *others = bench(Question(run_file, ("sign-flip", "carrier", COLLUDING), 5, 1, 40))
     assert (honest.liars, honest.honest_out, honest.out) == (0, 0, {})
-    for played in (flipping, colluding):
+    for played in (flipping, *others):
         assert len(played.out) == 1, played
         assert played.honest_out == 0
         assert played.of_false["lied"] > 0
