@@ -69,8 +69,9 @@ def test_every_method_learns_and_counts_what_it_sends():
     here = ground(codec="bf16")
     untrained = here.held_out_loss(here.initial_weights())
     for name, recipe in recipes(here.manifest.sync).items():
-        learner = recipe.make(here, Setting(peers=2, steps=32), recipe.begin_rate)
-        for step in range(32):
+        steps = 32 if recipe.own_steps > 8 else 16  # Rounds of thirty steps need one.
+        learner = recipe.make(here, Setting(peers=2, steps=steps), recipe.begin_rate)
+        for step in range(steps):
             learner.step(step)
         assert here.held_out_loss(learner.weights()) < untrained - 0.05, name
         assert learner.sent_bytes > 0, name
