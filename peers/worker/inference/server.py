@@ -232,9 +232,13 @@ class Inference:
                 continue
             if self.asking is not None:
                 self.asking.look()
-            ask, work = waiting.ask, self.work
-            run = work.run if isinstance(ask, AskForward) else work.run_experts
-            return partial(run, ask, waiting.body), partial(self._done, peer, ask, waiting.until)  # type: ignore[arg-type]
+            ask, body = waiting.ask, waiting.body
+            work: Callable[[], Result]
+            if isinstance(ask, AskForward):
+                work = partial(self.work.run, ask, body)
+            else:
+                work = partial(self.work.run_experts, ask, body)
+            return work, partial(self._done, peer, ask, waiting.until)
         return None
 
     def _is_stale(self, peer: PeerId, until: float, now: float) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -56,12 +56,8 @@ class Spent:
 
     def since(self, before: Spent) -> Spent:
         """The difference."""
-        numbers = (
-            "rounds", "microbatches", "audits", "seconds", "processor_seconds", "computing_seconds",
-            "replay_seconds",
-        )  # fmt: skip
-        grown = {name: getattr(self, name) - getattr(before, name) for name in numbers}
-        return Spent(**grown, sent=self.sent - before.sent)
+        names = [each.name for each in fields(self)]
+        return Spent(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
