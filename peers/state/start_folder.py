@@ -152,7 +152,7 @@ def _require_fit(path: Path, shape: ModelShape) -> None:
     try:
         _require_known(path, config, shape)
         theirs, longest = _sizes(config), int(config["max_position_embeddings"])
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise StartError(f"{path / CONFIG} is no configuration of a model: {error!r}") from None
     differ = {name: value for name, value in theirs.items() if getattr(shape, name) != value}
     if differ:
