@@ -44,6 +44,27 @@ def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, tra
     assert all(one == other for one, other in pairwise(digests))
 
 
+def test_what_peers_moved_settles_on_a_gpu_as_on_the_processor() -> None:
+    """Told on either, read on both."""
+    sync = Sync(method="local-steps", step_tokens=32)
+    manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=sync)
+    parts = [real_part(manifest, 0, device) for device in ("cpu", "cuda")]
+    replicas = [Replica(part.layout, part.method, part.first_units().to(part.device)) for part in parts]
+    generator, payloads = torch.Generator().manual_seed(0), []
+    for number, part in enumerate([*parts, *parts]):
+        gradient = torch.randn(part.layout.size, generator=generator)
+        for start, stop in part.layout.padding:
+            gradient[start:stop] = 0
+        payloads.append(part.method.contribute(gradient.to(part.device), 1, 0, PeerId(f"peer{number}")))
+    digests = []
+    for replica in replicas:
+        for number, payload in enumerate(payloads):
+            replica.add(0, PeerId(f"peer{number}"), payload)
+        replica.apply(0)
+        digests.append(replica.settle(0))
+    assert digests[0] == digests[1]
+
+
 def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE)
     part = real_part(manifest, 0, "cuda")
