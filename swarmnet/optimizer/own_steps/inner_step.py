@@ -168,7 +168,8 @@ class _Muon:
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """A matrix [R, C], or several [B, R, C], with all singular values near 1, by Newton and Schulz's
-    iteration. On a GPU in bf16, whose errors the iteration forgives; on a CPU, where that is slower, in float32."""
+    iteration. On a GPU in bf16, whose errors the iteration forgives; on a CPU, where that is slower, in
+    float32."""
     a, b, c = NEWTON_SCHULZ
     multiply_add = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     found = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
