@@ -39,6 +39,9 @@ class Computes(Protocol):
     each)."""
 
     @property
+    def device(self) -> torch.device: ...
+
+    @property
     def routed(self) -> Routed: ...
 
     def freeze(self, units: Tensor) -> None: ...

@@ -76,6 +76,11 @@ class StageCompute:
         self._graphs: dict[Hashable, _Graph] = {}
 
     @property
+    def device(self) -> torch.device:
+        """Where hidden states are wanted; they may lie elsewhere."""
+        return self._weights.device
+
+    @property
     def open(self) -> int:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)

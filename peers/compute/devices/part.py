@@ -106,6 +106,8 @@ class SpreadCompute:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self.routed: Routed = {}
+        self.device = torch.device("cpu")
+        """Every process takes its rows to its own."""
 
     def publish(self, tiles: Tiles) -> None:
         assert isinstance(tiles, LiveWeights), "of a SpreadReplica"
