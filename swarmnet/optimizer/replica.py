@@ -30,6 +30,8 @@ from swarmnet.run.rates import WHOLE
 HASHED_NUMBERS = 1 << 22
 """That leave a GPU at once for the digest: 16 MiB of pinned memory, which it writes to by itself, instead of
 a copy of all that is settled."""
+NOT_HASHED = bytes(32)
+"""In the place of a digest, after a round for which nobody needs one."""
 
 
 class ReplicaError(RuntimeError):
@@ -109,10 +111,11 @@ class Replica:
         open_round.tally.rest()
         return found
 
-    def settle(self, round: int) -> bytes:
-        """Close the oldest open round for ever; its step enters the settled weights. Their digest."""
+    def settle(self, round: int, hashed: bool = True) -> bytes:
+        """Close the oldest open round for ever; its step enters the settled weights. Their digest, or
+        NOT_HASHED."""
         self.close(round)
-        return self.digest()
+        return self.digest() if hashed else NOT_HASHED
 
     def close(self, round: int) -> None:
         """As `settle`, where nobody asks for a digest."""

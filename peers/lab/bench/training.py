@@ -144,7 +144,7 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: Place) ->
     for turn in range(repeats + 1):
         for name in list(loops)[:: 1 if turn % 2 else -1]:
             began = place.now()
-            for number in range(microbatches):
+            for number in range(microbatches if turn else min(microbatches, TEXTS)):
                 loops[name].microbatch(*texts[number % TEXTS])
             if turn:  # The first one warms up.
                 seconds[name].append((place.now() - began) / microbatches)
@@ -300,6 +300,7 @@ class StagesInOneThread:
         update = UpdateWork(
             self._manifest.run_id(), stage, self._identity, part.compute, part.method, replica, work,
             self._manifest.sync.lookahead, lambda settled: None, RoundCounts(), (),
+            signs_every=self._manifest.rounds.snapshot_rounds,
         )  # fmt: skip
         if part.method.own is not None:
             work.after_gradient = partial(self._step, update)
