@@ -35,8 +35,9 @@ from swarmnet.run.rates import WHOLE
 
 BALANCE_ROUNDS = 4
 """Every so many rounds one peer of a stage may go over: by then the one before is seen in the sets."""
-ROUNDS_COUNTED = 2
-"""Of who is there: where a round has few tokens not everybody has something to tell in each."""
+ROUNDS_COUNTED = BALANCE_ROUNDS
+"""Of who is there: where a round has few tokens not everybody has something to tell in each, and of two who
+both train one group one may be missing just when it is its turn."""
 ROUNDS_REMEMBERED = 8
 """Of who held what."""
 
