@@ -79,6 +79,9 @@ class Restart:
     async def heal(self, world: World) -> None:
         names = [name for name in world.killed[self] if world.alive(name) is None]
         lost, stage = names[: min(self.lost, len(names) - 1)], world.members[self.name].worker.stage
+        whole = [name for name in names if world.has_checkpoint(name)]
+        if whole and not set(whole) - set(lost):  # Those of a stage that nobody has, nobody brings back.
+            lost.remove(whole[-1])
         for name in names:
             world.start_again(name, name not in lost)
         world.note("world", 0, StageBack(stage, names, lost))

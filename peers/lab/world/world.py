@@ -277,6 +277,10 @@ class World:
         first = [name for name in names if name < self.siblings.get(name, "z")]
         return [member.peer for name in first for member in self.process(name)]
 
+    def has_checkpoint(self, name: str) -> bool:
+        """On its disk."""
+        return any((self.disk / name).rglob("stage-*-round-*.safetensors"))
+
     def start_again(self, name: str, keep_disk: bool) -> None:
         """The process that ended, where it was."""
         for old in self.process(name):
