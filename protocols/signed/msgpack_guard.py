@@ -33,7 +33,9 @@ _WHOLE = bytes(
 )  # fmt: skip
 """Bytes of an item that its leading byte alone tells; 0: look closer. Most items of a header are such."""
 _SHORT_BYTES = 0xC4
-"""Ids, digests and keys: nearly all of the others."""
+"""Ids, digests and keys: nearly all of the others ..."""
+_FEW, _FEW_STOP = 0x80, 0xA0
+"""... and maps and arrays of fewer than 16."""
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
@@ -87,18 +89,27 @@ def check(
             if was_extension and at != end:
                 raise Malformed("an extension holds more than one object")
             end = outer_end
-        if at >= end:
-            raise Malformed("ends in the middle")
-        items += 1
-        left -= 1
-        first = data[at]
-        whole = _WHOLE[first] or (first == _SHORT_BYTES and at + 1 < end and 2 + data[at + 1])
-        if whole:
-            at += whole
+        first = 0
+        while left:  # What encloses nothing, as nearly all of a header.
+            if at >= end:
+                raise Malformed("ends in the middle")
+            items += 1
+            left -= 1
+            first = data[at]
+            if whole := _WHOLE[first]:
+                at += whole
+            elif first == _SHORT_BYTES and at + 1 < end:
+                at += 2 + data[at + 1]
+            else:
+                break
+        else:
             if at > end:
                 raise Malformed("a string, or number, runs over the end")
             continue
-        at, counted, count = _head(data, at)
+        if _FEW <= first < _FEW_STOP:
+            at, counted, count = at + 1, _ITEMS if first & 0x10 else _PAIRS, first & 0x0F
+        else:
+            at, counted, count = _head(data, at)
         if counted == _BYTES:
             at += count
             if at > end:
