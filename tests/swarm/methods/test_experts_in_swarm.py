@@ -48,7 +48,7 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         swarm.start("n", 1)
         await swarm.until(lambda: swarm.of("made", "n"), 60.0)
         since = swarm.committed(0)
-        await swarm.until(lambda: swarm.committed(0) >= since + 80, 120.0)
+        await swarm.until(lambda: swarm.committed(0) >= since + 150, 120.0)
         await swarm.stop_watching()
         await swarm.close()
 

@@ -79,9 +79,8 @@ def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it(swarmn
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_schedules_of_faults_violate_nothing():
-    done = simulate(
-        "--seed", str(FIRST_SEED), "--schedules", str(SCHEDULES), "--jobs", "2", "--peers", "8", "--stages", "2"
-    )  # fmt: skip
+    size = ("--peers", "8", "--stages", "2")
+    done = simulate("--seed", str(FIRST_SEED), "--schedules", str(SCHEDULES), "--jobs", "2", *size)
     assert done.returncode == 0, f"add the seed to failing_seeds.txt:\n{done.stdout}\n{done.stderr}"
 
 
