@@ -36,6 +36,7 @@ _SHORT_BYTES = 0xC4
 """Ids, digests and keys: nearly all of the others ..."""
 _FEW, _FEW_STOP = 0x80, 0xA0
 """... and maps and arrays of fewer than 16."""
+_RUNS_OVER = "a string, or number, runs over the end"
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
@@ -92,7 +93,7 @@ def check(
         first = 0
         while left:  # What encloses nothing, as nearly all of a header.
             if at >= end:
-                raise Malformed("ends in the middle")
+                raise Malformed(_RUNS_OVER if at > end else "ends in the middle")
             items += 1
             left -= 1
             first = data[at]
@@ -104,7 +105,7 @@ def check(
                 break
         else:
             if at > end:
-                raise Malformed("a string, or number, runs over the end")
+                raise Malformed(_RUNS_OVER)
             continue
         if _FEW <= first < _FEW_STOP:
             at, counted, count = at + 1, _ITEMS if first & 0x10 else _PAIRS, first & 0x0F
@@ -113,7 +114,7 @@ def check(
         if counted == _BYTES:
             at += count
             if at > end:
-                raise Malformed("a string, or number, runs over the end")
+                raise Malformed(_RUNS_OVER)
             continue
         if len(open_levels) >= depth_limit:
             raise TooLarge(f"nested deeper than {depth_limit} levels")
