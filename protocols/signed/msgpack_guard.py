@@ -7,7 +7,7 @@ is a loop, not a recursion, and touches each item's head only. MessagePack: gith
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from protocols.errors import Malformed, TooLarge
 from protocols.fields import Body
@@ -63,14 +63,20 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
     return at + width, counted, int.from_bytes(data[at : at + width], "big")
 
 
+def _entered(data: bytes, at: int, count: int, end: int, allowed: Container[int]) -> tuple[int, int, int]:
+    """An extension: where its content begins, its one object, and where that must end."""
+    if at >= end or data[at] not in allowed:
+        raise Malformed("an extension type that does not belong here")
+    at += 1
+    if at + count > end:
+        raise Malformed("an extension runs over the end")
+    return at, 1, at + count
+
+
 def check(
-    data: Body,
-    limit_bytes: int,
-    *,
-    depth_limit: int = DEPTH_LIMIT,
-    item_limit: int = ITEM_LIMIT,
+    data: Body, limit_bytes: int, *, depth_limit: int = DEPTH_LIMIT, item_limit: int = ITEM_LIMIT,
     extensions: Iterable[int] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Raise Malformed or TooLarge unless `data` is exactly one MessagePack object within the limits.
 
     `extensions`: extension types that are allowed; their contents are walked too, one level deeper."""
@@ -120,12 +126,7 @@ def check(
             raise TooLarge(f"nested deeper than {depth_limit} levels")
         open_levels.append((left, end, counted == _EXTENSION))
         if counted == _EXTENSION:
-            if at >= end or data[at] not in allowed:
-                raise Malformed("an extension type that does not belong here")
-            at, left = at + 1, 1
-            if at + count > end:
-                raise Malformed("an extension runs over the end")
-            end = at + count
+            at, left, end = _entered(data, at, count, end, allowed)
             continue
         left = count if counted == _ITEMS else 2 * count
         if left > end - at:  # every item takes at least a byte: refuses 2^32 of them at once
