@@ -7,7 +7,7 @@ is a loop, not a recursion, and touches each item's head only. MessagePack: gith
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from protocols.errors import Malformed, TooLarge
 from protocols.fields import Body
@@ -33,7 +33,10 @@ _WHOLE = bytes(
 )  # fmt: skip
 """Bytes of an item that its leading byte alone tells; 0: look closer. Most items of a header are such."""
 _SHORT_BYTES = 0xC4
-"""Ids, digests and keys: nearly all of the others."""
+"""Ids, digests and keys: nearly all of the others ..."""
+_FEW, _FEW_STOP = 0x80, 0xA0
+"""... and maps and arrays of fewer than 16."""
+_RUNS_OVER = "a string, or number, runs over the end"
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
@@ -60,14 +63,20 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
     return at + width, counted, int.from_bytes(data[at : at + width], "big")
 
 
+def _entered(data: bytes, at: int, count: int, end: int, allowed: Container[int]) -> tuple[int, int, int]:
+    """An extension: where its content begins, its one object, and where that must end."""
+    if at >= end or data[at] not in allowed:
+        raise Malformed("an extension type that does not belong here")
+    at += 1
+    if at + count > end:
+        raise Malformed("an extension runs over the end")
+    return at, 1, at + count
+
+
 def check(
-    data: Body,
-    limit_bytes: int,
-    *,
-    depth_limit: int = DEPTH_LIMIT,
-    item_limit: int = ITEM_LIMIT,
+    data: Body, limit_bytes: int, *, depth_limit: int = DEPTH_LIMIT, item_limit: int = ITEM_LIMIT,
     extensions: Iterable[int] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Raise Malformed or TooLarge unless `data` is exactly one MessagePack object within the limits.
 
     `extensions`: extension types that are allowed; their contents are walked too, one level deeper."""
@@ -87,33 +96,37 @@ def check(
             if was_extension and at != end:
                 raise Malformed("an extension holds more than one object")
             end = outer_end
-        if at >= end:
-            raise Malformed("ends in the middle")
-        items += 1
-        left -= 1
-        first = data[at]
-        whole = _WHOLE[first] or (first == _SHORT_BYTES and at + 1 < end and 2 + data[at + 1])
-        if whole:
-            at += whole
+        first = 0
+        while left:  # What encloses nothing, as nearly all of a header.
+            if at >= end:
+                raise Malformed(_RUNS_OVER if at > end else "ends in the middle")
+            items += 1
+            left -= 1
+            first = data[at]
+            if whole := _WHOLE[first]:
+                at += whole
+            elif first == _SHORT_BYTES and at + 1 < end:
+                at += 2 + data[at + 1]
+            else:
+                break
+        else:
             if at > end:
-                raise Malformed("a string, or number, runs over the end")
+                raise Malformed(_RUNS_OVER)
             continue
-        at, counted, count = _head(data, at)
+        if _FEW <= first < _FEW_STOP:
+            at, counted, count = at + 1, _ITEMS if first & 0x10 else _PAIRS, first & 0x0F
+        else:
+            at, counted, count = _head(data, at)
         if counted == _BYTES:
             at += count
             if at > end:
-                raise Malformed("a string, or number, runs over the end")
+                raise Malformed(_RUNS_OVER)
             continue
         if len(open_levels) >= depth_limit:
             raise TooLarge(f"nested deeper than {depth_limit} levels")
         open_levels.append((left, end, counted == _EXTENSION))
         if counted == _EXTENSION:
-            if at >= end or data[at] not in allowed:
-                raise Malformed("an extension type that does not belong here")
-            at, left = at + 1, 1
-            if at + count > end:
-                raise Malformed("an extension runs over the end")
-            end = at + count
+            at, left, end = _entered(data, at, count, end, allowed)
             continue
         left = count if counted == _ITEMS else 2 * count
         if left > end - at:  # every item takes at least a byte: refuses 2^32 of them at once

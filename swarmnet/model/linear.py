@@ -4,7 +4,8 @@ torch multiplies float32 with MKL, which on AMD processors keeps to AVX2 kernels
 carries too, takes the AVX-512 of any maker, with float32's full precision: measured on one AMD EPYC core,
 2.1 times as fast (512 x 128 x 384). Without AVX-512, and on other devices, this is `functional.linear`.
 So it is where the rows are as many as chance will have it, as an expert's tokens are: oneDNN makes a kernel
-for each number of rows, which takes three to ten times as long as the product (128 x 64 x 88).
+for each number of rows, which takes three to ten times as long as the product (128 x 64 x 88). And
+where a product is small: oneDNN takes some 15 microseconds to begin, whatever it multiplies.
 
 Beside a frozen matrix W [out, in] may stand LoRA's factors (arXiv:2106.09685, section 4.1), A [rank, in] and
 B [out, rank]: a product is W x + alpha / rank B A x. They are merged only where weights leave a run: while it
@@ -24,6 +25,10 @@ from torch.nn import functional
 from swarmnet.model.parameters import factor_names, is_factor
 from swarmnet.run.manifest import ModelShape
 
+SMALL = 2**20
+"""Multiplications of a product that is MKL's: with fewer oneDNN's three products of a layer took 2.2 to 5
+times as long on that core (32 x 32 x 32 to 128 x 64 x 64), with more from 0.65 to 1.3 times."""
+
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """[..., in] and [out, in] -> [..., out], in the number format of the weight."""
@@ -35,10 +40,13 @@ def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[T
     another number of rows each time."""
     x = x.to(weights[0].dtype)
     fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32 and not is_varied
-    if fits and x.numel() and _onednn_is_faster():  # oneDNN has no product of nothing.
-        several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
-        return several
-    return [functional.linear(x, weight) for weight in weights]
+    are_large = [fits and x.numel() * weight.shape[0] >= SMALL for weight in weights]
+    if not any(are_large) or not _onednn_is_faster():
+        return [functional.linear(x, weight) for weight in weights]
+    if not all(are_large):
+        return [linear(x, weight) for weight in weights]
+    several: Sequence[Tensor] = _Products.apply(x, *weights)  # type: ignore[no-untyped-call]
+    return several
 
 
 def adapted(

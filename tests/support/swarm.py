@@ -193,6 +193,10 @@ class Swarm:
         self.text_without: Callable[[frozenset[bytes]], Sampled] = lambda withdrawn: self.text
         self.members: dict[str, Member] = {}
         self.notes: list[Note] = []
+        self._found_in: list[Note] | None = None
+        self._found = 0
+        self._by_event: dict[str, list[Note]] = {}
+        """The first `_found` of `notes`: conditions ask for some of them all the time."""
         self.escaped: list[BaseException] = []
         self.on_note: Callable[[Note], None] = lambda note: None
 
@@ -308,12 +312,19 @@ class Swarm:
     # -- what is seen ---------------------------------------------------------------------------------
 
     def of(self, event: str, *names: str) -> list[Note]:
-        return [note for note in self.notes if note.event == event and (not names or note.name in names)]
+        if self._found_in is not self.notes:  # A test may put others in their place.
+            self._found_in, self._found, self._by_event = self.notes, 0, {}
+        for note in self.notes[self._found :]:
+            self._by_event.setdefault(note.event, []).append(note)
+        self._found = len(self.notes)
+        found = self._by_event.get(event, [])
+        return [note for note in found if not names or note.name in names]
 
     def losses(self, stage: int = 0) -> list[float]:
         """Nats per token of the microbatches that a stage committed, in order."""
         names = {name for name, member in self.members.items() if member.worker.stage == stage}
-        return [note.fields["loss"] for note in self.of("committed", *names)]
+        committed = (note.what for note in self.of("committed", *names))
+        return [what.loss for what in committed if isinstance(what, noted.Committed)]
 
     def committed(self, stage: int = 0) -> int:
         return len(self.losses(stage))

@@ -51,9 +51,9 @@ LATE_SECONDS = 40.0
 """A liar may cost the group a settle_seconds here and a back-off there, but no more than this."""
 
 
-def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]]) -> Swarm:
+def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]], stub: bool = False) -> Swarm:
     """Four honest peers and a liar of `stage`; afterwards the liar is gone and all must be well."""
-    swarm = Swarm(MANIFEST)
+    swarm = Swarm(MANIFEST, stub=stub)
 
     async def whole() -> None:
         swarm.open()
@@ -319,4 +319,4 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
         assert rounds <= 4 * (honest.current - first_honest) + 8, "driven on"
         assert rounds >= (honest.current - first_honest) / 8, "held back"
 
-    play(1, story)
+    play(1, story, stub=True)

@@ -18,9 +18,9 @@ from swarmnet.membership.overlay import choose_neighbours
 from swarmnet.run.manifest import Rounds
 
 
-def test_ten_of_ten_joins_against_a_lying_holder_end_with_the_honest_digest():
-    found = joins(10, seed=1)
-    assert Counter(lie for lie, *_ in found) == dict.fromkeys(LIES, 2)
+def test_joins_against_a_lying_holder_end_with_the_honest_digest_whatever_the_lie():
+    found = joins(len(LIES), seed=1)
+    assert Counter(lie for lie, *_ in found) == dict.fromkeys(LIES, 1)
     assert [join for join in found if not join[1]] == []
     assert sum(refused for lie, _, refused, _ in found if lie == "wrong chunks") > 0
 

@@ -41,7 +41,7 @@ def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm()
         swarm.open()
         for name, stage in SIX.items():
             swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: swarm.committed(0) >= 200, 60.0)
+        await swarm.until(lambda: swarm.committed(0) >= 120, 60.0)
         await swarm.crash("c")
         newcomer = swarm.start("g")
         await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)

@@ -145,7 +145,7 @@ def test_what_is_frozen_by_name_stays_as_it_began(folder, shape, tmp_path):
     manifest = from_model(folder, shape, sync=sync)
 
     async def story(swarm: Swarm) -> None:
-        await until_settled(swarm, 20)
+        await until_settled(swarm, 10)
         newcomer = swarm.start("late", 1)
         await swarm.until(lambda: newcomer.worker.state == "training", 30.0)
 

@@ -61,6 +61,7 @@ def test_a_kernel_is_made_for_no_number_of_tokens_that_chance_gave_an_expert(mon
         pytest.skip("this torch has no oneDNN")
     product, asked = swarmnet.model.linear._product, []
     monkeypatch.setattr(swarmnet.model.linear, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(swarmnet.model.linear, "SMALL", 1)
     monkeypatch.setattr(
         swarmnet.model.linear, "_product", lambda x, weight: asked.append(x.shape) or product(x, weight)
     )

@@ -12,6 +12,7 @@ def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(swarmnet.model.linear, "_onednn_is_faster", lambda: request.param)
+    monkeypatch.setattr(swarmnet.model.linear, "SMALL", 1)
     return request.param
 
 
@@ -43,6 +44,33 @@ def test_several_products_of_one_x_are_single_ones_to_the_bit(product: bool, sev
     ours = torch.autograd.grad(together, (x, *weights), upwards)
     within = 2.0 * x
     singly = [linear(within, weight) for weight in weights]
+    theirs = torch.autograd.grad(singly, (x, *weights), upwards)
+    for one, other in zip((*together, *ours), (*singly, *theirs), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("within", [slice(0, 2), slice(1, 3), slice(0, 3)], ids=["small", "large", "both"])
+def test_small_products_beside_large_ones_are_those_that_they_are_alone(
+    monkeypatch: pytest.MonkeyPatch, within: slice
+) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    by_onednn, product = [], swarmnet.model.linear._product
+    monkeypatch.setattr(swarmnet.model.linear, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(swarmnet.model.linear, "SMALL", 20 * 64 * 64)
+
+    def counted(x: Tensor, weight: Tensor) -> Tensor:
+        by_onednn.append(len(weight))
+        return product(x, weight)
+
+    monkeypatch.setattr(swarmnet.model.linear, "_product", counted)
+    weights = [made(rows, 64).requires_grad_() for rows in (16, 63, 64, 96)][within.start : within.stop + 1]
+    upwards = [made(20, len(weight)) for weight in weights]
+    x = made(20, 64).requires_grad_()
+    together = products(x, *weights)
+    assert by_onednn == [len(weight) for weight in weights if len(weight) >= 64]
+    singly = [linear(x, weight) for weight in weights]
+    ours = torch.autograd.grad(together, (x, *weights), upwards)
     theirs = torch.autograd.grad(singly, (x, *weights), upwards)
     for one, other in zip((*together, *ours), (*singly, *theirs), strict=True):
         assert torch.equal(one, other)
