@@ -35,9 +35,8 @@ from swarmnet.run.rates import WHOLE
 
 BALANCE_ROUNDS = 4
 """Every so many rounds one peer of a stage may go over: by then the one before is seen in the sets."""
-ROUNDS_COUNTED = BALANCE_ROUNDS
-"""Of who is there: where a round has few tokens not everybody has something to tell in each, and of two who
-both train one group one may be missing just when it is its turn."""
+ROUNDS_COUNTED = 2
+"""Of who is there: where a round has few tokens not everybody has something to tell in each."""
 ROUNDS_REMEMBERED = 8
 """Of who held what."""
 
@@ -102,7 +101,7 @@ class HeldExperts:
         """Whether the newest round that is applied says who trains what now: it is no older than that before
         the newest one that anybody is known to have contributed to."""
         heard = max((round for round, held in self._held_by.items() if held), default=None)
-        return heard is not None and bool(self._newest()) and self._applied_round + 1 >= heard
+        return heard is not None and bool(self._newest(ROUNDS_COUNTED)) and self._applied_round + 1 >= heard
 
     def joins(self) -> bool:
         """Take up the group with the fewest holders, before anything was told, in place of the drawn one;
@@ -244,18 +243,20 @@ class HeldExperts:
 
     def holders(self) -> list[int]:
         """Of each group, in the newest rounds that are applied."""
-        counts = Counter(self._newest().values())
+        counts = Counter(self._newest(ROUNDS_COUNTED).values())
         return [counts[group] for group in range(self.groups)]
 
     def goes_over(self, round: int, me: PeerId) -> bool:
         """Take up the group with the fewest holders, if it is this peer's turn; whether it did. Between two
         steps, when nothing is gathered that was not stepped by."""
-        newest, holders = self._newest(), self.holders()
-        fullest, emptiest = holders.index(max(holders)), holders.index(min(holders))
+        # Of two who train one group one may not have told anything just when it is its turn.
+        newest, holders = self._newest(BALANCE_ROUNDS), self.holders()
+        crowds = Counter(newest.values())
+        fullest, emptiest = max(range(self.groups), key=crowds.__getitem__), holders.index(min(holders))
         may = [name for name, group in newest.items() if group == fullest]
         if (
             round % BALANCE_ROUNDS
-            or holders[fullest] - holders[emptiest] < 2
+            or crowds[fullest] - holders[emptiest] < 2
             or self.group != fullest
             or self._name_of(me) != min(may, key=lambda name: _drawn(self._run_id, round, name))
         ):
@@ -263,13 +264,14 @@ class HeldExperts:
         self.hold(emptiest)
         return True
 
-    def _newest(self) -> dict[str, int]:
+    def _newest(self, rounds: int) -> dict[str, int]:
+        """Who trains which group, of those in so many rounds."""
         applied = sorted(
             round for round, held in self._held_by.items() if held and round <= self._applied_round
         )
         return {
             name: group
-            for round in applied[-ROUNDS_COUNTED:]
+            for round in applied[-rounds:]
             for name, group in self._said_in(round).items()
         }
 
