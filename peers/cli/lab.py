@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -162,12 +162,18 @@ def work(
     threads: Annotated[int, typer.Option(min=1, max=64, help="Of the processor.")] = 1,
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
     device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
+    looks: Annotated[
+        DtypeName | None, typer.Option(help="Auditors compute in these numbers, and say how alike it is.")
+    ] = None,
+    looks_device: Annotated[DeviceName | None, typer.Option(help="Auditors compute on it.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     swarm: Annotated[bool, typer.Option(help="Workers with a wire, on a clock that jumps.")] = False,
     price: Annotated[bool, typer.Option(help="All honest, in turns without audits and with.")] = False,
 ) -> None:
     """Peers with real models of which some contribute other work than they say: who is found by whoever
     computes it again, and whether honest ones are ever accused."""
     from peers.compute.stage_part import device_of
+    from peers.lab.bench.work import other_numbers
     from peers.lab.bench.work import price as bench_price
     from peers.lab.bench.work import swarm as lying_swarm
     from peers.lab.bench.work.audits import Question, bench, render
@@ -186,7 +192,21 @@ def work(
     question = Question(
         run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype), device_of(device)
     )
-    typer.echo(render(list(bench(question))))
+    found: list[Any]
+    if looks is None and looks_device is None:
+        found = list(bench(question))
+        typer.echo(render(found))
+    else:
+        auditors = other_numbers.Looks(Computing(looks or dtype), device_of(looks_device or device))
+        found = list(other_numbers.bench(question, auditors))
+        typer.echo("\n".join(other_numbers.rows(found)))
+    _write_report(report, found)
+
+
+def _write_report(report: Path | None, results: Sequence[Any]) -> None:
+    """Dataclasses."""
+    if report is not None:
+        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
 
 
 def crowds(
@@ -394,8 +414,7 @@ def simulate(
         _show(result, again(options[0], result.seed, run_file))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
-    if report is not None:
-        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
+    _write_report(report, results)
     raise typer.Exit(1 if broken else 0)
 
 
