@@ -313,7 +313,8 @@ class Applied(Event, frozen=True):
     waited: float = 0.0
 
 class Settled(Event, frozen=True):
-    """The set of a round is final: digest of the weights after it, its ids, and the tokens of all rounds."""
+    """The set of a round is final: digest of the weights after it (empty: of a large state, between two
+    rounds in which it is signed), its ids, and the tokens of all rounds."""
     round: int
     digest: str
     ids: Sequence[str]

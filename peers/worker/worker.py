@@ -340,6 +340,7 @@ class Worker(Parts):
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
             RoundCounts(), offers.open, log, self.manifest.sync.audits > 0,
+            self.manifest.rounds.snapshot_rounds,
         )  # fmt: skip
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due

@@ -11,7 +11,8 @@ int4-tiles  tiles of 32 values: bf16 of the least and of a step, then the number
 int6-tiles  the same with 0 to 63 steps, four values in three bytes, the first in the lowest bits. 7 bits.
 
 Numbers are little-endian, as on all machines torch is built for; int8 and tiles send all scales, then
-all values. Nothing is trusted: `decode` refuses a wrong length and what decodes to an infinity or a NaN.
+all values. What lies on a GPU is coded there, and bytes leave it; a division may end in another last bit.
+Nothing is trusted: `decode` refuses a wrong length and what decodes to an infinity or a NaN.
 
 With `chance` a value of int8 or of tiles goes up or down to the next step at random, such that its mean is
 the value (arXiv:1502.02551, equation 1): what is small beside its neighbours adds up over microbatches and is
@@ -32,6 +33,7 @@ from swarmnet.run.activation_sizes import BLOCK, TILE, TILE_BITS, Codec, encoded
 
 LARGEST = 2.0**125
 """Finite in every codec: a tile may reach from its negative to it, which is twice, in steps rounded up."""
+CPU = torch.device("cpu")
 _STEPS = 127
 _FOUR = torch.arange(4, dtype=torch.int32)
 
@@ -49,7 +51,7 @@ def rounding_of(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Ge
 
 def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> bytes:
     """Bytes of a float tensor of any shape. Raises HiddenError if a value is not finite in the codec."""
-    values = tensor.detach().to("cpu", torch.float32).contiguous().flatten()
+    values = tensor.detach().to(torch.float32).contiguous().flatten()
     if not len(values):
         raise HiddenError(f"{list(tensor.shape)} holds no value")
     if codec == "bf16":
@@ -57,16 +59,22 @@ def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) 
     if not _is_finite(values):
         raise HiddenError(f"a value is not finite in {codec}")
     if codec == "fp32":
-        return values.numpy().tobytes()
+        return _bytes(values)
     if codec == "bf16":
-        return values.view(torch.int16).numpy().tobytes()
+        return _bytes(values.view(torch.int16))
     return _as_tiles(values, codec, chance) if codec in TILE_BITS else _as_blocks(values, chance)
 
 
 def _rounded(steps: Tensor, chance: torch.Generator | None) -> Tensor:
     if chance is None:
         return torch.round(steps)
-    return steps.add_(torch.rand(steps.shape, generator=chance)).floor_()
+    if chance.device != steps.device:
+        chance = torch.Generator(steps.device).manual_seed(chance.initial_seed())
+    return steps.add_(torch.rand(steps.shape, generator=chance, device=steps.device)).floor_()
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.cpu().numpy().tobytes()
 
 
 def _as_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
@@ -76,10 +84,12 @@ def _as_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
         raise HiddenError("a value is not finite in int8")
     steps = _rounded(blocks / scale.where(scale > 0, 1.0), chance).clamp_(-_STEPS, _STEPS)
     codes = steps.to(torch.int8).flatten()[: len(values)]
-    return scale.numpy().tobytes() + codes.numpy().tobytes()
+    return _bytes(scale) + _bytes(codes)
 
 
-def decode(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: Codec) -> Tensor:
+def decode(
+    data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: Codec, device: torch.device = CPU
+) -> Tensor:
     """float32 tensor of `shape`, in memory of its own. Raises HiddenError."""
     expected = encoded_bytes(shape, codec)
     if len(data) != expected or not expected:
@@ -88,15 +98,15 @@ def decode(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: 
     # which the arithmetic libraries compute to the same bits as on any other of their tensors.
     raw = bytearray(data)
     if codec == "fp32":
-        values = torch.frombuffer(raw, dtype=torch.float32).clone()
+        values = torch.frombuffer(raw, dtype=torch.float32).clone().to(device)
     elif codec == "bf16":
-        values = torch.frombuffer(raw, dtype=torch.bfloat16).float()
+        values = torch.frombuffer(raw, dtype=torch.bfloat16).to(device).float()
     elif codec in TILE_BITS:
-        values = _of_tiles(raw, prod(shape), TILE_BITS[codec])
+        values = _of_tiles(raw, prod(shape), TILE_BITS[codec], device)
     else:
         blocks = -(-prod(shape) // BLOCK)
-        scale = torch.frombuffer(raw, dtype=torch.float32, count=blocks)
-        values = torch.frombuffer(raw, dtype=torch.int8, offset=4 * blocks).float()
+        scale = torch.frombuffer(raw, dtype=torch.float32, count=blocks).to(device)
+        values = torch.frombuffer(raw, dtype=torch.int8, offset=4 * blocks).to(device).float()
         values *= scale.repeat_interleave(BLOCK)[: len(values)]
     if not _is_finite(values):
         raise HiddenError(f"{codec} hidden states hold a value that is not finite")
@@ -116,9 +126,9 @@ def _as_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> b
         raise HiddenError(f"a value is not finite in {codec}")
     steps = _rounded((tiles - least.float()) / step.float().where(step > 0, 1.0), chance)
     codes = steps.clamp_(0, most).to(torch.int32).flatten()[: len(values)]
-    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * _FOUR
+    fours = functional.pad(codes, (0, -len(codes) % 4)).view(-1, 4) << bits * _FOUR.to(codes.device)
     packed = fours.sum(dim=1, dtype=torch.int32).view(torch.uint8).view(-1, 4)[:, : bits // 2].flatten()
-    return ends.view(torch.int16).numpy().tobytes() + packed[: -(-len(codes) * bits // 8)].numpy().tobytes()
+    return _bytes(ends.view(torch.int16)) + _bytes(packed[: -(-len(codes) * bits // 8)])
 
 
 def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
@@ -130,17 +140,17 @@ def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
     return near.where(~falls_short, torch.nextafter(near, torch.full_like(near, towards)))
 
 
-def _of_tiles(raw: bytearray, count: int, bits: int) -> Tensor:
-    tiles = -(-count // TILE)
-    ends = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).float().view(-1, 2)
-    packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles)
+def _of_tiles(raw: bytearray, count: int, bits: int, device: torch.device) -> Tensor:
+    tiles, four = -(-count // TILE), _FOUR.to(device)
+    ends = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
+    packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles).to(device)
     whole = functional.pad(packed, (0, tiles * TILE * bits // 8 - len(packed))).view(-1, bits // 2).int()
-    fours = (whole << 8 * _FOUR[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
-    codes = fours >> bits * _FOUR & (1 << bits) - 1
+    fours = (whole << 8 * four[: bits // 2]).sum(dim=1, keepdim=True, dtype=torch.int32)
+    codes = fours >> bits * four & (1 << bits) - 1
     values = codes.float().view(-1, TILE).mul_(ends[:, 1:]).add_(ends[:, :1])
     return values.flatten()[:count]
 
 
 def _is_finite(values: Tensor) -> bool:
     # Both bounds are NaN if any value is; torch.isfinite of every value takes eight times as long.
-    return all(isfinite(bound) for bound in torch.aminmax(values))
+    return all(isfinite(bound) for bound in torch.stack(torch.aminmax(values)).tolist())

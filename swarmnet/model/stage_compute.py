@@ -76,6 +76,11 @@ class StageCompute:
         self._graphs: dict[Hashable, _Graph] = {}
 
     @property
+    def device(self) -> torch.device:
+        """Where hidden states are wanted; they may lie elsewhere."""
+        return self._weights.device
+
+    @property
     def open(self) -> int:
         """Graphs that wait for their backward pass."""
         return len(self._graphs)
@@ -235,19 +240,17 @@ class StageCompute:
                 f"microbatch {key}: {sequences} sequences of {tokens} tokens; "
                 f"the model takes 1 to {self._shape.context} tokens"
             )
-        inputs = inputs.detach().to(self._weights.device)
         if self._span.has_embedding:
             self._require_vocabulary(key, "inputs", inputs)
-        return version, inputs
+        return version, inputs.detach().to(self._weights.device)
 
     def _checked_labels(self, key: Hashable, labels_BT: Tensor, inputs: Tensor) -> Tensor:
         if labels_BT.shape != inputs.shape[:2] or labels_BT.dtype != torch.int64:
             raise StageError(
                 f"microbatch {key}: labels are {_kind(labels_BT)}, need int64 {list(inputs.shape[:2])}"
             )
-        labels_BT = labels_BT.to(self._weights.device)
         self._require_vocabulary(key, "labels", labels_BT)
-        return labels_BT
+        return labels_BT.to(self._weights.device)
 
     def _leaf(self, inputs: Tensor, rows: Rows) -> Tensor:
         """Those that are computed here, as a leaf of the graph."""
@@ -260,12 +263,9 @@ class StageCompute:
             return None
         if tokens_BT is None or tokens_BT.shape != inputs.shape[:2] or tokens_BT.dtype != torch.int64:
             came, need = "none" if tokens_BT is None else _kind(tokens_BT), list(inputs.shape[:2])
-            raise StageError(
-                f"microbatch {key}: tokens beside hidden states are {came}, need int64 {need}"
-            )
-        tokens_BT = tokens_BT.to(inputs.device)
+            raise StageError(f"microbatch {key}: tokens beside hidden states are {came}, need int64 {need}")
         self._require_vocabulary(key, "tokens beside hidden states", tokens_BT)
-        return tokens_BT
+        return tokens_BT.to(inputs.device)
 
     def _require_finite(self, key: Hashable, what: str, tensor: Tensor) -> None:
         # Both bounds are NaN if any value is; torch.isfinite of every value takes eight times as long.
@@ -273,6 +273,7 @@ class StageCompute:
             raise StageError(f"microbatch {key}: {what} not finite")
 
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
+        """Where they came to, in the machine's memory: to ask a GPU is to wait for it."""
         least, most = (int(bound) for bound in torch.aminmax(tokens_BT))
         if least < 0 or most >= self._shape.vocabulary:
             raise StageError(

@@ -18,6 +18,7 @@ from peers.lab.world.virtual_time import run
 from peers.state import checkpoint_file
 from peers.state.archive_restore import Restoring
 from peers.state.archive_store import StoreUnreachable
+from peers.worker.rounds import update_compute
 from protocols.memory.transport import Conditions
 from protocols.messages.table import AskManifest, Hello, ManifestIs, Refuse
 from swarmnet.identifiers import PeerId
@@ -90,6 +91,27 @@ def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
 
     swarm = play(Swarm(tiny_manifest()), story)
     assert len(swarm.digests(1)["g"].keys() & swarm.digests(1)["d"].keys()) > 5
+
+
+def test_a_large_state_is_hashed_when_it_is_signed_and_a_newcomer_takes_it_up(monkeypatch):
+    monkeypatch.setattr(update_compute, "HASHED_NUMBERS", 0)
+    every, found = tiny_manifest().rounds.snapshot_rounds, {}
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.until(lambda: settled(swarm) >= FETCH_ROUNDS, 60.0)
+        swarm.start("g", 1)
+        await swarm.until(lambda: contributes(swarm, "g"), 15.0)
+        await swarm.until(lambda: settled(swarm, "g") > FETCH_ROUNDS + every, 60.0)
+
+    swarm = play(Swarm(tiny_manifest()), story)
+    for name in ("c", "g"):
+        told = {note.fields["round"]: note.fields["digest"] for note in swarm.of("settled", name)}
+        hashed = {round: digest for round, digest in told.items() if digest}
+        assert hashed.keys() == {round for round in told if (round + 1) % every == 0}
+        found |= {(round, name): digest for round, digest in hashed.items()}
+    shared = [round for round, name in found if name == "g"]
+    assert shared
+    assert all(found[round, "c"] == found[round, "g"] for round in shared)
 
 
 def test_a_peer_that_is_frozen_and_thaws_catches_up():

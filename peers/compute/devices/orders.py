@@ -129,13 +129,19 @@ class Settle(msgspec.Struct, tag=True):
     round: int
 
 
+class Close(msgspec.Struct, tag=True):
+    """As Settle, where nobody asks for what is settled then."""
+
+    round: int
+
+
 class Settled(msgspec.Struct, tag=True):
     """The like, as it is now."""
 
 
 Order: TypeAlias = (
     Begin | Hold | Publish | Forward | Finish | Backward | Drop | Contribute | Step | Tell | GiveBack | Add
-    | BeginAfresh | Remove | Rate | Apply | AskConcord | Settle | Settled
+    | BeginAfresh | Remove | Rate | Apply | AskConcord | Settle | Close | Settled
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import OwnSteps, Tally, method_of
-from swarmnet.optimizer.replica import digest_of
+from swarmnet.optimizer.replica import NOT_HASHED, digest_of
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.optimizer.vote_agreement import Concord
@@ -106,6 +106,8 @@ class SpreadCompute:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self.routed: Routed = {}
+        self.device = torch.device("cpu")
+        """Every process takes its rows to its own."""
 
     def publish(self, tiles: Tiles) -> None:
         assert isinstance(tiles, LiveWeights), "of a SpreadReplica"
@@ -291,13 +293,16 @@ class SpreadReplica:
         told = [Concord(*each) for each in found if each is not None]
         return sum(told, Concord(0, 0, 0)) if told else None
 
-    def settle(self, round: int) -> bytes:
+    def settle(self, round: int, hashed: bool = True) -> bytes:
         digest = digest_of(round)
-        for piece in self._read(orders.Settle(round)):
-            digest.update(piece)
+        if hashed:
+            for piece in self._read(orders.Settle(round)):
+                digest.update(piece)
+        else:
+            self._processes.ask(orders.Close(round))
         self.settled_round = round
         self._factors.pop(round, None)
-        return digest.digest()
+        return digest.digest() if hashed else NOT_HASHED
 
     def settled_units(self) -> Tensor:
         units, at = torch.empty(self._method.state.size, dtype=torch.int32), 0

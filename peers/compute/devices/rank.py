@@ -131,6 +131,8 @@ class Device:
             case orders.Tell(round, peer):
                 assert method.own is not None
                 return self._made(method.own.tell(round, PeerId(peer)))
+            case orders.Close(round):
+                self.replica.close(round)
             case orders.BeginAfresh():
                 assert method.own is not None
                 method.own.begin_afresh()

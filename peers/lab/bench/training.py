@@ -138,11 +138,13 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: Place) ->
         peers["stages"] = StagesInOneThread(manifest, place)
     loops |= peers
     texts = texts_of(manifest)
+    for peer in peers.values():
+        peer.open_rounds(texts)
     seconds: dict[Loop, list[float]] = {name: [] for name in loops}
     for turn in range(repeats + 1):
         for name in list(loops)[:: 1 if turn % 2 else -1]:
             began = place.now()
-            for number in range(microbatches):
+            for number in range(microbatches if turn else min(microbatches, TEXTS)):
                 loops[name].microbatch(*texts[number % TEXTS])
             if turn:  # The first one warms up.
                 seconds[name].append((place.now() - began) / microbatches)
@@ -298,6 +300,7 @@ class StagesInOneThread:
         update = UpdateWork(
             self._manifest.run_id(), stage, self._identity, part.compute, part.method, replica, work,
             self._manifest.sync.lookahead, lambda settled: None, RoundCounts(), (),
+            signs_every=self._manifest.rounds.snapshot_rounds,
         )  # fmt: skip
         if part.method.own is not None:
             work.after_gradient = partial(self._step, update)
@@ -309,22 +312,31 @@ class StagesInOneThread:
         update.step_if_due()
         self._in_steps += self._place.now() - began
 
+    def open_rounds(self, texts: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Of a microbatch each, as many as are open in a peer: from now on each round settles one."""
+        for number in range(self._manifest.rounds.window):
+            self._compute(*texts[number % TEXTS])
+            self._play_rounds()
+
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
         began = self._place.now()
         self._compute(tokens_BT, labels_BT)
-        self._tokens += labels_BT.numel()
         if self._tokens >= self._manifest.rounds.target_tokens:
             at = self._place.now()
-            for _, update in self.stages:
-                self._play_round(update)
-            self._round += 1
-            self._tokens = 0
+            self._play_rounds()
             self._in_rounds += self._place.now() - at
         self._in_all += self._place.now() - began
+
+    def _play_rounds(self) -> None:
+        for _, update in self.stages:
+            self._play_round(update)
+        self._round += 1
+        self._tokens = 0
 
     def _compute(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
         key = MicrobatchId(self._identity.peer_id, self._count)
         self._count += 1
+        self._tokens += labels_BT.numel()
         text = self._text.encode(tokens_BT, labels_BT)
         kept = Bodies(inputs=tokens_BT, text=text, tokens=labels_BT.numel())
         open_bodies: list[Bodies] = []

@@ -170,7 +170,8 @@ def digests(lives: Sequence[Life]) -> tuple[int, list[str]]:
     found: dict[tuple[int, int], list[str]] = {}
     for life in lives:
         for round, settled in life.settled.items():
-            found.setdefault((life.stage, round), []).append(settled.digest)
+            if settled.digest:
+                found.setdefault((life.stage, round), []).append(settled.digest)
     shared = {place: named for place, named in found.items() if len(named) > 1}
     unequal = [f"stage {s} round {r}" for (s, r), named in sorted(shared.items()) if len(set(named)) > 1]
     return len(shared), unequal

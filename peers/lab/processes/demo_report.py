@@ -75,7 +75,7 @@ def unequal_digests(stories: Sequence[PeerStory]) -> list[str]:
     found: dict[tuple[int, int], set[str]] = {}
     for story in stories:
         for round, settled in story.settled.items():
-            found.setdefault((story.stage, round), set()).add(settled.digest)
+            found.setdefault((story.stage, round), set()).update(filter(None, [settled.digest]))
     return [f"stage {s} round {r}" for (s, r), digests in sorted(found.items()) if len(digests) > 1]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peers.compute.stage_part import StagePart
+from peers.compute.stage_part import CPU, StagePart
 from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
@@ -226,6 +226,7 @@ class StubCompute:
         self._open: set[Hashable] = set()
         self._gathered = 0
         self.routed: Routed = {}
+        self.device = CPU
 
     def freeze(self, units: Tensor) -> None:
         """Nothing is frozen."""

@@ -380,9 +380,9 @@ class MicrobatchWork:
 
     def _decode(self, kind: Coded, data: Body, shape: tuple[int, int, int], exact: bool) -> Tensor:
         if exact:
-            return activation_codec.decode(data, shape, EXACT)
+            return activation_codec.decode(data, shape, EXACT, self.stage_compute.device)
         began = perf_counter()
-        decoded = activation_codec.decode(data, shape, self.codecs[kind])
+        decoded = activation_codec.decode(data, shape, self.codecs[kind], self.stage_compute.device)
         self.timings.append((f"{kind} decode", perf_counter() - began))
         return decoded
 

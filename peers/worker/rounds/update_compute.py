@@ -32,6 +32,9 @@ from swarmnet.rounds.events import (
 from swarmnet.rounds.result_table import Contributor, Table
 from swarmnet.run.rates import WHOLE
 
+HASHED_NUMBERS = 1 << 24
+"""Of a state that is hashed after each round: 64 MiB. A larger one is hashed when peers sign what they have,
+for meanwhile nothing is computed."""
 OWN_BYTES_KEPT = 64 << 20
 """Own contributions kept for giving back after a fork; at 30 KB a round, over two thousand rounds."""
 
@@ -100,7 +103,7 @@ class AddUp:
 class Settled:
     round: int
     digest: bytes
-    """Replica.digest() after it."""
+    """Replica.digest() after it; or NOT_HASHED."""
     chain: bytes
     references: tuple[Reference, ...]
     tokens: int | None = None
@@ -155,10 +158,12 @@ class UpdateWork:
         undecided: Container[ContributionId],
         log: WorkLog | None = None,
         commits: bool = False,
+        signs_every: int = 1,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
         `undecided`: own contributions of which it is open what becomes of them. `log`: of a run whose peers
-        begin afresh; `commits`: contributions tell it (sync.audits)."""
+        begin afresh; `commits`: contributions tell it (sync.audits). `signs_every`: of so many rounds one's
+        digest is signed (rounds.snapshot_rounds)."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -194,6 +199,7 @@ class UpdateWork:
         self._published_round = -1
         """The newest applied round in the weights that are computed with."""
         self.log, self.commits, self._is_afresh = log, commits, log is None
+        self._signs_every = signs_every
         self._rate: tuple[int, int] | None = None
         """The round after it, and the factor of its learning rate, when the newest microbatch was computed:
         its step follows from what is written down of that, whatever is applied before it."""
@@ -237,7 +243,8 @@ class UpdateWork:
                     self.counts.voted(self.replica.concord(round, self.identity.peer_id))
                     self._ahead, stale = False, True
                 case SettleRound(round, references, chain, tokens, makers):
-                    result = Settled(round, self.replica.settle(round), chain, references, tokens, makers)
+                    digest = self.replica.settle(round, self._hashes(round))
+                    result = Settled(round, digest, chain, references, tokens, makers)
                     self.tokens = tokens
                     if self.log is not None:
                         self.log.sets.settled(round, chain)
@@ -257,6 +264,9 @@ class UpdateWork:
             self.counts.timings.append(("encode", encoding))
         self.counts.timings.append(("apply", perf_counter() - began - encoding))
         return results
+
+    def _hashes(self, round: int) -> bool:
+        return self.replica.size <= HASHED_NUMBERS or (round + 1) % self._signs_every == 0
 
     def _was_told(self, log: WorkLog, made: Made | Cut) -> bool:
         """Whether weights have to be published now: a window has ended, or some were published already since

@@ -62,6 +62,7 @@ from swarmnet.audits.commitment import MOST_BYTES, Commitment, settings_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
+from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
@@ -329,7 +330,8 @@ class UpdatePath:
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
-                self.note(noted.Settled(result.round, result.digest.hex(), ids, result.tokens))
+                told = "" if result.digest == NOT_HASHED else result.digest.hex()
+                self.note(noted.Settled(result.round, told, ids, result.tokens))
                 if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
 

@@ -85,7 +85,7 @@ class GradientSum:
             return
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         if gradient.device.type != "cpu":  # Where asking would wait for the device.
-            self._squares += norm.square()
+            self._squares.addcmul_(norm, norm)
             sum += torch.where(self._squares <= MOST_NORM**2, gradient, 0)
             return
         found = norm.item()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.optimizer.index_code import ContributionError, pack, unpack
@@ -38,7 +39,9 @@ class Signs:
         return Signs(self.negative[rows], self.exponents[rows])
 
     def written(self) -> bytes:
-        return exponents.written(self.exponents) + pack(self.negative.cpu().numpy().view(np.uint8))
+        if self.negative.device.type == "cpu":
+            return exponents.written(self.exponents) + pack(self.negative.numpy().view(np.uint8))
+        return exponents.written(self.exponents) + packed_there(self.negative).cpu().numpy().tobytes()
 
 
 class Bits:
@@ -59,13 +62,30 @@ class Bits:
         return Signs(negative_CM, nearest_C1)
 
     def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Signs:
-        exponents_C = exponents.read(data, chunks, LARGEST_EXPONENT)
-        bits_CM = unpack(data[chunks:], chunks, width)
-        negative = torch.from_numpy(bits_CM.view(np.bool_)).to(device)
-        return Signs(negative, exponents.tensor_of(exponents_C, device))
+        exponents_C1 = exponents.tensor_of(exponents.read(data, chunks, LARGEST_EXPONENT), device)
+        if device.type == "cpu":
+            bits_CM = unpack(data[chunks:], chunks, width)
+            return Signs(torch.from_numpy(bits_CM.view(np.bool_)), exponents_C1)
+        self.check(data, chunks, width)
+        packed = torch.from_numpy(np.frombuffer(data, np.uint8, offset=chunks).copy()).to(device)
+        return Signs(unpacked_there(packed, chunks, width), exponents_C1)
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         exponents.read(data, chunks, LARGEST_EXPONENT)
         spare = chunks * width % 8
         if spare and data[-1] >> spare:
             raise ContributionError("the spare bits at the end of a plane are not zero")
+
+
+def packed_there(bits: Tensor) -> Tensor:
+    """uint8: as `index_code.pack`, of bool, on the device where they lie, so that an eighth leaves it."""
+    flat = functional.pad(bits.reshape(-1).view(torch.uint8), (0, -bits.numel() % 8))
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (flat.view(-1, 8) << places).sum(dim=1, dtype=torch.uint8)
+
+
+def unpacked_there(packed: Tensor, chunks: int, width: int) -> Tensor:
+    """bool [C, M]: the other way, of checked bytes."""
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    flat = (packed[:, None] >> places & 1).view(torch.bool)
+    return flat.view(-1)[: chunks * width].view(chunks, width)

@@ -4,13 +4,15 @@ Its state is nobody else's business, and so it is kept in bfloat16 between two s
 where that is asked for. It moves a flat vector in place, with the gradient of another; weights
 are not read, so the vector may be what a peer moved and not where it stands. No weight decay.
 
-Shapes: P numbers of the flat vector, R rows and C columns of a matrix.
+Shapes: P numbers of the flat vector, B matrices of one shape, R rows and C columns of a matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod, sqrt
 from typing import Protocol
 
 import torch
@@ -34,16 +36,29 @@ MUON_RMS = 0.2
 (arXiv:2502.16982, section 2.2)."""
 LEAST_NORM = 1e-7
 """Below it a matrix is nothing, and stays nothing."""
+BATCH_NUMBERS = 1 << 24
+"""Of matrices that a GPU makes orthogonal at once, one at least: it waits for calls where they are small; in
+float32 they are 64 MiB, several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """What a rule works on; all has one shape, that of the entry."""
+
+    entry: Entry
+    moved: Tensor
+    gradient: Tensor
+    moments: Sequence[Tensor]
+    """Changed in place."""
 
 
 class _Rule(Protocol):
-    """Moves one parameter."""
+    """Moves parameters of one shape."""
 
     moments: int
-    """How many it has."""
+    """How many each has."""
 
-    def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
-        """All have the parameter's shape; `moments` are changed in place."""
+    def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None: ...
 
 
 class InnerStep:
@@ -60,33 +75,57 @@ class InnerStep:
     def divide(self, company: Company) -> None:
         """Of parameters there may be a part here only; matrices are made orthogonal as wholes."""
         self._company = company
-        self._rules: list[tuple[Entry, _Rule]] = [
-            (entry, _Muon(self._momentum, entry, company) if self._is_muons(entry, company) else _AdamW())
-            for entry in self._layout.entries
-        ]
+        self._muon = _Muon(self._momentum, company)
+        self._adamw = _AdamW()
 
     def begin_afresh(self) -> None:
         """As if no step had been taken."""
         self._kept.clear()
         self.divide(self._company)
 
-    def _is_muons(self, entry: Entry, company: Company) -> bool:
-        return self._name == "muon" and is_muons(entry.name, company.shape(entry))
-
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
         """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
         moments."""
-        for entry, rule in self._rules:
-            gradient = gradient_P[entry.place].view(entry.shape).float() * gains[entry.block]
-            if entry.name not in self._kept:
-                where = self.moments_lie_on or gradient.device
-                empty = torch.zeros(rule.moments, *entry.shape, dtype=torch.bfloat16, device=where)
-                self._kept[entry.name] = list(empty)
-            kept = self._kept[entry.name]
-            moments = [moment.to(gradient.device, torch.float32) for moment in kept]
-            rule(moved_P[entry.place].view(entry.shape), gradient, rate, moments)
-            for old, new in zip(kept, moments, strict=True):
-                old.copy_(new)
+        device = gradient_P.device
+        self._adamw.steps += 1
+        for rule, entries in self._batches(device):
+            parameters = [
+                _Parameter(
+                    entry,
+                    moved_P[entry.place].view(entry.shape),
+                    gradient_P[entry.place].view(entry.shape).float() * gains[entry.block],
+                    [each.to(device, torch.float32) for each in self._moments(entry, rule, device)],
+                )
+                for entry in entries
+            ]
+            rule(parameters, rate)
+            for each in parameters:
+                for old, new in zip(self._kept[each.entry.name], each.moments, strict=True):
+                    old.copy_(new)
+
+    def _moments(self, entry: Entry, rule: _Rule, device: torch.device) -> list[Tensor]:
+        if entry.name not in self._kept:
+            where = self.moments_lie_on or device
+            empty = torch.zeros(rule.moments, *entry.shape, dtype=torch.bfloat16, device=where)
+            self._kept[entry.name] = list(empty)
+        return self._kept[entry.name]
+
+    def _batches(self, device: torch.device) -> Iterator[tuple[_Rule, Sequence[Entry]]]:
+        """What is done at once: on a processor one parameter, in its cache; on a GPU equal matrices."""
+        for entry in self._layout.entries:
+            if not self._is_muons(entry):
+                yield self._adamw, (entry,)
+        matrices = [entry for entry in self._layout.entries if self._is_muons(entry)]
+        if device.type == "cpu":
+            yield from ((self._muon, (entry,)) for entry in matrices)
+            return
+        matrices.sort(key=self._company.shape)
+        for shape, of_shape in groupby(matrices, self._company.shape):
+            same, most = list(of_shape), max(1, BATCH_NUMBERS // prod(shape))
+            yield from ((self._muon, same[first : first + most]) for first in range(0, len(same), most))
+
+    def _is_muons(self, entry: Entry) -> bool:
+        return self._name == "muon" and is_muons(entry.name, self._company.shape(entry))
 
 
 class _AdamW:
@@ -95,16 +134,16 @@ class _AdamW:
     moments = 2
 
     def __init__(self) -> None:
-        self._steps = 0
+        self.steps = 0
 
-    def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
-        mean, square = moments
-        self._steps += 1
+    def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None:
         first, second = ADAM_DECAYS
-        mean.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        size = (square / (1 - second**self._steps)).sqrt_().add_(ADAM_EPSILON)
-        moved.addcdiv_(mean, size, value=-rate / (1 - first**self._steps))
+        for each in parameters:
+            mean, square = each.moments
+            mean.lerp_(each.gradient, 1 - first)
+            square.mul_(second).addcmul_(each.gradient, each.gradient, value=1 - second)
+            size = (square / (1 - second**self.steps)).sqrt_().add_(ADAM_EPSILON)
+            each.moved.addcdiv_(mean, size, value=-rate / (1 - first**self.steps))
 
 
 class _Muon:
@@ -112,26 +151,32 @@ class _Muon:
 
     moments = 1
 
-    def __init__(self, momentum: float, entry: Entry, company: Company) -> None:
-        self._decay, self._entry, self._company = momentum, entry, company
+    def __init__(self, momentum: float, company: Company) -> None:
+        self._decay, self._company = momentum, company
 
-    def __call__(self, moved: Tensor, gradient: Tensor, rate: float, moments: Sequence[Tensor]) -> None:
-        (momentum,) = moments
-        momentum.lerp_(gradient, 1 - self._decay)
-        update_RC = orthogonal(self._company.whole(self._entry, gradient.lerp(momentum, self._decay)))
-        size = -rate * MUON_RMS * sqrt(max(update_RC.shape))
-        moved.add_(self._company.part(self._entry, update_RC), alpha=size)
+    def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None:
+        wholes = []
+        for each in parameters:
+            (momentum,) = each.moments
+            momentum.lerp_(each.gradient, 1 - self._decay)
+            wholes.append(self._company.whole(each.entry, each.gradient.lerp(momentum, self._decay)))
+        updates = orthogonal(torch.stack(wholes)) if len(wholes) > 1 else [orthogonal(wholes[0])]
+        for each, update_RC in zip(parameters, updates, strict=True):
+            size = -rate * MUON_RMS * sqrt(max(update_RC.shape))
+            each.moved.add_(self._company.part(each.entry, update_RC), alpha=size)
 
 
-def orthogonal(matrix_RC: Tensor) -> Tensor:
-    """The matrix with all its singular values near 1, by Newton and Schulz's iteration. On a GPU in bf16,
-    whose errors the iteration forgives; on a CPU, where that is slower, in float32."""
+def orthogonal(matrices: Tensor) -> Tensor:
+    """A matrix [R, C], or several [B, R, C], with all singular values near 1, by Newton and Schulz's
+    iteration. On a GPU in bf16, whose errors the iteration forgives; on a CPU, where that is slower, in
+    float32."""
     a, b, c = NEWTON_SCHULZ
-    found = matrix_RC if matrix_RC.device.type == "cpu" else matrix_RC.bfloat16()
-    is_tall = found.shape[0] > found.shape[1]
-    found = found.T if is_tall else found
-    found = found / found.norm().clamp(min=LEAST_NORM)
+    multiply_add = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    found = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+    is_tall = found.shape[-2] > found.shape[-1]
+    found = found.mT if is_tall else found
+    found = found / torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = found @ found.T
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return (found.T if is_tall else found).to(matrix_RC.dtype)
+        gram = found @ found.mT
+        found = multiply_add(found, multiply_add(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return (found.mT if is_tall else found).to(matrices.dtype)

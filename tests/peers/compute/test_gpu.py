@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 from peers.compute.stage_part import computing_of, real_part
 from peers.config.compute_file import ComputeFile
 from swarmnet.identifiers import PeerId
+from swarmnet.model.activation_codec import decode, encode
 from swarmnet.model.computing.choices import Computing, Recompute
 from swarmnet.optimizer.replica import Replica
+from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
@@ -42,6 +45,42 @@ def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, tra
         replica.apply(0)
         digests.append(replica.settle(0))
     assert all(one == other for one, other in pairwise(digests))
+
+
+def test_what_peers_moved_settles_on_a_gpu_as_on_the_processor() -> None:
+    """Told on either, read on both."""
+    sync = Sync(method="local-steps", step_tokens=32)
+    manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=sync)
+    parts = [real_part(manifest, 0, device) for device in ("cpu", "cuda")]
+    replicas = [Replica(part.layout, part.method, part.first_units().to(part.device)) for part in parts]
+    generator, payloads = torch.Generator().manual_seed(0), []
+    for number, part in enumerate([*parts, *parts]):
+        gradient = torch.randn(part.layout.size, generator=generator)
+        for start, stop in part.layout.padding:
+            gradient[start:stop] = 0
+        payloads.append(part.method.contribute(gradient.to(part.device), 1, 0, PeerId(f"peer{number}")))
+    digests = []
+    for replica in replicas:
+        for number, payload in enumerate(payloads):
+            replica.add(0, PeerId(f"peer{number}"), payload)
+        replica.apply(0)
+        digests.append(replica.settle(0))
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("by_chance", [False, True])
+@pytest.mark.parametrize("codec", get_args(Codec))
+def test_hidden_states_are_coded_on_a_gpu_as_on_the_processor(codec: Codec, by_chance: bool) -> None:
+    """But for the last bit of a division, and what chance decides."""
+    shape = (2, 5, 77)
+    hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    chance = torch.Generator().manual_seed(1) if by_chance else None
+    data = encode(hidden.to("cuda"), codec, chance)
+    there, here = decode(data, shape, codec, torch.device("cuda")), decode(data, shape, codec)
+    assert there.device.type == "cuda"
+    assert torch.allclose(there.cpu(), here, rtol=1e-6, atol=1e-7)
+    steps = {"fp32": 0.0, "bf16": 2.0**-8, "int8": 2 / 127, "int6-tiles": 2 / 63, "int4-tiles": 2 / 15}
+    assert float((here - hidden).abs().max()) <= (1 + by_chance) * steps[codec] * float(hidden.abs().max())
 
 
 def test_a_stage_on_a_gpu_computes_and_contributes() -> None:

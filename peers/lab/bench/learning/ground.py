@@ -197,7 +197,7 @@ class Ground:
 
 
 def _carried(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> Tensor:
-    return decode(encode(tensor, codec, chance), tuple(tensor.shape), codec)
+    return decode(encode(tensor, codec, chance), tuple(tensor.shape), codec, tensor.device)
 
 
 def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None) -> Texts:

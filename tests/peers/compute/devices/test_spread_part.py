@@ -17,6 +17,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import ContributionError
+from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 CPU = torch.device("cpu")
@@ -55,13 +56,14 @@ def contributed(part, tokens, round):
 
 
 def round_of(part, replica, round, payloads):
-    """Each contribution in, the round applied, the weights published; its digest once it is settled."""
+    """Each contribution in, the round applied, the weights published; its digest once it is settled, but for
+    one round's."""
     for peer, payload in payloads.items():
         replica.add(round, peer, payload)
     replica.apply(round)
     replica.concord(round, ME)
     part.compute.publish(replica.live_tiles(False))
-    return replica.settle(round)
+    return replica.settle(round, hashed=round != 1)
 
 
 @pytest.mark.loopback
@@ -92,6 +94,7 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
                     for at, parts in ((0, alone), (2, together))
                 ]
                 assert digests[0] == digests[1]
+                assert (digests[0] == NOT_HASHED) == (round == 1)
                 assert torch.equal(held[stage].settled_units(), held[2 + stage].settled_units())
             with pytest.raises(ContributionError):
                 held[2].add(round + 1, OTHER, payloads[ME][:-1])

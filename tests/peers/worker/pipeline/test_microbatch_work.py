@@ -32,7 +32,7 @@ KEY = MicrobatchId(PeerId("origin"), 1)
 def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec):
     largest = torch.finfo(torch.float32).max
     gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
-    stage = SimpleNamespace(backward=lambda key, below: gradient)
+    stage = SimpleNamespace(backward=lambda key, below: gradient, device=torch.device("cpu"))
     work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
     below = activation_codec.encode(torch.zeros(1, 1, 4), codec)
     done = work.backward(KEY, Bodies(text=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))
@@ -45,7 +45,8 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
 
 def test_a_gradient_rounded_by_chance_is_the_same_when_it_is_computed_again_and_of_another_is_not():
     manifest = tiny_manifest(gradient_codec="int6-tiles", gradient_rounding="stochastic")
-    stage = SimpleNamespace(backward=lambda key, below: torch.linspace(-1.0, 1.0, 400).view(2, 10, 20))
+    gradient = torch.linspace(-1.0, 1.0, 400).view(2, 10, 20)
+    stage = SimpleNamespace(backward=lambda key, below: gradient, device=torch.device("cpu"))
     below = activation_codec.encode(torch.zeros(2, 10, 20), "int6-tiles")
 
     def answer(key: MicrobatchId, stage_number: int = 1) -> bytes:

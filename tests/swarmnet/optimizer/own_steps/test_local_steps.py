@@ -63,6 +63,9 @@ def test_the_orthogonal_matrix_has_singular_values_near_one():
         sizes = torch.linalg.svdvals(orthogonal(drawn))
         assert float(sizes.min()) > 0.5
         assert float(sizes.max()) < 1.3
+        one, nothing = orthogonal(drawn), torch.zeros(shape)
+        several = orthogonal(torch.stack([drawn, 100 * drawn, nothing]))
+        assert torch.allclose(several, torch.stack([one, one, nothing]), atol=1e-4)
 
 
 def test_what_was_not_sent_works_on_in_the_peers_own_weights():

@@ -5,7 +5,7 @@ import torch
 
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.moved.bits import Bits
+from swarmnet.optimizer.moved.bits import Bits, packed_there, unpacked_there
 from swarmnet.optimizer.moved.code import LARGEST, LOUDER, Draw, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.moved.largest import Largest
 from swarmnet.optimizer.moved.levels import Levels
@@ -64,6 +64,14 @@ def test_no_move_is_too_small_or_too_large_to_be_told(code, deviation):
     assert int(moves.units().abs().max()) <= LARGEST
     data = moves.written()
     assert torch.equal(read(code, data, 3, 4096).units(), moves.units())
+
+
+@pytest.mark.parametrize(("chunks", "width"), [(1, 1), (3, 5), (3, 64), (2, 4096)])
+def test_bits_are_packed_where_they_lie_as_in_the_machine(chunks, width):
+    signs = Bits().say(drawn(chunks, width), DRAW)
+    packed = packed_there(signs.negative)
+    assert packed.numpy().tobytes() == signs.written()[chunks:]
+    assert torch.equal(unpacked_there(packed, chunks, width), signs.negative)
 
 
 def test_four_bits_are_the_nearest_powers_of_two():
