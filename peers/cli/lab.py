@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,6 +168,7 @@ def work(
     looks_device: Annotated[DeviceName | None, typer.Option(help="Auditors compute on it.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     swarm: Annotated[bool, typer.Option(help="Workers with a wire, on a clock that jumps.")] = False,
+    mixed: Annotated[bool, typer.Option(help="With --swarm: every other peer computes in bf16.")] = False,
     price: Annotated[bool, typer.Option(help="All honest, in turns without audits and with.")] = False,
 ) -> None:
     """Peers with real models of which some contribute other work than they say: who is found by whoever
@@ -185,10 +186,14 @@ def work(
     if liars >= peers:
         raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
     if swarm:
-        asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds)
-        for row in lying_swarm.rows(lying_swarm.bench(asked)):
+        asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds, mixed=mixed)
+        plays: list[Any] = []
+        for row in lying_swarm.rows(_kept(lying_swarm.bench(asked), plays)):
             typer.echo(row)
+        _write_report(report, plays)
         return
+    if mixed:
+        raise UserError("--mixed is of a swarm: add --swarm; --looks says what auditors compute in without")
     question = Question(
         run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype), device_of(device)
     )
@@ -201,6 +206,13 @@ def work(
         found = list(other_numbers.bench(question, auditors))
         typer.echo("\n".join(other_numbers.rows(found)))
     _write_report(report, found)
+
+
+def _kept(results: Iterable[Any], plays: list[Any]) -> Iterator[Any]:
+    """As they come."""
+    for result in results:
+        plays.append(result)
+        yield result
 
 
 def _write_report(report: Path | None, results: Sequence[Any]) -> None:

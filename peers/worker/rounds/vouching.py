@@ -45,6 +45,8 @@ class Window:
     round: int
     """... and of what round that is."""
     wanted: Wanted = Wanted.NOTHING
+    goes_on: bool = True
+    """The next window is known to go on from it, so that what was carried over can be looked into."""
 
 
 @dataclass(slots=True)

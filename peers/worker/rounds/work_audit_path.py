@@ -58,6 +58,8 @@ class WorkQuestion(Question):
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     """Of what a contribution says."""
+    goes_on: bool = False
+    """As of a `Window`."""
     seconds: float = 0.0
     """That computing it took."""
 
@@ -190,19 +192,20 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             last = self.last.get(peer)
             self.last[peer] = commitment
             if last is not None and peer != self.me and last.begun != commitment.begun:
-                self._draw(peer, last, peers, round)
+                self._draw(peer, last, commitment.before == last.name, peers, round)
         old = [name for name, own in self._told.items() if own.commitment.round <= round - self.kept_rounds]
         for name in old:
             del self._told[name]
             self._asked_for.discard(name)
         self._look_into_next()
 
-    def _draw(self, peer: PeerId, last: Commitment, peers: int, round: int) -> None:
+    def _draw(self, peer: PeerId, last: Commitment, goes_on: bool, peers: int, round: int) -> None:
         """A window of a peer is over: whether this one looks into it."""
         is_exact, share = last.settings == self._settings, self.manifest.sync.audits
         if not self._may_judge(round) or not (is_exact or self._may_compare(last)):
             return
-        window = Window(peer, last.name, last.round, Wanted.NOTHING if is_exact else Wanted.ONWARD)
+        wanted = Wanted.NOTHING if is_exact else Wanted.ONWARD
+        window = Window(peer, last.name, last.round, wanted, goes_on)
         if self.vouching is not None:
             self.vouching.is_over(window, round, last.settings)
         if is_exact and is_drawn(self.audits.secret, last, share, peers):
@@ -280,7 +283,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         self._told[own.commitment.name] = own
 
     def _asked(self, peer: PeerId, name: Name) -> None:
-        if name not in self.kept and name[0] in self._told:
+        if name not in self.kept and name[0] in self._told and name[1] <= max(Wanted):
             self._keep_own(name)
         super()._asked(peer, name)
 
@@ -323,6 +326,7 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             peer = window.peer
             name = ContributionId(window.name), int(window.wanted)
             question = self._question(name, window.round, peer, peer)
+            question.goes_on = window.goes_on
             if peer not in self.convictions.first and self.ask(question):
                 self._looks_into = question
 
@@ -395,6 +399,8 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         window, rest = tuple(commitments[: named[0] + 1]), commitments[named[0] + 1 :]
         question.window, question.heads = window, body
         question.after = rest[0] if rest and rest[0].before == window[-1].name else None
+        if question.goes_on and question.after is None:
+            raise Malformed("a window without the commitment that goes on from it")
         if self._can_judge(question):
             question.wanted = self._wanted(question)
 

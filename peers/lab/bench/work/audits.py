@@ -22,7 +22,7 @@ from peers.compute.stage_part import CPU, real_part
 from peers.compute.work_settings import work_settings
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
-from peers.lab.bench.learning.ground import read_texts
+from peers.lab.bench.learning.ground import Texts, read_texts
 from peers.lab.bench.work.lies import FIRST_LIE, LIES, Lie, Situation
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
@@ -322,18 +322,19 @@ class Question:
 def bench(question: Question) -> Iterator[Played]:
     """A group for each lie and seed. Every window is looked into once on the mean, and a group goes on until
     its liars are found. Raises UserError, TextError."""
-    manifest, corpus = read_ground(question)
+    manifest, texts = read_ground(question)
     for lie in question.lies or [""]:
         liars = question.liars if question.lies else 0
         for seed in range(question.seeds):
             group = AuditedPeers(
-                manifest, corpus, question.peers, liars, lie, 1.0, seed, question.computing, question.device
+                manifest, texts.corpus, question.peers, liars, lie, 1.0, seed, question.computing,
+                question.device,
             )  # fmt: skip
             yield group.play(question.rounds)
 
 
-def read_ground(question: Question) -> tuple[Manifest, Tensor]:
-    """The run and its text. Raises UserError, TextError."""
+def read_ground(question: Question) -> tuple[Manifest, Texts]:
+    """The run and what it reads. Raises UserError, TextError."""
     manifest = load_manifest(question.run_file, PeerId(""), {})
     own, sync = manifest.sync.own_steps, manifest.sync
     if own is None or not sync.afresh_rounds or len(manifest.stages) > 1:
@@ -346,7 +347,7 @@ def read_ground(question: Question) -> tuple[Manifest, Tensor]:
     if unknown := [lie for lie in question.lies if lie not in LIES]:
         raise UserError(f"nobody lies like {unknown[0]}; there are {', '.join(LIES)}")
     torch.set_num_threads(question.threads)
-    return manifest, read_texts(question.run_file, manifest, None, None).corpus
+    return manifest, read_texts(question.run_file, manifest, None, None)
 
 
 def rounds_until_found(peers: int, every: int, share: float, seeds: range) -> list[int]:

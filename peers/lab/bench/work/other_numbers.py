@@ -13,11 +13,13 @@ from torch import Tensor
 
 from peers.compute.stage_part import CPU
 from peers.errors import UserError
+from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.work.audits import AuditedPeers, Auditor, Peer, Question, read_ground
 from peers.lab.bench.work.lies import FIRST_LIE
 from swarmnet.audits.standing import ENOUGH, SEVERAL
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
+from swarmnet.model.fixed_point import to_floats
 from swarmnet.run.manifest import Manifest
 
 
@@ -39,6 +41,8 @@ class Compared:
     """How alike each was, in thousandths, in their order."""
     others: int = 0
     """Windows of which nothing can be said so."""
+    loss: float = 0.0
+    """Held out, nats per token, of the settled weights in the end: nobody is out here."""
 
     @property
     def alike(self) -> list[int]:
@@ -88,27 +92,37 @@ class ComparedPeers(AuditedPeers):
 
 def bench(question: Question, looks: Looks) -> Iterator[Compared]:
     """A group of honest peers, then one for each lie, of each seed. Raises UserError, TextError."""
-    manifest, corpus = read_ground(question)
+    manifest, texts = read_ground(question)
     if (question.computing, question.device) == (looks.computing, looks.device):
         raise UserError("auditors have the peers' own settings: say others by --looks or --looks-device")
+    ground = Ground(manifest, texts, 0)
     for lie in ("", *question.lies):
         for seed in range(question.seeds):
-            group = ComparedPeers(manifest, corpus, question, looks, lie, seed)
+            group = ComparedPeers(manifest, texts.corpus, question, looks, lie, seed)
             group.play(question.rounds)
+            settled = group.peers[0].replica.settled_units().cpu()
+            group.compared.loss = ground.held_out_loss(to_floats(settled[: ground.size]))
             yield group.compared
 
 
 def rows(found: Iterable[Compared]) -> Iterator[str]:
     """Lines of a table of them."""
-    yield f"| lie | windows | alike, mean | least | most | means of {SEVERAL} | on the wrong side | unclear |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield (
+        f"| lie | windows | alike, mean | least | most | means of {SEVERAL} | on the wrong side | unclear "
+        "| held out | against honest |"
+    )
+    yield "|" + "---|" * 10
+    honest = 0.0
     by_lie: dict[str, list[Compared]] = {}
     for each in found:
         by_lie.setdefault(each.lie, []).append(each)
     for lie, plays in by_lie.items():
         alike = [window for play in plays for window in play.alike]
+        loss = mean(play.loss for play in plays)
+        honest = honest or loss
         said = f"{mean(alike) / 1000:.4f} | {min(alike) / 1000} | {max(alike) / 1000}" if alike else " | | "
         yield (
             f"| {lie or 'nobody'} | {len(alike)} | {said} | {sum(len(each.means) for each in plays)} "
-            f"| {sum(each.wrong for each in plays)} | {sum(each.others for each in plays)} |"
+            f"| {sum(each.wrong for each in plays)} | {sum(each.others for each in plays)} "
+            f"| {loss:.4f} | {loss / honest - 1:+.1%} |"
         )
