@@ -39,10 +39,13 @@ from swarmnet.run.manifest import Manifest
 FEWEST = 2
 """Auditors that must have found somebody to agree, where there are as many: one may be its friend."""
 SEVERAL = 3
-"""Windows: of one, an honest peer's contribution has been as little alike as 0.949 (docs/log.md)."""
+"""Windows: one of an honest peer alone falls below ENOUGH now and then."""
 ENOUGH = 985
-"""Thousandths: honest peers have 998 on the mean in other numbers, and lies 980 at most, measured
-(docs/benchmarks/audits.md)."""
+"""Thousandths: three windows of an honest peer have 991 at least in other numbers, and of lies 952 at most,
+but for one that knows this (docs/benchmarks/audits.md)."""
+KIN_SHARE = 3
+"""One in so many must compute as somebody does for its auditors to be drawn among them: two friends could say
+that they compute like nobody else, and let in whom they like."""
 IN_A_ROW = 3
 """Windows that an auditor must have asked for in vain: lines that lose messages lose one in five."""
 MOST_KNOWN = 4096
@@ -172,6 +175,10 @@ class _Lot:
     settings: Mapping[bytes, bytes]
     """Of those in it whose words count."""
 
+    def kin(self, peer: bytes, settings: bytes | None) -> list[bytes]:
+        """Who has these, but for the peer itself."""
+        return [member for member, of in self.settings.items() if of == settings and member != peer]
+
 
 class Standings:
     """Of one group, in one history."""
@@ -224,8 +231,14 @@ class Standings:
         lot = self._lots.get(last + 1)
         if lot is None:
             return ()
-        same = [member for member, of in lot.settings.items() if of == settings and member != peer]
-        return auditors_of(peer, lot.chain, same if len(same) >= AUDITORS else lot.settings)
+        kin = lot.kin(peer, settings)
+        is_enough = len(kin) >= AUDITORS and KIN_SHARE * len(kin) >= len(lot.settings)
+        return auditors_of(peer, lot.chain, kin if is_enough else lot.settings)
+
+    def exact_auditors(self, peer: bytes, last: int, settings: bytes) -> tuple[bytes, ...]:
+        """Likewise, of those who compute with `settings` alone, if there is one at all."""
+        lot = self._lots.get(last + 1)
+        return auditors_of(peer, lot.chain, lot.kin(peer, settings)) if lot is not None else ()
 
     def is_turn(self, peer: bytes, last: int) -> bool:
         """Whether it is due with the window that ends with round `last`, if it is."""
@@ -315,7 +328,7 @@ class Standings:
 
     def _judged(self, round: int, members: Mapping[bytes, Commitment]) -> list[Change]:
         overdue = sum(self._is_overdue(peer, round, members) for peer in members)
-        ends_terms, changes = 2 * overdue < len(members), []
+        ends_terms, changes, accusers = 2 * overdue < len(members), [], _accusers(members)
         for peer in sorted(self._records):
             record = self._records[peer]
             if round < record.first:
@@ -324,7 +337,7 @@ class Standings:
             if kind is Kind.NONE:
                 if record.has_paid(self.terms.fee, _fewest(peer, members)):
                     kind = Kind.JUDGED
-            elif _most_asked_in_vain(peer, record, members) or (
+            elif _is_most(record.asked_in_vain | accusers.get(peer, set()), peer, members) or (
                 ends_terms and self._is_overdue(peer, round, members)
             ):
                 kind = Kind.NONE
@@ -350,8 +363,16 @@ def _fewest(peer: bytes, members: Mapping[bytes, Commitment]) -> int:
     return max(1, min(FEWEST, len(members) - (peer in members)))
 
 
-def _most_asked_in_vain(peer: bytes, record: _Record, members: Mapping[bytes, Commitment]) -> bool:
-    """Who has a proof that it lied has, too."""
-    accusing = {who for who, of in members.items() if any(tag_of(each.peer) == peer for each in of.accused)}
-    in_vain = len((record.asked_in_vain | accusing) & (members.keys() - {peer}))
-    return in_vain >= FEWEST and 2 * in_vain > len(members) - (peer in members)
+def _is_most(in_vain: set[bytes], peer: bytes, members: Mapping[bytes, Commitment]) -> bool:
+    """Of the others in a set."""
+    found = len(in_vain & (members.keys() - {peer}))
+    return found >= FEWEST and 2 * found > len(members) - (peer in members)
+
+
+def _accusers(members: Mapping[bytes, Commitment]) -> dict[bytes, set[bytes]]:
+    """By whom they have a proof of that it lied."""
+    found: dict[bytes, set[bytes]] = {}
+    for auditor, of in members.items():
+        for each in of.accused:
+            found.setdefault(tag_of(each.peer), set()).add(auditor)
+    return found

@@ -66,7 +66,7 @@ class Evidence:
     next: Commitment | None = None
     """The one that names the last of these as before it: the first of the next window. None: not known, or
     the peer began with nothing after it."""
-    told: Mapping[bytes, bytes | memoryview] = field(default_factory=dict)
+    told: Mapping[bytes, bytes] = field(default_factory=dict)
     """By its SHA-256, what was contributed, as far as it is known: who has other settings needs it ..."""
     onward: bytes = b""
     """... and what was carried into the next window."""
@@ -113,21 +113,21 @@ def judging(
             elif is_exact:
                 return Finding("lied", commitment.round, "its contribution does not follow from its work")
             elif commitment.payload in evidence.told:
-                alike.append(_alike(replay, bytes(evidence.told[commitment.payload]), payload))
+                alike.append(_alike(replay, evidence.told[commitment.payload], payload))
             last = commitment.round
     except Unknown as unknown:
         return Finding("inconclusive", last, str(unknown))
     if not is_exact and not alike:
         return Finding("inconclusive", last, "what it contributed is not known here")
-    onward = digest_of(replay.carried())
-    if after is not None and after.carried not in (NOTHING, onward):
-        if is_exact:
+    if after is not None and after.carried != NOTHING:
+        if after.carried == digest_of(replay.carried()):
+            alike.append(1.0)
+        elif is_exact:
             return Finding("lied", last, "what it carried into the next window does not follow from this one")
-        if digest_of(evidence.onward) != after.carried:
+        elif digest_of(evidence.onward) != after.carried:
             return Finding("inconclusive", last, "what was given is not what it carried into the next window")
-        alike.append(_carried_alike(replay, evidence.onward))
-    elif after is not None and after.carried != NOTHING:
-        alike.append(1.0)
+        else:
+            alike.append(_carried_alike(replay, evidence.onward))
     if is_exact:
         return Finding("agrees", last)
     return Finding("alike", last, likeness=int(WHOLLY_ALIKE * max(0.0, mean(alike))))

@@ -174,15 +174,16 @@ def replaying(
     compute.freeze(settled.units[part.method.state.size :])
     known = KnownPast(settled, part.method, part.layout)
     replay = _FromThePast(evidence.peer, own, compute, part.layout, known)
-    evidence = replace(evidence, told={**evidence.told, **_told(evidence.peer, settled.rounds)})
+    evidence = replace(evidence, told={**evidence.told, **_told(evidence, settled.rounds)})
     yield
     return (yield from judging(evidence, manifest.sync.afresh_rounds, settings, replay))
 
 
-def _told(peer: PeerId, rounds: Mapping[int, PastRound]) -> dict[bytes, memoryview]:
-    """What it has contributed, by its SHA-256."""
-    held = (past.contributions[peer] for past in rounds.values() if peer in past.contributions)
-    return {commitment.payload: payload for commitment, payload in held}
+def _told(evidence: Evidence, rounds: Mapping[int, PastRound]) -> dict[bytes, bytes]:
+    """What it contributed in the window, by its SHA-256."""
+    pasts = (rounds[commitment.round] for commitment in evidence.window if commitment.round in rounds)
+    held = (past.contributions[evidence.peer] for past in pasts if evidence.peer in past.contributions)
+    return {commitment.payload: bytes(payload) for commitment, payload in held}
 
 
 def advance(replay: Generator[None, None, Finding]) -> Finding | None:

@@ -111,8 +111,10 @@ class Vouching:
                 del self._followed[window.peer]
         peer, last = tag_of(window.peer), window.round
         if self.standings.is_due(window.peer, round) and self.standings.is_turn(peer, last):
-            is_kin = not window.wanted and self.standings.is_doubted(window.peer)
-            if is_kin or tag_of(self.me) in self.standings.auditors(peer, last, settings):
+            drawn = self.standings.auditors(peer, last, settings)
+            if self.standings.is_doubted(window.peer):
+                drawn += self.standings.exact_auditors(peer, last, settings)
+            if tag_of(self.me) in drawn:
                 self.looks_into(window)
 
     def looks_into(self, window: Window) -> None:

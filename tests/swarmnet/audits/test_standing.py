@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import tiny_manifest
 
-from swarmnet.audits.commitment import MOST_CHANGES, Change, Commitment, Found, Kind, Word, settings_of
+from swarmnet.audits.commitment import (
+    MOST_CHANGES,
+    NOT_YET,
+    Accused,
+    Change,
+    Commitment,
+    Found,
+    Kind,
+    Word,
+    settings_of,
+)
 from swarmnet.audits.standing import ENOUGH, IN_A_ROW, SEVERAL, Standings, Terms
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.result_table import tag_of
@@ -29,6 +39,7 @@ class Sets:
         self.standings, self.round, self.agree = standings, -1, agree
         self.settings = {}
         self.silent: set[PeerId] = set()
+        self.accusing: dict[PeerId, PeerId] = {}
         self.finds = lambda auditor, round: ()
         self.members = list(FOUNDERS)
         self.changed: list[Change] = []
@@ -38,10 +49,11 @@ class Sets:
         found = [Found(tag_of(other), self.round - 1, 1, Word.AGREES) for other in others]
         found += self.finds(peer, self.round)
         settings = self.settings.get(peer, CPU)
-        repeated = self.standings.changes
+        accused = tuple(Accused(self.accusing[peer], NOT_YET) for _ in range(peer in self.accusing))
         return Commitment(
-            self.round, self.round, settings, bytes(16), bytes(32), bytes(32), (), (), tuple(found), repeated
-        )
+            self.round, self.round, settings, bytes(16), bytes(32), bytes(32), (), accused, tuple(found),
+            self.standings.changes,
+        )  # fmt: skip
 
     def go_on(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -134,6 +146,16 @@ def test_one_friend_does_not_keep_it_in_and_most_who_asked_in_vain_put_it_out(se
     sets.go_on(1)
     (change,) = sets.changed
     assert (change.peer, change.kind) == (tag_of(D), Kind.NONE)
+
+
+def test_who_has_a_proof_of_a_lie_is_one_of_those_who_asked_in_vain(sets):
+    sets.accusing = {A: D}
+    sets.finds = lambda auditor, round: (Found(tag_of(D), round - 1, 1, Word.UNANSWERED),) * (auditor == B)
+    sets.silent = {D}
+    sets.go_on(IN_A_ROW - 1)
+    assert sets.changed == []
+    sets.go_on(1)
+    assert [(change.peer, change.kind) for change in sets.changed] == [(tag_of(D), Kind.NONE)]
 
 
 def test_fewer_than_half_who_say_that_it_did_not_answer_take_nothing_from_it(sets):
@@ -262,6 +284,12 @@ def test_auditors_are_of_the_same_kind_where_there_are_enough_and_else_any(sets)
         assert set(sets.standings.auditors(tag_of(NEW), last, CARD)) == {tag_of(A), tag_of(B)}
         assert set(sets.standings.auditors(tag_of(C), last, CPU)) <= {tag_of(peer) for peer in (A, B, D)}
         assert len(sets.standings.auditors(tag_of(NEW), last, settings_of(b"text", "third"))) == 2
+        assert set(sets.standings.exact_auditors(tag_of(A), last, CARD)) == {tag_of(B)}
+    sets.members += [PeerId(f"another {number}") for number in range(3)]
+    sets.standings.know(map(tag_of, sets.members), sets.round)
+    sets.go_on(2)
+    drawn = {sets.standings.auditors(tag_of(PeerId(str(n))), sets.round - 1, CARD) for n in range(20)}
+    assert len(drawn) > 2, "two of seven are not enough to be asked alone"
 
 
 words = st.tuples(st.sampled_from(list(Word)), st.integers(0, 2**32 - 1), st.integers(0, 1000))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,12 +30,14 @@ from swarmnet.audits.commitment import (
     settings_of,
 )
 from swarmnet.audits.draw import auditors_of, is_drawn
+from swarmnet.audits.likeness import cosine, likeness
 from swarmnet.audits.replay import Unknown
 from swarmnet.audits.verdict import Evidence, Finding, judge
 from swarmnet.audits.windows import ends_window, window_of
 from swarmnet.audits.work_log import SetNames, WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.moved.bits import Signs
 
 A, B, C = (PeerId(name) for name in "abc")
 SETTINGS = settings_of(b"a text", "here")
@@ -254,6 +257,16 @@ def test_who_has_other_settings_says_how_alike_what_was_told_and_carried_on_is()
     assert found(window, Played(*told), ELSEWHERE, **kept).likeness == 1000
     del kept["next_carried"]
     assert found(window, Played(*ours), ELSEWHERE, **kept).likeness == 950
+
+
+def test_likeness_is_a_cosine_that_knows_how_large_things_are():
+    ones = Signs(torch.tensor([[False, True, False, True]] * 2), torch.tensor([[3], [5]], dtype=torch.int32))
+    louder, turned = replace(ones, exponents=ones.exponents + 3), replace(ones, negative=~ones.negative)
+    assert likeness([(ones, ones)]) == cosine([(ones, louder)]) == 1.0
+    assert likeness([(ones, louder)]) == pytest.approx(16 / 65)
+    assert likeness([(ones, turned)]) == cosine([(ones, turned)]) == -1.0
+    assert likeness([(ones, ones), (ones, turned)]) == 0.0
+    assert likeness([]) == cosine([]) == 0.0
 
 
 def test_who_has_other_settings_finds_nothing_alike_of_which_nothing_came_and_never_a_lie():

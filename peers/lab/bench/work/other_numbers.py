@@ -124,5 +124,5 @@ def rows(found: Iterable[Compared]) -> Iterator[str]:
         yield (
             f"| {lie or 'nobody'} | {len(alike)} | {said} | {sum(len(each.means) for each in plays)} "
             f"| {sum(each.wrong for each in plays)} | {sum(each.others for each in plays)} "
-            f"| {loss:.4f} | {loss / honest - 1:+.1%} |"
+            f"| {loss:.4f} | {f'{loss / honest - 1:+.1%}' if lie else ''} |"
         )
