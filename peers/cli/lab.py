@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -178,6 +178,7 @@ def work(
     from peers.lab.bench.work import price as bench_price
     from peers.lab.bench.work import swarm as lying_swarm
     from peers.lab.bench.work.audits import Question, bench, render
+    from peers.lab.bench.work.report import kept, write
 
     if price:
         for line in bench_price.rows(bench_price.bench(bench_price.Question(run_file, peers, rounds, seeds))):
@@ -188,9 +189,9 @@ def work(
     if swarm:
         asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds, mixed=mixed)
         plays: list[Any] = []
-        for row in lying_swarm.rows(_kept(lying_swarm.bench(asked), plays)):
+        for row in lying_swarm.rows(kept(lying_swarm.bench(asked), plays)):
             typer.echo(row)
-        _write_report(report, plays)
+        write(report, plays)
         return
     if mixed:
         raise UserError("--mixed is of a swarm: add --swarm; --looks says what auditors compute in without")
@@ -205,20 +206,7 @@ def work(
         auditors = other_numbers.Looks(Computing(looks or dtype), device_of(looks_device or device))
         found = list(other_numbers.bench(question, auditors))
         typer.echo("\n".join(other_numbers.rows(found)))
-    _write_report(report, found)
-
-
-def _kept(results: Iterable[Any], plays: list[Any]) -> Iterator[Any]:
-    """As they come."""
-    for result in results:
-        plays.append(result)
-        yield result
-
-
-def _write_report(report: Path | None, results: Sequence[Any]) -> None:
-    """Dataclasses."""
-    if report is not None:
-        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
+    write(report, found)
 
 
 def crowds(
@@ -426,7 +414,8 @@ def simulate(
         _show(result, again(options[0], result.seed, run_file))
     broken = [result.seed for result in results if result.violations]
     typer.echo(f"{len(results)} schedules, {len(broken)} violated" + (f": seeds {broken}" if broken else ""))
-    _write_report(report, results)
+    if report is not None:
+        write_atomically(report, json.dumps([*map(dataclasses.asdict, results)], indent=1).encode())
     raise typer.Exit(1 if broken else 0)
 
 

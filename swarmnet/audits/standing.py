@@ -40,8 +40,8 @@ FEWEST = 2
 """Auditors that must have found somebody to agree, where there are as many: one may be its friend."""
 SEVERAL = 3
 """Windows: one of an honest peer alone falls below ENOUGH now and then."""
-ENOUGH = 985
-"""Thousandths: three windows of an honest peer have 991 at least in other numbers, and of lies 952 at most,
+ENOUGH = 970
+"""Thousandths: three windows of an honest peer have 975 at least in other numbers, and of lies 952 at most,
 but for one that knows this (docs/benchmarks/audits.md)."""
 KIN_SHARE = 3
 """One in so many must compute as somebody does for its auditors to be drawn among them: two friends could say

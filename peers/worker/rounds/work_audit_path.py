@@ -36,7 +36,7 @@ from swarmnet.audits.standing import ENOUGH, SEVERAL, Terms
 from swarmnet.audits.verdict import NOTHING, Evidence, Finding, at_sight
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds import events
-from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds
+from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds, chance
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.result_table import tag_of
@@ -188,8 +188,9 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             self._stand(self.vouching, round, chain, contributions)
         self._say()
         peers = 1 + len(self.rounds.neighbours)
-        for peer, commitment in contributions.items():
-            last = self.last.get(peer)
+        turns = {peer: chance(self.audits.secret, chain + peer.encode()) for peer in contributions}
+        for peer in sorted(turns, key=turns.__getitem__):  # Of those that are drawn the last stays.
+            commitment, last = contributions[peer], self.last.get(peer)
             self.last[peer] = commitment
             if last is not None and peer != self.me and last.begun != commitment.begun:
                 self._draw(peer, last, commitment.before == last.name, peers, round)

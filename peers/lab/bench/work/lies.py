@@ -19,7 +19,7 @@ from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 
 FLIPPED = 0.04
 """Of the signs: a cosine of 1 - 2 * 0.04 = 0.92 is left, above the 0.9 that is enough elsewhere."""
-WITHIN = 0.015
+WITHIN = 0.03
 """So much is missing of the likeness of what is told with what is honest: it is ENOUGH yet (standing.py), and
 what is carried on, as it should be, makes up for what rounding takes."""
 LOUDER_BY = 3
