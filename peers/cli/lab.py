@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -162,15 +162,23 @@ def work(
     threads: Annotated[int, typer.Option(min=1, max=64, help="Of the processor.")] = 1,
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
     device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
+    looks: Annotated[
+        DtypeName | None, typer.Option(help="Auditors compute in these numbers, and say how alike it is.")
+    ] = None,
+    looks_device: Annotated[DeviceName | None, typer.Option(help="Auditors compute on it.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     swarm: Annotated[bool, typer.Option(help="Workers with a wire, on a clock that jumps.")] = False,
+    mixed: Annotated[bool, typer.Option(help="With --swarm: every other peer computes in bf16.")] = False,
     price: Annotated[bool, typer.Option(help="All honest, in turns without audits and with.")] = False,
 ) -> None:
     """Peers with real models of which some contribute other work than they say: who is found by whoever
     computes it again, and whether honest ones are ever accused."""
     from peers.compute.stage_part import device_of
+    from peers.lab.bench.work import other_numbers
     from peers.lab.bench.work import price as bench_price
     from peers.lab.bench.work import swarm as lying_swarm
     from peers.lab.bench.work.audits import Question, bench, render
+    from peers.lab.bench.work.report import kept, write
 
     if price:
         for line in bench_price.rows(bench_price.bench(bench_price.Question(run_file, peers, rounds, seeds))):
@@ -179,14 +187,26 @@ def work(
     if liars >= peers:
         raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
     if swarm:
-        asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds)
-        for row in lying_swarm.rows(lying_swarm.bench(asked)):
+        asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds, mixed=mixed)
+        plays: list[Any] = []
+        for row in lying_swarm.rows(kept(lying_swarm.bench(asked), plays)):
             typer.echo(row)
+        write(report, plays)
         return
+    if mixed:
+        raise UserError("--mixed is of a swarm: add --swarm; --looks says what auditors compute in without")
     question = Question(
         run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype), device_of(device)
     )
-    typer.echo(render(list(bench(question))))
+    found: list[Any]
+    if looks is None and looks_device is None:
+        found = list(bench(question))
+        typer.echo(render(found))
+    else:
+        auditors = other_numbers.Looks(Computing(looks or dtype), device_of(looks_device or device))
+        found = list(other_numbers.bench(question, auditors))
+        typer.echo("\n".join(other_numbers.rows(found)))
+    write(report, found)
 
 
 def crowds(

@@ -9,10 +9,11 @@ from swarmnet.audits.commitment import settings_of
 from swarmnet.model.computing.choices import Computing
 
 
-def work_settings(computing: Computing, device: torch.device, kind: str) -> bytes:
-    """Threads are among it: how sums are cut hangs on them. `kind`: of several devices (StagePart.kind)."""
+def work_settings(computing: Computing, device: torch.device, kind: str, text: bytes = b"") -> bytes:
+    """Threads are among it: how sums are cut hangs on them. `kind`: of several devices (StagePart.kind);
+    `text`: names what it reads."""
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device), torch.version.cuda
     else:
         machine = torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())
-    return settings_of(torch.__version__, device.type, *machine, kind, computing)
+    return settings_of(text, torch.__version__, device.type, *machine, kind, computing)

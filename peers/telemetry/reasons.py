@@ -157,7 +157,6 @@ CONTRIBUTIONS = {
 STANDINGS = {
     "none": Reason("its work has not been found to agree for a whole term: it counts no more", NOTHING),
     "judged": Reason("enough of its work was found to agree: it counts", NOTHING),
-    "stranger": Reason("it counts, though nobody who counts computes as it does", NOTHING),
 }
 
 AUDITS = {
@@ -165,8 +164,13 @@ AUDITS = {
     "unanswered": Reason("it did not give what it takes; others reduce for this peer for a while", NOTHING),
     "not_in_order": Reason("what it gave is not what it had signed", "if it goes on: ban it"),
     "lied": Reason("its sums, or its contributions, do not follow: it will not be let in again", "ban it"),
+    "alike": Reason("done with other numbers than this peer's, its work is as good as the same", NOTHING),
+    "unlike": Reason(
+        "done with other numbers, its work is less like this peer's than rounding makes it",
+        "most who find it so end its standing",
+    ),
     "inconclusive": Reason(
-        "its work was done at weights or with settings that this peer does not have, or is too old", NOTHING
+        "its work was done at weights or with a text that this peer does not have, or is too old", NOTHING
     ),
     "false_proof": Reason(
         "what the peer that was asked offered as a proof is none; it is not heard again",

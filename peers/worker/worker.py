@@ -50,7 +50,6 @@ from protocols.messages.body_limits import bodies_for_workers
 from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
-from swarmnet.audits.commitment import settings_of
 from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
@@ -311,10 +310,11 @@ class Worker(Parts):
         sync, text = self.manifest.sync, self.data.text
         if not sync.afresh_rounds:
             return None
-        settings = work_settings(self.part.computing, self.part.device, self.part.kind)
+        read = b""
         if sync.audits:  # Whoever reads another text would find lies where there are none.
             read = await self._computed(text.digest) if text is not None else b""
-            settings = settings_of(settings.hex(), read.hex(), "" if read else self.identity.peer_id)
+            read = read or self.identity.peer_id.encode()
+        settings = work_settings(self.part.computing, self.part.device, self.part.kind, read)
         return WorkLog(settings, self.identity.peer_id, sync.afresh_rounds, self.data.next_counter)
 
     async def _take_up(self) -> None:

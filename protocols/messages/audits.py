@@ -1,6 +1,7 @@
 """Messages about what reducers have added up, the slices behind a result, and who has lied about them; in a
 run that audits work (`sync.audits`), about windows of it instead: `result` is the name of a window's last
-commitment (swarmnet/audits/commitment.py) then, and `shard` 0."""
+commitment (swarmnet/audits/commitment.py) then, and `shard` says what else is asked for: 0 nothing, 1 what
+was carried into the next window, 2 also what was contributed, of which no set holds anything."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Evidence(Message, frozen=True, tag=81):
     """Body: one slice with its signed head (protocols/signed/slices.py). From who has said that the result
     is a lie, the signed result comes first. Of work: the signed commitments of the window in one body
     (protocols/signed/commitments.py), then in pieces as long as a contribution's moves what was carried into
-    it, if anything was."""
+    it, if anything was, and what else was asked for."""
 
     kind: ClassVar[str] = "audit"
     priority: ClassVar[int] = 1

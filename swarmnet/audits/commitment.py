@@ -1,13 +1,13 @@
 """What a peer signs of its work in a round, at the head of its contribution: enough to do all of it again, in
 a few hundred bytes. It comes before anybody draws what is looked into.
 
-    round, begun u32 | settings 8 B | before 16 B | carried 32 B | payload 32 B
+    round, begun u32 | settings 16 B | before 16 B | carried 32 B | payload 32 B
     | stretches, findings, changes, accused u8
     | of each stretch: settled, applied i32 | sets 16 B | factor u16 | first u64 | count u32 | published u8
-    | of each finding: peer 8 B | round u32 | rounds, verdict u8
+    | of each finding: peer 8 B | round u32 | rounds, word u8 | likeness u16
     | of each change: peer 8 B | from u32 | standing u8
     | of each accused: length u8 | peer id | from u32
-                                    (100 bytes, 39 a stretch, 14 a finding, 13 a change, 57 an accused peer)
+                                    (108 bytes, 39 a stretch, 16 a finding, 13 a change, 57 an accused peer)
 
 All integers are big-endian. All that a peer has of its own follows from what stands here: its moments are
 nothing where a window begins, and what it had moved and not told is what `carried` is the digest of, which it
@@ -27,7 +27,7 @@ from operator import gt, mul
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.result_table import TAG_BYTES
 
-SETTINGS_BYTES, SETS_BYTES, NAME_BYTES = 8, 16, 16
+TEXT_BYTES, SETTINGS_BYTES, SETS_BYTES, NAME_BYTES = 8, 16, 16, 16
 _HEAD = struct.Struct(f">II{SETTINGS_BYTES}s{NAME_BYTES}s32s32sBBBB")
 _STRETCH = struct.Struct(f">ii{SETS_BYTES}sHQIB")
 MOST_STRETCHES = 64
@@ -41,7 +41,7 @@ MOST_FINDINGS = 16
 """Of what an auditor has found since it was heard last: more than it can compute in a few rounds."""
 MOST_CHANGES = 16
 """The newest, for those who have just come."""
-_FINDING = struct.Struct(f">{TAG_BYTES}sIBB")
+_FINDING = struct.Struct(f">{TAG_BYTES}sIBBH")
 _CHANGE = struct.Struct(f">{TAG_BYTES}sIB")
 _FROM = struct.Struct(">I")
 _ID_BYTES = 64
@@ -54,6 +54,8 @@ _SIZES = _STRETCH.size, _FINDING.size, _CHANGE.size
 NOT_YET = 0xFFFFFFFF
 """From which round on an accused peer does not count, as long as no settled set has said so."""
 NOTHING_BEFORE = bytes(NAME_BYTES)
+WHOLLY_ALIKE = 1000
+"""Likeness is in thousandths."""
 
 
 class CommitmentError(ValueError):
@@ -95,8 +97,8 @@ class Word(IntEnum):
 
     AGREES = 0
     UNANSWERED = 1
-    FOREIGN = 2
-    """All of it is there, done with settings that this auditor does not have."""
+    ALIKE = 2
+    """Done with other numbers than this auditor has: how alike it is to what comes out here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Found:
     rounds: int
     """That it contributed to in the window."""
     word: Word
+    likeness: int = 0
+    """Of ALIKE: as `Finding` has it (verdict.py), no less than 0."""
 
 
 class Kind(IntEnum):
@@ -115,8 +119,6 @@ class Kind(IntEnum):
 
     NONE = 0
     JUDGED = 1
-    STRANGER = 2
-    """Nobody who is judged computes as it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Commitment:
     begun: int
     """The first round that this peer contributed to since it last began afresh: its window's beginning."""
     settings: bytes
-    """`settings_of` what it computed with."""
+    """`settings_of` what it read and computed with."""
     before: bytes
     """`name` of the commitment before it, where a window begins that of the last one before the window; zeros
     where it begins with nothing."""
@@ -165,7 +167,10 @@ class Commitment:
             _STRETCH.pack(each.settled, each.applied, each.sets, each.factor, each.first, each.count,
             each.published) for each in self.stretches
         )
-        findings = (_FINDING.pack(each.peer, each.round, each.rounds, each.word) for each in self.findings)
+        findings = (
+            _FINDING.pack(each.peer, each.round, each.rounds, each.word, each.likeness)
+            for each in self.findings
+        )
         changes = (_CHANGE.pack(each.peer, each.first, each.kind) for each in self.changes)
         ids = ((each.peer.encode(), each.first) for each in self.accused)
         accused = (bytes([len(peer)]) + peer + _FROM.pack(first) for peer, first in ids)
@@ -213,10 +218,13 @@ class Commitment:
 
 def _findings(data: bytes) -> tuple[Found, ...]:
     try:
-        those = _FINDING.iter_unpack(data)
-        return tuple(Found(peer, round, rounds, Word(word)) for peer, round, rounds, word in those)
+        read = _FINDING.iter_unpack(data)
+        found = tuple(Found(peer, last, rounds, Word(word), like) for peer, last, rounds, word, like in read)
     except ValueError as error:
         raise CommitmentError(f"a finding that nobody makes: {error}") from None
+    if any(each.likeness > (WHOLLY_ALIKE if each.word is Word.ALIKE else 0) for each in found):
+        raise CommitmentError("something is more alike than the same, or was not compared")
+    return found
 
 
 def _changes(data: bytes) -> tuple[Change, ...]:
@@ -244,6 +252,13 @@ def digest_of(carried: bytes) -> bytes:
     return hashlib.sha256(carried).digest() if carried else bytes(32)
 
 
-def settings_of(*said: object) -> bytes:
-    """A short name of all that may decide a bit of a result: versions, kind of device, numbers, threads."""
-    return hashlib.sha256("\n".join(map(str, said)).encode()).digest()[:SETTINGS_BYTES]
+def settings_of(text: bytes, *said: object) -> bytes:
+    """A short name of all that may decide a bit of a result: the text, versions, kind of device, numbers,
+    threads."""
+    numbers = hashlib.sha256("\n".join(map(str, said)).encode()).digest()
+    return hashlib.sha256(text).digest()[:TEXT_BYTES] + numbers[: SETTINGS_BYTES - TEXT_BYTES]
+
+
+def read_alike(ones: bytes, others: bytes) -> bool:
+    """Whether both settings are with the same text: who has another one can judge nothing."""
+    return ones[:TEXT_BYTES] == others[:TEXT_BYTES]

@@ -1,8 +1,8 @@
 """A peer's rounds computed again, from its commitments and what everybody has: settled weights and the text.
 
 A function of these, to the bit: on the same kind of device, with the same numbers and versions, it gives the
-payloads that an honest peer contributed. It uses the method and the stage of the product, and what
-peers/worker/rounds/update_compute.py does to them, in its order.
+payloads that an honest peer contributed; with others it gives nearly these (likeness.py). It uses the method
+and the stage of the product, and what peers/worker/rounds/update_compute.py does to them, in its order.
 
 Shapes: P numbers of the flat vector.
 """
@@ -15,11 +15,13 @@ from typing import Protocol
 from torch import Tensor
 
 from swarmnet.audits.commitment import Commitment, Stretch
+from swarmnet.audits.likeness import likeness
 from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.stage_compute import StageCompute, StageError
-from swarmnet.optimizer.method import GradientError, OwnSteps, add_own, steps_before_telling
+from swarmnet.optimizer.method import GradientError, add_own, steps_before_telling
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 
 
 class Unknown(Exception):
@@ -47,7 +49,7 @@ class Replay:
     """Of one peer's window, from its beginning. `own` has taken no step yet, and nobody else uses these."""
 
     def __init__(
-        self, peer: PeerId, own: OwnSteps, compute: StageCompute, layout: Layout, known: Known
+        self, peer: PeerId, own: LocalSteps, compute: StageCompute, layout: Layout, known: Known
     ) -> None:
         self._peer, self._own, self._compute = peer, own, compute
         self._layout, self._known = layout, known
@@ -64,6 +66,15 @@ class Replay:
     def carried(self) -> bytes:
         """What an honest peer carries into the next window, after the payloads of this."""
         return self._own.carried()
+
+    def tells_alike(self, one: bytes, other: bytes) -> float:
+        """The likeness of two payloads. ContributionError if one of them is none."""
+        return likeness(zip(self._own.moves_of(one), self._own.moves_of(other), strict=True))
+
+    def carries_alike(self, carried: bytes) -> float:
+        """... of what somebody says that it carried into the next window, with what comes out here."""
+        ours = self._own.moves_in_all(self._own.carried())
+        return likeness(zip(self._own.moves_in_all(carried), ours, strict=True))
 
     def payloads(self, window: Sequence[Commitment]) -> Iterator[bytes | None]:
         """What it contributed to each of the rounds, in their order; empty: nothing can come of what it says

@@ -6,16 +6,16 @@ findings that peers signed beside their own contributions. That somebody lied is
 (convictions.py). That somebody's work *agrees* is a word, and nobody needs to be accused who says nothing:
 
 - Who was in the first sets counts (a *founder*). Anybody else counts for nothing until auditors that all know
-  (draw.py) have found `sync.fee` rounds of it to agree, two of them if there are two who compute as it does.
+  (draw.py) have found `sync.fee` rounds of it to agree, two of them if there are two.
 - Standing is for a *term*. Who has not been found to agree in it, for whatever reason, is a newcomer again;
-  before it is over, such auditors are drawn for each of its windows. So is who has other settings than those
-  it was let in with, and of whom more than half of those who could judge have asked in vain.
-- Whoever computes like nobody who counts is a *stranger*. It is let in after STRANGERS fees of rounds that it
-  could show, strangers are at most one for two whose work can be looked into, and who is away for a term
-  makes room. What they say of others counts for nothing.
-- Where half of a set or more computes like nobody else, audits are blind: nobody loses its standing, and as
-  many strangers are let in as come. Nor does anybody's term end where those of half of a set are over: it is
-  audits that fail then.
+  before it is over, such auditors are drawn for each of its windows. So is who more than half of those in a
+  set have asked in vain.
+- Who computes with the same settings finds that it agrees, to the bit. Who has others finds *how alike* it
+  is, and that is decided on the mean over SEVERAL windows, never on one: of a newcomer over all that its
+  drawn auditors say, each window as the kindest of them has it; of one that counts over what each auditor
+  says, for itself. If it is ENOUGH, it is found to agree; if not, that auditor is one that asked in vain, and
+  the peer is *doubted*: auditors are drawn as if its term were nearly over, those of its own kind first.
+- Nobody's term ends where those of half of a set are over: it is audits that fail then.
 
 Changes hold from `window` + 1 rounds on after the set that brings them about. Whoever comes later learns from
 sets who is in them, and the newest changes from what most of their makers repeat.
@@ -27,9 +27,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from statistics import mean
 
-from swarmnet.audits.commitment import MOST_CHANGES, Change, Commitment, Found, Kind, Word
-from swarmnet.audits.draw import auditors_of, is_turn
+from swarmnet.audits.commitment import MOST_CHANGES, WHOLLY_ALIKE, Change, Commitment, Found, Kind, Word
+from swarmnet.audits.draw import AUDITORS, auditors_of, is_turn
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.result_table import tag_of
@@ -37,8 +38,14 @@ from swarmnet.run.manifest import Manifest
 
 FEWEST = 2
 """Auditors that must have found somebody to agree, where there are as many: one may be its friend."""
-STRANGERS = 4
-"""Fees."""
+SEVERAL = 3
+"""Windows: one of an honest peer alone falls below ENOUGH now and then."""
+ENOUGH = 970
+"""Thousandths: three windows of an honest peer have 975 at least in other numbers, and of lies 952 at most,
+but for one that knows this (docs/benchmarks/audits.md)."""
+KIN_SHARE = 3
+"""One in so many must compute as somebody does for its auditors to be drawn among them: two friends could say
+that they compute like nobody else, and let in whom they like."""
 IN_A_ROW = 3
 """Windows that an auditor must have asked for in vain: lines that lose messages lose one in five."""
 MOST_KNOWN = 4096
@@ -77,31 +84,87 @@ class _Record:
     """The round from which on it is of that kind ..."""
     before: Kind = Kind.NONE
     """... and what it was until then."""
-    settings: bytes = b""
-    """With which it was let in; empty: not known yet."""
     since: int = -1
     """When its term began, if it has not been found to agree since."""
     agreed: dict[bytes, int] = field(default_factory=dict)
     """Of one that counts: who has found it to agree, last up to which round."""
     unanswered: dict[bytes, frozenset[int]] = field(default_factory=dict)
     """Whom it did not answer, in which of the windows since it was found to agree."""
-    paid: dict[int, tuple[int, frozenset[bytes]]] = field(default_factory=dict)
-    """Of a newcomer's window, by its last round: its rounds, and who has found them to agree."""
-    shown: dict[int, int] = field(default_factory=dict)
-    """Likewise, of those that nobody could judge."""
+    compared: dict[bytes, dict[int, int]] = field(default_factory=dict)
+    """How alike auditors have found its windows, SEVERAL of which are needed ..."""
+    unlike: dict[bytes, int] = field(default_factory=dict)
+    """... and who has not found these alike enough, last up to which round ..."""
+    doubted: dict[bytes, int] = field(default_factory=dict)
+    """... and first: the same one raises no other doubt."""
+    paid: dict[int, dict[bytes, Found]] = field(default_factory=dict)
+    """Of a newcomer's window, by its last round: what was found, by whom."""
 
     def at(self, round: int) -> Kind:
         return self.kind if round >= self.first else self.before
 
     def becomes(self, kind: Kind, first: int) -> None:
         self.before, self.kind, self.first, self.since = self.at(first - 1), kind, first, first
-        for words in (self.agreed, self.unanswered, self.paid, self.shown):
+        for words in (self.agreed, self.unanswered, self.compared, self.unlike, self.doubted, self.paid):
             words.clear()
 
     def agreed_until(self, auditors: int) -> int:
         """As so many of them say."""
         rounds = sorted(self.agreed.values(), reverse=True)
         return max(self.since, rounds[auditors - 1]) if len(rounds) >= auditors else self.since
+
+    def hear(self, auditor: bytes, found: Found) -> None:
+        """Of one that counts."""
+        if found.word is Word.AGREES:
+            self._agrees(auditor, found.round)
+        elif found.word is Word.UNANSWERED and found.round > self.agreed.get(auditor, -1):
+            windows = sorted(self.unanswered.get(auditor, frozenset()) | {found.round})
+            self.unanswered[auditor] = frozenset(windows[-IN_A_ROW:])
+        elif found.word is Word.ALIKE:
+            compared = self.compared.setdefault(auditor, {})
+            compared[found.round] = found.likeness
+            if len(compared) >= SEVERAL:
+                del self.compared[auditor]
+                self._was_compared(auditor, max(compared), mean(compared.values()))
+
+    def _agrees(self, auditor: bytes, round: int) -> None:
+        self.agreed[auditor] = max(round, self.agreed.get(auditor, -1))
+        self.unanswered.pop(auditor, None)
+        self.unlike.pop(auditor, None)
+
+    def _was_compared(self, auditor: bytes, round: int, likeness: float) -> None:
+        if likeness >= ENOUGH:
+            self._agrees(auditor, round)
+        else:
+            self.unlike[auditor] = round
+            self.doubted.setdefault(auditor, round)
+
+    @property
+    def asked_in_vain(self) -> set[bytes]:
+        """By whom."""
+        silent = {peer for peer, windows in self.unanswered.items() if len(windows) >= IN_A_ROW}
+        return silent | self.unlike.keys()
+
+    @property
+    def is_doubted(self) -> bool:
+        """And has not been found to agree since."""
+        return max(self.doubted.values(), default=-1) > self.agreed_until(FEWEST)
+
+    def has_paid(self, fee: int, auditors: int) -> bool:
+        """So many rounds, to so many."""
+        best = [max(found.values(), key=_alike) for found in self.paid.values()]
+        said = (each for found in self.paid.values() for each in found.items())
+        content = {auditor for auditor, found in said if _alike(found) >= ENOUGH}
+        is_several = len(best) >= SEVERAL or all(each.word is Word.AGREES for each in best)
+        return (
+            sum(each.rounds for each in best) >= fee
+            and len(content) >= auditors
+            and is_several
+            and mean(map(_alike, best)) >= ENOUGH
+        )
+
+
+def _alike(found: Found) -> int:
+    return WHOLLY_ALIKE if found.word is Word.AGREES else found.likeness
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +175,9 @@ class _Lot:
     settings: Mapping[bytes, bytes]
     """Of those in it whose words count."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Sight:
-    """What those of a set whose words count can look into."""
-
-    members: Mapping[bytes, Commitment]
-    kinds: Counter[bytes]
-    sighted: int
-    """So many in it have somebody who computes as they do ..."""
-    unsighted: int
-    """... and so many others count."""
-    overdue: int
-    """Of those in it so many terms are over."""
-
-    @property
-    def is_blind(self) -> bool:
-        return self.sighted <= self.unsighted
-
-    @property
-    def ends_terms(self) -> bool:
-        return 2 * self.overdue < len(self.members)
-
-    def judges(self, peer: bytes, settings: bytes) -> int:
-        of = self.members.get(peer)
-        return self.kinds[settings] - (of is not None and of.settings == settings)
+    def kin(self, peer: bytes, settings: bytes | None) -> list[bytes]:
+        """Who has these, but for the peer itself."""
+        return [member for member, of in self.settings.items() if of == settings and member != peer]
 
 
 class Standings:
@@ -167,10 +208,17 @@ class Standings:
         return self._kind(tag_of(peer), round) is Kind.JUDGED
 
     def is_due(self, peer: PeerId, round: int) -> bool:
-        """Whether it has not been found to agree for long: it is looked into with certainty."""
+        """Whether it has not been found to agree for long, or is doubted: it is looked into with
+        certainty."""
         return self._kind(tag_of(peer), round) is not Kind.NONE and (
-            round - self.agreed_until(peer) > self.terms.due
+            round - self.agreed_until(peer) > self.terms.due or self.is_doubted(peer)
         )
+
+    def is_doubted(self, peer: PeerId) -> bool:
+        """Whether somebody with other settings has not found its work alike enough, and nobody has found it
+        to agree since."""
+        record = self._records.get(tag_of(peer))
+        return record is not None and record.is_doubted
 
     def agreed_until(self, peer: PeerId) -> int:
         """The round of one that counts up to which auditors have found it to agree."""
@@ -179,12 +227,18 @@ class Standings:
 
     def auditors(self, peer: bytes, last: int, settings: bytes | None) -> tuple[bytes, ...]:
         """Who looks into the window of somebody that ends with round `last`, as tags: of those who compute
-        with `settings`; None: of all. From the set of the round after it."""
+        with `settings`, if there are enough; None: of all. From the set of the round after it."""
         lot = self._lots.get(last + 1)
         if lot is None:
             return ()
-        those = (member for member, of in lot.settings.items() if settings in (None, of))
-        return auditors_of(peer, lot.chain, those)
+        kin = lot.kin(peer, settings)
+        is_enough = len(kin) >= AUDITORS and KIN_SHARE * len(kin) >= len(lot.settings)
+        return auditors_of(peer, lot.chain, kin if is_enough else lot.settings)
+
+    def exact_auditors(self, peer: bytes, last: int, settings: bytes) -> tuple[bytes, ...]:
+        """Likewise, of those who compute with `settings` alone, if there is one at all."""
+        lot = self._lots.get(last + 1)
+        return auditors_of(peer, lot.chain, lot.kin(peer, settings)) if lot is not None else ()
 
     def is_turn(self, peer: bytes, last: int) -> bool:
         """Whether it is due with the window that ends with round `last`, if it is."""
@@ -208,10 +262,11 @@ class Standings:
         self._lots[round] = _Lot(chain, {peer: of.settings for peer, of in members.items()})
         for peer, of in members.items():
             for found in of.findings:
-                self._hear(peer, of.settings, found)
+                if found.peer != peer and found.round < round:
+                    self._hear(peer, of.settings, found)
         changes = self._learned(round, tagged)
         if round >= self._founding:
-            changes += self._judged(round, tagged, members)
+            changes += self._judged(round, members)
         for change in changes:
             self._changes.pop(change.peer, None)
             self._changes[change.peer] = change
@@ -222,51 +277,33 @@ class Standings:
         record = self._records.get(peer)
         return Kind.NONE if record is None else record.at(round)
 
-    def _meet(self, round: int, said: Mapping[bytes, Commitment]) -> None:
+    def _meet(self, round: int, said: Iterable[bytes]) -> None:
         """Who is in a set counted there: as a founder, or as others know."""
         is_founding = round < self._founding
-        for peer, of in said.items():
+        for peer in said:
             record = self._records.get(peer)
             if record is None and (is_founding or round >= self._founding + self.terms.lag):
                 record = self._records[peer] = _Record(Kind.JUDGED, since=round)
             elif record is not None and round >= record.first and record.kind is Kind.NONE:
                 record.becomes(Kind.JUDGED, round)  # Half of the group has let it in.
-                record.settings = b""
-            if record is None:
-                continue
-            if is_founding or not record.settings:
-                record.settings, record.since = of.settings, max(record.since, round)
-            if record.kind is Kind.STRANGER:
+            if record is not None and is_founding:
                 record.since = max(record.since, round)
 
     def _hear(self, auditor: bytes, settings: bytes, found: Found) -> None:
-        if found.peer == auditor:
-            return
         record = self._records.get(found.peer) or self._newcomer(found.peer)
-        if record.kind is Kind.NONE:
-            self._hear_of_newcomer(auditor, settings, found, record)
-        elif found.word is Word.AGREES:
-            record.agreed[auditor] = max(found.round, record.agreed.get(auditor, -1))
-            record.unanswered.pop(auditor, None)
-        elif found.word is Word.UNANSWERED and found.round > record.agreed.get(auditor, -1):
-            windows = sorted(record.unanswered.get(auditor, frozenset()) | {found.round})
-            record.unanswered[auditor] = frozenset(windows[-IN_A_ROW:])
+        if record.kind is not Kind.NONE:
+            record.hear(auditor, found)
+        elif found.word is not Word.UNANSWERED and self._is_drawn(auditor, settings, found):
+            record.paid.setdefault(found.round, {})[auditor] = found
+            if len(record.paid) > max(self.terms.fee, SEVERAL):
+                del record.paid[min(record.paid)]
 
-    def _hear_of_newcomer(self, auditor: bytes, settings: bytes, found: Found, record: _Record) -> None:
-        agrees = found.word is Word.AGREES
-        if auditor not in self.auditors(found.peer, found.round, settings if agrees else None):
-            return
-        if agrees:
-            if record.settings != settings:
-                record.settings = settings
-                record.paid.clear()
-            rounds, by = record.paid.get(found.round, (found.rounds, frozenset()))
-            record.paid[found.round] = rounds, by | {auditor}
-        elif found.word is Word.FOREIGN:
-            record.shown[found.round] = found.rounds
-        for of_window, most in ((record.paid, self.terms.fee), (record.shown, STRANGERS * self.terms.fee)):
-            if len(of_window) > most:
-                del of_window[min(of_window)]
+    def _is_drawn(self, auditor: bytes, settings: bytes, found: Found) -> bool:
+        """Of a newcomer's kind nobody knows more than that who says it agrees is of it."""
+        of_all = self.auditors(found.peer, found.round, None)
+        return auditor in of_all or (
+            found.word is Word.AGREES and auditor in self.auditors(found.peer, found.round, settings)
+        )
 
     def _newcomer(self, peer: bytes) -> _Record:
         if len(self._records) >= MOST_KNOWN:
@@ -286,75 +323,56 @@ class Standings:
             record = self._records.get(change.peer) or self._newcomer(change.peer)
             if change.first > max(record.first, round - self.terms.kept):
                 record.becomes(change.kind, change.first)
-                record.settings = b""
                 learned.append(change)
         return learned
 
-    def _judged(
-        self, round: int, said: Mapping[bytes, Commitment], members: Mapping[bytes, Commitment]
-    ) -> list[Change]:
-        sight, changes = self._sight(round, said, members), []
-        strangers = sum(record.kind is Kind.STRANGER for record in self._records.values())
-        alone = len(members) - sight.sighted
-        room = MOST_KNOWN if sight.is_blind else sight.sighted // 2 - alone - strangers
+    def _judged(self, round: int, members: Mapping[bytes, Commitment]) -> list[Change]:
+        overdue = sum(self._is_overdue(peer, round, members) for peer in members)
+        ends_terms, changes, accusers = 2 * overdue < len(members), [], _accusers(members)
         for peer in sorted(self._records):
             record = self._records[peer]
             if round < record.first:
                 continue
             kind = record.kind
             if kind is Kind.NONE:
-                kind = self._let_in(peer, record, sight, room)
-                room -= kind is Kind.STRANGER
-            elif not sight.is_blind and self._is_over(peer, record, round, said.get(peer), sight):
+                if record.has_paid(self.terms.fee, _fewest(peer, members)):
+                    kind = Kind.JUDGED
+            elif _is_most(record.asked_in_vain | accusers.get(peer, set()), peer, members) or (
+                ends_terms and self._is_overdue(peer, round, members)
+            ):
                 kind = Kind.NONE
             if kind is not record.kind:
                 changes.append(Change(peer, round + self.terms.lag, kind))
                 record.becomes(kind, round + self.terms.lag)
-                record.settings = record.settings if kind is Kind.JUDGED else b""
         return changes
 
-    def _sight(
-        self, round: int, said: Mapping[bytes, Commitment], members: Mapping[bytes, Commitment]
-    ) -> _Sight:
-        kinds = Counter(of.settings for of in members.values())
-        judges = {peer: kinds[of.settings] - 1 for peer, of in members.items()}
-        sighted = [peer for peer, others in judges.items() if others]
-        counting = sum(self._kind(peer, round) is not Kind.NONE for peer in said)
-        overdue = sum(self._is_overdue(self._records[peer], round, judges[peer]) for peer in sighted)
-        return _Sight(members, kinds, len(sighted), counting - len(sighted), overdue)
-
-    def _let_in(self, peer: bytes, record: _Record, sight: _Sight, room: int) -> Kind:
-        auditors = frozenset[bytes]().union(*(by for _, by in record.paid.values()))
-        enough = max(1, min(FEWEST, sight.judges(peer, record.settings)))
-        if sum(rounds for rounds, _ in record.paid.values()) >= self.terms.fee and len(auditors) >= enough:
-            return Kind.JUDGED
-        if room > 0 and sum(record.shown.values()) >= STRANGERS * self.terms.fee:
-            return Kind.STRANGER
-        return Kind.NONE
-
-    def _is_over(
-        self, peer: bytes, record: _Record, round: int, said: Commitment | None, sight: _Sight
-    ) -> bool:
-        """Its standing."""
-        if said is not None and said.settings != record.settings:
-            return True
-        judges = sight.judges(peer, record.settings)
-        if not judges:
-            return record.kind is Kind.STRANGER and round - record.since > self.terms.term
-        in_vain = [auditor for auditor, windows in record.unanswered.items() if len(windows) >= IN_A_ROW]
-        like_it = (sight.members.get(auditor) for auditor in in_vain)
-        silent = sum(of is not None and of.settings == record.settings for of in like_it)
-        if silent >= FEWEST and 2 * silent > judges:
-            return True
-        return sight.ends_terms and self._is_overdue(record, round, judges)
-
-    def _is_overdue(self, record: _Record, round: int, judges: int) -> bool:
-        return round - record.agreed_until(min(FEWEST, judges)) > self.terms.term
+    def _is_overdue(self, peer: bytes, round: int, members: Mapping[bytes, Commitment]) -> bool:
+        return round - self._records[peer].agreed_until(_fewest(peer, members)) > self.terms.term
 
     def _forget(self, until: int) -> None:
         self._lots.pop(until, None)
         for peer in [peer for peer, change in self._changes.items() if change.first < until]:
             del self._changes[peer]
             record = self._records.get(peer)
-            if record is not None and record.kind is Kind.NONE and not (record.paid or record.shown):
+            if record is not None and record.kind is Kind.NONE and not record.paid:
                 del self._records[peer]
+
+
+def _fewest(peer: bytes, members: Mapping[bytes, Commitment]) -> int:
+    """Auditors of it that are needed."""
+    return max(1, min(FEWEST, len(members) - (peer in members)))
+
+
+def _is_most(in_vain: set[bytes], peer: bytes, members: Mapping[bytes, Commitment]) -> bool:
+    """Of the others in a set."""
+    found = len(in_vain & (members.keys() - {peer}))
+    return found >= FEWEST and 2 * found > len(members) - (peer in members)
+
+
+def _accusers(members: Mapping[bytes, Commitment]) -> dict[bytes, set[bytes]]:
+    """By whom they have a proof of that it lied."""
+    found: dict[bytes, set[bytes]] = {}
+    for auditor, of in members.items():
+        for each in of.accused:
+            found.setdefault(tag_of(each.peer), set()).add(auditor)
+    return found

@@ -1,5 +1,9 @@
 """What an auditor says of a window of somebody's rounds, and what anybody else can check.
 
+Who computes with the same settings says that it agrees, to the bit, or that it is a lie. Who has other
+settings does it all the same and says how alike it is: a number that is no proof of anything, and means
+something only over several windows (standing.py).
+
 The evidence of a lie is the accused's own signed commitments from the beginning of the window up to the round
 that does not follow: whoever has them, and computes alike, replays them and comes to the same verdict. Each
 names the one before it, so an accuser cannot leave out one that did not settle and make a liar of who is
@@ -9,18 +13,20 @@ honest.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import mean
 from typing import Literal, Protocol
 
-from swarmnet.audits.commitment import Commitment, digest_of
+from swarmnet.audits.commitment import WHOLLY_ALIKE, Commitment, digest_of, read_alike
 from swarmnet.audits.replay import Unknown
 from swarmnet.audits.windows import window_of
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.index_code import ContributionError
 
-Verdict = Literal["agrees", "lied", "inconclusive"]
+Verdict = Literal["agrees", "lied", "alike", "inconclusive"]
+NOTHING = digest_of(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,9 @@ class Finding:
     round: int
     """Up to which all agrees, or the first that does not."""
     reason: str = ""
+    likeness: int = 0
+    """Where it is "alike", more or less: of what it told in the window's rounds and carried on after them,
+    the mean, in whole thousandths (likeness.py)."""
 
 
 class Replays(Protocol):
@@ -39,6 +48,10 @@ class Replays(Protocol):
     def payloads(self, window: Sequence[Commitment]) -> Iterator[bytes | None]: ...
 
     def carried(self) -> bytes: ...
+
+    def tells_alike(self, one: bytes, other: bytes) -> float: ...
+
+    def carries_alike(self, carried: bytes) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,10 @@ class Evidence:
     next: Commitment | None = None
     """The one that names the last of these as before it: the first of the next window. None: not known, or
     the peer began with nothing after it."""
+    told: Mapping[bytes, bytes] = field(default_factory=dict)
+    """By its SHA-256, what was contributed, as far as it is known: who has other settings needs it ..."""
+    onward: bytes = b""
+    """... and what was carried into the next window."""
 
 
 def judge(evidence: Evidence, every: int, settings: bytes, replay: Replays) -> Finding:
@@ -73,15 +90,15 @@ def judging(
     own."""
     window, after = evidence.window, evidence.next
     last = window[0].round - 1
-    if not is_linked(window, after):
-        return Finding("inconclusive", last, "what was given is not all of a window")
-    contradiction = _contradiction(evidence.peer, window, after, every)
-    if contradiction:
-        return Finding("lied", window[-1].round, contradiction)
+    seen = at_sight(evidence, every)
+    if seen is not None:
+        return seen
     if digest_of(evidence.carried) != window[0].carried:
         return Finding("inconclusive", last, "what was given is not what it carried into the window")
-    if any(commitment.settings != settings for commitment in window):
-        return Finding("inconclusive", last, "it computes with other settings than this auditor")
+    if not all(read_alike(commitment.settings, settings) for commitment in window):
+        return Finding("inconclusive", last, "it reads another text than this auditor")
+    is_exact = all(commitment.settings == settings for commitment in window)
+    alike: list[float] = []
     try:
         replay.begin(evidence.carried)
     except ContributionError as error:
@@ -91,14 +108,52 @@ def judging(
         for commitment in window:
             while (payload := next(told)) is None:
                 yield
-            if hashlib.sha256(payload).digest() != commitment.payload:
+            if hashlib.sha256(payload).digest() == commitment.payload:
+                alike.append(1.0)
+            elif is_exact:
                 return Finding("lied", commitment.round, "its contribution does not follow from its work")
+            elif commitment.payload in evidence.told:
+                alike.append(_alike(replay, evidence.told[commitment.payload], payload))
             last = commitment.round
     except Unknown as unknown:
         return Finding("inconclusive", last, str(unknown))
-    if after is not None and after.carried not in (digest_of(b""), digest_of(replay.carried())):
-        return Finding("lied", last, "what it carried into the next window does not follow from this one")
-    return Finding("agrees", last)
+    if not is_exact and not alike:
+        return Finding("inconclusive", last, "what it contributed is not known here")
+    if after is not None and after.carried != NOTHING:
+        if after.carried == digest_of(replay.carried()):
+            alike.append(1.0)
+        elif is_exact:
+            return Finding("lied", last, "what it carried into the next window does not follow from this one")
+        elif digest_of(evidence.onward) != after.carried:
+            return Finding("inconclusive", last, "what was given is not what it carried into the next window")
+        else:
+            alike.append(_carried_alike(replay, evidence.onward))
+    if is_exact:
+        return Finding("agrees", last)
+    return Finding("alike", last, likeness=int(WHOLLY_ALIKE * max(0.0, mean(alike))))
+
+
+def at_sight(evidence: Evidence, every: int) -> Finding | None:
+    """What anybody sees in it, without computing anything."""
+    window, after = evidence.window, evidence.next
+    if not is_linked(window, after):
+        return Finding("inconclusive", window[0].round - 1, "what was given is not all of a window")
+    contradiction = _contradiction(evidence.peer, window, after, every)
+    return Finding("lied", window[-1].round, contradiction) if contradiction else None
+
+
+def _alike(replay: Replays, told: bytes, replayed: bytes) -> float:
+    try:
+        return replay.tells_alike(told, replayed)
+    except ContributionError:  # Nothing came of it here, or of it there.
+        return 0.0
+
+
+def _carried_alike(replay: Replays, onward: bytes) -> float:
+    try:
+        return replay.carries_alike(onward)
+    except ContributionError:
+        return 0.0
 
 
 def is_linked(window: Sequence[Commitment], after: Commitment | None) -> bool:

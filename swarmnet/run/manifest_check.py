@@ -218,6 +218,11 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
+TOLD_ALIKE = ("bit", "four-bits")
+"""In other numbers honest work is 0.99 alike so; 0.96 in eight bits, since what is left over is chance, and
+0.78 where the largest alone are told, which are others then (docs/benchmarks/audits.md)."""
+
+
 def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
     """As `_of_sync`."""
     sync, most = manifest.sync, max(1, manifest.rounds.snapshot_rounds // 2)
@@ -226,6 +231,10 @@ def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
         return [(sync.fee != 0, "sync.fee: what newcomers pay with is work that is audited; set sync.audits")]
     return [
         (not 0 <= sync.fee <= MOST_FEE, f"sync.fee is {sync.fee}; it must lie in 0 to {MOST_FEE}"),
+        (sync.fee > 0 and sync.own_steps is not None and sync.own_steps.sent not in TOLD_ALIKE,
+         "sync.fee: where newcomers pay, who has other numbers is judged by how alike its work is, and of "
+         f"honest work that is told by sync.sent {sync.own_steps.sent if sync.own_steps else ''} too little "
+         f"is; set sync.sent to {' or '.join(TOLD_ALIKE)}"),
         (not 0 < sync.audits <= 1, f"sync.audits is {sync.audits:g}; it must lie in [0, 1]"),
         (not 0 < sync.afresh_rounds <= most,
          "sync.audits: only the work of peers that begin afresh can be computed again; set "

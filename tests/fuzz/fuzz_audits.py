@@ -75,7 +75,7 @@ def judge(question: Question, _: Path) -> None:
 @cache
 def window() -> tuple[bytes, ...]:
     """Heads of three contributions of Alice's."""
-    log = WorkLog(settings_of("here"), PeerId(ALICE.peer_id), 4)
+    log = WorkLog(settings_of(b"a text", "here"), PeerId(ALICE.peer_id), 4)
     log.accused = (Accused(PeerId(BOB.peer_id), NOT_YET),)
     log.published(-1, -1)
     heads = []

@@ -7,7 +7,7 @@ gradient of its own, for as long as it lasts.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,7 +21,8 @@ from swarmnet.audits.work_log import SetNames
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.stage_compute import StageCompute
-from swarmnet.optimizer.method import Method, OwnSteps
+from swarmnet.optimizer.method import Method
+from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
 from swarmnet.rounds.history import START
@@ -149,7 +150,7 @@ class KnownPast:
 
 class _FromThePast(Replay):
     def __init__(
-        self, peer: PeerId, own: OwnSteps, compute: StageCompute, layout: Layout, known: KnownPast
+        self, peer: PeerId, own: LocalSteps, compute: StageCompute, layout: Layout, known: KnownPast
     ) -> None:
         super().__init__(peer, own, compute, layout, known)
         self._past = known
@@ -168,13 +169,21 @@ def replaying(
     """Yields after each piece, of about a microbatch."""
     part = make_part(manifest, 0)
     own, compute = part.method.own, part.compute
-    assert own is not None, "only peers that step by themselves commit to work"
+    assert isinstance(own, LocalSteps), "only peers that step by themselves commit to work"
     assert isinstance(compute, StageCompute), "devices that hold a stage together audit nobody"
     compute.freeze(settled.units[part.method.state.size :])
     known = KnownPast(settled, part.method, part.layout)
     replay = _FromThePast(evidence.peer, own, compute, part.layout, known)
+    evidence = replace(evidence, told={**evidence.told, **_told(evidence, settled.rounds)})
     yield
     return (yield from judging(evidence, manifest.sync.afresh_rounds, settings, replay))
+
+
+def _told(evidence: Evidence, rounds: Mapping[int, PastRound]) -> dict[bytes, bytes]:
+    """What it contributed in the window, by its SHA-256."""
+    pasts = (rounds[commitment.round] for commitment in evidence.window if commitment.round in rounds)
+    held = (past.contributions[evidence.peer] for past in pasts if evidence.peer in past.contributions)
+    return {commitment.payload: bytes(payload) for commitment, payload in held}
 
 
 def advance(replay: Generator[None, None, Finding]) -> Finding | None:

@@ -408,7 +408,7 @@ class UpdatePath:
         """What was drawn before is not drawn any more: nobody can compute again what this peer does, until it
         begins anew."""
         if self.work.log is not None:
-            self.work.log.settings = settings_of("another text", self.me)
+            self.work.log.settings = settings_of(self.me.encode(), "another text")
 
     def committed(self, tokens: int) -> None:
         if not self.work.shadow_steps:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from swarmnet.audits.commitment import MOST_FINDINGS, Change, Commitment, Found, Word
-from swarmnet.audits.standing import Standings, Terms
+from swarmnet.audits.standing import SEVERAL, Standings, Terms
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.result_table import tag_of
 
@@ -18,7 +19,20 @@ takes a fifth of its time, and of an honest one some windows wait."""
 MOST_WAITING = 64
 """Newcomers whose windows wait, the newest of each; and liars among them that are looked into no more."""
 MOST_OWED = 64
-"""Peers whose turn it is, the newest window of each."""
+"""Peers whose turn it is, or that are followed, the newest window of each."""
+FOLLOWED = 2 * SEVERAL
+"""Windows at most: of some nothing comes."""
+
+
+class Wanted(IntEnum):
+    """What it takes to look into a window, behind its commitments and what was carried into it: the `shard`
+    of what is asked for."""
+
+    NOTHING = 0
+    ONWARD = 1
+    """What was carried into the next window, by who has other settings."""
+    ALL = 2
+    """And what a newcomer contributed, of which no set holds anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +44,17 @@ class Window:
     """Of its last commitment ..."""
     round: int
     """... and of what round that is."""
+    wanted: Wanted = Wanted.NOTHING
+    goes_on: bool = True
+    """The next window is known to go on from it, so that what was carried over can be looked into."""
+
+
+@dataclass(slots=True)
+class _Following:
+    words: int = SEVERAL
+    """That are still to be said of it ..."""
+    windows: int = FOLLOWED
+    """... and windows after this to be looked into for that, at most."""
 
 
 class Vouching:
@@ -42,6 +67,8 @@ class Vouching:
         self._newcomers: OrderedDict[PeerId, Window] = OrderedDict()
         self._early: OrderedDict[PeerId, Window] = OrderedDict()
         """What auditors are drawn from has not settled here yet."""
+        self._followed: OrderedDict[PeerId, _Following] = OrderedDict()
+        """Who has other settings: one window of it says nothing."""
         self._liars: deque[PeerId] = deque(maxlen=MOST_WAITING)
         self._newcomers_at = 0.0
         """None of theirs before."""
@@ -60,9 +87,12 @@ class Vouching:
 
     # -- what it says -----------------------------------------------------------------------------------
 
-    def found(self, window: Window, rounds: int, word: Word) -> None:
+    def found(self, window: Window, rounds: int, word: Word, likeness: int = 0) -> None:
         key = tag_of(window.peer), window.round
-        self._found[key] = Found(*key, min(rounds, 255), word)
+        self._found[key] = Found(*key, min(rounds, 255), word, likeness)
+        followed = self._followed.get(window.peer)
+        if followed is not None and word is Word.ALIKE:
+            followed.words -= 1
 
     @property
     def findings(self) -> tuple[Found, ...]:
@@ -72,24 +102,43 @@ class Vouching:
     # -- what it looks into -----------------------------------------------------------------------------
 
     def is_over(self, window: Window, round: int, settings: bytes) -> None:
-        """A window of one that counts, as the set of that round has it."""
+        """A window of one that counts, as the set of that round has it. `settings`: its own."""
+        if (followed := self._followed.get(window.peer)) is not None:
+            followed.windows -= 1
+            if followed.words > 0:
+                _put(self._owed, window, MOST_OWED)
+            if followed.words <= 0 or followed.windows <= 0:
+                del self._followed[window.peer]
         peer, last = tag_of(window.peer), window.round
-        if not (self.standings.is_due(window.peer, round) and self.standings.is_turn(peer, last)):
-            return
-        if tag_of(self.me) in self.standings.auditors(peer, last, settings):
-            _put(self._owed, window, MOST_OWED)
+        if self.standings.is_due(window.peer, round) and self.standings.is_turn(peer, last):
+            drawn = self.standings.auditors(peer, last, settings)
+            if self.standings.is_doubted(window.peer):
+                drawn += self.standings.exact_auditors(peer, last, settings)
+            if tag_of(self.me) in drawn:
+                self.looks_into(window)
+
+    def looks_into(self, window: Window) -> None:
+        """It was drawn; if it is of one that has other settings, so are some windows after it."""
+        _put(self._owed, window, MOST_OWED)
+        if window.wanted and window.peer not in self._followed:
+            self._followed[window.peer] = _Following()
+            if len(self._followed) > MOST_OWED:
+                self._followed.popitem(last=False)
 
     def asks(self, window: Window, round: int, settings: bytes) -> None:
         """A newcomer wants this peer to look."""
         if self.standings.counts(window.peer, round) or window.peer in self._liars:
             return
-        drawn = (self.standings.auditors(tag_of(window.peer), window.round, of) for of in (settings, None))
-        waits = self._newcomers
         if window.round >= round:
-            waits = self._early
-        elif not any(tag_of(self.me) in those for those in drawn):
+            _put(self._early, window, MOST_WAITING)
             return
-        _put(waits, window, MOST_WAITING)
+        of_all, of_kind = (
+            tag_of(self.me) in self.standings.auditors(tag_of(window.peer), window.round, of)
+            for of in (None, settings)
+        )
+        if of_all or of_kind:  # With what settings it computes is not known yet.
+            wanted = Wanted.ALL if of_all else Wanted.NOTHING
+            _put(self._newcomers, replace(window, wanted=wanted), MOST_WAITING)
 
     def next(self, now: float) -> Iterator[Window]:
         """What waits: newcomers, who have a share of the time and no more, then whose term is over first."""
@@ -108,10 +157,8 @@ class Vouching:
         self._liars.append(peer)
 
     def whom_to_ask(self, last: int, settings: bytes) -> frozenset[bytes]:
-        """To look into an own window, as tags: who can judge it, else who can see that there is one."""
-        me = tag_of(self.me)
-        able = self.standings.auditors(me, last, settings)
-        return frozenset(able or self.standings.auditors(me, last, None))
+        """To look into an own window, as tags."""
+        return frozenset(self.standings.auditors(tag_of(self.me), last, settings))
 
 
 def _put(waits: OrderedDict[PeerId, Window], window: Window, most: int) -> None:

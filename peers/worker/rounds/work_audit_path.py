@@ -2,11 +2,13 @@
 that somebody has lied (swarmnet/audits/).
 
 What is asked for is a window, by the name of its last commitment: the signed commitments come in one body,
-and what was carried into it in pieces no longer than a contribution.
+and what was carried into it in pieces no longer than a contribution; to who has other settings also what was
+carried out of it, and what a newcomer contributed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,18 +25,18 @@ from peers.telemetry import events as noted
 from peers.worker.rounds.proofs import Proofs
 from peers.worker.rounds.replays import Auditor, DrawnText, PastRound, Settled, advance, replaying
 from peers.worker.rounds.update_compute import Made, UpdateWork
-from peers.worker.rounds.vouching import Vouching, Window
+from peers.worker.rounds.vouching import Vouching, Wanted, Window
 from protocols.errors import Malformed
 from protocols.messages.table import Lied, Worked
 from protocols.signed.commitments import cut, joined, open_commitment
-from swarmnet.audits.commitment import Commitment, Kind, Word
+from swarmnet.audits.commitment import Commitment, Kind, Word, read_alike
 from swarmnet.audits.convictions import Convictions
 from swarmnet.audits.draw import is_drawn
-from swarmnet.audits.standing import Terms
-from swarmnet.audits.verdict import Evidence, Finding, Verdict, is_linked
+from swarmnet.audits.standing import ENOUGH, SEVERAL, Terms
+from swarmnet.audits.verdict import NOTHING, Evidence, Finding, at_sight
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds import events
-from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds
+from swarmnet.rounds.audits import MOST_CONVICTED, Audits, Name, Question, answer_seconds, chance
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.result_table import tag_of
@@ -43,7 +45,6 @@ from swarmnet.run.manifest import Manifest
 REST = 1.0
 """Times as long as a piece of a replay took this peer does nothing but its own work before the next, unless
 it checks a proof: half of its time at most is an auditor's. A microbatch waits for one piece at most."""
-NOTHING = bytes(32)
 
 
 @dataclass(slots=True)
@@ -52,15 +53,19 @@ class WorkQuestion(Question):
     after: Commitment | None = None
     heads: bytes = b""
     """As they came, all of these."""
-    wanted: int = 0
-    """Bytes that were carried into the window."""
+    wanted: tuple[int, int, int] = (0, 0, 0)
+    """Bytes of what was carried into the window, into the next, and contributed in it, as asked for."""
     pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+    """Of what a contribution says."""
+    goes_on: bool = False
+    """As of a `Window`."""
     seconds: float = 0.0
     """That computing it took."""
 
     @property
     def is_whole(self) -> bool:
-        return bool(self.window) and sum(map(len, self.pieces)) >= self.wanted
+        return bool(self.window) and sum(map(len, self.pieces)) >= sum(self.wanted)
 
     @property
     def about(self) -> Window:
@@ -68,7 +73,15 @@ class WorkQuestion(Question):
 
     @property
     def evidence(self) -> Evidence:
-        return Evidence(self.maker, self.window, b"".join(self.pieces), self.after)
+        into, onward, moves = self.given
+        told = {hashlib.sha256(each).digest(): each for each in pieces_of(moves, self.size)}
+        return Evidence(self.maker, self.window, into, self.after, told, onward)
+
+    @property
+    def given(self) -> tuple[bytes, bytes, bytes]:
+        """As `wanted`."""
+        data, (into, onward, moves) = b"".join(self.pieces), self.wanted
+        return data[:into], data[into : into + onward], data[into + onward :][:moves]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,8 @@ class _Own:
     commitment: Commitment
     head: bytes
     carried: bytes
+    moves: bytes
+    """What it contributed, where that counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +105,12 @@ class Means:
     past: Callable[[], Mapping[int, PastRound]]
 
 
-STANDINGS = {Kind.NONE: "none", Kind.JUDGED: "judged", Kind.STRANGER: "stranger"}
+def pieces_of(data: bytes, size: int) -> list[bytes]:
+    """As long as what a contribution says."""
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+STANDINGS = {Kind.NONE: "none", Kind.JUDGED: "judged"}
 """As the log calls them."""
 
 
@@ -168,27 +188,36 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             self._stand(self.vouching, round, chain, contributions)
         self._say()
         peers = 1 + len(self.rounds.neighbours)
-        for peer, commitment in contributions.items():
-            last = self.last.get(peer)
+        turns = {peer: chance(self.audits.secret, chain + peer.encode()) for peer in contributions}
+        for peer in sorted(turns, key=turns.__getitem__):  # Of those that are drawn the last stays.
+            commitment, last = contributions[peer], self.last.get(peer)
             self.last[peer] = commitment
             if last is not None and peer != self.me and last.begun != commitment.begun:
-                self._draw(peer, last, peers, round)
+                self._draw(peer, last, commitment.before == last.name, peers, round)
         old = [name for name, own in self._told.items() if own.commitment.round <= round - self.kept_rounds]
         for name in old:
             del self._told[name]
             self._asked_for.discard(name)
         self._look_into_next()
 
-    def _draw(self, peer: PeerId, last: Commitment, peers: int, round: int) -> None:
+    def _draw(self, peer: PeerId, last: Commitment, goes_on: bool, peers: int, round: int) -> None:
         """A window of a peer is over: whether this one looks into it."""
-        if last.settings != self._settings or not self._may_judge(round):
+        is_exact, share = last.settings == self._settings, self.manifest.sync.audits
+        if not self._may_judge(round) or not (is_exact or self._may_compare(last)):
             return
-        window = Window(peer, last.name, last.round)
+        wanted = Wanted.NOTHING if is_exact else Wanted.ONWARD
+        window = Window(peer, last.name, last.round, wanted, goes_on)
         if self.vouching is not None:
-            self.vouching.is_over(window, round, self._settings)
-        if is_drawn(self.audits.secret, last, self.manifest.sync.audits, peers):
+            self.vouching.is_over(window, round, last.settings)
+        if is_exact and is_drawn(self.audits.secret, last, share, peers):
             self._drawn = window
+        elif self.vouching is not None and is_drawn(self.audits.secret, last, share / SEVERAL, peers):
+            self.vouching.looks_into(window)
         self._look_into_next()
+
+    def _may_compare(self, last: Commitment) -> bool:
+        """Whether this peer, which has other settings, can say how alike it is, and somebody would listen."""
+        return self.vouching is not None and read_alike(last.settings, self._settings)
 
     @property
     def _settings(self) -> bytes:
@@ -249,25 +278,34 @@ class WorkAuditPath(Proofs[WorkQuestion]):
     def made(self, made: Made) -> None:
         """An own contribution."""
         assert made.commitment is not None
-        own = _Own(made.commitment, made.data[: made.signed], made.carried)
+        is_settled = self.counts(self.me, made.round)
+        moves = b"" if is_settled else made.data[made.signed :]
+        own = _Own(made.commitment, made.data[: made.signed], made.carried, moves)
         self._told[own.commitment.name] = own
 
     def _asked(self, peer: PeerId, name: Name) -> None:
-        if name not in self.kept and name[0] in self._told:
+        if name not in self.kept and name[0] in self._told and name[1] <= max(Wanted):
             self._keep_own(name)
         super()._asked(peer, name)
 
     def _keep_own(self, name: Name) -> None:
         """What it takes to look into an own window."""
-        last, heads = self._told[name[0]], [self._told[name[0]].head]
-        at = last
-        while at.commitment.round != at.commitment.begun and at.commitment.before in self._told:
-            at = self._told[at.commitment.before]
-            heads.insert(0, at.head)
-        heads += [each.head for each in self._told.values() if each.commitment.before == name[0]]
+        window, wanted = [self._told[name[0]]], name[1]
+        last = window[0]
+        while window[0].commitment.round != window[0].commitment.begun:
+            if window[0].commitment.before not in self._told:
+                break
+            window.insert(0, self._told[window[0].commitment.before])
+        after = [each for each in self._told.values() if each.commitment.before == name[0]]
         size = self.work.method.payload_bytes
-        pieces = [last.carried[start : start + size] for start in range(0, len(last.carried), size)]
-        self.keep(name, last.commitment.round, [joined(heads), *pieces])
+        pieces = pieces_of(last.carried, size)
+        if wanted >= Wanted.ONWARD:
+            pieces += [piece for each in after for piece in pieces_of(each.carried, size)]
+        if wanted >= Wanted.ALL:
+            pieces += [each.moves for each in window if each.moves]
+        heads = joined(each.head for each in (*window, *after))
+        self.keep(name, last.commitment.round, [heads, *pieces])
+
 
     # -- what others have -------------------------------------------------------------------------------
 
@@ -287,7 +325,9 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         """One after the other."""
         for window in self._waiting():
             peer = window.peer
-            question = self._question((ContributionId(window.name), 0), window.round, peer, peer)
+            name = ContributionId(window.name), int(window.wanted)
+            question = self._question(name, window.round, peer, peer)
+            question.goes_on = window.goes_on
             if peer not in self.convictions.first and self.ask(question):
                 self._looks_into = question
 
@@ -335,9 +375,10 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         return self._question(name, message.round, PeerId(message.peer), asked)
 
     def _question(self, name: Name, round: int, maker: PeerId, asked: PeerId) -> WorkQuestion:
-        pieces = 1 + self.means.carried_bytes // self.work.method.payload_bytes
-        until = self.until() + answer_seconds(1 + pieces, self.work.method.payload_bytes)
-        return WorkQuestion(name, round, maker, asked, until)
+        size = self.work.method.payload_bytes
+        pieces = (1 + self.means.carried_bytes // size) * (1 + name[1])
+        until = self.until() + answer_seconds(1 + pieces, size)
+        return WorkQuestion(name, round, maker, asked, until, size=size)
 
     def take(self, question: WorkQuestion, body: bytes) -> None:
         """See `Proofs.take`: the commitments, then what was carried."""
@@ -359,16 +400,33 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         window, rest = tuple(commitments[: named[0] + 1]), commitments[named[0] + 1 :]
         question.window, question.heads = window, body
         question.after = rest[0] if rest and rest[0].before == window[-1].name else None
-        carries = window[0].carried != NOTHING and self._can_judge(question)
-        question.wanted = self.means.carried_bytes if carries else 0
+        if question.goes_on and question.after is None:
+            raise Malformed("a window without the commitment that goes on from it")
+        if self._can_judge(question):
+            question.wanted = self._wanted(question)
+
+    def _wanted(self, question: WorkQuestion) -> tuple[int, int, int]:
+        window, after, wanted = question.window, question.after, question.name[1]
+        into = self.means.carried_bytes if window[0].carried != NOTHING else 0
+        goes_on = wanted >= Wanted.ONWARD and after is not None and after.carried != NOTHING
+        uncounted = sum(not self.counts(question.maker, each.round) for each in window)
+        return (
+            into,
+            self.means.carried_bytes if goes_on else 0,
+            uncounted * self.work.method.payload_bytes if wanted >= Wanted.ALL else 0,
+        )
 
     def _can_judge(self, question: WorkQuestion) -> bool:
-        return all(commitment.settings == self._settings for commitment in question.window)
+        """Exactly where it is a proof, somehow where not."""
+        if question.is_proof:
+            return all(commitment.settings == self._settings for commitment in question.window)
+        return all(read_alike(commitment.settings, self._settings) for commitment in question.window)
 
     def judge(self, question: WorkQuestion) -> None:
         """A proof goes before: as long as it is not checked a liar counts, and what it takes is forgotten."""
         if not self._can_judge(question):
-            self._found(question, "inconclusive")
+            seen = at_sight(question.evidence, self.manifest.sync.afresh_rounds)
+            self._found(question, seen or Finding("inconclusive", question.round, "not with its settings"))
             return
         if not question.is_proof:
             self._to_replay.append(question)
@@ -428,16 +486,17 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             self._timer.arm(self.clock.time() + rest * seconds)
             return
         self._judges = self._replay = None
-        self._found(question, found.verdict)
+        self._found(question, found)
         self._judge_next()
         self._look_into_next()
 
-    def _found(self, question: WorkQuestion, verdict: Verdict) -> None:
+    def _found(self, question: WorkQuestion, found: Finding) -> None:
+        verdict = found.verdict
         self.audits.end(question)
         if question is self._looks_into:
             self._looks_into = None
         if self.vouching is not None and not question.is_proof:
-            self._vouch(self.vouching, question, verdict)
+            self._vouch(self.vouching, question, found)
         if verdict == "lied":
             self._lied_about(question)
         elif question.is_proof:
@@ -446,7 +505,8 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             self._judged.add(question.name)
             self.failed(question, "false_proof" if verdict == "agrees" else verdict)
         else:
-            self.noted(question, verdict)
+            is_unlike = verdict == "alike" and found.likeness < ENOUGH
+            self.noted(question, "unlike" if is_unlike else verdict)
 
     def failed(self, question: WorkQuestion, outcome: str, reason: str = "") -> None:
         """See `Proofs.failed`. Who says that somebody lied who did not loses its voice, no more: its computer
@@ -460,13 +520,13 @@ class WorkAuditPath(Proofs[WorkQuestion]):
         if question is self._looks_into:
             self._looks_into = None
 
-    def _vouch(self, vouching: Vouching, question: WorkQuestion, verdict: Verdict) -> None:
+    def _vouch(self, vouching: Vouching, question: WorkQuestion, found: Finding) -> None:
         """Tell of what was found with the next contribution."""
         vouching.looked(question.about, self.rounds.settled, question.seconds, self.clock.time())
-        if verdict == "agrees":
+        if found.verdict == "agrees":
             vouching.found(question.about, len(question.window), Word.AGREES)
-        elif not self._can_judge(question) and is_linked(question.window, question.after):
-            vouching.found(question.about, len(question.window), Word.FOREIGN)
+        elif found.verdict == "alike":
+            vouching.found(question.about, len(question.window), Word.ALIKE, found.likeness)
         self._say()
 
     def _lied_about(self, question: WorkQuestion) -> None:
@@ -476,7 +536,9 @@ class WorkAuditPath(Proofs[WorkQuestion]):
             return
         if not self.audits.is_news(question.maker, question.round):
             return
-        self.proven(question, [question.heads, *question.pieces])
+        into, _, _ = question.given
+        question.name = question.name[0], 0  # By which a proof goes around, whatever was asked for.
+        self.proven(question, [question.heads, *pieces_of(into, question.size)])
         question.heads, question.pieces, question.window, question.after = b"", [], (), None
         self._say()
         super().look()

@@ -10,7 +10,7 @@ from swarmnet.identifiers import PeerId
 
 WINDOW = 4
 LIAR = PeerId("liar")
-CPU, CARD = settings_of("cpu"), settings_of("card")
+CPU, CARD = settings_of(b"text", "cpu"), settings_of(b"text", "card")
 
 
 def said(settings: bytes = CPU, **accused: int) -> Commitment:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,15 +30,17 @@ from swarmnet.audits.commitment import (
     settings_of,
 )
 from swarmnet.audits.draw import auditors_of, is_drawn
+from swarmnet.audits.likeness import cosine, likeness
 from swarmnet.audits.replay import Unknown
-from swarmnet.audits.verdict import Evidence, judge
+from swarmnet.audits.verdict import Evidence, Finding, judge
 from swarmnet.audits.windows import ends_window, window_of
 from swarmnet.audits.work_log import SetNames, WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.moved.bits import Signs
 
 A, B, C = (PeerId(name) for name in "abc")
-SETTINGS = settings_of("here")
+SETTINGS = settings_of(b"a text", "here")
 EVERY = 4
 AT = next(round for round in count(EVERY) if ends_window(round - 1, A, EVERY))
 """Where a window of A begins."""
@@ -62,6 +65,18 @@ class Played:
     def carried(self) -> bytes:
         return self._carries
 
+    def tells_alike(self, one: bytes, other: bytes) -> float:
+        if other == b"":
+            raise ContributionError("nothing came of it")
+        return share_of_equal(one, other)
+
+    def carries_alike(self, carried: bytes) -> float:
+        return share_of_equal(carried, self._carries)
+
+
+def share_of_equal(one: bytes, other: bytes) -> float:
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
 
 def committed(*payloads: bytes, carried: bytes = b"") -> tuple[Commitment, ...]:
     log = WorkLog(SETTINGS, A, EVERY)
@@ -75,13 +90,21 @@ def committed(*payloads: bytes, carried: bytes = b"") -> tuple[Commitment, ...]:
 
 
 def verdict(window: tuple[Commitment, ...], played: Played, settings: bytes = SETTINGS, **keys: bytes) -> str:
+    return found(window, played, settings, **keys).verdict
+
+
+def found(
+    window: tuple[Commitment, ...], played: Played, settings: bytes = SETTINGS, told: tuple[bytes, ...] = (),
+    **keys: bytes,
+) -> Finding:  # fmt: skip
     after = None
     if "next_carried" in keys:
         stretch = replace(window[-1].stretches[-1], first=window[-1].stretches[-1].counters.stop)
         at, linked = AT + EVERY, {"before": window[-1].name, "carried": keys["next_carried"]}
         after = replace(window[-1], round=at, begun=at, stretches=(stretch,), **linked)
-    evidence = Evidence(A, window, keys.get("carried", b""), after)
-    return judge(evidence, EVERY, settings, played).verdict
+    named = {hashlib.sha256(payload).digest(): payload for payload in told}
+    evidence = Evidence(A, window, keys.get("carried", b""), after, named, keys.get("onward", b""))
+    return judge(evidence, EVERY, settings, played)
 
 
 def test_peers_begin_afresh_every_so_many_rounds_and_not_all_at_once():
@@ -112,7 +135,7 @@ def test_a_log_says_in_one_stretch_what_was_computed_at_the_same_weights():
     later = log.told(7, b"next")
     assert later.begun == 6
     assert not later.stretches[0].published, "it goes on at the weights that it had"
-    assert len(found.written()) == 100 + 3 * 39
+    assert len(found.written()) == 108 + 3 * 39
 
 
 def test_names_of_sets_tell_apart_what_open_rounds_hold_and_nothing_older():
@@ -140,13 +163,16 @@ stretches = st.builds(
 )  # fmt: skip
 
 
-@given(st.lists(stretches, min_size=1, max_size=MOST_STRETCHES), st.binary(min_size=8, max_size=8))
+@given(st.lists(stretches, min_size=1, max_size=MOST_STRETCHES), st.binary(min_size=16, max_size=16))
 def test_what_is_written_is_read_again(those, settings):
     those.sort(key=lambda stretch: stretch.applied)
     those[0] = replace(those[0], published=True)
     accused = (Accused(A, 12), Accused(B, NOT_YET))
-    findings = (Found(b"peer a's", 5, 2, Word.AGREES), Found(b"peer b's", 6, 1, Word.UNANSWERED))
-    changes = (Change(b"peer c's", 17, Kind.STRANGER),)
+    findings = (
+        Found(b"peer a's", 5, 2, Word.AGREES), Found(b"peer b's", 6, 1, Word.UNANSWERED),
+        Found(b"peer c's", 6, 1, Word.ALIKE, 993),
+    )  # fmt: skip
+    changes = (Change(b"peer c's", 17, Kind.JUDGED),)
     commitment = Commitment(
         9, 7, settings, b"the one before i"[:16], bytes(32), digest_of(b"x"), tuple(those), accused, findings,
         changes,
@@ -203,9 +229,10 @@ def test_what_contradicts_itself_is_a_lie_before_anything_is_computed():
     assert verdict((one, replace(two, round=AT + EVERY)), Played()) == "lied", "did not begin afresh"
 
 
-def test_who_computes_otherwise_or_lacks_something_has_no_verdict():
+def test_who_reads_another_text_or_lacks_something_has_no_verdict():
     window = committed(b"one", b"two", carried=b"rest")
-    assert verdict(window, Played(b"x"), settings_of("elsewhere"), carried=b"rest") == "inconclusive"
+    other_text = settings_of(b"another text", "here")
+    assert verdict(window, Played(b"x"), other_text, carried=b"rest") == "inconclusive"
     assert verdict(window, Played(b"x"), carried=b"not what was committed to") == "inconclusive"
     assert verdict(window, Played(b"one", b"x", gives_up_at=1), carried=b"rest") == "inconclusive"
     assert verdict(window, Played(b"x", b"x", gives_up_at=1), carried=b"rest") == "lied", "the first was seen"
@@ -213,6 +240,52 @@ def test_who_computes_otherwise_or_lacks_something_has_no_verdict():
     assert verdict(lost, Played(b"one", b"x"), carried=b"rest") == "inconclusive", "one is left out"
     short = committed(b"one", carried=b"short")
     assert verdict(short, Played(b"one"), carried=b"short") == "lied", "it cannot have begun with that"
+
+
+ELSEWHERE = settings_of(b"a text", "another device")
+
+
+def test_who_has_other_settings_says_how_alike_what_was_told_and_carried_on_is():
+    told, ours = (b"0123456789", b"abcdefghij"), (b"0123456789", b"abcdefghiX")
+    window = committed(*told, carried=b"rest")
+    kept = {"carried": b"rest", "onward": b"oX", "next_carried": digest_of(b"oX"), "told": told}
+    same = found(window, Played(*ours), ELSEWHERE, **kept)
+    assert (same.verdict, same.likeness) == ("alike", 800), "of 1, 0.9 and 0.5"
+    assert found(window, Played(*ours), **kept).verdict == "lied", "as who computes alike knows"
+    kept |= {"next_carried": digest_of(b"on"), "onward": b""}
+    assert found(window, Played(*ours), ELSEWHERE, **kept).likeness == 966, "what is the same needs no bytes"
+    assert found(window, Played(*told), ELSEWHERE, **kept).likeness == 1000
+    del kept["next_carried"]
+    assert found(window, Played(*ours), ELSEWHERE, **kept).likeness == 950
+
+
+def test_likeness_is_a_cosine_that_knows_how_large_things_are():
+    ones = Signs(torch.tensor([[False, True, False, True]] * 2), torch.tensor([[3], [5]], dtype=torch.int32))
+    louder, turned = replace(ones, exponents=ones.exponents + 3), replace(ones, negative=~ones.negative)
+    assert likeness([(ones, ones)]) == cosine([(ones, louder)]) == 1.0
+    assert likeness([(ones, louder)]) == pytest.approx(16 / 65)
+    assert likeness([(ones, turned)]) == cosine([(ones, turned)]) == -1.0
+    assert likeness([(ones, ones), (ones, turned)]) == 0.0
+    assert likeness([]) == cosine([]) == 0.0
+
+
+def test_who_has_other_settings_finds_nothing_alike_of_which_nothing_came_and_never_a_lie():
+    window = committed(b"0123456789", b"abcdefghij")
+    nothing = found(window, Played(b"0123456789", b""), ELSEWHERE, told=(b"0123456789", b"abcdefghij"))
+    assert (nothing.verdict, nothing.likeness) == ("alike", 500)
+    assert found(window, Played(b"X", b"Y"), ELSEWHERE).verdict == "inconclusive", "what it told is not known"
+    hidden = found(window, Played(b"0123456789", b"Y"), ELSEWHERE, next_carried=digest_of(b"not given"))
+    assert hidden.verdict == "inconclusive"
+    again = (window[0], replace(window[1], stretches=window[0].stretches))
+    assert found(again, Played(), ELSEWHERE).verdict == "lied", "what contradicts itself does so everywhere"
+
+
+@pytest.mark.parametrize(("word", "likeness"), [(Word.ALIKE, 1001), (Word.AGREES, 1)])
+def test_what_is_more_alike_than_the_same_or_was_not_compared_is_refused(word, likeness):
+    found = Found(b"peer a's", 5, 2, word, likeness)
+    (commitment,) = committed(b"one")
+    with pytest.raises(CommitmentError, match="alike"):
+        Commitment.read(replace(commitment, findings=(found,)).written())
 
 
 def test_a_group_looks_into_its_share_of_windows_together_whatever_its_size():

@@ -31,6 +31,8 @@ def test_whole_models_that_begin_afresh_can_be_audited():
         ({"sync": replace(SYNC, afresh_rounds=3)}, "half of rounds.snapshot_rounds"),
         ({"sync": replace(SYNC, fee=-1)}, "sync.fee is -1"),
         ({"sync": replace(SYNC, audits=0.0, fee=4)}, "sync.fee: .* set sync.audits"),
+        ({"sync": replace(SYNC, fee=4, sent="eight-bits")}, "set sync.sent to bit or four-bits"),
+        ({"sync": replace(SYNC, fee=4, method="sparse-loco")}, "set sync.sent to bit or four-bits"),
         ({"stages": (2, 1)}, "set stages to one"),
         ({"sync": replace(SYNC, exchange="sharded")}, "set sync.exchange to everyone"),
         ({"sync": replace(SYNC, method="diloco")}, "sync.outer_momentum"),

@@ -22,8 +22,8 @@ from peers.compute.stage_part import CPU, real_part
 from peers.compute.work_settings import work_settings
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
-from peers.lab.bench.learning.ground import read_texts
-from peers.lab.bench.work.lies import FIRST_LIE, LIES, Lie, Situation, cosine
+from peers.lab.bench.learning.ground import Texts, read_texts
+from peers.lab.bench.work.lies import FIRST_LIE, LIES, Lie, Situation
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.update_compute import Add, Made, Operation, Settled, UpdateWork
@@ -31,6 +31,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import Identity
 from swarmnet.audits.commitment import NOTHING_BEFORE, Commitment
 from swarmnet.audits.draw import is_drawn
+from swarmnet.audits.likeness import cosine
 from swarmnet.audits.replay import Replay
 from swarmnet.audits.verdict import Evidence, Finding, judge
 from swarmnet.audits.work_log import SetNames, WorkLog
@@ -131,7 +132,8 @@ class Peer:
         if self.lie is not None and round >= FIRST_LIE:
             told = self.lie.told(Situation(round, payload, self.told, others, self.method))
             commitment = replace(commitment, payload=hashlib.sha256(told).digest())
-            payload, likeness = told, cosine(told, payload, self.method)
+            moves = zip(self.method.moves_of(told), self.method.moves_of(payload), strict=True)
+            payload, likeness = told, cosine(moves)
             self.log.before = commitment.name
             if self.lie.carries is not None and self.log.ends_window(round):
                 self._carry(self.lie.carries(self.method, self.method.carried()))
@@ -159,7 +161,8 @@ class Peer:
         begun = self.commitments[round - 1].begun
         window = tuple(self.commitments[each] for each in range(begun, round))
         after = newest if newest.before == window[-1].name else None
-        return Evidence(self.me, window, self.carried_into(begun), after)
+        told = {each.payload: self.told[each.round] for each in window}
+        return Evidence(self.me, window, self.carried_into(begun), after, told, self.carried_into(round))
 
     def end(self, round: int, contributions: Mapping[PeerId, bytes]) -> Settled:
         order: list[Operation] = [Add(round, peer, payload) for peer, payload in contributions.items()]
@@ -184,7 +187,7 @@ class Auditor:
 
     def judge(self, evidence: Evidence) -> Finding:
         own, compute = method_of(self._manifest, self._part.layout, self._part.device).own, self._part.compute
-        assert own is not None
+        assert isinstance(own, LocalSteps)
         assert isinstance(compute, StageCompute)
         replay = Replay(evidence.peer, own, compute, self._part.layout, self._known)
         self.rounds += len(evidence.window)
@@ -319,6 +322,19 @@ class Question:
 def bench(question: Question) -> Iterator[Played]:
     """A group for each lie and seed. Every window is looked into once on the mean, and a group goes on until
     its liars are found. Raises UserError, TextError."""
+    manifest, texts = read_ground(question)
+    for lie in question.lies or [""]:
+        liars = question.liars if question.lies else 0
+        for seed in range(question.seeds):
+            group = AuditedPeers(
+                manifest, texts.corpus, question.peers, liars, lie, 1.0, seed, question.computing,
+                question.device,
+            )  # fmt: skip
+            yield group.play(question.rounds)
+
+
+def read_ground(question: Question) -> tuple[Manifest, Texts]:
+    """The run and what it reads. Raises UserError, TextError."""
     manifest = load_manifest(question.run_file, PeerId(""), {})
     own, sync = manifest.sync.own_steps, manifest.sync
     if own is None or not sync.afresh_rounds or len(manifest.stages) > 1:
@@ -330,15 +346,8 @@ def bench(question: Question) -> Iterator[Played]:
         raise UserError(f"{question.run_file}: liars here tell signs; set sync.sent to bit")
     if unknown := [lie for lie in question.lies if lie not in LIES]:
         raise UserError(f"nobody lies like {unknown[0]}; there are {', '.join(LIES)}")
-    corpus = read_texts(question.run_file, manifest, None, None).corpus
     torch.set_num_threads(question.threads)
-    for lie in question.lies or [""]:
-        liars = question.liars if question.lies else 0
-        for seed in range(question.seeds):
-            group = AuditedPeers(
-                manifest, corpus, question.peers, liars, lie, 1.0, seed, question.computing, question.device
-            )  # fmt: skip
-            yield group.play(question.rounds)
+    return manifest, read_texts(question.run_file, manifest, None, None)
 
 
 def rounds_until_found(peers: int, every: int, share: float, seeds: range) -> list[int]:

@@ -19,6 +19,9 @@ from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 
 FLIPPED = 0.04
 """Of the signs: a cosine of 1 - 2 * 0.04 = 0.92 is left, above the 0.9 that is enough elsewhere."""
+WITHIN = 0.03
+"""So much is missing of the likeness of what is told with what is honest: it is ENOUGH yet (standing.py), and
+what is carried on, as it should be, makes up for what rounding takes."""
 LOUDER_BY = 3
 """Powers of two."""
 FIRST_LIE = 4
@@ -65,17 +68,6 @@ class Lie:
         return step >= max(1, round(steps * self.work))
 
 
-def cosine(told: bytes, honest: bytes, method: LocalSteps) -> float:
-    """Between two contributions."""
-    pairs = zip(method.moves_of(told), method.moves_of(honest), strict=True)
-    numbers = [(one.units().double(), other.units().double()) for one, other in pairs]
-    products, ones, others = (
-        sum(float((a * b).sum()) for a, b in chosen)
-        for chosen in (numbers, [(a, a) for a, _ in numbers], [(b, b) for _, b in numbers])
-    )
-    return float(products / (ones * others) ** 0.5)
-
-
 def _noise(now: Situation) -> bytes:
     chance = now.chance()
     return b"".join(
@@ -116,6 +108,20 @@ def _nearly(now: Situation) -> bytes:
     )
 
 
+def _within(now: Situation) -> bytes:
+    """Turns the largest, until as much is turned as goes unnoticed: each takes twice its square."""
+    planes = list(now.signs)
+    squares = torch.cat([(signs.units().double() ** 2).flatten() for signs in planes])
+    largest = squares.sort(descending=True, stable=True)
+    turned = torch.zeros_like(squares, dtype=torch.bool)
+    turned[largest.indices[largest.values.cumsum(0) <= WITHIN / 2 * squares.sum()]] = True
+    of_planes = torch.split(turned, [signs.negative.numel() for signs in planes])
+    return b"".join(
+        replace(signs, negative=signs.negative ^ those.view_as(signs.negative)).written()
+        for signs, those in zip(planes, of_planes, strict=True)
+    )
+
+
 def _honest(now: Situation) -> bytes:
     return now.honest
 
@@ -147,4 +153,5 @@ LIES: Mapping[str, Lie] = {
     "lazy": Lie(_honest, work=0.5),
     "cosine-0.9": Lie(_nearly),
     "carrier": Lie(_honest, carries=_against),
+    "within": Lie(_within),
 }

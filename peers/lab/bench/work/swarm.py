@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -43,8 +44,10 @@ from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Data, Manifest
 
+GOOD, BAD = ("agrees", "alike"), ("lied", "unlike")
 COLLUDING = "colluding"
 """They contribute noise, look into nobody, and say of one another that their work agrees."""
+OTHER = Computing("bf16")
 LONGEST_ROUND = 60.0
 """Virtual seconds: a group that takes longer on the mean stands still."""
 
@@ -101,8 +104,8 @@ class LazyCompute(StageCompute):
 class Liar:
     """One false peer."""
 
-    def __init__(self, world: World, name: str, lie: Lie) -> None:
-        self.world, self.name, self.lie = world, name, lie
+    def __init__(self, world: World, name: str, lie: Lie, computing: Computing) -> None:
+        self.world, self.name, self.lie, self.computing = world, name, lie, computing
         self.before: dict[int, bytes] = {}
         self.first = -1
         """The round of its first lie."""
@@ -110,14 +113,15 @@ class Liar:
 
     def part(self, manifest: Manifest, stage: int) -> StagePart:
         """The first is what it computes with itself; with others it looks into what others did."""
-        part = real_part(manifest, stage)
+        part = real_part(manifest, stage, computing=self.computing)
         if self._has_own:
             return part
         self._has_own = True
         compute = part.compute
         if self.lie.work < 1.0:
-            computing = replace(PLAIN, uses_each=part.computing.uses_each)
-            compute = LazyCompute(manifest.model, manifest.span(stage), part.layout, computing, part.device)
+            compute = LazyCompute(
+                manifest.model, manifest.span(stage), part.layout, part.computing, part.device
+            )
             compute.lie = self.lie
         return replace(part, method=LyingSteps(manifest, part.layout, self), compute=compute)
 
@@ -175,7 +179,8 @@ class Question:
     liars: int
     rounds: int
     seed: int = 1
-    computing: Computing = PLAIN
+    mixed: bool = False
+    """Every other peer computes in bfloat16, so that liars are of both kinds, in turns."""
 
 
 def bench(question: Question) -> Iterator[Played]:
@@ -205,13 +210,16 @@ async def _play(question: Question, manifest: Manifest, texts: Texts, lie: str, 
     began = time.process_time()
     world = World(manifest, question.seed, folder, real=True)
     world.text = Corpus(texts.corpus, world.signed.run_id, manifest.data, manifest.seed)
+    names = [f"p{number}" for number in range(question.peers)]
+    computing = {name: OTHER if question.mixed and number % 2 else PLAIN for number, name in enumerate(names)}
+    told = LIES["noise" if lie == COLLUDING else lie] if lie else None
     liars = {
-        f"p{number}": Liar(world, f"p{number}", LIES["noise" if lie == COLLUDING else lie])
-        for number in range(question.liars if lie else 0)
+        name: Liar(world, name, told, computing[name]) for name in names[: question.liars] if told is not None
     }
-    for name, liar in liars.items():
-        world.parts[name] = liar.part
-    members = [world.start(f"p{number}", 0) for number in range(question.peers)]
+    for name in names:
+        honest_part = partial(real_part, computing=computing[name])
+        world.parts[name] = liars[name].part if name in liars else honest_part
+    members = [world.start(name, 0) for name in names]
     honest = [member for member in members if member.name not in liars]
     while min(world.settled(0).get(member.name, -1) for member in honest) < question.rounds:
         await asyncio.sleep(1.0)
@@ -287,7 +295,8 @@ def rows(plays: Iterable[Played]) -> Iterator[str]:
     """Lines of a table of them, each when it is there; the first play is the honest one."""
     yield (
         "| lie | liars out | after rounds, mean / most | honest out | held out | against honest "
-        "| false windows: lied / agrees / others | honest: agrees / lied / others | microbatches a second "
+        "| false windows: lied or unlike / agrees or alike / others "
+        "| honest: agrees or alike / lied or unlike / others | microbatches a second "
         "| head, B | contribution, B | processor, s |"
     )
     yield "|" + "---|" * 12
@@ -298,12 +307,12 @@ def rows(plays: Iterable[Played]) -> Iterator[str]:
         yield (
             f"| {each.lie or 'nobody'} | {len(each.out)} of {each.liars} | {when} | {each.honest_out} "
             f"| {each.loss:.4f} | {each.loss / honest - 1:+.1%} "
-            f"| {_of(each.of_false, 'lied', 'agrees')} | {_of(each.verdicts, 'agrees', 'lied')} "
+            f"| {_of(each.of_false, BAD, GOOD)} | {_of(each.verdicts, GOOD, BAD)} "
             f"| {each.per_second:.2f} "
             f"| {each.head_bytes:.0f} | {each.contribution_bytes:.0f} | {each.processor_seconds:.0f} |"
         )
 
 
-def _of(verdicts: Counter[str], first: str, second: str) -> str:
-    others = verdicts.total() - verdicts[first] - verdicts[second]
-    return f"{verdicts[first]} / {verdicts[second]} / {others}"
+def _of(verdicts: Counter[str], *sides: tuple[str, ...]) -> str:
+    found = [sum(verdicts[code] for code in side) for side in sides]
+    return " / ".join(map(str, [*found, verdicts.total() - sum(found)]))

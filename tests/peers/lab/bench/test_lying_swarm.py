@@ -44,7 +44,8 @@ def one_thread():
 
 
 def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
-    honest, flipping, *others = bench(Question(run_file, ("sign-flip", "carrier", COLLUDING), 5, 1, 40))
+    lies = "sign-flip", "carrier", COLLUDING
+    honest, flipping, *others = bench(Question(run_file, lies, 5, 1, 40, seed=2))
     assert (honest.liars, honest.honest_out, honest.out) == (0, 0, {})
     for played in (flipping, *others):
         assert len(played.out) == 1, played

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from swarm import TINY_MODEL, corpus
 
-from peers.lab.bench.work.audits import AuditedPeers, Peer, SettledWork, render, rounds_until_found
+from peers.lab.bench.work.audits import (
+    AuditedPeers,
+    Peer,
+    Question,
+    SettledWork,
+    render,
+    rounds_until_found,
+)
 from peers.lab.bench.work.lies import LIES
 from peers.lab.bench.work.many import honest, play_of
+from peers.lab.bench.work.other_numbers import ComparedPeers, Looks, rows
+from swarmnet.audits.standing import ENOUGH
 from swarmnet.audits.verdict import Evidence
-from swarmnet.model.computing.choices import PLAIN
+from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Data, Manifest, Rounds, Sync
 
 PEERS, MICROBATCH = 4, 2 * 16
@@ -69,6 +79,22 @@ def test_what_passes_a_cosine_of_nine_tenths_does_not_pass_an_audit():
     played = group(1, "cosine-0.9").play(ROUNDS)
     assert min(played.cosines) > 0.9
     assert played.of_liars == {"lied": played.of_liars["lied"]}
+
+
+def test_auditors_with_other_numbers_tell_lies_from_rounding_but_one_that_knows_how_much_they_allow():
+    found = {}
+    for lie in ("", "cosine-0.9", "carrier", "within"):
+        question = Question(Path(), (), PEERS, 1, ROUNDS, 1)
+        world = ComparedPeers(manifest_of(), corpus(), question, Looks(Computing("bf16")), lie, 0)
+        world.play(ROUNDS + 2)
+        found[lie] = world.compared
+        found[lie].loss = 2.0
+    assert found[""].wrong <= len(found[""].means) // 10, "one window of an honest peer is not enough"
+    assert max(found["cosine-0.9"].alike) < ENOUGH
+    assert max(found["carrier"].alike) < ENOUGH
+    assert min(found["within"].means) >= ENOUGH, "it is not found"
+    assert found["within"].wrong == len(found["within"].means)
+    assert len(list(rows(found.values()))) == 2 + len(found)
 
 
 def test_a_peer_that_saw_other_sets_than_settled_is_not_judged():

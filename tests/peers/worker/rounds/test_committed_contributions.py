@@ -24,7 +24,7 @@ WORK = SimpleNamespace(
 
 
 def head(stage: int = 0, signed_round: int = ROUND, stretches: int = 1) -> bytes:
-    log = WorkLog(settings_of("here"), MAKER.peer_id, 2)
+    log = WorkLog(settings_of(b"a text", "here"), MAKER.peer_id, 2)
     for number in range(stretches):
         log.published(-1, -1)
         log.computed(number, 1000)
