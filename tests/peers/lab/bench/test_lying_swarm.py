@@ -20,7 +20,7 @@ stages: [1]
 model: {width: 32, layers: 1, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
 data: {sequence_tokens: 16, microbatch_sequences: 2}
 rounds: {target_tokens: 512}
-sync: {method: local-steps, learning_rate: 1e-2, afresh_rounds: 2, audits: 0.5, fee: 4}
+sync: {method: local-steps, learning_rate: 1e-2, afresh_rounds: 2, audits: 1.0, fee: 4}
 """
 
 
@@ -45,7 +45,7 @@ def one_thread():
 
 def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
     lies = "sign-flip", "carrier", COLLUDING
-    honest, flipping, *others = bench(Question(run_file, lies, 5, 1, 40, seed=2))
+    honest, flipping, *others = bench(Question(run_file, lies, 5, 1, 44, seed=2))
     assert (honest.liars, honest.honest_out, honest.out) == (0, 0, {})
     for played in (flipping, *others):
         assert len(played.out) == 1, played
@@ -77,6 +77,6 @@ def test_what_audits_cost_is_said_beside_the_same_swarm_without(run_file):
 
 
 def test_where_nothing_is_audited_there_is_no_price(run_file):
-    run_file.write_text(RUN.replace("audits: 0.5, fee: 4", "audits: 0"))
+    run_file.write_text(RUN.replace("audits: 1.0, fee: 4", "audits: 0"))
     with pytest.raises(UserError, match="nothing is audited there"):
         next(bench_price(price.Question(run_file, 3, 6, 1)))
