@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -54,6 +55,13 @@ class SettledWork:
         self._manifest, self._corpus, self._run_id = manifest, corpus, manifest.run_id()
         self._weights: dict[int, Tensor] = {}
         self._sets = SetNames()
+        self._device = CPU
+
+    def on(self, device: torch.device) -> SettledWork:
+        """The same, for who computes there."""
+        there = copy(self)
+        there._device = device
+        return there
 
     def settled(
         self, round: int, units: Tensor, contributions: Mapping[PeerId, bytes], chain: bytes = b""
@@ -64,7 +72,8 @@ class SettledWork:
             self._sets.add(round, peer, payload)
 
     def weights(self, applied: int) -> Tensor | None:
-        return self._weights.get(applied)
+        units = self._weights.get(applied)
+        return None if units is None else units.to(self._device)
 
     def sets(self, settled: int, applied: int) -> bytes | None:
         return self._sets.between(settled, applied) if applied in self._weights else None
@@ -179,7 +188,7 @@ class Auditor:
         self, manifest: Manifest, known: SettledWork, computing: Computing = PLAIN,
         device: torch.device = CPU,
     ) -> None:  # fmt: skip
-        self._manifest, self._known = manifest, known
+        self._manifest, self._known = manifest, known.on(device)
         self._part = real_part(manifest, 0, device, computing)
         self._settings = work_settings(self._part.computing, device, self._part.kind)
         self.rounds = 0
