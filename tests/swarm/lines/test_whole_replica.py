@@ -98,7 +98,7 @@ def test_a_whole_replica_alone_in_its_run_trains_and_sends_nothing_of_its_microb
 
 @pytest.mark.parametrize("exact_first", [True, False])
 def test_what_was_made_for_a_sibling_is_made_anew_for_others_and_the_other_way_round(exact_first):
-    work = MicrobatchWork(RUN, 1, stage_compute=None)
+    work = MicrobatchWork(RUN, 1, stage_compute=Doubling())
     hidden_BTD = torch.randn(RUN.hidden_shape, generator=torch.Generator().manual_seed(1))
     key = MicrobatchId(PeerId("origin"), 0)
     for kind in ("activation", "gradient"):
@@ -127,6 +127,8 @@ class Text:
 
 class Doubling:
     """Of a stage, as far as a forward pass asks."""
+
+    device = torch.device("cpu")
 
     def forward(self, _key: object, hidden_BTD: Any, _scale: float, _tokens: object) -> Any:
         return 2 * hidden_BTD
