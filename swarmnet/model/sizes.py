@@ -110,6 +110,14 @@ class Sizes:
         weight = _weight(ratios) if self._weighed and not alone else 1.0
         return Judgement(exp(away), gain / weight, abs(away) > log(FAR) and not alone, out_of_line)
 
+    def left(self, peer: PeerId) -> None:
+        """It is not there any more, and has no vote: who stays would be judged by what others sent long ago,
+        and would hardly be asked again for as long as it is far from that."""
+        for kind, recent in self._recent.items():
+            self._recent[kind] = deque((each for each in recent if each[0] != peer), maxlen=RECENT)
+        self._everywhere = deque((each for each in self._everywhere if each[0] != peer), maxlen=RECENT)
+        self._ratios.pop(peer, None)
+
     def _remembered(self, peer: PeerId) -> deque[float]:
         ratios = self._ratios.setdefault(peer, deque(maxlen=KEPT_OF_EACH))
         self._ratios.move_to_end(peer)
@@ -118,9 +126,9 @@ class Sizes:
         return ratios
 
     def _usual(self, recent: deque[tuple[PeerId, float]], slow: float | None) -> float | None:
-        """The median of the peers' medians; None: too little is known."""
+        """The median of the peers' medians; while too few have come what was usual before, None: nothing."""
         if len(recent) < FEW:
-            return None
+            return slow
         newest: dict[PeerId, list[float]] = {}
         for peer, size in reversed(recent):
             sizes = newest.setdefault(peer, [])

@@ -367,6 +367,7 @@ class DataPath:
             self.ahead.lost(peer)
         if self.asking is not None:
             self.asking.lost(peer)
+        self.compute.submit(BACKWARD, partial(self.work.left, peer), lambda _result, _seconds: None)
         self.feed(events.PeerLost(peer))
         self.pump()
 

@@ -216,6 +216,11 @@ class MicrobatchWork:
             paused.going.close()
         self.stage_compute.drop(key)
 
+    def left(self, peer: PeerId) -> None:
+        """What it sent decides no more what is usual."""
+        for sizes in (self.hidden_sizes, self.gradient_sizes, self.said_sizes, self.returned_sizes):
+            sizes.left(peer)
+
     def _advance(self, key: MicrobatchId, kept: Bodies, going: Pass, said: Said | None = None) -> Outcome:
         try:
             calls = next(going) if said is None else going.send(said)

@@ -139,3 +139,17 @@ def test_peers_without_end_are_not_remembered():
     assert len(sizes._ratios) == MOST_PEERS
     assert len(sizes._recent[None]) == RECENT
     assert RECENT_OF_EACH < RECENT
+
+
+def test_who_stays_when_the_others_have_left_is_judged_by_itself():
+    sizes, (gone, other) = Sizes(), HONEST
+    for _ in range(RECENT):
+        for peer in (gone, other, ONLY):
+            sizes.judge(peer, 5.0)
+    assert sizes.judge(ONLY, 25.0).far_off, "beside what the others send"
+    sizes.left(gone)
+    sizes.left(other)
+    assert not any(sizes.judge(ONLY, 25.0).far_off for _ in range(RECENT))
+    sizes.left(ONLY)
+    huge = sizes.judge(BAD, 1e6)
+    assert huge.gain * huge.ratio <= ALONE_LIMIT * 1.001, "what was usual is not forgotten with who sent it"
