@@ -59,11 +59,15 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
 
 
 def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
-    """More of the one microbatch whose backward pass is computed: what is computed again for it."""
-    if computing.recompute == "none" or manifest.experts_at(stage) is not None:
+    """More of the one microbatch whose backward pass is computed: what is computed again for it, and where
+    the head is what it says of each token, what that comes to, and its gradient."""
+    if manifest.experts_at(stage) is not None:
         return 0
-    layers = {"stage": manifest.stages[stage], "layer": 1}[computing.recompute]
-    return manifest.microbatch_tokens * layers * _layer_bytes(manifest.model, computing)
+    layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
+    of_token = layers * _layer_bytes(manifest.model, computing)
+    if manifest.span(stage).has_head:
+        of_token += 3 * FLOAT_BYTES * manifest.model.vocabulary
+    return manifest.microbatch_tokens * of_token
 
 
 def _layer_bytes(model: ModelShape, computing: Computing) -> int:

@@ -7,13 +7,16 @@ for newcomers lie on the disk. No IO.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.flat_layout import Layout, frozen_layout, held_part, trained_layout
 from swarmnet.model.parameters import is_muons
+from swarmnet.optimizer.own_steps.inner_step import BATCH_NUMBERS
+from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import InnerName, OwnSteps, SentName
@@ -27,7 +30,15 @@ UNSENT_BYTES = FLOAT_BYTES
 MOMENT_BYTES = BF16_BYTES
 """Each moment of an optimizer of a peer's own."""
 AT_WORK_BYTES = 2
-"""More at times: one parameter's gradient, or a step being made tile by tile, or the sums of votes."""
+"""More at times, of votes: their sums, and a step."""
+TILE_BYTES = 12 * 2**20
+"""More at times, of own steps: of a tile of all that a peer holds (swarmnet/optimizer/tiling.py) what is
+settled, what a peer moved, and their sum. On a card tiles are eight times as large."""
+MUONS_NUMBERS, MUONS_SQUARES = 7, 2
+"""Or float32 numbers for each of a matrix, and for each of its smaller side squared, while Newton and
+Schulz's iteration goes over it: gradient, momentum, both together, what is found before and after a step of
+it, and what matrix products pack; measured with sides of 512 to 1,536 (docs/benchmarks/memory.md). A card
+takes several matrices at once."""
 COPY_BYTES = 2 * FLOAT_BYTES
 """A checkpoint on its way to the disk, a copy of the weights and its floats."""
 FREED_BYTES = FLOAT_BYTES
@@ -80,23 +91,23 @@ class Needs:
 
 
 def needs_of(
-    manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN
+    manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN, is_small: bool = False
 ) -> Needs:
     """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
-    card, where no copy for the disk is."""
+    card, where no copy for the disk is. `is_small`: the group is, so that sums are small integers."""
     layout = trained_layout(manifest, stage)
     work, sync, own = WORK_BYTES[computing.dtype], manifest.sync, manifest.sync.own_steps
     uses_each = own is not None and sync.step_tokens <= manifest.microbatch_tokens
     gradient = work if uses_each else FLOAT_BYTES
-    each = GRID_BYTES + work + AT_WORK_BYTES + FREED_BYTES
+    each = GRID_BYTES + work + FREED_BYTES
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
-    waits = len(manifest.stages) > 1 or manifest.model.experts.is_routed
-    if waits and manifest.experts_at(stage) is None:  # Those that a microbatch under way was begun with.
+    if waits(manifest, stage):  # Those that a microbatch under way was begun with.
         each += work
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
-    weights += _of_method(manifest, stage, layout, trained)
+    weights += _at_work(layout, trained, own, work, not process_bytes)
+    weights += _of_method(manifest, stage, layout, trained, is_small)
     if own is not None and (process_bytes or computing.moments == "device"):
         weights += _moments(own.inner, trained)
     # What is frozen: kept as units in the machine's memory, copied for the disk, and computed with.
@@ -104,6 +115,13 @@ def needs_of(
     weights += frozen_layout(manifest, stage).size * fixed
     weights += graph_at_work(manifest, stage, computing)
     return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
+
+
+def waits(manifest: Manifest, stage: int) -> bool:
+    """Whether microbatches wait there for others between their forward and their backward pass."""
+    if manifest.experts_at(stage) is not None:
+        return False
+    return manifest.model.experts.is_routed or not manifest.span(stage).has_head
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
@@ -127,7 +145,23 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
     return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
 
 
-def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout) -> int:
+def _at_work(layout: Layout, trained: Layout, own: OwnSteps | None, work: int, on_card: bool) -> int:
+    """While a microbatch or a round is computed, of all that comes and goes the most."""
+    if own is None:
+        return layout.size * AT_WORK_BYTES
+    tile = TILE_BYTES * (GPU_TIMES if on_card else 1)
+    gradient = work * max((entry.size for entry in trained.entries), default=0)
+    if own.inner != "muon":
+        return max(tile, gradient)
+    shapes = Counter(entry.shape for entry in trained.entries if is_muons(entry.name, entry.shape))
+    numbers = 0
+    for shape, count in shapes.items():
+        at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_card else 1
+        numbers = max(numbers, at_once * (MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2))
+    return max(tile, gradient, FLOAT_BYTES * numbers)
+
+
+def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
     """What one method takes and another does not, moments aside. `trained`: what this peer trains of it."""
     sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     own = sync.own_steps
@@ -137,7 +171,7 @@ def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout) 
     kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
     kept += trained.size * UNSENT_BYTES * (own.rest == "feedback")
     few = manifest.experts_at(stage) is not None  # Each group of experts has some of the peers.
-    each_round = _open_bytes(manifest, own, layout, trained, few)
+    each_round = _open_bytes(manifest, own, layout, trained, few or (is_small and own.sent == "bit"))
     at_times = RESULT_AT_WORK_BYTES * layout.size if sync.exchange == "sharded" else 0
     return kept + ceil((each_round * rounds + at_times) / own.parts)
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.experts.expert_compute import ExpertCompute
 from swarmnet.model.experts.routed_trunk import ExpertCall, RoutedTrunk, Steps
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
-from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of
+from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of, waits
 from swarmnet.run.manifest import Manifest, ModelShape, Start
 
 ME, ANOTHER = PeerId("this peer"), PeerId("another")
@@ -64,15 +65,15 @@ def bench(
         peer.compute()
         peer.play_round()
     graph = graph_bytes(manifest, stage, computing)
-    if isinstance(part.compute, RoutedTrunk):  # What waits has come to its first layer.
-        before += graph // manifest.stages[stage]
+    if waits(manifest, stage):  # With experts elsewhere it has come to its first layer.
+        before += graph // (manifest.stages[stage] if isinstance(part.compute, RoutedTrunk) else 1)
     held = memory.taken() - before
     graph += graph_at_work(manifest, stage, computing)
     microbatch = max(0, _highest_in(peer.compute, memory) - before - held - graph)
     round = max(0, _highest_in(peer.play_round, memory) - before - held)
     size = part.layout.size
     process = 0 if device.type == "cuda" else PROCESS_BYTES
-    said = needs_of(manifest, stage, process, computing).weights
+    said = needs_of(manifest, stage, process, computing, is_small=True).weights
     return Taken(part.layout.parameters, held / size, microbatch / size, round / size, said / size)
 
 
@@ -148,8 +149,10 @@ class _Peer:
         self._replica = part.replica(part.first_units(), -1)
         self._generator = torch.Generator().manual_seed(0)
         self._round = 0
-        self._waiting: tuple[Steps[object], list[ExpertCall]] | None = None
-        """For experts."""
+        self._waiting: Callable[[], object] | None = None
+        """Goes on with a microbatch that was begun before weights were published."""
+        self._next: Callable[[], object] | None = None
+        """Likewise, with one that was begun since then."""
         part.compute.publish(self._replica.live_tiles(ahead=False))
 
     def compute(self) -> None:
@@ -163,14 +166,17 @@ class _Peer:
         elif isinstance(compute, RoutedTrunk):
             self._pass(compute, inputs, tokens_BT)
         elif self._span.has_head:
-            self._part.compute.finish(0, inputs, tokens_BT)
+            compute.finish(0, inputs, tokens_BT)
         else:
-            self._part.compute.forward(0, inputs)
-            self._part.compute.backward(0, self._hidden())
+            later = self._round + 1
+            for key in (0, later):
+                compute.forward(key, inputs)
+            compute.backward(0, self._hidden())
+            self._next = partial(compute.backward, later, self._hidden())
 
     def _pass(self, trunk: RoutedTrunk, inputs: torch.Tensor, tokens_BT: torch.Tensor) -> None:
-        """A microbatch, and one that has waited for experts since before weights were published; another is
-        left waiting."""
+        """A microbatch, while one waits for experts since before weights were published; another is left
+        waiting."""
 
         def steps(key: int) -> Steps[object]:
             if self._span.has_head:
@@ -180,11 +186,9 @@ class _Peer:
                 yield from trunk.backward_steps(key, self._hidden())
             return None
 
-        if self._waiting is not None:
-            _carry(*self._waiting)
         begun, waits = steps(2 * self._round), steps(2 * self._round + 1)
         _carry(begun, next(begun))
-        self._waiting = waits, next(waits)
+        self._next = partial(_carry, waits, next(waits))
 
     def _answer(self, experts: ExpertCompute) -> None:
         """A microbatch's calls, of which each expert gets as much."""
@@ -207,6 +211,9 @@ class _Peer:
         replica.concord(round, ME)
         if round - self._manifest.rounds.window > replica.settled_round:
             replica.settle(replica.settled_round + 1)
+        if self._waiting is not None:
+            self._waiting()
+        self._waiting = self._next
         self._part.compute.publish(replica.live_tiles(ahead=False))
         self._round += 1
 

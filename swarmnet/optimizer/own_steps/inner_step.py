@@ -10,7 +10,7 @@ Shapes: P numbers of the flat vector, B matrices of one shape, R rows and C colu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod, sqrt
 from typing import Protocol
@@ -39,17 +39,35 @@ LEAST_NORM = 1e-7
 BATCH_NUMBERS = 1 << 24
 """Of matrices that a GPU makes orthogonal at once, one at least: it waits for calls where they are small; in
 float32 they are 64 MiB, several times."""
+PIECE_NUMBERS = 1 << 18
+"""Of a parameter that AdamW moves, at once: it is numbers by themselves, and a table of tokens is large. In
+float32 1 MiB, as a tile of swarmnet/optimizer/tiling.py; a GPU has as many as of matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """What a rule works on; all has one shape, that of the entry."""
+    """What a rule works on, or a piece of it; all has one shape. Moments, and what is moved, are changed in
+    place."""
 
     entry: Entry
     moved: Tensor
     gradient: Tensor
     moments: Sequence[Tensor]
-    """Changed in place."""
+
+    def pieces(self, numbers: int) -> Iterator[_Parameter]:
+        """Views of at most so many numbers."""
+        moved, gradient = self.moved.view(-1), self.gradient.view(-1)
+        moments = [each.view(-1) for each in self.moments]
+        for start in range(0, moved.numel(), numbers):
+            piece = slice(start, start + numbers)
+            yield _Parameter(
+                self.entry, moved[piece], gradient[piece], [each[piece] for each in moments]
+            )
+
+    def at_work(self, gain: float) -> _Parameter:
+        """The same with copies in float32, beside what is moved, of its gradient times a gain."""
+        moments = [each.to(self.moved.device, torch.float32) for each in self.moments]
+        return replace(self, gradient=self.gradient.float() * gain, moments=moments)
 
 
 class _Rule(Protocol):
@@ -86,22 +104,33 @@ class InnerStep:
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
         """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
         moments."""
-        device = gradient_P.device
         self._adamw.steps += 1
-        for rule, entries in self._batches(device):
+        for rule, entries in self._batches(gradient_P.device):
             parameters = [
                 _Parameter(
                     entry,
                     moved_P[entry.place].view(entry.shape),
-                    gradient_P[entry.place].view(entry.shape).float() * gains[entry.block],
-                    [each.to(device, torch.float32) for each in self._moments(entry, rule, device)],
+                    gradient_P[entry.place].view(entry.shape),
+                    self._moments(entry, rule, gradient_P.device),
                 )
                 for entry in entries
             ]
-            rule(parameters, rate)
-            for each in parameters:
-                for old, new in zip(self._kept[each.entry.name], each.moments, strict=True):
-                    old.copy_(new)
+            for some in self._at_once(rule, parameters):
+                taken = [each.at_work(gains[each.entry.block]) for each in some]
+                rule(taken, rate)
+                for old, new in zip(some, taken, strict=True):
+                    for kept, moment in zip(old.moments, new.moments, strict=True):
+                        kept.copy_(moment)
+
+    def _at_once(
+        self, rule: _Rule, parameters: Sequence[_Parameter]
+    ) -> Iterator[Sequence[_Parameter]]:
+        if rule is self._muon:
+            yield parameters
+            return
+        on_gpu = parameters[0].moved.device.type != "cpu"
+        for each in parameters:
+            yield from ((piece,) for piece in each.pieces(BATCH_NUMBERS if on_gpu else PIECE_NUMBERS))
 
     def _moments(self, entry: Entry, rule: _Rule, device: torch.device) -> list[Tensor]:
         if entry.name not in self._kept:

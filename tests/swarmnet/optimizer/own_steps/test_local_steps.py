@@ -12,6 +12,7 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
+from swarmnet.optimizer.own_steps import inner_step
 from swarmnet.optimizer.own_steps.inner_step import InnerStep, orthogonal
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.step import dense
@@ -55,6 +56,21 @@ def test_own_steps_are_those_of_the_optimizers_that_everybody_knows(name):
         # Theirs computes Muon's iteration in bf16, with three digits; ours keeps its moments so.
         close = 0.03 if any(leaves[entry.name] is matrix for matrix in matrices) else 3e-3
         assert float((mine - theirs).norm() / theirs.norm()) < close, entry.name
+
+
+@pytest.mark.parametrize("number", [torch.float32, torch.bfloat16])
+def test_a_table_that_moves_in_pieces_has_the_same_bits_as_a_whole_one(number, monkeypatch):
+    def moved_in(pieces):
+        monkeypatch.setattr(inner_step, "PIECE_NUMBERS", pieces)
+        inner, moved = InnerStep("adamw", LAYOUT, 0.95), torch.zeros(LAYOUT.size)
+        for round in range(3):
+            inner.step(moved, gradient_of(LAYOUT, round).to(number), gains, RATE)
+        return moved
+
+    gains = dict.fromkeys(LAYOUT.block_ranges(), 0.7)
+    largest = max(entry.size for entry in LAYOUT.entries)
+    assert largest > 1000
+    assert torch.equal(moved_in(1000), moved_in(largest))
 
 
 def test_the_orthogonal_matrix_has_singular_values_near_one():
