@@ -8,6 +8,10 @@ from peers.telemetry.said import Say
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.dht_partition import DirectorySplit
 from swarmnet.membership.machine import Membership
+from swarmnet.membership.overlay import RINGS
+
+ENOUGH = RINGS
+"""Peers of the group that take part, to learn from where it stands: neighbours of a large one on one side."""
 
 
 class Looking:
@@ -54,9 +58,13 @@ class Looking:
 
 def met(membership: Membership) -> bool:
     """All neighbours in the group are linked; or somebody who takes part is, and the others did not
-    answer: a record outlives its peer by up to two minutes.
+    answer: a record outlives its peer by up to two minutes; or enough are who take part: of those that a
+    crowd has records of many never answer.
 
     Where nobody takes part the silent are waited for: all may be starting again, and have to agree."""
+    if sum(known.linked and known.ready for known in membership.peers.values()
+           if known.stage == membership.stage) >= ENOUGH:  # fmt: skip
+        return True
     group = [
         known
         for peer, known in membership.peers.items()

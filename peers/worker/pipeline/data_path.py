@@ -142,6 +142,8 @@ class DataPath:
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
         self.serving, self._look_at = False, 0.0
+        self._senders: set[PeerId] = set()
+        """Linked peers whose numbers may have been judged: of those that a crowd greets with none have."""
         self._experts_away: tuple[int, ...] = ()
         self.missing: tuple[int, ...] = ()
         """Stages without a live peer that microbatches here wait for: they cannot be left out."""
@@ -325,6 +327,8 @@ class DataPath:
     # -- messages -------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        if body:
+            self._senders.add(peer)
         match message:
             case Act():
                 self._act(peer, message, body)
@@ -367,7 +371,9 @@ class DataPath:
             self.ahead.lost(peer)
         if self.asking is not None:
             self.asking.lost(peer)
-        self.compute.submit(BACKWARD, partial(self.work.left, peer), lambda _result, _seconds: None)
+        if peer in self._senders:
+            self._senders.discard(peer)
+            self.compute.submit(BACKWARD, partial(self.work.left, peer), lambda _result, _seconds: None)
         self.feed(events.PeerLost(peer))
         self.pump()
 

@@ -29,8 +29,8 @@ def test_a_matrix_in_the_making_is_counted_once_however_many_layers_a_stage_has(
     deep, shallow = MODEL, replace(MODEL, layers=8)
     sizes = [trained_layout(run_of(model), 0).size for model in (deep, shallow)]
     each = (weights(deep, 0) - weights(shallow, 0)) / (sizes[0] - sizes[1])
-    # Settled 4, computed with 4, begun with 4, gradient 4, not sent 4, Muon's moment 2, six rounds of a quarter
-    # 1.5, a checkpoint's copy 8, freed 4.
+    # Settled 4, computed with 4, begun with 4, gradient 4, not sent 4, Muon's moment 2, six rounds of a
+    # quarter 1.5, a checkpoint's copy 8, freed 4.
     assert each == pytest.approx(35.5, abs=0.05)
 
 

@@ -24,6 +24,20 @@ def membership(**peers):
     return known
 
 
+CROWD = {f"key {number}": "dialing" for number in range(100)}
+"""Of whom records tell, and who never answer."""
+
+
+@pytest.mark.parametrize(("ready", "expected"), [(4, False), (5, True)])
+def test_a_crowd_that_never_answers_is_not_waited_for_where_enough_take_part(ready, expected):
+    assert met(membership(**{f"p{number}": "ready" for number in range(ready)}, **CROWD)) == expected
+
+
+def test_a_crowd_that_is_linked_and_takes_no_part_is_nobody_to_learn_from():
+    linked = {f"false {number}": "linked" for number in range(20)}
+    assert not met(membership(**linked, **CROWD))
+
+
 @pytest.mark.parametrize(
     ("peers", "expected"),
     [
