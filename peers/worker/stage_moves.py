@@ -85,11 +85,14 @@ async def first_stages(
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
     rules = move_rules(manifest, never, line)
-    chosen = choose_stages(view_of(seen, rules), rules, count, chance)
+    view = view_of(seen, rules)
+    chosen = choose_stages(view, rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
     taken = f"stage {chosen[0]}, which has" if count == 1 else f"stages {named(chosen)}, which have"
-    say("stage", f"takes {taken} the least capacity (peers now: {now})")
+    frozen = any(0 < view.frozen(rules, stage) < 1 for stage in chosen)
+    why = "experts that nobody trains" if frozen else "the least capacity"
+    say("stage", f"takes {taken} {why} (peers now: {now})")
     return chosen
 
 

@@ -17,6 +17,7 @@ Times in seconds on the caller's clock, capacities in microbatches of the run pe
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
@@ -85,6 +86,8 @@ class MoveRules:
     """Bytes per second of each line that a further peer of a group costs all of it."""
     line: Line = UNKNOWN
     """This peer's."""
+    groups: int = 1
+    """Of experts, of which a peer trains one."""
 
     def does(self, stage: int, speed: float, line: Line) -> float:
         """Microbatches per second there, of a peer that does so much work per second."""
@@ -144,12 +147,20 @@ class View:
     """Whether lines count (`lines_count`)."""
     most_bring: tuple[float, ...] = ()
     """What peers would carry at each stage, wherever they are (`usually`); empty: as a usual one."""
+    there: tuple[int, ...] = ()
+    """Peers at each stage; empty: not counted."""
 
     def capacity(self, rules: MoveRules, stage: int, speed: float, line: Line) -> float:
         """Of the run's microbatches, what such a peer carries at a stage: of those that visit it and those
         that leave it out, on average."""
         counted = line if self.by_lines else UNKNOWN
         return rules.does(stage, speed, counted) / (self.shares[stage] if self.shares else 1.0)
+
+    def frozen(self, rules: MoveRules, stage: int) -> float:
+        """Of its experts, the share that nobody trains for want of peers."""
+        if rules.groups == 1 or not self.there:
+            return 0.0
+        return max(0.0, 1.0 - self.there[stage] / rules.groups)
 
     def one(self, rules: MoveRules, stage: int) -> float:
         """What a usual peer would carry there."""
@@ -184,7 +195,9 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
         if 0 <= record.moving_to < len(work) and record.moving_to != record.stage:
             brings = known.capacity(rules, record.moving_to, speed, record.line)
             intents.append(Intent(peer, record.stage, record.moving_to, leaves, brings))
-    found = replace(known, capacities=tuple(capacities), intents=tuple(intents))
+    counts = Counter(record.stage for _, record in peers)
+    there = tuple(counts[stage] for stage in range(len(work)))
+    found = replace(known, capacities=tuple(capacities), intents=tuple(intents), there=there)
     return replace(found, most_bring=usually(all_bring)) if all_bring else found
 
 
@@ -250,14 +263,16 @@ def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
 
 
 def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> range:
-    """The adjacent stages that a newcomer takes which holds `count` of them: those whose poorest stage, then
-    the next poorest and so on, has the least capacity. ValueError if it cannot serve so many."""
+    """The adjacent stages that a newcomer takes which holds `count` of them: where most experts have nobody;
+    among those the ones whose poorest stage, then the next poorest and so on, has the least capacity.
+    ValueError if it cannot serve so many."""
     capacities = _as_seen(view, carried_out(view, rules, 0.0)[0], rules, view.usual)
     windows = [range(first, first + count) for first in range(len(capacities) - count + 1)]
     windows = [window for window in windows if rules.never.isdisjoint(window)]
     if not windows:
         raise ValueError(f"{count} adjacent stages of {len(capacities)}")
-    best = windows
+    frozen = [max(view.frozen(rules, stage) for stage in window) for window in windows]
+    best = [window for window, share in zip(windows, frozen, strict=True) if share == max(frozen)]
     for place in range(count):
         least = min(_sorted(capacities, window)[place] for window in best)
         best = [window for window in best if _sorted(capacities, window)[place] <= least * TIE]
@@ -306,6 +321,8 @@ def choose_move(
     """The move that this peer should announce, from one of the richest stages to one of the poorest; None:
     stay. `rate`: what it does here, microbatches per second; 0: not measured yet. `passed_over`: so many
     richer stages are not waited for."""
+    if rules.groups > 1 and view.there and view.there[stage] <= rules.groups:
+        return None  # Some of the experts here would have nobody.
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
     speed = rate * rules.work[stage]
@@ -343,7 +360,7 @@ def move_rules(manifest: Manifest, never: frozenset[int] = frozenset(), line: Li
     """Those of a run, for a peer with that line that cannot serve the stages in `never`."""
     return MoveRules(
         stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),
-        gossip=gossip_per_peer(manifest), line=line,
+        gossip=gossip_per_peer(manifest), line=line, groups=manifest.model.experts.held_groups,
     )  # fmt: skip
 
 

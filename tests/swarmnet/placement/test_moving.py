@@ -197,7 +197,7 @@ def test_capacities_are_what_the_fresh_records_add_up_to():
     seen = {"a": Seen(0, 2.0), "b": Seen(0, 4.0, moving_to=1), "c": Seen(1, 3.0), "d": Seen(9, 1.0)}
     seen["old"] = Seen(1, 5.0, age_seconds=FRESH_SECONDS + 1)
     view = view_of(((PeerId(name), record) for name, record in seen.items()), MoveRules((1.0, 2.0)))
-    assert view == View((6.0, 3.0), (Intent(PeerId("b"), 0, 1, 4.0, 2.0),), 3, usual=4.0)
+    assert view == View((6.0, 3.0), (Intent(PeerId("b"), 0, 1, 4.0, 2.0),), 3, 4.0, there=(2, 1))
 
 
 def test_a_peer_that_has_measured_nothing_counts_as_the_usual_one_and_a_liar_for_a_few():
