@@ -9,6 +9,7 @@ there are says little about how many peers there are; how many are dialled for t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -56,6 +57,8 @@ MOST_PEERS = 4096
 """Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
 FORGOTTEN_AT_ONCE = MOST_PEERS // 16
 """To find them takes as long as to find one."""
+NO_RANGE = frozenset({""})
+"""Of who has no public address."""
 
 
 @dataclass(slots=True)
@@ -486,10 +489,13 @@ class Membership:
         )
 
     def _make_room(self) -> bool:
-        unlinked = [(known.worked, known.reached, known.heard_at, self._vouched(known), known.recorded_at,
-                     peer)
-                    for peer, known in self.peers.items()
-                    if not known.linked and not known.dialing]  # fmt: skip
+        """Of those that were never reached a crowd's are forgotten first: of networks with most of them."""
+        away = {peer: known for peer, known in self.peers.items() if not known.linked and not known.dialing}
+        ranges = {peer: public_ranges(known.addresses) or NO_RANGE for peer, known in away.items()}
+        crowds = Counter(each for of_peer in ranges.values() for each in of_peer)
+        unlinked = [(known.worked, known.reached, -max(crowds[each] for each in ranges[peer]),
+                     known.heard_at, self._vouched(known), known.recorded_at, peer)
+                    for peer, known in away.items()]  # fmt: skip
         if not unlinked:
             return False
         for *_, forgotten in nsmallest(min(FORGOTTEN_AT_ONCE, 1 + len(unlinked) // 2), unlinked):

@@ -161,6 +161,18 @@ def test_names_without_end_push_out_only_each_other():
     assert len(membership._left) <= MOST_PEERS
 
 
+def test_of_more_keys_than_are_kept_those_of_the_crowded_network_are_forgotten_first():
+    membership = members()
+    honest = [PeerId(f"honest{number}") for number in range(8)]
+    for number, peer in enumerate(honest):
+        membership.recorded(peer, 1, "worker", (f"/ip4/9.9.{number}.1/tcp/1",), 1, b"", 0.0)
+    for number in range(2 * MOST_PEERS):
+        address = f"/ip4/8.8.8.{number % 250}/tcp/{number}"
+        membership.recorded(PeerId(f"sybil{number}"), 1, "worker", (address,), 1, b"", 1.0 + number)
+    assert all(peer in membership.peers for peer in honest)
+    assert len(membership.peers) <= MOST_PEERS
+
+
 def test_newcomers_are_told_of_those_heard_last_first():
     membership = members()
     for number in range(5):
