@@ -106,7 +106,7 @@ def needs_of(
         each += work
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
-    weights += _at_work(layout, trained, own, work, not process_bytes)
+    weights += _at_work(manifest, layout, trained, work, not process_bytes)
     weights += _of_method(manifest, stage, layout, trained, is_small)
     if own is not None and (process_bytes or computing.moments == "device"):
         weights += _moments(own.inner, trained)
@@ -145,20 +145,23 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
     return replace(needs, weights=-(-needs.weights // devices) + whole, graph=-(-needs.graph // devices))
 
 
-def _at_work(layout: Layout, trained: Layout, own: OwnSteps | None, work: int, on_card: bool) -> int:
+def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_card: bool) -> int:
     """While a microbatch or a round is computed, of all that comes and goes the most."""
+    own = manifest.sync.own_steps
     if own is None:
         return layout.size * AT_WORK_BYTES
     tile = TILE_BYTES * (GPU_TIMES if on_card else 1)
     gradient = work * max((entry.size for entry in trained.entries), default=0)
+    is_sharded = manifest.sync.exchange == "sharded"
+    results = RESULT_AT_WORK_BYTES * layout.size // own.parts if is_sharded else 0
     if own.inner != "muon":
-        return max(tile, gradient)
+        return max(tile, gradient, results)
     shapes = Counter(entry.shape for entry in trained.entries if is_muons(entry.name, entry.shape))
     numbers = 0
     for shape, count in shapes.items():
         at_once = max(1, min(count, BATCH_NUMBERS // prod(shape))) if on_card else 1
         numbers = max(numbers, at_once * (MUONS_NUMBERS * prod(shape) + MUONS_SQUARES * min(shape) ** 2))
-    return max(tile, gradient, FLOAT_BYTES * numbers)
+    return max(tile, gradient, results, FLOAT_BYTES * numbers)
 
 
 def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
@@ -172,8 +175,7 @@ def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, 
     kept += trained.size * UNSENT_BYTES * (own.rest == "feedback")
     few = manifest.experts_at(stage) is not None  # Each group of experts has some of the peers.
     each_round = _open_bytes(manifest, own, layout, trained, few or (is_small and own.sent == "bit"))
-    at_times = RESULT_AT_WORK_BYTES * layout.size if sync.exchange == "sharded" else 0
-    return kept + ceil((each_round * rounds + at_times) / own.parts)
+    return kept + ceil(each_round * rounds / own.parts)
 
 
 def _open_bytes(
