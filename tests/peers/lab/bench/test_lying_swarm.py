@@ -44,18 +44,17 @@ def one_thread():
 
 
 def test_liars_are_out_by_what_settles_and_the_honest_are_not(run_file):
-    lies = "sign-flip", "carrier", COLLUDING
-    honest, flipping, *others = bench(Question(run_file, lies, 5, 1, 44, seed=2))
+    honest, carrier, colluding = bench(Question(run_file, ("carrier", COLLUDING), 5, 1, 44, seed=2))
     assert (honest.liars, honest.honest_out, honest.out) == (0, 0, {})
-    for played in (flipping, *others):
+    for played in (carrier, colluding):
         assert len(played.out) == 1, played
         assert played.honest_out == 0
         assert played.of_false["lied"] > 0
         assert played.of_false["agrees"] == 0, "whoever looks into a lie finds it"
         assert played.verdicts["lied"] == 0, "and nobody else is accused"
         assert played.verdicts["agrees"] > 0
-    lines = list(rows([honest, flipping]))
-    assert "| sign-flip | 1 of 1 |" in lines[-1]
+    lines = list(rows([honest, carrier]))
+    assert "| carrier | 1 of 1 |" in lines[-1]
     assert honest.head_bytes > 200
 
 
