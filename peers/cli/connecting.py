@@ -10,11 +10,11 @@ from pathlib import Path
 import typer
 
 from peers.config.peer_file import default_state, run_id_of
+from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import RunFileError, load_signed
 from peers.errors import NoAnswer, UserError, as_user_errors
 from peers.network.discovery.bootstrap import PeerCache
 from peers.telemetry.console import shown
-from protocols.dht.directory import split_multiaddr
 from protocols.errors import CannotStart
 
 NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
@@ -30,7 +30,7 @@ def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
     """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
     with as_user_errors(ValueError):
         for address in bootstraps:
-            split_multiaddr(address)
+            bootstrap_multiaddr(address)
     run_id = run_id_of(run) or load_signed(Path(run)).run_id
     cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
     if not bootstraps and not cache.read():

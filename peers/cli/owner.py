@@ -229,17 +229,17 @@ def registry_list(
     from random import Random
 
     from peers.cli.connecting import NOT_REACHED, say
+    from peers.config.quantities import bootstrap_multiaddr
     from peers.network.discovery.bootstrap import PeerCache
     from peers.network.discovery.visitor_session import entering
     from peers.tools.owner.registry import runs
-    from protocols.dht.directory import split_multiaddr
     from protocols.errors import WireError
 
     if not bootstrap:
         raise UserError("registry needs a --bootstrap MULTIADDR: of any peer of any run")
     with as_user_errors(ValueError):
         for address in bootstrap:
-            split_multiaddr(address)
+            bootstrap_multiaddr(address)
 
     async def whole() -> tuple[list[SignedManifest], int]:
         async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), say) as (_, directory):

@@ -390,7 +390,8 @@ def test_nobody_there_is_an_error_that_says_so():
     ("arguments", "words"),
     [
         (["generate", "--run", "nowhere.json"], "nowhere.json: no such file, and no run id"),
-        (["generate", "--run", "0" * 64, "--bootstrap", "/ip4/1.2.3.4/tcp/1"], "should look like"),
+        (["generate", "--run", "0" * 64, "--bootstrap", "/ip4/1.2.3.4/tcp/1"], "does not name the peer"),
+        (["generate", "--run", "0" * 64, "--bootstrap", "/ip4/1.2.3.4/tcp/PORT/p2p/x"], "has no /tcp/PORT"),
         (["generate", "--run", "0" * 64], "this machine remembers no peer of that run"),
     ],
 )
