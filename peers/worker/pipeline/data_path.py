@@ -115,12 +115,11 @@ class DataPath:
         fitting = _fitting(manifest, stage, part)
         self.neighbourhood, self.text = neighbourhood, text
         self.flow = Flow(min(in_flight, fitting))
-        self.committed, self.note = committed, note
-        self.ledger, self.timings = Ledger(), Timings()
+        self.committed, self.note, self.ledger, self.timings = committed, note, Ledger(), Timings()
         self.is_sibling = neighbourhood.transport.is_near
         self.router = Router(chance, self.is_sibling)
-        keeps_graphs = not self.is_last or isinstance(part.compute, RoutedTrunk)
-        slots = min(slots, fitting) if keeps_graphs else slots
+        if not self.is_last or isinstance(part.compute, RoutedTrunk):  # It keeps graphs.
+            slots = min(slots, fitting)
         rules, live = manifest.path_rules(), neighbourhood.membership.live
         skipping = Skipping(rules, stage, live, round) if rules.skips else None
         self.ways: NextHop = skipping or _straight(rules, stage, live)
@@ -142,8 +141,7 @@ class DataPath:
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
         self.serving, self._look_at = False, 0.0
-        self._senders: set[PeerId] = set()
-        """Linked peers whose numbers may have been judged: of those that a crowd greets with none have."""
+        self._senders = set[PeerId]()  # Linked; a crowd's links come and go, and sent nothing to forget.
         self._experts_away: tuple[int, ...] = ()
         self.missing: tuple[int, ...] = ()
         """Stages without a live peer that microbatches here wait for: they cannot be left out."""
