@@ -41,7 +41,8 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class LostStage:
     """All peers of the stage that `name` holds are killed, and for so long or for ever nobody of them comes
-    back: only peers that move there by their own decision help. Whatever they had settled may be lost."""
+    back: only peers that move there by their own decision help. Whatever they had settled may be lost. If it
+    is for ever, people give its weights up, as peers that wait for them say, and begin from the seed."""
 
     at: float
     until: float
@@ -60,6 +61,8 @@ class LostStage:
         if not world.survives(killed):
             return False
         world.killed[self] = [member.name for member in killed]
+        if self.until == self.at:
+            world.given_up.add(stage)
         world.note("world", 0, StageLost(stage, [member.who for member in killed]))
         for member in killed:
             await world.crash(member)

@@ -182,6 +182,8 @@ class World:
         self.siblings: dict[str, str] = {}
         """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
         self._shared: dict[tuple[str, int], SharedCompute[InlineCompute]] = {}
+        self.given_up: set[int] = set()
+        """Stages of which nobody hopes for the weights any more: whoever comes begins from the seed."""
         self.killed: dict[Hashable, list[str]] = {}
         """Fault -> names of the peers that it keeps down."""
         self.disturbances: list[Disturbance] = []
@@ -252,6 +254,7 @@ class World:
             Settings(
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
                 checkpoints=folder, moves=self.moves and name not in self.siblings, moved=moved,
+                from_seed=stage in self.given_up,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
             lambda topic, line: note(Say(topic, line.replace(str(folder), name))), part,

@@ -94,6 +94,12 @@ def test_schedules_in_which_peers_move_violate_nothing(seed):
     assert check(play(Options(seed, moves=True))) == []
 
 
+def test_a_stage_other_than_the_first_that_is_lost_for_ever_begins_again_from_the_seed():
+    seen = play(Options(7010, moves=True, kinds=("lost stage",), rounds=12))
+    assert [note.fields["stage"] for note in seen.notes if note.event == "stage_lost"] == [1]
+    assert check(seen) == []
+
+
 @pytest.mark.parametrize("seed", SHARDED)
 def test_schedules_in_which_peers_exchange_through_reducers_violate_nothing(seed):
     seen = play(Options(seed, peers=6, stages=2, rounds=20, sharded=True))
