@@ -11,7 +11,7 @@ what counts of a set is read in the results' tables, and the shards that it is n
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ from swarmnet.rounds.events import (
     Want,
 )
 from swarmnet.rounds.fork_choice import Histories
-from swarmnet.rounds.history import Earlier
+from swarmnet.rounds.history import Chain, Earlier
 from swarmnet.rounds.result_table import Draw, Table, counting
 from swarmnet.run.manifest import Rounds
 
@@ -55,6 +55,9 @@ LEARNED_ROUNDS = 64
 contributed to them, and would be told by nobody else that it counted (simulated)."""
 LEARN_ASKS = 10
 """Times they are asked for."""
+MOST_GIVEN_UP = 4
+"""Histories remembered that this peer has left: another may have taken one up and go on with it, and nobody
+else knows the sets (simulated)."""
 MOST_REFERENCES = 16384
 """Of settled sets remembered, for those who ask: about 2 MB."""
 MOST_TABLES = 1024
@@ -110,6 +113,8 @@ class Offers:
         """Those in settled sets."""
         self._sets: OrderedDict[int, tuple[Reference, ...]] = OrderedDict()
         self._references = 0
+        self._given_up: deque[tuple[Chain, Sets]] = deque(maxlen=MOST_GIVEN_UP)
+        """Histories, and their sets that this peer settled."""
         self._asked: dict[int, _Asked] = {}
         self._unlearned: set[int] = set()
         self._settled = -1
@@ -143,10 +148,15 @@ class Offers:
         """The state after round `settled`, of the history with this chain value there, has taken the place of
         the own one. It may be of the own history after all: those who were to be followed gave theirs up
         meanwhile. Then nothing until there is in doubt, and this peer may be the last who knows the sets."""
+        before = dict(self._sets)
         if wish.fork_round is not None and settled >= wish.fork_round and own.chain.at(settled) == chain:
             self.undo(settled + 1)
         else:
             self.give_up(wish, own.allies)
+        for kept, sets in self._given_up:  # Two who gave up theirs for each other's: one of them stands.
+            if kept.at(settled) == chain:
+                self.restored({of: sets[of] for of in sets if of <= settled and of not in self._sets})
+        self._given_up.append((own.chain, before))
 
     def give_up(self, wish: Resynchronise, allies: Container[PeerId]) -> None:
         """The state is fetched anew; `allies` were on the own history to its end. Where it is not known from

@@ -285,3 +285,26 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
     assert offers.answer((3,), {}, 4)[1] == (3,), "and tells others the sets"
     offers.replaced(wish, own, 4, b"another!")
     assert set(offers.open.values()) == {2, 3, 4, 5}
+
+
+def test_a_history_that_this_peer_left_and_another_took_up_counts_where_it_comes_back_to_it():
+    chain, theirs = Chain(), Chain()
+    offers = Offers(RULES)
+    for round in range(6):
+        offers.made(round, mine(round), 0.0)
+        offers.settled(round, (reference(round, round),))
+        chain.append(SettledSet(1, bytes([round] * 8)))
+        if round < 4:
+            theirs.append(SettledSet(1, bytes([round] * 8)))
+    assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
+    left = Resynchronise((PeerId("a"),), "their history stands", fork_round=4)
+    before, after = chain.at(3), chain.at(5)
+    assert before is not None
+    assert after is not None
+    offers.replaced(left, Histories(RULES, chain, {}, 0.0), 3, before)
+    assert set(offers.open.values()) == {4, 5}
+    behind = Resynchronise((PeerId("b"),), "others are ahead")
+    offers.replaced(behind, Histories(RULES, theirs, {}, 0.0), 5, after)
+    offers.jumped(5)
+    assert offers.decide(5 + DELAY, (), LONGEST_WAIT_SECONDS + 1) == []
+    assert set(offers.taken.values()) == set(range(6)), "nobody but this peer knows the sets of 4 and 5"
