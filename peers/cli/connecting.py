@@ -26,11 +26,16 @@ def say(_event: str, text: str) -> None:
     typer.echo(shown(text, sys.stderr), err=True)
 
 
-def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
-    """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
+def check_bootstraps(bootstraps: Sequence[str]) -> None:
+    """UserError where one is no address, before anybody is asked."""
     with as_user_errors(ValueError):
         for address in bootstraps:
             bootstrap_multiaddr(address)
+
+
+def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
+    """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
+    check_bootstraps(bootstraps)
     run_id = run_id_of(run) or load_signed(Path(run)).run_id
     cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
     if not bootstraps and not cache.read():

@@ -228,8 +228,7 @@ def registry_list(
     """Runs that want to be found."""
     from random import Random
 
-    from peers.cli.connecting import NOT_REACHED, say
-    from peers.config.quantities import bootstrap_multiaddr
+    from peers.cli.connecting import NOT_REACHED, check_bootstraps, say
     from peers.network.discovery.bootstrap import PeerCache
     from peers.network.discovery.visitor_session import entering
     from peers.tools.owner.registry import runs
@@ -237,9 +236,7 @@ def registry_list(
 
     if not bootstrap:
         raise UserError("registry needs a --bootstrap MULTIADDR: of any peer of any run")
-    with as_user_errors(ValueError):
-        for address in bootstrap:
-            bootstrap_multiaddr(address)
+    check_bootstraps(bootstrap)
 
     async def whole() -> tuple[list[SignedManifest], int]:
         async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), say) as (_, directory):
