@@ -98,6 +98,8 @@ class Seen:
     """What was missing where it did not."""
     living: dict[str, int] = field(default_factory=dict)
     """name.life, and `+n` after its nth move -> stage at the end."""
+    given_up: set[int] = field(default_factory=set)
+    """Stages that were lost for ever and of which nobody has settled a round since."""
     names: dict[str, str] = field(default_factory=dict)
     """Peer id -> name."""
     callbacks: int = 0
@@ -179,6 +181,7 @@ async def _play(options: Options, folder: Path) -> Seen:
     sampling.cancel()
     seen.ended_at = asyncio.get_running_loop().time()
     seen.living = {member.who: member.worker.stage for member in world.living()}
+    seen.given_up = set(world.given_up)
     await world.close()
     seen.notes = world.notes
     seen.escaped = [(name, _told(error)) for name, error in world.escaped]

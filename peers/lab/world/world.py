@@ -28,7 +28,7 @@ from peers.config.run_file import SignedManifest
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
-from peers.telemetry.events import Event, GivenBack
+from peers.telemetry.events import Event, GivenBack, Settled
 from peers.worker.pipeline.data_path import Text
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
@@ -183,7 +183,8 @@ class World:
         """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
         self._shared: dict[tuple[str, int], SharedCompute[InlineCompute]] = {}
         self.given_up: set[int] = set()
-        """Stages of which nobody hopes for the weights any more: whoever comes begins from the seed."""
+        """Stages of which nobody hopes for the weights any more: whoever comes begins from the seed, until
+        somebody has settled a round there again."""
         self.killed: dict[Hashable, list[str]] = {}
         """Fault -> names of the peers that it keeps down."""
         self.disturbances: list[Disturbance] = []
@@ -387,6 +388,8 @@ class World:
         self.notes.append(Note(round(self.loop.time(), 6), name, life, event))
         if isinstance(event, (GivenBack, Returned)) and not self.real:
             self.returning[name, life] += 1 if isinstance(event, GivenBack) else -1
+        if self.given_up and isinstance(event, Settled) and (member := self.members.get(name)) is not None:
+            self.given_up.discard(member.worker.stage)
 
     def settled(self, stage: int) -> dict[str, int]:
         """Name -> newest settled round of the living peers of a stage that have any."""

@@ -24,7 +24,7 @@ from peers.compute.executor import InlineCompute, Result
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
 from peers.lab.bench.learning.ground import Texts, read_texts
-from peers.lab.bench.work.swarm import LONGEST_ROUND, Corpus
+from peers.lab.bench.work.swarm import Corpus, until_settled
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.world import World
 from peers.telemetry import events as noted
@@ -151,16 +151,10 @@ async def _play(question: Question, manifest: Manifest, texts: Texts, seed: int,
     world = TimedWorld(manifest, seed, folder)
     world.text = Corpus(texts.corpus, world.signed.run_id, manifest.data, manifest.seed)
     members = [world.start(f"p{number}", 0) for number in range(question.peers)]
-
-    async def until(round: int) -> Spent:
-        while len(world.settled(0)) < len(members) or min(world.settled(0).values()) < round:
-            await asyncio.sleep(1.0)
-            assert not world.escaped, world.escaped
-            assert world.loop.time() < LONGEST_ROUND * round, f"stands still: {world.settled(0)}"
-        return world.spent()
-
-    before = await until(FIRST_COUNTED)
-    after = await until(FIRST_COUNTED + question.rounds)
+    await until_settled(world, members, FIRST_COUNTED)
+    before = world.spent()
+    await until_settled(world, members, FIRST_COUNTED + question.rounds)
+    after = world.spent()
     update = members[0].worker.update
     assert update is not None
     heads, all_bytes = zip(

@@ -11,7 +11,7 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -221,18 +221,25 @@ async def _play(question: Question, manifest: Manifest, texts: Texts, lie: str, 
         world.parts[name] = liars[name].part if name in liars else honest_part
     members = [world.start(name, 0) for name in names]
     honest = [member for member in members if member.name not in liars]
-    while min(world.settled(0).get(member.name, -1) for member in honest) < question.rounds:
-        await asyncio.sleep(1.0)
-        assert not world.escaped, world.escaped
-        assert world.loop.time() < LONGEST_ROUND * question.rounds, f"stands still: {world.settled(0)}"
-        if lie == COLLUDING:
-            _collude([member for member in members if member.name in liars])
+    false = [member for member in members if member.name in liars]
+    await until_settled(world, honest, question.rounds, lambda: _collude(false) if lie == COLLUDING else None)
     played = Played(lie, len(liars), question.rounds)
     _look(world, played, honest, liars)
     played.loss = _loss(manifest, texts, honest[0])
     played.processor_seconds = time.process_time() - began
     await world.close()
     return played
+
+
+async def until_settled(
+    world: World, members: Sequence[Member], round: int, each_second: Callable[[], None] = lambda: None
+) -> None:
+    """Of one stage. AssertionError if one of the world's peers fails, or they stand still."""
+    while min(world.settled(0).get(member.name, -1) for member in members) < round:
+        await asyncio.sleep(1.0)
+        assert not world.escaped, world.escaped
+        assert world.loop.time() < LONGEST_ROUND * round, f"stands still: {world.settled(0)}"
+        each_second()
 
 
 def _path(member: Member) -> WorkAuditPath | None:

@@ -98,6 +98,7 @@ def test_a_stage_other_than_the_first_that_is_lost_for_ever_begins_again_from_th
     seen = play(Options(7010, moves=True, kinds=("lost stage",), rounds=12))
     assert [note.fields["stage"] for note in seen.notes if note.event == "stage_lost"] == [1]
     assert check(seen) == []
+    assert not seen.given_up, "who comes later asks those who train there again"
 
 
 @pytest.mark.parametrize("seed", SHARDED)
