@@ -76,7 +76,7 @@ class Needs:
     weights: int
     """Whatever is kept whether or not anything is computed."""
     graph: int
-    """Each microbatch under way, besides."""
+    """Each microbatch under way, besides; with it the weights that it alone was begun with."""
     process: int
     """Programs and libraries."""
 
@@ -102,8 +102,6 @@ def needs_of(
     each = GRID_BYTES + work + FREED_BYTES
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
-    if waits(manifest, stage):  # Those that a microbatch under way was begun with.
-        each += work
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
     weights += _at_work(manifest, layout, trained, work, not process_bytes)
@@ -114,7 +112,12 @@ def needs_of(
     fixed = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
     weights += frozen_layout(manifest, stage).size * fixed
     weights += graph_at_work(manifest, stage, computing)
-    return Needs(stage, weights, graph_bytes(manifest, stage, computing), process_bytes)
+    graph = graph_bytes(manifest, stage, computing)
+    if waits(manifest, stage):  # Of n under way (n + k - 1) / k weights that they were begun with.
+        begun_with, of_step = layout.size * work, ceil(sync.step_tokens / manifest.microbatch_tokens)
+        of_each = begun_with // max(1, of_step) if own is not None else 0
+        graph, weights = graph + of_each, weights + begun_with - of_each
+    return Needs(stage, weights, graph, process_bytes)
 
 
 def waits(manifest: Manifest, stage: int) -> bool:

@@ -73,7 +73,8 @@ def bench(
     round = max(0, _highest_in(peer.play_round, memory) - before - held)
     size = part.layout.size
     process = 0 if device.type == "cuda" else PROCESS_BYTES
-    said = needs_of(manifest, stage, process, computing, is_small=True).weights
+    needs = needs_of(manifest, stage, process, computing, is_small=True)
+    said = needs.least - needs.process - graph_bytes(manifest, stage, computing)
     return Taken(part.layout.parameters, held / size, microbatch / size, round / size, said / size)
 
 
