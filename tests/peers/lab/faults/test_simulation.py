@@ -38,13 +38,16 @@ WITH_MOVES = (14, 15, 205)
 SHARDED = (4, 7, 10)
 """Small ones, with partitions, crashes and peers that stand still."""
 SWARMNET = (sys.executable, "-m", "peers.cli.main", "simulate")
+LONG_TOO = os.environ.get("SWARMNET_FAILED") == "all"
+"""As `scripts/soak failed` sets it."""
 PLACE = Path(__file__).parent
 ROOT = PLACE.parents[3]
 
 
 def failed_before() -> list[Options]:
     lines = (PLACE / "failing_seeds.txt").read_text().splitlines()
-    return [options_of(line.split()) for line in lines if line and not line.startswith("#")]
+    seeds = [line.split() for line in lines if line and not line.startswith("#")]
+    return [options_of(words) for words in seeds if LONG_TOO or "--long" not in words]
 
 
 def options_of(words: list[str]) -> Options:
