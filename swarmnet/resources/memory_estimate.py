@@ -96,9 +96,9 @@ def needs_of(
     """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
     card, where no copy for the disk is. `is_small`: the group is, so that sums are small integers."""
     layout = trained_layout(manifest, stage)
-    work, sync, own = WORK_BYTES[computing.dtype], manifest.sync, manifest.sync.own_steps
-    uses_each = own is not None and sync.step_tokens <= manifest.microbatch_tokens
-    gradient = work if uses_each else FLOAT_BYTES
+    work, own = WORK_BYTES[computing.dtype], manifest.sync.own_steps
+    of_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
+    gradient = work if own is not None and of_step == 1 else FLOAT_BYTES  # If one is used at once.
     each = GRID_BYTES + work + FREED_BYTES
     copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
     each += copied * COPY_BYTES if process_bytes else 0
@@ -114,9 +114,10 @@ def needs_of(
     weights += graph_at_work(manifest, stage, computing)
     graph = graph_bytes(manifest, stage, computing)
     if waits(manifest, stage):  # Of n under way (n + k - 1) / k weights that they were begun with.
-        begun_with, of_step = layout.size * work, ceil(sync.step_tokens / manifest.microbatch_tokens)
-        of_each = begun_with // max(1, of_step) if own is not None else 0
-        graph, weights = graph + of_each, weights + begun_with - of_each
+        begun_with = layout.size * work
+        of_each = begun_with // of_step if own is not None else 0
+        graph += of_each
+        weights += begun_with - of_each
     return Needs(stage, weights, graph, process_bytes)
 
 

@@ -388,6 +388,10 @@ class Sync:
     `*.mlp.*`); the others stay as they began and are never sent. Empty: all, or where `model.lora` has a
     rank, its factors alone, to which these come then."""
 
+    def step_microbatches(self, microbatch_tokens: int) -> int:
+        """After how many a peer takes a step of its own, where it takes any."""
+        return max(1, -(-self.step_tokens // microbatch_tokens))
+
     @property
     def own_steps(self) -> OwnSteps | None:
         """How peers step by themselves; None: they do not."""

@@ -130,7 +130,7 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     """`steps`: of a peer's own in a round, where it takes any."""
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
-        each = max(1, -(-sync.step_tokens // ground.manifest.microbatch_tokens))  # Microbatches of a step.
+        each = sync.step_microbatches(ground.manifest.microbatch_tokens)
         every = 1 if sync.own_steps is None else (setting.own_steps or steps) * each
         ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
         return Rounds(

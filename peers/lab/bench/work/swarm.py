@@ -221,8 +221,8 @@ async def _play(question: Question, manifest: Manifest, texts: Texts, lie: str, 
         world.parts[name] = liars[name].part if name in liars else honest_part
     members = [world.start(name, 0) for name in names]
     honest = [member for member in members if member.name not in liars]
-    false = [member for member in members if member.name in liars]
-    await until_settled(world, honest, question.rounds, lambda: _collude(false) if lie == COLLUDING else None)
+    colluding = [member for member in members if member.name in liars and lie == COLLUDING]
+    await until_settled(world, honest, question.rounds, partial(_collude, colluding))
     played = Played(lie, len(liars), question.rounds)
     _look(world, played, honest, liars)
     played.loss = _loss(manifest, texts, honest[0])
@@ -234,7 +234,7 @@ async def _play(question: Question, manifest: Manifest, texts: Texts, lie: str, 
 async def until_settled(
     world: World, members: Sequence[Member], round: int, each_second: Callable[[], None] = lambda: None
 ) -> None:
-    """Of one stage. AssertionError if one of the world's peers fails, or they stand still."""
+    """Peers of stage 0. AssertionError if one of the world's peers fails, or they stand still."""
     while min(world.settled(0).get(member.name, -1) for member in members) < round:
         await asyncio.sleep(1.0)
         assert not world.escaped, world.escaped
