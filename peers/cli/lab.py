@@ -306,6 +306,7 @@ def learning(
         ),
     ] = 0,
     device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes: trials at a time.")] = 1,
     eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Trials, reports, pictures.")] = Path("learning"),
@@ -327,7 +328,7 @@ def learning(
         report = _learned(
             Question(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
-                away, late, rate, own_steps, device_of(device),
+                away, late, rate, own_steps, device_of(device), jobs,
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))
@@ -337,19 +338,21 @@ def learning(
 
 
 def _learned(question: Question) -> Learned:
-    """With a bar for the trial that is played."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """With a bar for each trial that is played."""
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from peers.lab.bench.learning.bench import bench
 
+    bars = dict["Trial", TaskID]()
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), transient=True
     ) as progress:
-        task = progress.add_task("")
 
         def said(trial: Trial, done: int) -> None:
-            words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
-            progress.update(task, description=words, completed=done, total=trial.steps)
+            if trial not in bars:
+                words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
+                bars[trial] = progress.add_task(words, total=trial.steps)
+            progress.update(bars[trial], completed=done, visible=done < trial.steps)
 
         return bench(question, said)
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
-from peers.config.run_file import load_manifest, require_own_experts
+from peers.config.run_file import require_own_experts
 from peers.data.documents import fingerprint
 from peers.errors import UserError
-from peers.lab.bench.learning.ground import Ground, read_texts
-from peers.lab.bench.learning.recipes import recipes
-from peers.lab.bench.learning.report import Report, activation_bytes, row
-from peers.lab.bench.learning.trials import Bench, Kept, Rates, Trial
-from swarmnet.identifiers import PeerId
+from peers.lab.bench.learning.played import Play, Said, Subject, player
+from peers.lab.bench.learning.recipes import Recipe, recipes
+from peers.lab.bench.learning.report import Report, Row, activation_bytes, row
+from peers.lab.bench.learning.search import Found, carried_out, plan
+from peers.lab.bench.learning.trials import Kept, Outcome, Rates, Terms
+from swarmnet.run.manifest import Manifest
 
 TOKENS_PER_PARAMETER = 20
 """What a model of its size is trained with for the least compute (arXiv:2203.15556)."""
@@ -47,11 +49,40 @@ class Question:
     """Of a round; 0: as each method has it."""
     device: torch.device = CPU
     """On a GPU in bfloat16 where that has it, as a peer."""
+    jobs: int = 1
+    """Trials at a time. What is played, and what comes of it, does not depend on it."""
 
 
-def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
+def bench(question: Question, said: Said) -> Report:
     """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
-    manifest = load_manifest(question.run_file, PeerId(""), {})
+    subject = Subject(question.run_file, question.eval_text, question.tokenizer, question.device)
+    known = _recipes(question, subject.manifest())
+    ground = subject.ground(0)
+    manifest, computed = ground.manifest, computing_of(ComputeFile(), question.device).dtype
+    tokens_of_a_step = question.peers * manifest.microbatch_tokens
+    steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * ground.count) // tokens_of_a_step)
+    terms = Terms(
+        manifest.run_id(), fingerprint(subject.texts().held_out.scored), question.peers, steps,
+        question.delay, question.away, question.late, question.own_steps,
+        "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
+    )  # fmt: skip
+    question.out.mkdir(parents=True, exist_ok=True)
+    plans = {}
+    for name, recipe in known.items():
+        begin_rate = recipe.begin_rate if question.rate is None else question.rate
+        begin = Rates(begin_rate, recipe.begin_outer)
+        plans[name] = plan(begin, question.seeds, searches=question.rate is None)
+    with player(subject, question.jobs, said) as play:
+        found = carried_out(plans, question.jobs, _kept(question, terms, known, play))
+    rows = [_row(name, known[name], question, found[name]) for name in known]
+    return Report(
+        manifest.name, ground.count, rows[0].outcomes[0].tokens, question.peers, question.delay,
+        question.away, question.late, question.seeds, activation_bytes(manifest), tuple(rows),
+    )  # fmt: skip
+
+
+def _recipes(question: Question, manifest: Manifest) -> dict[str, Recipe]:
+    """Those that are asked for. Raises UserError."""
     require_own_experts(manifest, "bench learning")
     if manifest.start.path or manifest.sync.trainable:
         raise UserError(
@@ -64,31 +95,37 @@ def bench(question: Question, said: Callable[[Trial, int], None]) -> Report:
         raise UserError(f"no method is called {unknown[0]}; there are {', '.join(known)}")
     if question.away >= question.peers:
         raise UserError(f"--away {question.away}: of {question.peers} peers somebody must stay")
-    texts = read_texts(question.run_file, manifest, question.eval_text, question.tokenizer)
-    torch.set_num_threads(1)
-    computing = computing_of(ComputeFile(), question.device)
-    ground_of = cache(lambda seed: Ground(manifest, texts, seed, computing, question.device))
-    count = ground_of(0).count
-    tokens_of_a_step = question.peers * manifest.microbatch_tokens
-    steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * count) // tokens_of_a_step)
-    question.out.mkdir(parents=True, exist_ok=True)
-    trials = Bench(
-        ground_of, Kept(question.out / "trials.jsonl"), manifest.run_id(),
-        fingerprint(texts.held_out.scored), question.peers, steps, question.delay, said, question.away,
-        question.late, question.own_steps,
-        "" if question.device.type == "cpu" else f"{computing.dtype} {question.device.type}",
-    )  # fmt: skip
-    rows = []
-    for name in question.methods or known:
-        recipe = known[name]
-        if question.rate is None:
-            rates, tried = trials.best_rates(name, recipe)
+    return {name: known[name] for name in question.methods or known}
+
+
+def _kept(
+    question: Question, terms: Terms, known: Mapping[str, Recipe], play: Play
+) -> Callable[[str, Rates, int], Future[Outcome]]:
+    """What begins a trial, or has its outcome from the folder `out`; it is kept there once it is over."""
+    kept = Kept(question.out / "trials.jsonl")
+
+    def begin(name: str, rates: Rates, seed: int) -> Future[Outcome]:
+        trial = terms.trial(name, known[name], rates, seed)
+        outcome: Future[Outcome] = Future()
+        if found := kept.find(trial):
+            outcome.set_result(found)
         else:
-            rates, tried = Rates(question.rate, recipe.begin_outer), 1
-        outcomes = [trials.played(name, recipe, rates, seed) for seed in range(question.seeds)]
-        own_steps = recipe.own_steps and (question.own_steps or recipe.own_steps)
-        rows.append(row(name, recipe.told, own_steps, tried, outcomes))
-    return Report(
-        manifest.name, count, rows[0].outcomes[0].tokens, question.peers, question.delay, question.away,
-        question.late, question.seeds, activation_bytes(manifest), tuple(rows),
-    )  # fmt: skip
+            play(trial).add_done_callback(partial(over, outcome))
+        return outcome
+
+    def over(outcome: Future[Outcome], played: Future[Outcome]) -> None:
+        """Kept first: whoever waits may ask for the same trial next."""
+        if played.cancelled():
+            return
+        if error := played.exception():
+            outcome.set_exception(error)
+        else:
+            kept.keep(played.result())
+            outcome.set_result(played.result())
+
+    return begin
+
+
+def _row(name: str, recipe: Recipe, question: Question, found: Found) -> Row:
+    own_steps = recipe.own_steps and (question.own_steps or recipe.own_steps)
+    return row(name, recipe.told, own_steps, found.rates_tried, found.outcomes)

@@ -1,4 +1,4 @@
-"""Trials: one method at one rate from one seed, each kept on the disk when done, and the search for a rate.
+"""Trials: one method at one rate from one seed, each kept on the disk when done.
 
 OUT/trials.jsonl       one line a trial; what stands there is not computed again
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -17,10 +17,6 @@ from peers.lab.bench.learning.recipes import Recipe, Setting
 from peers.lab.bench.learning.rounds import middle_third
 from swarmnet.model.stage_compute import StageError
 
-FACTOR = 2.0
-"""Between the rates of the search; the same grid for every method."""
-MOST_RATES = 7
-"""Of one search: 64 times from the lowest to the highest."""
 POINTS = 16
 """Of a curve, at equal distances."""
 CURVE_EVERY = 8
@@ -109,65 +105,26 @@ class Kept:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
 
-@dataclass(slots=True)
-class Bench:
-    """One run's trials, with what is the same for all of them."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is the same for all trials of a run: as in Trial."""
 
-    grounds: Callable[[int], Ground]
-    """Of a seed."""
-    kept: Kept
     run_id: str
     text: str
     peers: int
     steps: int
-    delay: int
-    said: Callable[[Trial, int], None]
-    """Hears after each step of a trial how many are done."""
+    delay: int = 0
     away: int = 0
     late: float = 0.0
     own_steps: int = 0
     computed: str = ""
 
-    def played(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Outcome:
-        """The trial's outcome, computed if it is not kept."""
-        trial = Trial(
+    def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
+        """Of the method that is called so."""
+        return Trial(
             self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
             self.away, self.late, self.own_steps if recipe.own_steps else 0, self.computed,
         )  # fmt: skip
-        found = self.kept.find(trial)
-        if found is None:
-            found = play(trial, recipe, self.grounds(seed), lambda done: self.said(trial, done))
-            self.kept.keep(found)
-        return found
-
-    def best_rates(self, name: str, recipe: Recipe) -> tuple[Rates, int]:
-        """Where the neighbours on the grid are worse, from the first seed; and how many trials it took.
-
-        The rate outside, where there is one, is searched for at the best rate inside.
-        """
-        begin = Rates(recipe.begin_rate, recipe.begin_outer)
-        best, tried = self._search(
-            name, recipe, begin, lambda rates, by: replace(rates, rate=by * rates.rate)
-        )
-        if best.outer is None:
-            return best, tried
-        best, more = self._search(
-            name, recipe, best, lambda rates, by: replace(rates, outer=by * (rates.outer or 0))
-        )
-        return best, tried + more - 1
-
-    def _search(
-        self, name: str, recipe: Recipe, begin: Rates, moved: Callable[[Rates, float], Rates]
-    ) -> tuple[Rates, int]:
-        tried = {begin: self.played(name, recipe, begin, 0).loss}
-        best = begin
-        while len(tried) < MOST_RATES:
-            missing = [rates for by in (FACTOR, 1 / FACTOR) if (rates := moved(best, by)) not in tried]
-            if not missing:
-                break
-            tried[missing[0]] = self.played(name, recipe, missing[0], 0).loss
-            best = min(tried, key=lambda rates: tried[rates])
-        return best, len(tried)
 
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:

@@ -1,8 +1,10 @@
 """`swarmnet bench learning`: every method learns on the same ground, and what is measured was meant."""
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from math import log, log2
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
 from peers.lab.bench.learning.rounds import Rounds
-from peers.lab.bench.learning.trials import Bench, Kept, Outcome, Rates
+from peers.lab.bench.learning.search import carried_out, plan
+from peers.lab.bench.learning.trials import Kept, Outcome, Rates, Terms
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
 from swarmnet.run.manifest import Data, Manifest, Paths, Sync
@@ -171,13 +174,12 @@ def test_who_asks_for_other_steps_in_a_round_gets_rounds_of_so_many():
     assert learner.sent_bytes == 4 * sum(method.payload_bytes for method in learner._methods[0])
 
 
-def test_other_steps_make_another_trial_of_those_who_take_any(tmp_path, monkeypatch):
-    here, played = bench_of(tmp_path, monkeypatch, lambda trial: trial.rate)
+def test_other_steps_make_another_trial_of_those_who_take_any():
+    terms = Terms("run", "text", peers=2, steps=10)
     central, own = (Recipe(lambda *_: None, 1.0, "", own_steps=steps) for steps in (0, 8))
-    more = replace(here, own_steps=2)
-    assert [bench.played("x", central, Rates(1.0), 0).trial.own_steps for bench in (here, more)] == [0, 0]
-    assert [bench.played("y", own, Rates(1.0), 0).trial.own_steps for bench in (here, more)] == [0, 2]
-    assert len(played) == 3, "what is not concerned is not played again"
+    more = replace(terms, own_steps=2)
+    assert terms.trial("x", central, Rates(1.0), 0) == more.trial("x", central, Rates(1.0), 0)
+    assert [each.trial("y", own, Rates(1.0), 0).own_steps for each in (terms, more)] == [0, 2]
 
 
 def test_a_mean_gradient_of_equal_peers_is_that_of_one():
@@ -203,17 +205,12 @@ def test_a_gradient_of_all_is_the_sum_of_what_each_has(stages):
     )
 
 
-def bench_of(tmp_path, monkeypatch, losses):
-    """A bench whose trials end at once with the loss of their rate."""
-    played = []
+TERMS = Terms("run", "text", peers=2, steps=10)
 
-    def play(trial, recipe, ground, said):
-        played.append(trial.rate)
-        return Outcome(trial, losses(trial), 1.0, 100, 1000, 1.0, ())
 
-    monkeypatch.setattr(trials, "play", play)
-    here = Bench(lambda seed: None, Kept(tmp_path / "t.jsonl"), "run", "text", 2, 10, 0, lambda *_: None)
-    return here, played
+def outcome_of(rates, loss, name="x", seed=0):
+    trial = TERMS.trial(name, Recipe(lambda *_: None, 1.0, ""), rates, seed)
+    return Outcome(trial, loss, 1.0, 100, 1000, 1.0, ())
 
 
 def far(value, best):
@@ -221,49 +218,90 @@ def far(value, best):
     return abs(log2(value / best))
 
 
-def test_the_best_rate_has_worse_neighbours_on_both_sides(tmp_path, monkeypatch):
-    here, played = bench_of(tmp_path, monkeypatch, lambda trial: far(trial.rate, 0.016))
-    rates, tried = here.best_rates("x", Recipe(lambda *_: None, 4e-3, ""))
-    assert rates == Rates(0.016)
-    assert sorted(played) == [0.002, 0.004, 0.008, 0.016, 0.032] or sorted(played) == [
-        0.004,
-        0.008,
-        0.016,
-        0.032,
-    ]
-    assert tried == len(played)
+def carried_out_alone(plan, losses):
+    """What comes of a plan whose trials have the loss of their rates, and in what order it asked for them."""
+    asked = []
+
+    def begin(name, rates, seed):
+        asked.append((rates, seed))
+        future = Future()
+        future.set_result(outcome_of(rates, losses(rates), name, seed))
+        return future
+
+    return carried_out({"x": plan}, 1, begin)["x"], asked
 
 
-def test_the_rate_outside_is_searched_for_at_the_best_rate_inside(tmp_path, monkeypatch):
-    here, played = bench_of(
-        tmp_path, monkeypatch, lambda trial: far(trial.rate, 0.008) + far(trial.outer_rate, 1.4)
+def test_the_best_rate_has_worse_neighbours_on_both_sides_and_all_seeds_are_played_at_it():
+    found, asked = carried_out_alone(
+        plan(Rates(4e-3), 2, searches=True), lambda rates: far(rates.rate, 0.016)
     )
-    rates, tried = here.best_rates("x", Recipe(lambda *_: None, 4e-3, "", begin_outer=0.7))
-    assert rates == Rates(0.008, 1.4)
-    assert tried == len(played)
+    assert [rates.rate for rates, _ in asked[:-2]] == [0.004, 0.008, 0.016, 0.032]
+    assert asked[-2:] == [(Rates(0.016), 0), (Rates(0.016), 1)]
+    assert found.rates_tried == 4
+    assert [(each.trial.rate, each.trial.seed) for each in found.outcomes] == [(0.016, 0), (0.016, 1)]
 
 
-def test_what_was_played_is_not_played_again_and_half_a_line_is_no_trial(tmp_path, monkeypatch):
-    here, played = bench_of(tmp_path, monkeypatch, lambda trial: trial.rate)
-    first = here.played("x", Recipe(lambda *_: None, 1.0, ""), Rates(1.0), 0)
+def test_the_rate_outside_is_searched_for_at_the_best_rate_inside():
+    found, asked = carried_out_alone(
+        plan(Rates(4e-3, 0.7), 1, searches=True),
+        lambda rates: far(rates.rate, 0.008) + far(rates.outer, 1.4),
+    )
+    assert (found.outcomes[0].trial.rate, found.outcomes[0].trial.outer_rate) == (0.008, 1.4)
+    assert found.rates_tried == len({rates for rates, _ in asked})
+
+
+def test_a_given_rate_is_not_searched_for():
+    found, asked = carried_out_alone(plan(Rates(4e-3, 0.7), 3, searches=False), lambda _: 1.0)
+    assert asked == [(Rates(4e-3, 0.7), seed) for seed in range(3)]
+    assert found.rates_tried == 1
+
+
+def test_many_plans_at_a_time_ask_for_what_each_would_alone():
+    wanted = {"low": 2e-3, "high": 0.032, "there": 4e-3}
+    under_way = []
+
+    def begin(name, rates, seed):
+        under_way.append((name, rates, seed, Future()))
+        return under_way[-1][-1]
+
+    def end_some():
+        """The newest first, so that nothing ends in the order in which it began."""
+        while not ended.is_set() or under_way:
+            if not under_way:
+                ended.wait(0.001)
+                continue
+            name, rates, seed, future = under_way.pop()
+            future.set_result(outcome_of(rates, far(rates.rate, wanted[name]), name, seed))
+
+    ended, ends = Event(), Thread(target=end_some)
+    ends.start()
+    try:
+        found = carried_out({name: plan(Rates(4e-3), 2, searches=True) for name in wanted}, 2, begin)
+    finally:
+        ended.set()
+        ends.join()
+    for name, best in wanted.items():
+        alone, _ = carried_out_alone(
+            plan(Rates(4e-3), 2, searches=True), lambda rates, best=best: far(rates.rate, best)
+        )
+        assert found[name].rates_tried == alone.rates_tried, name
+        assert [each.loss for each in found[name].outcomes] == [each.loss for each in alone.outcomes], name
+
+
+def test_what_was_kept_is_found_again_and_half_a_line_is_no_trial(tmp_path):
+    first = outcome_of(Rates(1.0), 2.0)
+    Kept(tmp_path / "t.jsonl").keep(first)
     with (tmp_path / "t.jsonl").open("a") as file:
         file.write('{"trial": {"run_id"')
-    again = replace(here, kept=Kept(tmp_path / "t.jsonl"))
-    assert again.played("x", Recipe(lambda *_: None, 1.0, ""), Rates(1.0), 0) == first
-    assert played == [1.0]
+    again = Kept(tmp_path / "t.jsonl")
+    assert again.find(first.trial) == first
+    assert again.find(replace(first.trial, seed=1)) is None
 
 
-def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypatch):
-    here, _ = bench_of(tmp_path, monkeypatch, lambda trial: 2.0 + trial.rate)
+def test_the_table_names_what_each_method_costs_beside_adamw():
     rows = [
-        row(
-            name,
-            "what it is",
-            8,
-            1,
-            [here.played(name, Recipe(lambda *_: None, rate, ""), Rates(rate), seed) for seed in (0, 1)],
-        )
-        for name, rate in (("adamw", 0.0), ("ours", 0.2))
+        row(name, "what it is", 8, 1, [outcome_of(Rates(1.0), loss, name, seed) for seed in (0, 1)])
+        for name, loss in (("adamw", 2.0), ("ours", 2.2))
     ]
     from peers.lab.bench.learning.report import Report
 
@@ -273,14 +311,21 @@ def test_the_table_names_what_each_method_costs_beside_adamw(tmp_path, monkeypat
     assert told.index("adamw") < told.index("ours")
 
 
+TINY_RUN = (
+    "name: tiny\nstages: [1]\nmodel: {width: 32, layers: 1, heads: 2, key_value_heads: 2, head_width: 16,"
+    " feed_forward: 64, context: 32}\ndata: {sequence_tokens: 32, microbatch_sequences: 1}\n"
+)
+
+
+def asking(tmp_path, *words):
+    return ["bench", "learning", tmp_path / "tiny.yaml", "--tokens", "128", "--peers", "2", "--rate", "4e-3",
+            "--method", "adamw", "--method", "run", *words]  # fmt: skip
+
+
 def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     command = typing(capsys, monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(
-        "name: tiny\nstages: [1]\nmodel: {width: 32, layers: 1, heads: 2, key_value_heads: 2, head_width: 16,"
-        " feed_forward: 64, context: 32}\ndata: {sequence_tokens: 32, microbatch_sequences: 1}\n"
-    )
-    words = ["bench", "learning", tmp_path / "tiny.yaml", "--tokens", "128", "--seeds", "1", "--peers", "2",
-             "--rate", "4e-3", "--method", "adamw", "--method", "run", "--out", tmp_path / "out"]  # fmt: skip
+    (tmp_path / "tiny.yaml").write_text(TINY_RUN)
+    words = asking(tmp_path, "--seeds", "1", "--out", tmp_path / "out")
     code, told, _ = command(*words)
     assert (code, "adamw" in told) == (0, True)
     kept = (tmp_path / "out/tiny/trials.jsonl").read_text()
@@ -288,6 +333,27 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out/tiny/trials.jsonl").read_text() == kept
     rows = json.loads((tmp_path / "out/tiny/report.json").read_text())["rows"]
     assert [each["method"] for each in rows] == ["adamw", "run"]
+
+
+def test_many_trials_at_a_time_come_to_the_same(tmp_path, monkeypatch, capsys):
+    command = typing(capsys, monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(TINY_RUN)
+    losses = []
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        assert command(*asking(tmp_path, "--seeds", "2", "--jobs", str(jobs), "--out", out))[0] == 0
+        rows = json.loads((out / "tiny/report.json").read_text())["rows"]
+        losses.append({each["method"]: [one["loss"] for one in each["outcomes"]] for each in rows})
+        assert len((out / "tiny/trials.jsonl").read_text().splitlines()) == 4
+    assert losses[0] == losses[1]
+
+
+def test_what_a_trial_cannot_be_is_bad_input_in_a_process_of_its_own_too(tmp_path, monkeypatch, capsys):
+    command = typing(capsys, monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(TINY_RUN)
+    code, _, told = command(*asking(tmp_path, "--away", "1", "--jobs", "2", "--out", tmp_path / "out"))
+    assert code == 2
+    assert "with one gradient for all nobody goes" in told
 
 
 def test_a_method_that_there_is_not_is_bad_input(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,117 @@
+"""Trials played in this process, or many at a time in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from threading import Thread
+from typing import TypeAlias
+
+import torch
+
+from peers.compute.stage_part import computing_of
+from peers.config.compute_file import ComputeFile
+from peers.config.run_file import load_manifest
+from peers.lab.bench.learning.ground import Ground, Texts, read_texts
+from peers.lab.bench.learning.recipes import recipes
+from peers.lab.bench.learning.trials import Outcome, Trial, play
+from peers.lab.world.parallel import pool
+from swarmnet.identifiers import PeerId
+from swarmnet.run.manifest import Manifest
+
+Said: TypeAlias = Callable[[Trial, int], None]
+"""Hears of a trial how many steps are done, and at its end that all are."""
+Play: TypeAlias = Callable[[Trial], "Future[Outcome]"]
+TELLS = 100
+"""Times that a process of the pool tells of a trial: enough for a bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What trials are of: a run's file, and what its text is read and judged by."""
+
+    run_file: Path
+    eval_text: Path | None
+    tokenizer: Path | None
+    device: torch.device
+
+    def ground(self, seed: int) -> Ground:
+        """Raises UserError, TextError."""
+        manifest, texts = _read(self)
+        return Ground(manifest, texts, seed, computing_of(ComputeFile(), self.device), self.device)
+
+    def texts(self) -> Texts:
+        """Raises UserError, TextError."""
+        return _read(self)[1]
+
+    def manifest(self) -> Manifest:
+        """Raises UserError."""
+        return load_manifest(self.run_file, PeerId(""), {})
+
+
+@lru_cache(maxsize=1)  # A corpus is eight bytes a token, and a process has trials of one run.
+def _read(subject: Subject) -> tuple[Manifest, Texts]:
+    manifest = subject.manifest()
+    return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer)
+
+
+def _outcome(subject: Subject, trial: Trial, said: Callable[[int], None]) -> Outcome:
+    torch.set_num_threads(1)
+    ground = subject.ground(trial.seed)
+    outcome = play(trial, recipes(ground.manifest.sync)[trial.method], ground, said)
+    said(trial.steps)  # It may have ended before.
+    return outcome
+
+
+@contextmanager
+def player(subject: Subject, jobs: int, said: Said) -> Iterator[Play]:
+    """What begins a trial: of one job it is over when that returns."""
+    if jobs == 1:
+        yield lambda trial: _in_this_process(subject, trial, said)
+        return
+    queue: SimpleQueue[tuple[Trial, int] | None] = get_context("spawn").SimpleQueue()
+    hears = Thread(target=_hear, args=(queue, said), name="hear of trials", daemon=True)
+    hears.start()
+    with pool(jobs, _take, queue) as workers:
+        try:
+            yield lambda trial: workers.submit(_in_a_pool, subject, trial)
+        finally:
+            workers.shutdown(cancel_futures=True)
+            queue.put(None)
+            hears.join()
+
+
+def _in_this_process(subject: Subject, trial: Trial, said: Said) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(_outcome(subject, trial, lambda done: said(trial, done)))
+    return future
+
+
+_tells: ContextVar[SimpleQueue[tuple[Trial, int] | None]] = ContextVar("tells")
+"""Of a process of the pool, whose trials begin and end in one context."""
+
+
+def _take(queue: SimpleQueue[tuple[Trial, int] | None]) -> None:
+    _tells.set(queue)
+
+
+def _in_a_pool(subject: Subject, trial: Trial) -> Outcome:
+    every = max(1, trial.steps // TELLS)
+
+    def said(done: int) -> None:
+        if done % every == 0 or done == trial.steps:
+            _tells.get().put((trial, done))
+
+    return _outcome(subject, trial, said)
+
+
+def _hear(queue: SimpleQueue[tuple[Trial, int] | None], said: Said) -> None:
+    while (told := queue.get()) is not None:
+        said(*told)
