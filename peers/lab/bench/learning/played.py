@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from peers.compute.stage_part import computing_of
 from peers.config.compute_file import ComputeFile
 from peers.config.run_file import load_manifest
+from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground, Texts, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.trials import Outcome, Trial, play
@@ -72,7 +74,7 @@ def _outcome(subject: Subject, trial: Trial, said: Callable[[int], None]) -> Out
 
 @contextmanager
 def player(subject: Subject, jobs: int, said: Said) -> Iterator[Play]:
-    """What begins a trial: of one job it is over when that returns."""
+    """What begins a trial: of one job it is over when that returns. Raises UserError where a process ends."""
     if jobs == 1:
         yield lambda trial: _in_this_process(subject, trial, said)
         return
@@ -82,6 +84,11 @@ def player(subject: Subject, jobs: int, said: Said) -> Iterator[Play]:
     with pool(jobs, _take, queue) as workers:
         try:
             yield lambda trial: workers.submit(_in_a_pool, subject, trial)
+        except BrokenProcessPool as ended:
+            raise UserError(
+                f"one of {jobs} processes was killed, most likely because the machine's memory was used up; "
+                "what had come to its end is kept: give the same command with a smaller --jobs"
+            ) from ended
         finally:
             workers.shutdown(cancel_futures=True)
             queue.put(None)

@@ -1,20 +1,24 @@
 """`swarmnet bench learning`: every method learns on the same ground, and what is measured was meant."""
 
 import json
+import os
 from concurrent.futures import Future
 from dataclasses import replace
 from math import log, log2
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
 from swarm import TINY_MODEL, corpus
 from typed import typing
 
+from peers.errors import UserError
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import Ground, Texts
 from peers.lab.bench.learning.learner import MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
+from peers.lab.bench.learning.played import player
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
 from peers.lab.bench.learning.rounds import Rounds
@@ -356,6 +360,12 @@ def test_what_a_trial_cannot_be_is_bad_input_in_a_process_of_its_own_too(tmp_pat
     assert "with one gradient for all nobody goes" in told
 
 
+def test_a_process_that_is_killed_is_said_in_words():
+    dying = SimpleNamespace(ground=os._exit)  # Of the trial's seed.
+    with pytest.raises(UserError, match="a smaller --jobs"), player(dying, 2, lambda *_: None) as play:
+        play(outcome_of(Rates(1.0), 0.0, seed=1).trial).result()
+
+
 def test_a_method_that_there_is_not_is_bad_input(tmp_path, monkeypatch, capsys):
     command = typing(capsys, monkeypatch)
     (tmp_path / "tiny.yaml").write_text("name: tiny\n")
@@ -366,7 +376,6 @@ def test_a_method_that_there_is_not_is_bad_input(tmp_path, monkeypatch, capsys):
 
 
 def test_the_curve_of_a_demo_is_read_from_its_report_and_nothing_else_is_one(tmp_path):
-    from peers.errors import UserError
     from peers.lab.bench.learning.report import demo_curve
 
     file = tmp_path / "calm.json"
