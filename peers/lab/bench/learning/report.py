@@ -125,18 +125,28 @@ def draw(report: Report, folder: Path, demos: Mapping[str, Curve]) -> list[Path]
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    best_first = sorted(report.rows, key=lambda row: row.loss)
+    colours = pyplot.colormaps["tab20"]
     curves, axes = pyplot.subplots(figsize=(9, 6))
-    for each in report.rows:
+    for number, each in enumerate(best_first):
         points = each.outcomes[0].curve
-        axes.plot([point.tokens for point in points], [point.loss for point in points], label=each.method)
+        axes.plot(
+            [point.tokens for point in points], [point.loss for point in points], label=each.method,
+            color=colours(number % colours.N),
+        )  # fmt: skip
     axes.set(xlabel="tokens", ylabel="held-out loss, nats per token", title=report.name)
     axes.legend(fontsize="small")
     front, axes = pyplot.subplots(figsize=(9, 6))
-    for each in report.rows:
-        axes.scatter(each.contribution_bytes, each.loss)
-        axes.annotate(each.method, (each.contribution_bytes, each.loss), fontsize="small")
+    best = _front(report)
+    axes.plot([each.contribution_bytes for each in best], [each.loss for each in best], color="lightgrey")
+    for number, each in enumerate(best_first):
+        axes.scatter(each.contribution_bytes, each.loss, color=colours(number % colours.N), zorder=2)
+        axes.annotate(
+            each.method, (each.contribution_bytes, each.loss), (4, 4), textcoords="offset points",
+            fontsize="small",
+        )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes of contributions per token", ylabel="held-out loss, nats per token")
-    axes.set(title=report.name)
+    axes.set(title=report.name, xmargin=0.15)  # The names stand to the right of their points.
     files = [folder / f"{report.name}-tokens.png", folder / f"{report.name}-bytes.png"]
     figures = [curves, front]
     if demos:
@@ -154,3 +164,12 @@ def draw(report: Report, folder: Path, demos: Mapping[str, Curve]) -> list[Path]
         figure.savefig(file, dpi=120, bbox_inches="tight")
         pyplot.close(figure)
     return files
+
+
+def _front(report: Report) -> list[Row]:
+    """Those that learn more than all that send as little."""
+    found: list[Row] = []
+    for each in sorted(report.rows, key=lambda row: (row.contribution_bytes, row.loss)):
+        if not found or each.loss < found[-1].loss:
+            found.append(each)
+    return found

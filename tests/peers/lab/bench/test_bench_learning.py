@@ -315,6 +315,18 @@ def test_the_table_names_what_each_method_costs_beside_adamw():
     assert told.index("adamw") < told.index("ours")
 
 
+def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
+    from peers.lab.bench.learning.report import Report, _front
+
+    told = {"adamw": (2.0, 1000), "ours": (1.9, 10), "less": (2.1, 1), "more": (2.2, 99), "muon": (1.8, 1000)}
+    rows = [
+        row(name, "", 0, 1, [replace(outcome_of(Rates(1.0), loss, name), sent_bytes=sent)])
+        for name, (loss, sent) in told.items()
+    ]
+    found = _front(Report("tiny", 100, 1000, 2, 0, 0, 0.0, 1, 0.0, tuple(rows)))
+    assert [each.method for each in found] == ["less", "ours", "muon"]
+
+
 TINY_RUN = (
     "name: tiny\nstages: [1]\nmodel: {width: 32, layers: 1, heads: 2, key_value_heads: 2, head_width: 16,"
     " feed_forward: 64, context: 32}\ndata: {sequence_tokens: 32, microbatch_sequences: 1}\n"
