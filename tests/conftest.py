@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from nursery import Nursery
 from typed import typing
 
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
@@ -17,6 +19,20 @@ def pytest_itemcollected(item):
     names = vars(item.module)
     if any(getattr(names.get(name), "__module__", None) == place for name, place in PLAYS.items()):
         item.add_marker("swarm")
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    begun = Nursery()
+    yield begun
+    begun.close()
+
+
+@pytest.fixture(autouse=True)
+def born_warm(request, monkeypatch):
+    """Tests of real processes have them from a nursery."""
+    if request.node.get_closest_marker("loopback"):
+        monkeypatch.setattr(subprocess, "_fork_exec", request.getfixturevalue("nursery").fork_exec)
 
 
 @pytest.fixture
