@@ -1,9 +1,9 @@
 """Processes of tests that are born in a warm one: what takes seconds of a core to import is imported once.
 
-What starts `python -m peers.cli.main ...` gets a fork of a process that has our modules and torch, and has done
-nothing with them: no thread, no file, no key. It is forked twice, and as the one between ends at once, the
-system gives the last to the test: pid, signals, pipes and exit code are the test's, as of any process. What it
-does not have is a command line of its own in /proc, and an interpreter that it alone began.
+What starts `python -m peers.cli.main ...` gets a fork of a process that has our modules and torch, and has
+done nothing with them: no thread, no file, no key. It is forked twice, and as the one between ends at once,
+the system gives the last to the test: pid, signals, pipes and exit code are the test's, as of any process.
+What it does not have is a command line of its own in /proc, and an interpreter that it alone began.
 
     nursery.py SOCKET      the warm process; the number is of a socket that it has inherited
 """
@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from importlib import import_module
 from threading import Lock
 
@@ -114,19 +113,9 @@ def live(told: dict, streams: list[int], asked: socket.socket, parent: int) -> N
     os.environ.clear()
     os.environ.update(each.split("=", 1) for each in told["environment"])
     os.chdir(told["folder"])
-    sys.stdin, sys.stdout, sys.stderr = (open(number, "r" if not number else "w") for number in range(3))
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "w" if number else "r") for number in range(3))
     sys.argv = [sys.modules["peers.cli.main"].__file__, *told["arguments"]]
-    code = 1
-    try:
-        sys.modules["peers.cli.main"].main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+    sys.exit(sys.modules["peers.cli.main"].main())
 
 
 if __name__ == "__main__":
