@@ -103,9 +103,10 @@ def live(told: dict, streams: list[int], asked: socket.socket, parent: int) -> N
     while os.getppid() == parent:
         os.sched_yield()
     asked.send(str(os.getpid()).encode())
+    asked.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    os.closerange(3, 64)
+        os.close(stream)
     if told["new_session"]:
         os.setsid()
     if told["ends_with_parent"]:

@@ -56,7 +56,7 @@ def plan(begin: Rates, seeds: int, searches: bool) -> Plan:
 def _searched(begin: Rates, moved: Callable[[Rates, float], Rates]) -> _Search:
     """Where the neighbours on the grid are worse, and how many rates it took."""
     losses: dict[Rates, float] = {}
-    wanted, best = begin, begin
+    wanted = begin
     while True:
         (outcome,) = yield [(wanted, 0)]
         losses[wanted] = outcome.loss
