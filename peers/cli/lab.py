@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from peers.lab.bench.learning.trials import Trial
     from peers.lab.faults.report import Result
     from peers.lab.planner.links import Links
-    from peers.lab.planner.question import Measured
     from peers.lab.planner.question import Question as Asked
     from peers.lab.planner.speeds import PeerClass
     from swarmnet.run.manifest import Manifest, Rounds
@@ -46,15 +45,6 @@ def contribution(
 
     overhead = wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES)
     typer.echo(render(bench(parameters, overhead, repeats, device_of(device))))
-
-
-def transfer(
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 5,
-) -> None:
-    """Speed and latency of activations over p2pd links, beside plain asyncio TCP."""
-    from peers.lab.bench.transfer import bench, render
-
-    typer.echo(render(bench(repeats)))
 
 
 def memory(
@@ -131,137 +121,13 @@ def group(
     kills: Annotated[
         bool, typer.Option("--kills", help="In every round the first reducer that has to add up dies.")
     ] = False,
-    lies: Annotated[
-        int, typer.Option(min=0, max=100, help="So many plays in which a reducer lies: when is it found?")
-    ] = 0,
 ) -> None:
     """How fast contributions reach everybody in groups of 8, 64 and 512 peers, and what that costs."""
-    from peers.lab.bench import group_audits
     from peers.lab.bench.group import bench, render
 
     if kills and not shards:
         raise UserError("--kills: only an exchange through reducers has any; add --shards")
-    if lies and not shards:
-        raise UserError("--lies: only a reducer can; add --shards")
-    if lies:
-        seeds = range(seed, seed + lies)
-        sizes = peers or [8, 64]
-        found = [group_audits.measure(size, contribution_bytes, seconds, seeds, shards) for size in sizes]
-        typer.echo(group_audits.render(found))
-        return
     typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
-
-
-def work(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Of one stage, with afresh_rounds.")],
-    lie: Annotated[list[str] | None, typer.Option(help="Repeatable. [default: nobody lies]")] = None,
-    peers: Annotated[int, typer.Option(min=2, max=64, help="All of them compute.")] = 4,
-    liars: Annotated[int, typer.Option(min=1, max=63, help="Of the peers, where some lie.")] = 1,
-    rounds: Annotated[int, typer.Option(min=2, help="At most.")] = 20,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Groups for each lie.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, max=64, help="Of the processor.")] = 1,
-    dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
-    device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
-    looks: Annotated[
-        DtypeName | None, typer.Option(help="Auditors compute in these numbers, and say how alike it is.")
-    ] = None,
-    looks_device: Annotated[DeviceName | None, typer.Option(help="Auditors compute on it.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
-    swarm: Annotated[bool, typer.Option(help="Workers with a wire, on a clock that jumps.")] = False,
-    mixed: Annotated[bool, typer.Option(help="With --swarm: every other peer computes in bf16.")] = False,
-    price: Annotated[bool, typer.Option(help="All honest, in turns without audits and with.")] = False,
-) -> None:
-    """Peers with real models of which some contribute other work than they say: who is found by whoever
-    computes it again, and whether honest ones are ever accused."""
-    from peers.compute.stage_part import device_of
-    from peers.lab.bench.work import other_numbers
-    from peers.lab.bench.work import price as bench_price
-    from peers.lab.bench.work import swarm as lying_swarm
-    from peers.lab.bench.work.audits import Question, bench, render
-    from peers.lab.bench.work.report import kept, write
-
-    if price:
-        for line in bench_price.rows(bench_price.bench(bench_price.Question(run_file, peers, rounds, seeds))):
-            typer.echo(line)
-        return
-    if liars >= peers:
-        raise UserError(f"--liars {liars}: of {peers} peers somebody must be honest")
-    if swarm:
-        asked = lying_swarm.Question(run_file, lie or (), peers, liars, rounds, mixed=mixed)
-        plays: list[Any] = []
-        for row in lying_swarm.rows(kept(lying_swarm.bench(asked), plays)):
-            typer.echo(row)
-        write(report, plays)
-        return
-    if mixed:
-        raise UserError("--mixed is of a swarm: add --swarm; --looks says what auditors compute in without")
-    question = Question(
-        run_file, lie or (), peers, liars, rounds, seeds, threads, Computing(dtype), device_of(device)
-    )
-    found: list[Any]
-    if looks is None and looks_device is None:
-        found = list(bench(question))
-        typer.echo(render(found))
-    else:
-        auditors = other_numbers.Looks(Computing(looks or dtype), device_of(looks_device or device))
-        found = list(other_numbers.bench(question, auditors))
-        typer.echo("\n".join(other_numbers.rows(found)))
-    write(report, found)
-
-
-def crowds(
-    keys: Annotated[
-        list[int] | None, typer.Option(min=0, max=100_000, help="Repeatable. [default: 0, 100, 1000]")
-    ] = None,
-    networks: Annotated[int, typer.Option(min=1, max=250, help="/24 networks that they come from.")] = 1,
-) -> None:
-    """A crowd of keys that nobody invited against eight peers: what they lose by it, and what they keep."""
-    from peers.lab.bench.crowds import bench, render
-
-    typer.echo(render(bench(keys or [0, 100, 1000], networks)))
-
-
-def moving(
-    stages: Annotated[list[int] | None, typer.Option(min=2, max=64, help="Repeatable. [default: 8]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Traces.")] = 10,
-    machines: Annotated[int, typer.Option(min=8, max=10_000, help="Wanted at all times.")] = 400,
-    hours: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Of each trace.")] = 32.0,
-    download: Annotated[float, typer.Option(min=0.0, max=3600.0, help="Seconds to fetch a stage.")] = 60.0,
-    slowest: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Speed of the slowest machine; the fastest has 1.")
-    ] = 1.0,
-) -> None:
-    """Moving between stages on a trace of preemptions, beside SWARM's rule and no moving."""
-    from peers.lab.bench.moving import HEADER, bench, describe, render
-    from peers.lab.bench.preemption_trace import Climate
-
-    climate = Climate(machines=machines, hours=hours, slowest_share=slowest)
-    typer.echo(f"{describe(climate, seeds)}; fetching a stage takes {download:g} s\n")
-    typer.echo(HEADER)
-    for number in stages or [8]:
-        for row in bench(climate, number, seeds, download):
-            typer.echo(render(row))
-
-
-def routing(
-    swarms: Annotated[int, typer.Option(min=1, max=10_000, help="How many are drawn.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first; the next ones count on.")] = 0,
-    slots: Annotated[int, typer.Option(min=1, max=1024, help="Microbatches a peer takes from others.")] = 64,
-    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="At most, of an origin's own.")] = 1024,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 1,
-    each: Annotated[bool, typer.Option("--each", help="Also a line for every swarm.")] = False,
-) -> None:
-    """Throughput of random heterogeneous swarms as a share of the maximum flow, for three routing rules."""
-    from peers.lab.bench.routing import HEADER, bench, render
-
-    limits = f"{slots} slots per peer, at most {in_flight} in flight per origin"
-    typer.echo(f"{swarms} swarms from seed {seed}, {limits}; shares of the maximum flow\n")
-    typer.echo(HEADER)
-    for rule, played in bench(range(seed, seed + swarms), slots, in_flight, jobs):
-        typer.echo(render(rule, played))
-        for one in played if each else ():
-            of = f"{one.peers} peers, {one.stages} stages"
-            typer.echo(f"    seed {one.seed}: {of}, {one.share:.3f} of {one.most:.2f} microbatches/s")
 
 
 def paths(
@@ -481,7 +347,7 @@ def plan(
         typer.Option(
             help="Classes of peers, COUNTxSPEED@DOWN/UP:MEMORY with commas: tokens per second of the whole "
             "model on one of them, Mbit/s (DOWN/UP/0.5% loses packets); :REGION with --links. "
-            "9000x500tps@100/20:24GB,1000x20ktps@1000/1000. No speed: as this machine."
+            "9000x500tps@100/20:24GB,1000x20ktps@1000/1000."
         ),
     ],
     churn: Annotated[float, typer.Option(min=0, max=100, help="Share of peers that leave per hour.")] = 0.0,
@@ -494,7 +360,6 @@ def plan(
     tokens: Annotated[int | None, typer.Option(min=1, help="Target. [default: the decay's end]")] = None,
     cores: Annotated[int, typer.Option(min=0, help="All peers share so many; 0: each has its own.")] = 0,
     slots: Annotated[int, typer.Option(min=1, max=1024, help="And in_flight, of the peer files.")] = 32,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's compute first.")] = False,
     simulate: Annotated[
         int, typer.Option(min=0, max=100_000, help="So many peers; 0: as many as a minute is enough for.")
     ] = 0,
@@ -516,14 +381,11 @@ def plan(
 
     if out is not None and not shape:
         raise UserError("--out writes the shape that was found: add --shape")
-    if shape and measure:
-        raise UserError("--shape cuts the model in many ways and --measure measures one: give speeds instead")
     classes, between, table = _swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
     require_own_experts(manifest, "plan --shape", shape)
-    machine = _measured(manifest) if measure else None
     question = Question(
-        classes, between, churn, tokens, cores, machine, slots, simulated=simulate, seed=seed, links=table
+        classes, between, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=table
     )
     if shape:
         _find_shape(manifest, question, run_file, out)
@@ -546,16 +408,6 @@ def _swarm(
         return classes, tables.seconds_range(latency or "5ms-150ms"), table
     except ValueError as error:
         raise UserError(f"--peers or --latency: {error}") from None
-
-
-def _measured(manifest: Manifest) -> Measured:
-    from peers.lab.planner.measure import measured
-
-    machine = measured(manifest)
-    costs = zip(machine.alone, machine.per_peer, strict=True)
-    each = ", ".join(f"{1000 * alone:.1f} + {1000 * more:.1f} per further peer" for alone, more in costs)
-    typer.echo(f"measured: a microbatch costs {each} ms of a core, by stage")
-    return machine
 
 
 def _find_shape(manifest: Manifest, question: Asked, run_file: Path, out: Path | None) -> None:

@@ -149,16 +149,11 @@ def _add_groups(app: typer.Typer) -> None:
     config: dict[str, Callable[..., None]] = {"check": config_check, "explain": config_explain}
     measure: dict[str, Callable[..., None]] = {
         "contribution": lab.contribution,
-        "transfer": lab.transfer,
         "group": lab.group,
-        "crowds": lab.crowds,
-        "moving": lab.moving,
-        "routing": lab.routing,
         "paths": lab.paths,
         "memory": lab.memory,
         "training": lab.training,
         "learning": lab.learning,
-        "work": lab.work,
     }
     services: dict[str, Callable[..., None]] = {
         "install": service.install,

@@ -45,7 +45,7 @@ from swarmnet.run.manifest import Manifest
 GUESSED_BYTES_PER_SECOND = 1_250_000
 """Until one was fetched: a home line's 10 Mbit/s, the slower direction of those the swarm is made for."""
 GUESSED_SECONDS = 5.0
-"""What leaving, meeting the group and catching up take besides (docs/benchmarks/moving.md)."""
+"""What leaving, meeting the group and catching up take besides (docs/benchmarks/removed.md)."""
 CHANGED = 1.25
 """A speed that has changed by this factor is announced without waiting for the next time."""
 

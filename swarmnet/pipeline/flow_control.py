@@ -27,7 +27,7 @@ LEAST_SHARE, MOST_SHARE = 0.6, 0.75
 way itself holds (BBR's gain is 2). Microbatches travel in bunches, as a stage does all backward passes before
 any forward one: just as many as the way holds keep it busy 64 % of the time
 (tests/swarmnet/pipeline/test_flow.py, far stage). With 0.5 and 0.7 seven random swarms did 95.8 % of their
-maximum flow, with these 98.1 %, and an answer took a tenth longer (docs/benchmarks/routing.md)."""
+maximum flow, with these 98.1 %, and an answer took a tenth longer (docs/benchmarks/removed.md)."""
 MOST_STRETCH = 5.0
 """With 32 under way per origin on lines of 10 Mbit/s and 1 % loss an answer took 3.1 s for 8 % more tokens
 than with 11, which took 0.7 s (docs/benchmarks/wan.md)."""
@@ -109,7 +109,7 @@ class Flow:
 
     def aim(self, stages: int, peers_here: int, peers_below: int) -> None:
         """Wait for compute once per stage on the way, for as many peers of the next stage as there are per
-        origin: each of them needs a queue (docs/benchmarks/routing.md has what fewer cost)."""
+        origin: each of them needs a queue (docs/benchmarks/removed.md has what fewer cost)."""
         self.least_waiting = max(LEAST_WAITING, stages * max(1.0, peers_below / max(1, peers_here)))
         self.most_waiting = MOST_WAITING / LEAST_WAITING * self.least_waiting
 

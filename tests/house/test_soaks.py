@@ -1,21 +1,17 @@
 """What the long checks compute from what they saw; the checks themselves are scripts/soak's."""
 
-from collections import Counter
 from dataclasses import replace
 from math import exp, log
 from statistics import fmean
 
-import audits_soak
 import pytest
 import quality_alone
 import torch
 import wan_holder
 from floods_soak import GROWTH_MIB, longest_gap, problems
-from moving_soak import SLOWNESS, STORIES, best_assignment
 from quality_alone import Rule
 from quality_soak import MIDDLE, STAGES, quality, scored
 
-from peers.lab.bench.work.many import Found, play_of
 from peers.state.checkpoint_file import Model
 from peers.state.state_path import StatePath
 from peers.tools.model.evaluate import score_weights
@@ -106,25 +102,6 @@ def test_every_choice_of_half_of_the_middle_stages_is_scored(model):
     assert set(found["one_gone"]) == set(MIDDLE)
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_the_best_assignment_leaves_no_stage_with_less_than_any_other_would(name):
-    story, work = STORIES[name], (2.0, 2.0, 1.36)
-    best = best_assignment(story, work)
-    assert set(best) == set(range(9)) - {story.killed}
-
-    def least(assignment):
-        speeds = {number: 1 / SLOWNESS if number == story.slow else 1.0 for number in best}
-        return min(
-            sum(speeds[number] for number, at in assignment.items() if at == stage) / work[stage]
-            for stage in range(3)
-        )
-
-    for number in best:
-        for stage in range(3):
-            assert least({**best, number: stage}) <= least(best)
-    assert least(best) > least({number: story.stages[number] for number in best})
-
-
 def test_the_holder_that_is_no_use_takes_the_place_of_what_a_holder_serves_with():
     """It is a program of its own, which only a soak starts: a new name would be noticed there."""
     assert wan_holder.honest is StatePath.chunk
@@ -153,22 +130,3 @@ def test_a_flood_is_held_where_training_goes_on_memory_stays_and_the_floods_link
     ):
         (problem,) = problems({**held, **changed})
         assert said in problem
-
-
-def test_audits_go_on_where_they_were_broken_off(tmp_path, monkeypatch):
-    def played(seed, text):
-        verdicts = Counter({"agrees": 3, "lied": int(seed == 2)})
-        return Found(play_of(seed), +verdicts, Counter(), rounds=6, seconds=0.5, audit_seconds=0.25)
-
-    monkeypatch.setattr(audits_soak, "honest", played)
-    times = iter(range(100))
-    monkeypatch.setattr(audits_soak.time, "monotonic", lambda: float(next(times)))
-    kept = tmp_path / "audits.jsonl"
-    audits_soak.play(kept, 3.0)
-    kept.write_text(kept.read_text() + '{"seed": 2, "dty')
-    lines = audits_soak.play(kept, 2.0)
-    assert [line["seed"] for line in lines] == [0, 1, 2]
-    assert lines == audits_soak.kept_lines(kept)
-    text = "\n".join(audits_soak.table(lines))
-    assert "| all |  | 3 | 9 / 1 / 0 | 18 |" in text
-    assert "13.3 audits a processor second, 6.7 with what they look into" in text

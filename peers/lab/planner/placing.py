@@ -42,7 +42,7 @@ def placed(
         empty = has.index(0.0)
         need = f"{memory[empty] / 1e9:.3g} GB"
         raise UserError(f"nobody is left for stage {empty}, which takes {need}: cut the model in more stages")
-    found.sort(key=lambda taken: -(taken[0].one.tokens_per_second or 0.0))
+    found.sort(key=lambda taken: -taken[0].one.tokens_per_second)
     peers = (_specs(question, kind, held, number) for number, (kind, held) in enumerate(found))
     return Placement(tuple(chain.from_iterable(peers)), left_out)
 
@@ -72,9 +72,9 @@ def _kinds(
     usual = Line(median_low(one.up for one in classes for _ in range(one.count)))
     by_lines = not question.cores and lines_count(rules, count, usual)
     found = []
-    for one in sorted(classes, key=lambda one: -(one.tokens_per_second or 0.0)):
+    for one in sorted(classes, key=lambda one: -one.tokens_per_second):
         line = Line(one.up, one.down) if by_lines else UNKNOWN
-        seconds = tuple(_seconds(question, one, shares, stage, tokens, count) for stage in range(len(shares)))
+        seconds = tuple(share * tokens / one.tokens_per_second for share in shares)
         brought = partial(_brought, manifest, seconds, line, visits)
         alone = tuple(brought(range(stage, stage + 1))[0] for stage in range(len(shares)))
         found.append(_Kind(one, seconds, alone, {held: brought(held) for held in _fitting(one, memory)}))
@@ -161,27 +161,6 @@ def _enough(classes: Sequence[PeerClass], memory: Sequence[int], left_out: Seque
     if count < len(memory):
         without = f", without those that have less than {least}" if left_out else ""
         raise UserError(f"{count} peers cannot hold {len(memory)} stages: one each at least{without}")
-
-
-def _seconds(
-    question: Question, one: PeerClass, shares: Sequence[float], stage: int, tokens: int, count: int
-) -> float:
-    """Of a microbatch on a peer of that kind in that stage, forward and backward."""
-    if one.tokens_per_second is not None:
-        return shares[stage] * tokens / one.tokens_per_second
-    if question.measured is None:
-        raise UserError("peers without a speed are as fast as this machine: measure it with --measure")
-    alone, more = question.measured.alone[stage], question.measured.per_peer[stage]
-    return alone + more * (count / len(shares) - 1)
-
-
-def speed(manifest: Manifest, question: Question, one: PeerClass) -> float:
-    """Tokens per second of the whole model on such a peer by itself."""
-    if one.tokens_per_second is not None:
-        return one.tokens_per_second
-    if question.measured is None:
-        return 0.0
-    return manifest.microbatch_tokens / sum(question.measured.alone)
 
 
 def sample(peers: Sequence[PeerSpec], wanted: int) -> list[PeerSpec]:

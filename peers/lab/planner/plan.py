@@ -29,7 +29,7 @@ from peers.lab.planner.exchange import (
     largest,
 )
 from peers.lab.planner.layout import Layout, PeerSpec, Work
-from peers.lab.planner.placing import Placement, placed, sample, speed
+from peers.lab.planner.placing import Placement, placed, sample
 from peers.lab.planner.playing import WINDOW, Course, Played, course, play, playable
 from peers.lab.planner.question import BACKWARD_RATIO, Alone, Answer, Bounds, Churn, Question
 from protocols.framing.frames import wire_bytes
@@ -95,7 +95,7 @@ def plan(manifest: Manifest, question: Question, exchange: Exchange | None = Non
         round_seconds=tuple(1 / rounds_per_second(manifest, rate) for rate in committed),
         line_share=_line_share(later.layout, updates),
         full_line_share=_line_share(later.layout, full),
-        bounds=Bounds(summed(manifest, question), compute, lines, beside, later.tokens_per_second),
+        bounds=Bounds(summed(question), compute, lines, beside, later.tokens_per_second),
         alone=alone(manifest, question),
         memory=tuple(exchange.memory(manifest, stage) for stage in range(len(stages))),
         left_out=later.placement.left_out,
@@ -104,7 +104,7 @@ def plan(manifest: Manifest, question: Question, exchange: Exchange | None = Non
 
 def _routed(manifest: Manifest, question: Question, exchange: Exchange) -> Answer:
     found, tokens = RoutedPlan(manifest, question, exchange), manifest.microbatch_tokens
-    bounds = found.bounds(summed(manifest, question))
+    bounds = found.bounds(summed(question))
     rate = bounds.played / tokens
     if rate <= 0:
         raise UserError("nothing is trained on such lines")
@@ -132,10 +132,9 @@ def _target(manifest: Manifest) -> int:
 
 def require_arithmetic(question: Question) -> None:
     """UserError for what has to be played, or knows no experts that are stages."""
-    if question.cores or question.measured or question.churn or question.links is not None:
+    if question.cores or question.churn or question.links is not None:
         raise UserError(
-            "a plan of routed experts is arithmetic: leave --cores, --measure, --churn and --links out, and "
-            "give peers speeds"
+            "a plan of routed experts is arithmetic: leave --cores, --churn and --links out"
         )
     if any(one.stages != 1 for one in question.classes):
         raise UserError("a plan of routed experts has one stage for each peer")
@@ -229,17 +228,17 @@ def _of_a_microbatch(peer: PeerSpec) -> float:
     return peer.forward_seconds * (1 + BACKWARD_RATIO)
 
 
-def summed(manifest: Manifest, question: Question) -> float:
+def summed(question: Question) -> float:
     """Tokens per second of all peers, if each computed the whole model."""
-    speeds = [(one.count, speed(manifest, question, one)) for one in question.classes]
-    total = sum(count * each for count, each in speeds)
-    return min(total, question.cores * max(each for _, each in speeds)) if question.cores else total
+    total = sum(one.count * one.tokens_per_second for one in question.classes)
+    fastest = max(one.tokens_per_second for one in question.classes)
+    return min(total, question.cores * fastest) if question.cores else total
 
 
 def alone(manifest: Manifest, question: Question) -> Alone:
     """The fastest peer that has memory for the whole model, or else the fastest."""
     needs = alone_memory(manifest)
-    found = [Alone(speed(manifest, question, one), needs, one.memory) for one in question.classes]
+    found = [Alone(one.tokens_per_second, needs, one.memory) for one in question.classes]
     return max(found, key=lambda one: (one.fits, one.tokens_per_second))
 
 

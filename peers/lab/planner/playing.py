@@ -23,7 +23,7 @@ from swarmnet.routing.load_balancer import Router
 KNOWN_BELOW = 16
 WINDOW = 2.5
 """Microbatches under way, in those that the way itself holds: what `Flow` comes to
-(docs/benchmarks/routing.md)."""
+(docs/benchmarks/removed.md)."""
 WARM_PATHS, MEASURED_PATHS = 6.0, 3.0
 """How long is played, in times that an unhindered microbatch takes past average peers. Routers give more to a
 fast, distant peer with each answer: four swarms were steady after 4, one with 256 slots after 6."""

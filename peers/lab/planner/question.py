@@ -13,16 +13,6 @@ BACKWARD_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Processor seconds of this machine per microbatch and stage, everything that a peer does counted in."""
-
-    alone: tuple[float, ...]
-    """With one peer per stage."""
-    per_peer: tuple[float, ...]
-    """More for every further peer in the group: its contributions."""
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     classes: tuple[PeerClass, ...]
     latency: tuple[float, float] = (0.005, 0.15)
@@ -33,7 +23,6 @@ class Question:
     """The run's target; None: until its learning rate has come down."""
     cores: int = 0
     """Cores that all peers share; 0: each has its own."""
-    measured: Measured | None = None
     slots: int = 32
     """`slots` and `in_flight` of the peers' files."""
     simulated: int = 0

@@ -19,7 +19,6 @@ from random import Random
 from typing import Any
 
 from peers.lab.planner import losses
-from peers.lab.planner.baseline_routers import LatencyRouter
 from peers.lab.planner.layout import Layout, PeerSpec
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import (
@@ -194,7 +193,7 @@ class SimulatedPeer:
     def receive_grad(self, grad: GradArrived, spent: float) -> None:
         """`spent`: compute of the answering peer and of those below it, in seconds."""
         if self.alive and self.pipeline.expects_answer(grad.key, grad.peer):
-            self._answered(grad, spent)
+            self._spent[grad.key] = self._spent.get(grad.key, 0.0) + spent
         self.receive(grad)
 
     def receive_act(self, act: ActArrived, header: Header | None) -> None:
@@ -208,15 +207,6 @@ class SimulatedPeer:
         self.receive(act)
         if self.ways is not None and act.key not in self.pipeline.jobs:
             self.ways.forget(act.key)
-
-    def _answered(self, grad: GradArrived, spent: float) -> None:
-        swarm, key = self.swarm, grad.key
-        self._spent[key] = self._spent.get(key, 0.0) + spent
-        if isinstance(self.router, LatencyRouter):
-            took = swarm.events.now - self.pipeline.jobs[key].sent_at
-            self.router.measured(grad.peer, max(0.0, took - swarm.below.pop((grad.peer, key), 0.0)))
-            if self.spec.stage:
-                swarm.below[self.id, key] = took
 
     def pump(self) -> None:
         """Start microbatches while there is room ahead, as peers/worker/pipeline/data_path.py does."""
@@ -358,8 +348,6 @@ class Swarm:
         self.events = Events()
         self.waited: dict[MicrobatchId, float] = {}
         """Seconds that microbatches waited for compute, on all stages; their answers tell it."""
-        self.below: dict[tuple[PeerId, MicrobatchId], float] = {}
-        """What a peer's own request to the stage below took; for `LatencyRouter`."""
         self.body_bytes = layout.work.body_bytes
         self.line_queues: dict[int, LineQueues] = {}
         """Of computers that hold several stages, by their numbers."""

@@ -25,7 +25,7 @@ MOST_LOST = 0.1
 """Of packets. Connections then wait for their timers, and the formula for them does not hold."""
 UNITS = {"GB": 10**9, "GiB": 1 << 30}
 _PART = re.compile(
-    r"(?P<count>\d+)(?:x(?P<speed>\d+(?:\.\d+)?)(?P<unit>k?)tps)?"
+    r"(?P<count>\d+)x(?P<speed>\d+(?:\.\d+)?)(?P<unit>k?)tps"
     r"(?:@(?P<down>\d+(?:\.\d+)?)/(?P<up>\d+(?:\.\d+)?)(?:/(?P<loss>\d+(?:\.\d+)?)%)?)?"
     r"(?::(?P<memory>\d+(?:\.\d+)?)(?P<bytes>GB|GiB))?"
     r"(?::(?P<region>(?!\d+(?:\.\d+)?(?:GB|GiB)(?:\*|$))[^\s:@,*]+))?(?P<stages>\*(?:[1-9]\d{0,2})?)?"
@@ -37,8 +37,8 @@ class PeerClass:
     """Peers that are alike."""
 
     count: int
-    tokens_per_second: float | None
-    """Of the whole model, forward and backward, by one of them alone; None: as fast as this machine."""
+    tokens_per_second: float
+    """Of the whole model, forward and backward, by one of them alone."""
     down: float
     """Bytes per second."""
     up: float
@@ -52,10 +52,10 @@ class PeerClass:
 
     def __str__(self) -> str:
         """Which peers are meant, for people."""
-        speed = "" if self.tokens_per_second is None else f" of {self.tokens_per_second:,.0f} tokens/s"
         memory = f" with {self.memory / 1e9:.3g} GB" if self.memory else ""
         stages = f" and {self.stages} stages" if 1 < self.stages < MOST else ""
-        return f"{self.count:,} {'peer' if self.count == 1 else 'peers'}{speed}{memory}{stages}"
+        peers = f"{self.count:,} {'peer' if self.count == 1 else 'peers'}"
+        return f"{peers} of {self.tokens_per_second:,.0f} tokens/s{memory}{stages}"
 
 
 def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[PeerClass, ...]:
@@ -71,7 +71,7 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         region = match["region"] or ""
         _check(part.strip(), region, lines)
         line = (lines or {}).get(region, DEFAULT_LINE)
-        speed = float(match["speed"]) * (1000 if match["unit"] else 1) if match["speed"] else None
+        speed = float(match["speed"]) * (1000 if match["unit"] else 1)
         down, up = (
             float(match[key] or usual) for key, usual in zip(("down", "up"), line, strict=True)
         )

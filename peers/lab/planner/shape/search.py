@@ -74,8 +74,6 @@ class Search:
 
 def search(run: Manifest, question: Question) -> Search:
     """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count."""
-    if question.measured is not None or any(one.tokens_per_second is None for one in question.classes):
-        raise UserError("--shape needs the speed of every class, such as 8x2ktps: it differs from cut to cut")
     parameters = parameters_of(replace(run, stages=(run.model.layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
     judge = Judge(run, question, parameters, target)

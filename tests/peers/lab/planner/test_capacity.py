@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.lab.bench.routing import HEADER, RULES, bench, draw, play
-from peers.lab.bench.routing import render as row
 from peers.lab.planner import max_flow
 from peers.lab.planner.layout import Layout, PeerSpec, Work
 from peers.lab.planner.simulator import Events, Swarm
@@ -17,8 +16,38 @@ from swarmnet.identifiers import PeerId
 from swarmnet.routing.load_balancer import Router
 from swarmnet.run.manifest import Manifest, ModelShape
 
-OURS, REFERENCE, RANDOM = RULES
 MANIFEST = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())
+
+
+def draw(seed: int) -> Layout:
+    """Returns a random swarm: 2 to 8 stages, 4 to 64 peers, forward passes of 0.05 to 0.5 s, 5 to 200 ms."""
+    chance = Random(seed)
+    stages = chance.randint(2, 8)
+    count = chance.randint(max(4, stages), 64)
+    stage = sorted([*range(stages), *(chance.randrange(stages) for _ in range(count - stages))])
+    specs = tuple(PeerSpec(each, 0.05 * 10 ** chance.random(), slots=64, in_flight=1024) for each in stage)
+    latency = [[0.0] * count for _ in range(count)]
+    for a in range(count):
+        for b in range(a):
+            latency[a][b] = latency[b][a] = chance.uniform(0.005, 0.2)
+    return Layout(specs, lambda a, b: latency[a][b], Work(body_bytes=0))
+
+
+def share_of_max_flow(seed: int) -> float:
+    """Returns the throughput of the swarm of this seed, as a share of its maximum flow.
+
+    Slow swarms are watched longer: for 1,500 microbatches at the bound, after 500 of warm-up.
+    """
+    layout = draw(seed)
+    swarm = Swarm(layout, Router, seed)
+    most = max_flow.most(layout.stages(), layout.capacity())
+    warm_seconds = 30.0 + 500 / most
+    measured_seconds = 1500 / most
+    swarm.start()
+    swarm.run(warm_seconds)
+    before = swarm.finished
+    swarm.run(warm_seconds + measured_seconds)
+    return (swarm.finished - before) / measured_seconds / most
 
 
 def near(a: int, b: int) -> float:
@@ -113,7 +142,7 @@ def test_a_peer_that_dies_costs_its_stage_its_share_and_nothing_is_counted_twice
 
 
 def test_the_same_seed_is_the_same_run():
-    assert play(4, OURS) == play(4, OURS)
+    assert share_of_max_flow(4) == share_of_max_flow(4)
     layout = draw(9)
     assert layout.peers == draw(9).peers
     assert [layout.latency(0, peer) for peer in range(4)] == [draw(9).latency(0, peer) for peer in range(4)]
@@ -121,17 +150,11 @@ def test_the_same_seed_is_the_same_run():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_routing_comes_near_the_maximum_flow_and_nearer_than_other_rules():
-    ours = dict(bench(range(10), rules=[OURS]))
-    others = dict(bench(range(4), rules=[REFERENCE, RANDOM]))  # Their distance shows in few swarms.
-    table = {**ours, **others}
-    shares = {rule: [one.share for one in played] for rule, played in table.items()}
-    mean = {rule: sum(found) / len(found) for rule, found in shares.items()}
-    assert mean[OURS] >= 0.95
-    assert min(shares[OURS]) >= 0.88
-    assert sum(shares[OURS][:4]) / 4 > mean[REFERENCE] > mean[RANDOM]
-    assert max(shares[OURS]) < 1.05, "more than the bound would be a fault of the simulator"
-    assert len(row(OURS, table[OURS])) >= len(HEADER) - 5
+def test_routing_comes_near_the_maximum_flow():
+    shares = [share_of_max_flow(seed) for seed in range(10)]
+    assert fmean(shares) >= 0.95
+    assert min(shares) >= 0.88
+    assert max(shares) < 1.05, "more than the bound would be a fault of the simulator"
 
 
 def test_random_layouts_have_a_peer_in_every_stage():

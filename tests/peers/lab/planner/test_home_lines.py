@@ -148,7 +148,7 @@ def test_memory_and_regions_are_told_apart():
     lines = {"eu": (100.0, 40.0), "24GBs": (1.0, 1.0)}
     plain, both = peer_classes("8x2ktps@100/40:24GB,8x2ktps:8GiB")
     assert (plain.memory, both.memory) == (24 * 10**9, 8 << 30)
-    there, odd = peer_classes("8x2ktps:1.5GB:eu,8:24GBs", lines)
+    there, odd = peer_classes("8x2ktps:1.5GB:eu,8x2ktps:24GBs", lines)
     assert (there.memory, there.region) == (1.5e9, "eu")
     assert (odd.memory, odd.region) == (0, "24GBs")
     for wrong in ("8x2ktps:0GB", "8x2ktps:24GB:8GB", "8x2ktps:24MB"):
@@ -231,7 +231,7 @@ def test_where_contributions_fill_the_lines_the_stages_stay_alike():
 
 def test_how_many_stages_each_holds_is_read_and_its_memory_bounds_it():
     one, all_that_fit = peer_classes("8x2ktps@100/40:24GB*2,4x1ktps:8GB*")
-    (far,) = peer_classes("1:eu*3", {"eu": (100.0, 40.0)})
+    (far,) = peer_classes("1x2ktps:eu*3", {"eu": (100.0, 40.0)})
     assert (one.stages, one.memory) == (2, 24 * 10**9)
     assert all_that_fit.stages == MOST
     assert (far.region, far.stages) == ("eu", 3)
