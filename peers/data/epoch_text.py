@@ -158,10 +158,6 @@ class EpochText:
         self._whole = self._saved = self._as_json()
         """Where the newest whole microbatch ended, and what of it is on the disk."""
 
-    def digest(self) -> bytes:
-        """What comes next hangs on what was read."""
-        return b""
-
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
         """inputs_BT and labels_BT, the next ones of this peer whatever the key; None: what comes next is not
         open yet, and `Says.opened` is called when it is."""

@@ -33,9 +33,6 @@ NEWEST = "newest.json"
 FORM = "swarmnet tokens 1"
 """Goes into the hash: another way to cut or join documents makes other tokens."""
 
-HASHED_TOKENS = 1 << 24
-"""At a time: mapped tokens need not be in memory all at once."""
-
 Progress = Callable[[int, int], None]
 """Bytes of text that are tokens now, and bytes in all."""
 
@@ -199,15 +196,3 @@ class Corpus:
             self.signed.run_id, seed, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
         )
         return windows(self.tokens, starts, data.sequence_tokens)
-
-    def digest(self) -> bytes:
-        """SHA-256 of the tokens."""
-        return digest_of_tokens(self.tokens)
-
-
-def digest_of_tokens(tokens: Tensor) -> bytes:
-    """32 bytes, of tokens in one dimension and how wide they are."""
-    digest = hashlib.sha256(str(tokens.dtype).encode())
-    for start in range(0, len(tokens), HASHED_TOKENS):
-        digest.update(tokens[start : start + HASHED_TOKENS].contiguous().numpy().data)
-    return digest.digest()

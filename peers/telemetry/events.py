@@ -276,21 +276,14 @@ class Reduced(Event, frozen=True):
     contributors: int
 
 class Audited(Event, frozen=True):
-    """The slices of one shard behind somebody's result, or a window of somebody's work, were asked for: of
-    itself, or of whom it lied to."""
+    """The slices of one shard behind a result were requested, from its reducer or from a peer that reports a
+    lie."""
     code: str
     peer: str
     round: int
     id: str
     shard: int
     asked: str
-
-class Stands(Event, frozen=True):
-    """A settled set has changed from which round on contributions of a peer count, whose id's SHA-256 begins
-    so: by work that was found to agree, or because none was."""
-    code: str
-    tag: str
-    round: int
 
 class Took(Event, frozen=True):
     """Somebody's contribution came, was checked and counts."""

@@ -40,7 +40,6 @@ WHAT: Mapping[type[Event], str] = {
     noted.NotFinite: "no contribution to round {round}",
     noted.GivenBack: "contribution to round {round} taken back",
     noted.Audited: "looked into what {peer} added up for round {round}",
-    noted.Stands: "standing of {tag}, from round {round} on",
     noted.Resynchronise: "the state is fetched anew",
     noted.DigestDiffers: "weights after round {round} differ",
     noted.NotMoving: "stays on its stage",

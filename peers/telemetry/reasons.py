@@ -51,7 +51,6 @@ DEPARTURES = {
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
     "out_of_line": Reason("most of its numbers were far larger or smaller than others'", "ban it"),
     "false_sums": Reason("it has published sums that its slices do not give", "tell the owner: ban it"),
-    "false_work": Reason("it has contributed what does not follow from its work", "tell the owner: ban it"),
     "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING),
 }
 
@@ -76,10 +75,6 @@ REFUSALS = {
     "out_of_line": DEPARTURES["out_of_line"],
     "false_sums": Reason(
         "it has published sums that its slices do not give, and there is proof",
-        "on the peer itself: its memory or its device computes wrongly, `swarmnet doctor`; else ban it",
-    ),
-    "false_work": Reason(
-        "it has contributed what does not follow from its work, as the group has settled",
         "on the peer itself: its memory or its device computes wrongly, `swarmnet doctor`; else ban it",
     ),
     "other": Reason("a code that this version does not know", VERSION),
@@ -147,31 +142,14 @@ CONTRIBUTIONS = {
     "wrong_run": REFUSALS["wrong_run"],
     "not_finite": Reason("the own gradient was not finite, so none was made", f"{TOP}: is the loss finite?"),
     "given_back": Reason("the own one came too late for its round; its gradient goes into the next", DOCTOR),
-    "uncounted": Reason(
-        "the own one: this peer's work has not been found to agree often enough yet, or not for long",
-        "let it run; if for hours: do others compute as it does (docs/decisions/0037-standing.md)?",
-    ),
     "other": REFUSALS["other"],
 }
 
-STANDINGS = {
-    "none": Reason("its work has not been found to agree for a whole term: it counts no more", NOTHING),
-    "judged": Reason("enough of its work was found to agree: it counts", NOTHING),
-}
-
 AUDITS = {
-    "agrees": Reason("its sums follow from the slices, or its contributions from its work", NOTHING),
+    "agrees": Reason("its sums follow from the slices", NOTHING),
     "unanswered": Reason("it did not give what it takes; others reduce for this peer for a while", NOTHING),
     "not_in_order": Reason("what it gave is not what it had signed", "if it goes on: ban it"),
-    "lied": Reason("its sums, or its contributions, do not follow: it will not be let in again", "ban it"),
-    "alike": Reason("done with other numbers than this peer's, its work is as good as the same", NOTHING),
-    "unlike": Reason(
-        "done with other numbers, its work is less like this peer's than rounding makes it",
-        "most who find it so end its standing",
-    ),
-    "inconclusive": Reason(
-        "its work was done at weights or with a text that this peer does not have, or is too old", NOTHING
-    ),
+    "lied": Reason("its sums do not follow from the slices: it will not be let in again", "ban it"),
     "false_proof": Reason(
         "what the peer that was asked offered as a proof is none; it is not heard again",
         "on that peer: `swarmnet doctor`",
@@ -268,8 +246,7 @@ AREAS = (
     Area("A microbatch was given up", (noted.MicrobatchFailed,), "microbatches_dropped_total", DROPS),
     Area("A round was applied", (noted.Applied,), "rounds_total", ROUNDS),
     Area("A contribution", (noted.NotFinite, noted.GivenBack), "updates_total", CONTRIBUTIONS),
-    Area("Another's sums, or its work, were done again", (noted.Audited,), "audits_total", AUDITS),
-    Area("Whose contributions count", (noted.Stands,), "", STANDINGS),
+    Area("A reducer's sums were computed again", (noted.Audited,), "audits_total", AUDITS),
     Area("The state is fetched anew", (noted.Resynchronise, noted.DigestDiffers), "", RESYNCHRONISATIONS),
     Area("A move was called off", (noted.NotMoving,), "", MOVES),
     Area("A holder of a snapshot is asked no more", (noted.HolderDropped,), "", HOLDERS),

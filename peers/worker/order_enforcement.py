@@ -173,8 +173,6 @@ class Obedience:
         """Documents were withdrawn. Until the text is read without them, nothing of it is used."""
         while self._loaded != self.book.order.documents():
             await self.read_text()
-        if self.worker.update is not None:
-            self.worker.update.text_changed()
         self.steer()
 
     async def _save(self) -> None:

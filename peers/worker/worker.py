@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from peers.compute.executor import UPDATE, Compute
 from peers.compute.stage_part import Holds, MakePart, real_part
-from peers.compute.work_settings import work_settings
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.discovery import Looking, met
@@ -39,7 +38,6 @@ from peers.worker.record_fields import claims_of
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
-from peers.worker.rounds.replays import Auditor
 from peers.worker.rounds.update_compute import Settled, UpdateWork, experts_line
 from peers.worker.rounds.update_path import UpdatePath
 from peers.worker.run_end import Ending
@@ -50,7 +48,6 @@ from protocols.messages.body_limits import bodies_for_workers
 from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
-from swarmnet.audits.work_log import WorkLog
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
@@ -304,26 +301,12 @@ class Worker(Parts):
                     await self._changed.wait()
         return True
 
-    async def _work_log(self) -> WorkLog | None:
-        """Where peers begin afresh, so that their work can be computed again."""
-        assert self.data is not None
-        sync, text = self.manifest.sync, self.data.text
-        if not sync.afresh_rounds:
-            return None
-        read = b""
-        if sync.audits:  # Whoever reads another text would find lies where there are none.
-            read = await self._computed(text.digest) if text is not None else b""
-            read = read or self.identity.peer_id.encode()
-        settings = work_settings(self.part.computing, self.part.device, self.part.kind, read)
-        return WorkLog(settings, self.identity.peer_id, sync.afresh_rounds, self.data.next_counter)
-
     async def _take_up(self) -> None:
         """Get settled weights (from the group, the own disk, or the seed) and start the rounds."""
         assert self.neighbourhood is not None
         assert self.states is not None
         assert self.data is not None
         old = self.update
-        log = await until_left(self._leaving, self._work_log())
         weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
         given_up, self._given_up = self._given_up, None
@@ -339,14 +322,10 @@ class Worker(Parts):
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
-            RoundCounts(), offers.open, log, self.manifest.sync.audits > 0,
-            self.manifest.rounds.snapshot_rounds,
+            RoundCounts(), offers.open, self.manifest.rounds.snapshot_rounds,
         )  # fmt: skip
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
-        if log is not None:
-            log.sets.settled(weights.settled_round, weights.chain)
-            self.data.work.after_failure = work.left_out
         if old is not None:
             work.own = old.work.own
             if given_up is not None:
@@ -356,13 +335,10 @@ class Worker(Parts):
         update = self.update = UpdatePath(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
             self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
-            self.audits, Auditor(None if elsewhere else self.make_part, self._text),
+            self.audits,
         )  # fmt: skip
         if old is not None:
             update.take_over(old)
-        if update.works is not None:
-            self.makers.convicted = self.orders.gatekeeper.convicted = update.works.convictions.first
-            self.makers.has_standing = update.works.counts
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
         update.took_up = lambda took_up: self.say("experts", experts_line(took_up))
@@ -413,8 +389,7 @@ class Worker(Parts):
             self._resynchronise(Resynchronise(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
             is_new = not self._in_step_before and rounds.applied >= 0
-            # Who begins afresh time and again warms up each time anyway.
-            if self.part.method.own is not None and is_new and not self.manifest.sync.afresh_rounds:
+            if self.part.method.own is not None and is_new:
                 update.work.shadow_steps = update.work.joins = self.manifest.sync.shadow_steps
             self._in_step_before = True
             self.data.serving = True

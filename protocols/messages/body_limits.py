@@ -17,7 +17,6 @@ from protocols.messages.table import (
     Slices,
 )
 from protocols.messages.terms import Bodies
-from protocols.signed.commitments import LONGEST_HEAD, longest_window
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.slices import head_bytes
 from swarmnet.inference.machine import MOST_SEQUENCES
@@ -35,9 +34,7 @@ def longest_bodies(
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
     beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
-    audited = manifest.sync.audits > 0
-    contribution = (LONGEST_HEAD if audited else ENVELOPE_BYTES) + payload_bytes
-    window = longest_window(manifest.sync.afresh_rounds) if audited else 0
+    contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
     rows = manifest.call_rows if manifest.model.experts.is_routed else 0
     exact_rows = manifest.said_bytes(rows, backward=False, exact=True)
@@ -46,7 +43,7 @@ def longest_bodies(
         Grad: manifest.gradient_bytes,
         Contribution: contribution,
         Slices: slices,
-        Evidence: max(contribution, slices, window) if slices or audited else 0,
+        Evidence: max(contribution, slices) if slices else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestIs: MANIFEST_LIMIT,
         AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,

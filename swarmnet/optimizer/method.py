@@ -71,13 +71,6 @@ class OwnSteps(Protocol):
     def tell(self, round: int, peer: PeerId) -> bytes:
         """This round's payload, of what was moved by now; Method.contribute is a step and this."""
 
-    def carried(self) -> bytes:
-        """What was moved and not told, coarsely."""
-
-    def begin_afresh(self, carried: bytes = b"") -> None:
-        """The moments are empty, and what was moved and not told is as `carried` said it; or it is dropped.
-        The own weights are the group's but for that. ContributionError if nothing like it was ever said."""
-
     def keep_moments_on_the_host(self) -> None:
         """Between steps, where the device is a card with little memory. Before the first step."""
 

@@ -200,7 +200,7 @@ class StoodStill:
 @dataclass(frozen=True, slots=True)
 class Convicted:
     """There is proof that this peer has lied, or it has lost its standing: nothing that it makes for round
-    `first` and later ones counts (audits.py, swarmnet/audits/)."""
+    `first` and later ones counts (audits.py)."""
 
     peer: PeerId
     first: int
@@ -346,15 +346,6 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Uncounted:
-    """The group goes on without this own contribution, as its maker knew that it might: nothing of it comes
-    back."""
-
-    round: int
-    id: ContributionId
-
-
-@dataclass(frozen=True, slots=True)
 class SendAnnounce:
     peers: tuple[PeerId, ...]
     references: tuple[Reference, ...]
@@ -397,6 +388,6 @@ OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted
 Effect = (
     MakeContribution | SayNothing | Reduce
     | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
-    | SendProgress | SendChain | AskChain | GiveBack | Uncounted | SendAnnounce | Want | AskIds
+    | SendProgress | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds
     | Resynchronise | SignHistory
 )  # fmt: skip

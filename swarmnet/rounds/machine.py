@@ -22,10 +22,10 @@ come with a Tick. Times in seconds on the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
-from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.identifiers import PeerId
 from swarmnet.membership.overlay import hops, links
 from swarmnet.rounds import events
 from swarmnet.rounds.contribution_sets import (
@@ -61,11 +61,10 @@ class GroupRounds:
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
         maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
-        own_count: Callable[[int], bool] = lambda round: True,
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
         this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered. `draw`:
-        of reducers, where there are any; `own_count`: whether its own counts for a round, as it knows."""
+        of reducers, where there are any."""
         self.rules = rules
         self.rates = rates
         self.last: int | None = None
@@ -86,9 +85,8 @@ class GroupRounds:
         self.parted: dict[PeerId, float] = {}
         """Lost allies, and until when they hold up settling unless they are heard again."""
         self.pulls = Pulls()
-        self.maker_counts, self._own_count = maker_counts, own_count
+        self.maker_counts = maker_counts
         self.waiting = Waiting()
-        self._proposed: dict[ContributionId, int] = {}  # Own ones that the others may take, and for when.
         self._convicted: dict[PeerId, int] = {}
         self._decided = Decided()
         self.offers = offers or Offers(rules, draw)
@@ -269,17 +267,11 @@ class GroupRounds:
             if reference is not None:
                 self.dropped_late += 1
                 if self.reducing is None:
-                    back = events.GiveBack if self._own_count(round) else events.Uncounted
-                    self._effects.append(back(round, reference.id))
+                    self._effects.append(events.GiveBack(round, reference.id))
             return
-        if not self._own_count(round):  # Held it would split the sets: it is theirs to take.
-            self.contributed.discard(round)
-            self.offers.proposed(round, reference.id, now)
-            self._proposed[reference.id] = round
-        else:
-            if self.reducing is None:
-                self.offers.made(round, reference.id, now)
-            self._hold(reference)
+        if self.reducing is None:
+            self.offers.made(round, reference.id, now)
+        self._hold(reference)
         self._effects.append(events.SendAnnounce(tuple(self.neighbours), (reference,)))
 
     def _progress(self, event: events.ProgressArrived, now: float) -> None:
@@ -321,8 +313,6 @@ class GroupRounds:
             if not self._may_enter(reference):
                 self.waiting.named(peer, reference)
                 self._decide(reference, self._half_holds(reference))
-            if reference.id in self._proposed and self._may_enter(reference):
-                self._hold(reference)
         self._effects += self.pulls.offered(peer, filter(self.takes, missing), now)
         self._look_at_waiting(missing, now)
 
@@ -473,8 +463,7 @@ class GroupRounds:
             contributes = not self._is_sealed(number) and self.reducing.close(number, contributes, now)
         if contributes:
             self.pending.add(number)
-            if self._own_count(number):
-                self.contributed.add(number)
+            self.contributed.add(number)
         self.open_round.go_on(now)
         self.contributed = {recent for recent in self.contributed if recent > number - CONTRIBUTED_ROUNDS}
         self.gossip.at_once(now)
@@ -545,7 +534,6 @@ class GroupRounds:
         if self.reducing is not None:
             self.reducing.forget_until(number)
         self._decided.forget(number)
-        self._proposed = {name: of for name, of in self._proposed.items() if of > number}
         references = tuple(reference for _, reference in sorted(state.held.items()))
         self.offers.settled(number, references)
         self._effects.append(events.SettleRound(number, references, self.chain.value))

@@ -51,8 +51,6 @@ class Makers:
         self._barred: dict[PeerId, int] = {}
         self.convicted: Mapping[PeerId, int] = {}
         """Of lies, with proof, and from which round on nothing of them counts (audits.py)."""
-        self.has_standing: MakerCounts = lambda maker, round: True
-        """Where newcomers pay by work (swarmnet/audits/standing.py)."""
 
     def bar(self, peers: Iterable[PeerId], current: int) -> None:
         """The owner wants none of these, and nobody else is barred any more. `current`: the round that takes
@@ -67,7 +65,7 @@ class Makers:
 
     def counts(self, maker: PeerId, round: int) -> bool:
         ends = min(self._barred.get(maker, inf), self.convicted.get(maker, inf))
-        return round < ends and self._membership.is_member(maker) and self.has_standing(maker, round)
+        return round < ends and self._membership.is_member(maker)
 
 
 class Decided:

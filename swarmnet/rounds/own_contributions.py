@@ -24,7 +24,6 @@ from swarmnet.rounds.events import (
     Reference,
     Resynchronise,
     Sets,
-    Uncounted,
     Want,
 )
 from swarmnet.rounds.fork_choice import Histories
@@ -126,8 +125,6 @@ class Offers:
         """When each was heard last as one of our history."""
         self._made_at: dict[ContributionId, float] = {}
         """Of those in `open` and `taken`."""
-        self._proposed: set[ContributionId] = set()
-        """Of those in `open` and `taken`: this peer does not know that they count."""
         self._waits_until = float("inf")
         """For somebody who is away and may hold an own contribution; infinite: for nobody."""
 
@@ -193,11 +190,6 @@ class Offers:
 
     def made(self, round: int, identity: ContributionId, now: float) -> None:
         self.open[identity], self._made_at[identity] = round, now
-
-    def proposed(self, round: int, identity: ContributionId, now: float) -> None:
-        """Likewise, but it comes back from no set: it counts if the others say so."""
-        self.made(round, identity, now)
-        self._proposed.add(identity)
 
     def read(self, identity: ContributionId, table: Table) -> None:
         """Who is in a result."""
@@ -331,9 +323,6 @@ class Offers:
         """These parts of it are in no set of the history that stands, the others are."""
         del self.open[identity]
         self._doubted.discard(identity)
-        if left_out and identity in self._proposed:
-            self._forget_own(identity)
-            return [Uncounted(round, identity)]
         before = self._returned.get(identity, frozenset())
         returned = before.union(left_out)
         if len(returned) < len(self._parts):
@@ -366,7 +355,6 @@ class Offers:
     def _forget_own(self, identity: ContributionId) -> None:
         self._made_at.pop(identity, None)
         self._returned.pop(identity, None)
-        self._proposed.discard(identity)
 
     def _take(self, identity: ContributionId, round: int) -> None:
         self.taken[identity] = round

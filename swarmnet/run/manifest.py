@@ -358,17 +358,6 @@ class Sync:
     shadow_steps: int = field(default=8, metadata={ADDED: True})
     """Of peers that step by themselves: a newcomer warms its optimizer up with so many steps that move
     nothing, before it is counted."""
-    afresh_rounds: int = field(default=0, metadata={ADDED: True})
-    """Of peers that step by themselves: each begins afresh after so many rounds, peers in turn. Its moments
-    are empty then, and what it moved and did not tell goes on as a bit a number, so that others can compute
-    again what it contributes. 0: never."""
-    audits: float = field(default=0.0, metadata={ADDED: True})
-    """Where peers begin afresh: the share of what each contributes between two beginnings that some other
-    peer computes again, and of the group's computing that this takes. 0: none, and nobody commits to any."""
-    fee: int = field(default=0, metadata={ADDED: True})
-    """Where work is audited: nothing of a newcomer counts until so many rounds of it were computed again and
-    agree, and nobody goes on counting whose work is not looked into. 0: everybody counts who has not been
-    found to lie."""
     exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and

@@ -33,7 +33,7 @@ MOST_RANK = 1024
 """What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
 MOST_SHARDS = 64
 """Of a sharded exchange: more are smaller than what surrounds them."""
-MOST_FEE = 4096
+
 """A newcomer of an hour's rounds waits for a working week."""
 MOST_PATTERNS, MOST_PATTERN_CHARACTERS, MOST_LAYERS = 16, 128, 1024
 """Of `sync.trainable`, and of a model that has it: a stranger's manifest is not to keep its reader busy."""
@@ -93,7 +93,6 @@ def check(manifest: Manifest) -> None:
         *_of_routed(manifest),
         *_of_start(manifest),
         *_of_sync(sync),
-        *_of_audits(manifest),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
          f"model.branch_share is {manifest.model.branch_share:g}; it must lie in [0, 1]"),
         *((True, problem) for problem in contradictions(
@@ -158,9 +157,6 @@ def _of_routed(manifest: Manifest) -> list[tuple[bool, str]]:
          "model.experts.form: routed does not go with sync.trainable, model.lora or merge_rounds"),
         (paths.skip_ratio > 0 or paths.swaps > 0,
          "model.experts.form: routed does not go with paths that leave stages out (paths.skip_ratio, swaps)"),
-        (sync.afresh_rounds > 0,
-         "model.experts.form: routed does not go with sync.afresh_rounds: what others' experts say cannot be "
-         "computed again"),
         (longest > MOST_BODY_BYTES,
          f"data: a layer's tokens for a group of experts take up to {longest:,} bytes, at most "
          f"{MOST_BODY_BYTES:,} may be; fewer sequences in a microbatch, shorter ones, more groups, or a "
@@ -218,42 +214,6 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
-TOLD_ALIKE = ("bit", "four-bits")
-"""In other numbers honest work is 0.99 alike so; 0.96 in eight bits, since what is left over is chance, and
-0.78 where the largest alone are told, which are others then (docs/benchmarks/audits.md)."""
-
-
-def _of_audits(manifest: Manifest) -> list[tuple[bool, str]]:
-    """As `_of_sync`."""
-    sync, most = manifest.sync, max(1, manifest.rounds.snapshot_rounds // 2)
-    experts = manifest.model.experts
-    if sync.audits == 0:
-        return [(sync.fee != 0, "sync.fee: what newcomers pay with is work that is audited; set sync.audits")]
-    return [
-        (not 0 <= sync.fee <= MOST_FEE, f"sync.fee is {sync.fee}; it must lie in 0 to {MOST_FEE}"),
-        (sync.fee > 0 and sync.own_steps is not None and sync.own_steps.sent not in TOLD_ALIKE,
-         "sync.fee: where newcomers pay, who has other numbers is judged by how alike its work is, and of "
-         f"honest work that is told by sync.sent {sync.own_steps.sent if sync.own_steps else ''} too little "
-         f"is; set sync.sent to {' or '.join(TOLD_ALIKE)}"),
-        (not 0 < sync.audits <= 1, f"sync.audits is {sync.audits:g}; it must lie in [0, 1]"),
-        (not 0 < sync.afresh_rounds <= most,
-         "sync.audits: only the work of peers that begin afresh can be computed again; set "
-         f"sync.afresh_rounds to 1 to {most}, half of rounds.snapshot_rounds: what it takes is not kept for "
-         "longer"),
-        (len(manifest.stages) > 1,
-         "sync.audits: only the work of peers that hold the whole model can be computed again; set stages to "
-         "one"),
-        (sync.exchange != "everyone",
-         "sync.audits: what goes to reducers is looked into otherwise; set sync.exchange to everyone"),
-        (sync.settles_momentum or experts.groups > 1 or experts.merge_rounds > 0,
-         "sync.audits: weights of earlier rounds are found from those of now and the rounds between, which "
-         "goes without a momentum of the group (sync.outer_momentum) and without model.experts.groups and "
-         "merge_rounds"),
-        (manifest.data.order != "drawn",
-         "sync.audits: what a microbatch holds must follow from its number alone; set data.order to drawn"),
-    ]  # fmt: skip
-
-
 def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
     """What `check` looks at there: whether it is wrong, and how to say so."""
     own = sync.own_steps
@@ -263,9 +223,6 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
         (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
         (sync.step_tokens < 0 or sync.shadow_steps < 0,
          "sync: step_tokens and shadow_steps cannot be negative"),
-        (sync.afresh_rounds < 0 or (sync.afresh_rounds > 0 and own is None),
-         f"sync.afresh_rounds is {sync.afresh_rounds}; it must be 0, or of peers that step by themselves "
-         f"({', '.join(AUTHORS)}) after how many rounds they begin afresh"),
         (not 0 <= sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
          f"sync.parts is {sync.parts}; it must be a power of two up to 64, or 0"),
         (own is None and (sync.sent, sync.rest) != ("method", "method"),

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import fuzz_audits
 import fuzz_files
 import fuzz_wire
 import msgspec
@@ -36,7 +35,7 @@ import torch
 from fuzz_inputs import Decoder
 
 ROOT = Path(__file__).parents[2]
-DECODERS = (*fuzz_wire.DECODERS, *fuzz_files.DECODERS, *fuzz_audits.DECODERS)
+DECODERS = (*fuzz_wire.DECODERS, *fuzz_files.DECODERS)
 SLOW_SECONDS = 0.25
 """Of CPU for one input: an event loop that stands still for so long is late with what neighbours wait for,
 and four such inputs a second would stop it."""

@@ -33,7 +33,7 @@ from peers.compute.stage_part import StagePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.data.documents import Text
 from peers.data.tokenizer import open_tokenizer
-from peers.data.tokens import digest_of_tokens, encoded
+from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
 from peers.telemetry import events as noted
 from peers.telemetry.event_fold import SettledRounds
@@ -134,9 +134,6 @@ class Sampled:
             self.run_id, 0, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
         )
         return windows(self.tokens, starts, data.sequence_tokens)
-
-    def digest(self) -> bytes:
-        return digest_of_tokens(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,6 @@ class Tell(msgspec.Struct, tag=True):
     peer: str
 
 
-class BeginAfresh(msgspec.Struct, tag=True):
-    """As OwnSteps has it, with nothing; what was gathered is dropped."""
-
-
 class GiveBack(msgspec.Struct, tag=True):
     round: int
     peer: str
@@ -141,7 +137,7 @@ class Settled(msgspec.Struct, tag=True):
 
 Order: TypeAlias = (
     Begin | Hold | Publish | Forward | Finish | Backward | Drop | Contribute | Step | Tell | GiveBack | Add
-    | BeginAfresh | Remove | Rate | Apply | AskConcord | Settle | Close | Settled
+    | Remove | Rate | Apply | AskConcord | Settle | Close | Settled
 )  # fmt: skip
 
 

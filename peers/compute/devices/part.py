@@ -232,12 +232,6 @@ class SpreadSteps:
     def tell(self, round: int, peer: PeerId) -> bytes:
         return self.method.made(orders.Tell(round, peer))
 
-    def carried(self) -> bytes:
-        return b""  # It lies on other devices, and may be dropped.
-
-    def begin_afresh(self, carried: bytes = b"") -> None:
-        self.method.processes.ask(orders.BeginAfresh())
-
     def keep_moments_on_the_host(self) -> None:
         raise TypeError("each device is told at its beginning")
 

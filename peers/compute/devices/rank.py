@@ -133,10 +133,6 @@ class Device:
                 return self._made(method.own.tell(round, PeerId(peer)))
             case orders.Close(round):
                 self.replica.close(round)
-            case orders.BeginAfresh():
-                assert method.own is not None
-                method.own.begin_afresh()
-                self.compute.use_gradient(lambda _left: None)
             case orders.GiveBack(round, peer, payload):
                 method.give_back(payload, round, PeerId(peer))
             case orders.Add(round, peer, payload):

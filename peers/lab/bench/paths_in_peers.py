@@ -135,9 +135,6 @@ class Texts:
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
         return self._tokens, self._tokens
 
-    def digest(self) -> bytes:
-        return b""
-
 
 def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
     """32 Ki numbers of two bytes per microbatch, no round within the story."""

@@ -119,9 +119,6 @@ class _Text:
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
         return self._tokens, self._tokens
 
-    def digest(self) -> bytes:
-        return b""
-
 
 class _Directory(MemoryDirectory):
     """Whose clock may be wrong, and which may not answer."""

@@ -16,7 +16,7 @@ from swarmnet.membership.machine import MOST_PEERS
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
 """So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock
 by as much. None ends before that clock says so."""
-LIAR, IDLER = "false_sums", "false_work"
+LIAR = "false_sums"
 """Why a convicted peer is not let in: for what it added up, or for what it contributed."""
 REMEMBERED_INVITES = MOST_PEERS
 """One of each peer that is known."""
@@ -33,7 +33,7 @@ class Gatekeeper:
         self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
         """The invites with which peers came in, and that were found in their records."""
         self.convicted: Container[PeerId] = frozenset()
-        """Of lies, with proof (swarmnet/rounds/audits.py, swarmnet/audits/convictions.py)."""
+        """Of lies, with proof (swarmnet/rounds/audits.py)."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         """See `Admission.refusal`."""
@@ -41,8 +41,6 @@ class Gatekeeper:
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
         if peer in self.convicted:
-            if self.book.signed.manifest.sync.audits:
-                return IDLER, "it has contributed what does not follow from its work: the group settled so"
             return LIAR, "it has published sums that its slices do not give, and there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:

@@ -79,10 +79,6 @@ class Text(Protocol):
         """inputs_BT and labels_BT, int64: where text is drawn, a pure function of the key; where it is read
         in epochs, what comes next. None: that is not there yet, and `pump` is called when it is."""
 
-    def digest(self) -> bytes:
-        """Of all that is drawn from, so that others can find out whether they have the same; it is read whole
-        for that. Empty: what a microbatch holds does not follow from its key."""
-
 
 class DataPath:
     """One stage's part in the way of microbatches."""

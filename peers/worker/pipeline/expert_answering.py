@@ -79,7 +79,7 @@ class ExpertWork(MicrobatchWork):
             )
         except (StageError, HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        tokens = self._added(asked.key, rows) if work.adds else None
+        tokens = self._added(rows) if work.adds else None
         return Done(self._encode_gradient(asked.key, found_SD, work.exact), tokens)
 
     def _read(self, work: Work, rows: int) -> tuple[Tensor, Tensor | None]:
@@ -102,11 +102,10 @@ class ExpertWork(MicrobatchWork):
             gradient_SD *= judgement.gain
         return None
 
-    def _added(self, key: MicrobatchId, rows: int) -> int:
+    def _added(self, rows: int) -> int:
         """Tokens whose layers' experts of one group get so many rows, if all get as many: what a gradient's
         sum is divided by, and a round waits for."""
         tokens, self._rest = divmod(self._rest + rows * self._groups, self._rows_of_token)
-        self.newest = key
         self.gathered_tokens += tokens
         if self.after_gradient is not None:
             self.after_gradient()

@@ -180,12 +180,8 @@ class MicrobatchWork:
         """Layer, group, and what one of its peers said that is no good; taken on the event loop."""
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
-        self.newest: MicrobatchId | None = None
-        """Whose gradient was added last."""
         self.after_gradient: Callable[[], None] | None = None
         """Called when one was added, in the compute thread; None where nobody steps by it alone."""
-        self.after_failure: Callable[[MicrobatchId], None] | None = None
-        """Called when the last stage could not compute one; likewise."""
         self.applied_rounds = 0
         """Rounds that have entered the weights here since the start; likewise."""
         self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
@@ -300,10 +296,8 @@ class MicrobatchWork:
             else:
                 finished = yield from trunk.finish_steps(key, inputs, text.labels)
         except (StageError, activation_codec.HiddenError) as error:
-            if self.after_failure is not None:
-                self.after_failure(key)
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
-        self._gathered(key, kept, finished.tokens)
+        self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
@@ -330,7 +324,7 @@ class MicrobatchWork:
                 gradient = yield from trunk.backward_steps(key, below)
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
-        self._gathered(key, kept, kept.tokens)
+        self._gathered(kept, kept.tokens)
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
         return Computed(encoded, kept.shape)
 
@@ -343,8 +337,7 @@ class MicrobatchWork:
         reason = f"hidden states {judgement.ratio:.3g} times as large as is usual"
         return replace(_blamed(sender, "out_of_line", reason, judgement), again=False)
 
-    def _gathered(self, key: MicrobatchId, kept: Bodies, tokens: int) -> None:
-        self.newest = key
+    def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
         self.timings.append(("staleness", self.applied_rounds - kept.weights_at))
         if self.after_gradient is not None:

@@ -1,6 +1,5 @@
-"""What is asked of peers so that they can be looked into, what they are given, and how the proof that one has
-lied goes on from neighbour to neighbour: the same for sums of reducers (audit_path.py) and for the work of
-peers (work_audit_path.py)."""
+"""How peers request the evidence behind results of reducers, give their own, and pass proofs of lies from
+neighbour to neighbour. audit_path.py says what the evidence is."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.upload_scheduler import Giving
 from protocols.errors import WireError
-from protocols.messages.table import AskSlices, Evidence, Lied, Message, Worked
+from protocols.messages.table import AskSlices, Evidence, Lied, Message
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds import events
@@ -113,25 +112,15 @@ class Proofs(ABC, Generic[Asked]):
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Of a member of the group; of others nothing."""
-        counts = self.rounds.maker_counts(peer, self.rounds.current)
-        if not (counts or self.hears(peer)):
+        if not self.rounds.maker_counts(peer, self.rounds.current):
             return
         match message:
             case AskSlices(result, shard):
                 self._asked(peer, (ContributionId(result), shard))
             case Evidence(result, shard):
                 self._evidence(peer, (ContributionId(result), shard), body)
-            case Lied() if counts:
+            case Lied():
                 self._lied(peer, message)
-            case Worked(round, result):
-                self.worked(peer, round, ContributionId(result))
-
-    def hears(self, peer: PeerId) -> bool:
-        """What it gives and asks for, though nothing that it makes counts."""
-        return False
-
-    def worked(self, peer: PeerId, round: int, name: ContributionId) -> None:
-        """A newcomer's window is over. Where nobody pays an entry fee, that is nobody's business."""
 
     def until(self) -> float:
         """When a question that is asked now is answered no more, but for the time that a slow line takes."""

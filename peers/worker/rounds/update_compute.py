@@ -15,9 +15,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
-from swarmnet.audits.commitment import Commitment
-from swarmnet.audits.work_log import WorkLog
-from swarmnet.identifiers import ContributionId, MicrobatchId, PeerId, RunId
+from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import GradientError, Method, OwnSteps, steps_before_telling
 from swarmnet.optimizer.own_steps.held_experts import HeldExperts
 from swarmnet.rounds.events import (
@@ -45,8 +43,6 @@ class Gathered(Protocol):
     gathered_tokens: int
     applied_rounds: int
     """Counted up with each round that enters the weights."""
-    newest: MicrobatchId | None
-    """That it holds; None: none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +65,7 @@ class Made:
     table: Table | None = None
     """Of a result."""
     signed: int = 0
-    """Bytes at its beginning that name the rest: of a result, and where work is audited. 0: all of it is
-    signed."""
-    commitment: Commitment | None = None
-    """To the work behind it, where peers begin afresh."""
-    carried: bytes = b""
-    """Into the window that it is in."""
+    """Of a result: the bytes at its beginning that are signed, and name the rest. 0: all of it is signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +147,11 @@ class UpdateWork:
         settled: Callable[[Settled], None],
         counts: RoundCounts,
         undecided: Container[ContributionId],
-        log: WorkLog | None = None,
-        commits: bool = False,
         signs_every: int = 1,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
-        `undecided`: own contributions of which it is open what becomes of them. `log`: of a run whose peers
-        begin afresh; `commits`: contributions tell it (sync.audits). `signs_every`: of so many rounds one's
-        digest is signed (rounds.snapshot_rounds)."""
+        `undecided`: own contributions of which it is open what becomes of them. `signs_every`: of so many
+        rounds one's digest is signed (rounds.snapshot_rounds)."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -198,11 +186,9 @@ class UpdateWork:
         """In own steps since the last contribution."""
         self._published_round = -1
         """The newest applied round in the weights that are computed with."""
-        self.log, self.commits, self._is_afresh = log, commits, log is None
         self._signs_every = signs_every
         self._rate: tuple[int, int] | None = None
-        """The round after it, and the factor of its learning rate, when the newest microbatch was computed:
-        its step follows from what is written down of that, whatever is applied before it."""
+        """The round after the published one, and its learning-rate factor, at the newest microbatch."""
 
     def run(self, operations: Sequence[Operation]) -> list[Done]:
         """Do them in order and publish the weights if they changed."""
@@ -212,27 +198,22 @@ class UpdateWork:
             match operation:
                 case MakeContribution(round, _, reducers):
                     at = perf_counter()
-                    results.append(made := self._make(round, reducers))
+                    results.append(self._make(round, reducers))
                     encoding += perf_counter() - at
                     self._ahead = self.lookahead
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
-                    stale |= self.log is not None and self._was_told(self.log, made)
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
                     at = perf_counter()
                     self.replica.add(round, peer, payload)
-                    if self.log is not None:
-                        self.log.sets.add(round, peer, payload)
                     if round > self.replica.applied_round:  # Else most of it was the corrected step.
                         self.counts.timings.append(("contribution decode", perf_counter() - at))
                     self.counts.corrections += round <= self.replica.applied_round
                     stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
                     self.replica.remove(round, peer)
-                    if self.log is not None:
-                        self.log.sets.remove(round, peer)
                     stale |= round <= self.replica.applied_round
                 case RateRound(round, factor):
                     self.replica.rate(round, factor)
@@ -246,18 +227,11 @@ class UpdateWork:
                     digest = self.replica.settle(round, self._hashes(round))
                     result = Settled(round, digest, chain, references, tokens, makers)
                     self.tokens = tokens
-                    if self.log is not None:
-                        self.log.sets.settled(round, chain)
                     if not self.closed:
                         self.settled(result)
                     results.append(result)
                 case GiveBack(round, identity, shards):
-                    if self.log is None:
-                        self.give_back(round, identity, shards)
-                    elif self.log.is_in_window(round):
-                        # When it came back no commitment says, so it is dropped, and all that rests on it.
-                        self._begin_afresh()
-                        stale = True
+                    self.give_back(round, identity, shards)
         if stale:
             self.publish()
         if encoding:
@@ -268,14 +242,6 @@ class UpdateWork:
     def _hashes(self, round: int) -> bool:
         return self.replica.size <= HASHED_NUMBERS or (round + 1) % self._signs_every == 0
 
-    def _was_told(self, log: WorkLog, made: Made | Cut) -> bool:
-        """Whether weights have to be published now: a window has ended, or some were published already since
-        the newest microbatch, which no commitment says."""
-        ends = made.id is None or log.ends_window(made.round)
-        if ends:
-            self._begin_afresh(carries=made.id is not None)
-        return ends or log.is_published
-
     def step_if_due(self) -> None:
         """Where peers step by themselves: step by what was gathered, if that is enough, and publish."""
         own = self.method.own
@@ -283,61 +249,20 @@ class UpdateWork:
             return
         if self._joins():
             return
-        self._met()
-        if not self._write_down(self.gathered.newest) or self.gathered.gathered_tokens < own.tokens:
+        round = self._published_round + 1
+        self._rate = round, 0 if self.shadow_steps else self.replica.factor(round)
+        if self.gathered.gathered_tokens < own.tokens:
             return
         self._step(own)
         self._publish()
 
-    def left_out(self, key: MicrobatchId) -> None:
-        """A microbatch whose loss or gradient is not finite. It is committed to all the same: whoever leaves
-        others out chooses its text."""
-        if not self.closed:
-            self._met()
-            self._write_down(key)
-
-    def _met(self) -> None:
-        round = self._published_round + 1
-        self._rate = round, 0 if self.shadow_steps else self.replica.factor(round)
-
-    def _write_down(self, key: MicrobatchId | None) -> bool:
-        """False: nobody could compute it again, so it is dropped, and all that rests on it."""
-        if self.log is None:
-            return True
-        assert key is not None, "this is called when one was added"
-        if self.log.takes(key.counter):
-            assert self._rate is not None, "it was met before"
-            self.log.computed(key.counter, self._rate[1])
-            return True
-        self._begin_afresh()
-        self.publish()
-        return False
-
     def publish(self) -> None:
         """Compute with the live weights as they are now."""
         self._published_round = self.replica.applied_round
-        if self.log is not None:
-            if not self._is_afresh:  # The method may have taken steps beside another replica.
-                self._begin_afresh()
-            self.log.published(self.replica.settled_round, self._published_round)
-            self.log.sets.forget_until(self.replica.settled_round)
         self._publish()
 
     def _publish(self) -> None:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
-
-    def _begin_afresh(self, carries: bool = False) -> None:
-        """A window ends. What was not told is carried over right after a contribution alone: there others
-        know what it is."""
-        own = self.method.own
-        assert own is not None
-        assert self.log is not None
-        carried = own.carried() if carries else b""
-        own.begin_afresh(carried)
-        self.log.begins_afresh(carried)
-        self.stage_compute.use_gradient(lambda _left: None)
-        self.gathered.gathered_tokens = self._stepped_tokens = 0
-        self._is_afresh = True
 
     def _step(self, own: OwnSteps) -> None:
         began = perf_counter()
@@ -418,20 +343,11 @@ class UpdateWork:
             return Cut(round, reducers, tokens) if reducers else Made(round, b"", tokens, None)
         self.counts.codings.encoded("contribution", at, self.replica.size, len(payload))
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
-        commitment = self.log.told(round, payload) if self.log is not None else None
         made: Made | Cut
         if reducers:
             made = self._cut(round, reducers, tokens, payload)
-        elif commitment is None or not self.commits:
-            made = replace(self._sealed(round, tokens, payload), commitment=commitment)
         else:
-            head = commitment.written()
-            made = replace(
-                self._sealed(round, tokens, head, payload), commitment=commitment,
-                signed=ENVELOPE_BYTES + len(head),
-            )  # fmt: skip
-        if self.log is not None and isinstance(made, Made):
-            made = replace(made, carried=self.log.carried)
+            made = self._sealed(round, tokens, payload)
         assert made.id is not None
         self.own[made.id] = payload
         self._forget_oldest(len(payload), made.id)

@@ -7,7 +7,7 @@ machine decided it; everything else runs on the event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,7 @@ from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
 from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
-from peers.worker.rounds.replays import NOBODY, Auditor, PastRound
-from peers.worker.rounds.stored import Stored, opened_contribution, past_rounds
+from peers.worker.rounds.stored import Stored, opened_contribution
 from peers.worker.rounds.update_compute import (
     Add,
     Cut,
@@ -40,7 +39,6 @@ from peers.worker.rounds.wire_events import (
     write_announces,
     write_progress,
 )
-from peers.worker.rounds.work_audit_path import Means, WorkAuditPath
 from protocols.errors import BadSignature, WireError
 from protocols.messages.table import (
     Announce,
@@ -55,13 +53,10 @@ from protocols.messages.table import (
     Progress,
     Slices,
     Want,
-    Worked,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
-from swarmnet.audits.commitment import MOST_BYTES, Commitment, settings_of
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
@@ -97,13 +92,11 @@ class UpdatePath:
         rates: Rates = (),
         folder: Path | None = None,
         audits: Audits | None = None,
-        auditor: Auditor = NOBODY,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
         `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
         help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
-        None: in memory; `audits`: which results are looked into, where there are reducers, or which work, and
-        `auditor`: how that is computed again."""
+        None: in memory; `audits`: which results are looked into, where there are reducers."""
         self.folder = folder
         self.manifest = manifest
         self.work = work
@@ -114,10 +107,9 @@ class UpdatePath:
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
         draw = work.method.reduced.draw if work.method.reduced is not None else None
-        self.works: WorkAuditPath | None = None
         self.rounds = GroupRounds(
             manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
-            weights.past.earlier, maker_counts, rates, draw, self._own_count,
+            weights.past.earlier, maker_counts, rates, draw,
         )  # fmt: skip
         self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -140,8 +132,6 @@ class UpdatePath:
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
-        known = (entry.peer for entries in weights.past.sets.values() for entry in entries)
-        self.works = self._works(audits, auditor, frozenset(known))
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
@@ -154,30 +144,6 @@ class UpdatePath:
         return ReducerPath(
             reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
         )
-
-    def _own_count(self, round: int) -> bool:
-        """Whether the own contribution to it does, as far as this peer knows."""
-        return self.works is None or self.works.counts(self.me, round)
-
-    def _works(
-        self, audits: Audits | None, auditor: Auditor, known: frozenset[PeerId]
-    ) -> WorkAuditPath | None:
-        if audits is None or not self.work.commits:
-            return None
-        own = self.work.method.own
-        carried = own.carried_bytes if isinstance(own, LocalSteps) else 0
-        means = Means(auditor, carried, self._past_rounds)
-        return WorkAuditPath(
-            audits, self.manifest, self.work, self.rounds, self.compute, self.neighbourhood, self.feed,
-            self.note, self.folder, means, known,
-        )  # fmt: skip
-
-    def _past_rounds(self) -> Mapping[int, PastRound]:
-        return past_rounds(self.rounds.history, self.stored, self.rounds.chain.at)
-
-    @property
-    def _proofs(self) -> AuditPath | WorkAuditPath | None:
-        return self.works if self.reducers is None else self.reducers.audits
 
     def start(self) -> None:
         self.work.publish()
@@ -206,18 +172,16 @@ class UpdatePath:
         self.work.closed = True
         self._timer.close()
         self.giving.close()
-        if self._proofs is not None:
-            self._proofs.close()
+        if self.reducers is not None:
+            self.reducers.audits.close()
 
     def take_over(self, old: UpdatePath) -> None:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
         if old.rounds.agreement.follows:
             self.rounds.stood_still(float("inf"), self.clock.time())
-        if self._proofs is not None and old._proofs is not None:
-            self._proofs.kept = old._proofs.kept
-        if self.works is not None and old.works is not None:
-            self.works.take_over(old.works)
+        if self.reducers is not None and old.reducers is not None:
+            self.reducers.audits.kept = old.reducers.audits.kept
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -226,22 +190,11 @@ class UpdatePath:
         if self.work.closed:
             return
         operations: list[Operation] = []
-        settled: list[events.SettleRound] = []
         for effect in self.rounds.handle(event, self.clock.time()):
             self._carry_out(effect, operations)
-            if isinstance(effect, events.SettleRound) and self.works is not None:
-                settled.append(effect)
         if operations:
             self.compute.submit(UPDATE, partial(self.work.run, operations), self._worked)
         self._timer.arm(self.rounds.next_deadline())
-        for each in settled:  # Now that all of it is on its way: something may follow from what is said.
-            self._look_at(each)
-
-    def _look_at(self, settled: events.SettleRound) -> None:
-        assert self.works is not None
-        stored = ((reference.peer, self.stored[reference.id]) for reference in settled.references)
-        said = {peer: each.commitment for peer, each in stored if each.commitment is not None}
-        self.works.came(settled.round, settled.chain, said)
 
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
         post = self.neighbourhood.post
@@ -256,9 +209,6 @@ class UpdatePath:
                 self._count("given_back")
                 self.note(noted.GivenBack(code="given_back", round=round, id=identity.hex()))
                 operations.append(effect)
-            case events.Uncounted(round, identity):
-                self._count("uncounted")
-                self.note(noted.GivenBack(code="uncounted", round=round, id=identity.hex()))
             case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
                 operations.append(Add(reference.round, reference.peer, payload))
@@ -316,10 +266,7 @@ class UpdatePath:
                 reference = None
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
-                    committed = result.commitment if self.work.commits else None
-                    self._store(reference, result.data, result.tokens, commitment=committed)
-                    if self.works is not None:
-                        self.works.made(result)
+                    self._store(reference, result.data, result.tokens)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.note(noted.Made(round=result.round, id=reference.id.hex(), tokens=result.tokens))
@@ -387,10 +334,10 @@ class UpdatePath:
                 self._take(peer, body)
             case Slices(round, shards) if self.reducers is not None:
                 self.reducers.take(peer, round, shards, body)
-            case AskSlices() | Evidence() | Lied() | Worked() if self._proofs is not None:
-                self._proofs.message(peer, message, body)
-            case Slices() | AskSlices() | Evidence() | Lied() | Worked():
-                reason = "about slices or work, and this run has no reducers and audits nothing"
+            case AskSlices() | Evidence() | Lied() if self.reducers is not None:
+                self.reducers.audits.message(peer, message, body)
+            case Slices() | AskSlices() | Evidence() | Lied():
+                reason = "about slices, and this run has no reducers"
                 self._refused(peer, "malformed", reason)
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
@@ -403,12 +350,6 @@ class UpdatePath:
             for index, count in enumerate(message.counts)
         )
         self.feed(events.ChainArrived(peer, message.first, message.before, sets))
-
-    def text_changed(self) -> None:
-        """What was drawn before is not drawn any more: nobody can compute again what this peer does, until it
-        begins anew."""
-        if self.work.log is not None:
-            self.work.log.settings = settings_of(self.me.encode(), "another text")
 
     def committed(self, tokens: int) -> None:
         if not self.work.shadow_steps:
@@ -445,8 +386,8 @@ class UpdatePath:
     def left(self, peer: PeerId, released: bool) -> None:
         """`released`: it is there still, only not a neighbour any more."""
         self.giving.left(peer)
-        if self._proofs is not None:
-            self._proofs.left(peer)
+        if self.reducers is not None:
+            self.reducers.audits.left(peer)
         self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
@@ -455,8 +396,6 @@ class UpdatePath:
         if reducing is None:
             if peers != self.rounds.open_round.peers:
                 self.feed(events.GroupCounted(peers))
-            if self.works is not None:
-                self.works.look()
             return
         membership = self.neighbourhood.membership
         members = frozenset(membership.live(self.work.stage)) | {self.me}
@@ -506,13 +445,13 @@ class UpdatePath:
         if not self.rounds.takes(reference):
             self._count("not_taken")
             return
-        stored = Stored(reference, body, opened.tokens, opened.commitment)
+        stored = Stored(reference, body, opened.tokens)
         try:
             self.work.method.check(stored.payload)
         except ContributionError as error:
             self._refused(peer, "malformed", str(error))
             return
-        self._store(reference, body, opened.tokens, opened.signed, opened.commitment)
+        self._store(reference, body, opened.tokens, opened.signed)
         self._count("accepted")
         self.note(noted.Took(round=reference.round, id=reference.id.hex(), maker=reference.peer))
         self.feed(events.ContributionArrived(peer, reference, table))
@@ -523,8 +462,7 @@ class UpdatePath:
         size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
         if reduced is not None:
             return 0 < size <= reduced.longest_result
-        head = size - self.work.method.payload_bytes
-        return 0 < head <= MOST_BYTES if self.work.commits else head == 0
+        return size == self.work.method.payload_bytes
 
     def _references(self, round: int) -> Sequence[events.Reference]:
         state = self.rounds.rounds.get(round)
@@ -538,12 +476,9 @@ class UpdatePath:
         known = (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
-    def _store(
-        self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0,
-        commitment: Commitment | None = None,
-    ) -> None:  # fmt: skip
+    def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
         """`signed`: of a result, how much of it is its head."""
-        self.stored[reference.id] = Stored(reference, data, tokens, commitment)
+        self.stored[reference.id] = Stored(reference, data, tokens)
         if self.reducers is not None:
             self.heads[reference.id] = data[:signed]
             while len(self.heads) > MOST_HEADS:

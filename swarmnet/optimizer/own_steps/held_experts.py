@@ -154,13 +154,6 @@ class HeldExperts:
     def momentum_norm(self) -> float | None:
         return hypot(self.shared.momentum_norm or 0.0, self.of_group.momentum_norm or 0.0)
 
-    def carried(self) -> bytes:
-        return b""
-
-    def begin_afresh(self, carried: bytes = b"") -> None:
-        for part in (self.shared, self.of_group):
-            part.begin_afresh()
-
     def keep_moments_on_the_host(self) -> None:
         self._on_the_host = True
         for part in (self.shared, self.of_group):

@@ -96,11 +96,6 @@ class InnerStep:
         self._muon = _Muon(self._momentum, company)
         self._adamw = _AdamW()
 
-    def begin_afresh(self) -> None:
-        """As if no step had been taken."""
-        self._kept.clear()
-        self.divide(self._company)
-
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
         """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
         moments."""

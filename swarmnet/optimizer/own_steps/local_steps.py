@@ -35,7 +35,6 @@ from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.moved.bits import Bits, Signs
 from swarmnet.optimizer.moved.code import Draw, Moves, bytes_of, cut, joined, sum_of
 from swarmnet.optimizer.moved.outer_step import OuterStep
 from swarmnet.optimizer.moved.packed_sums import Sums, packed
@@ -46,9 +45,6 @@ from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
-CARRIED = Bits()
-"""How a peer tells an auditor what it had moved and not told where a window begins: an eighth of a byte each,
-so that an audit takes seconds of a home line."""
 ORDERS_KEPT = 64
 """Of the open rounds' cycles, for each size of chunk: they are looked up with every step."""
 
@@ -153,46 +149,6 @@ class LocalSteps:
             for rows in self._rows(plane, shards):
                 part_CM[rows].add_(units_CM[rows] * UNIT)
         empty_padding(self._moved, self.layout)
-
-    def carried(self) -> bytes:
-        told = (CARRIED.say(part_CN, Draw(b"", part_CN.shape[1])) for part_CN in self._wholes())
-        return b"".join(moves.written() for moves in told)
-
-    @property
-    def carried_bytes(self) -> int:
-        return sum(bytes_of(CARRIED, *plane_CN.shape) for plane_CN in self._wholes())
-
-    def begin_afresh(self, carried: bytes = b"") -> None:
-        if carried:
-            self._check_carried(carried)
-            for plane_CN, moves in zip(self._wholes(), self.moves_in_all(carried), strict=True):
-                plane_CN.copy_(moves.units() * UNIT)
-        for flat in self._flats():
-            if not carried:
-                flat.zero_()
-            empty_padding(flat, self.layout)
-        self._sent.clear()
-        self._inner.begin_afresh()
-
-    def _check_carried(self, carried: bytes) -> None:
-        if len(carried) != (size := self.carried_bytes):
-            raise ContributionError(f"{len(carried)} bytes from window to window where {size} belong")
-        for _moves in self.moves_in_all(carried):  # Before anything is changed.
-            pass
-
-    def moves_in_all(self, carried: bytes) -> Iterator[Signs]:
-        """What is carried from window to window, of each plane. ContributionError."""
-        rest = memoryview(carried)
-        for plane_CN in self._wholes():
-            chunks, width = plane_CN.shape
-            size = bytes_of(CARRIED, chunks, width)
-            yield CARRIED.read(rest[:size], chunks, width, self.device)
-            rest = rest[size:]
-
-    def _wholes(self) -> Iterator[Tensor]:
-        """Views [C, N] of what was moved, or waits, and was not told."""
-        for flat in self._flats():
-            yield from (plane_of(flat, plane) for plane in self.layout.planes)
 
     def _flats(self) -> Iterator[Tensor]:
         yield self._moved

@@ -32,7 +32,6 @@ from swarmnet.rounds.events import (
     SendProgress,
     SettleRound,
     Tick,
-    Uncounted,
     Want,
 )
 from swarmnet.rounds.history import START
@@ -59,7 +58,6 @@ class Group:
         self.applied: dict[PeerId, list[int]] = {}
         self.chains: dict[PeerId, dict[int, bytes]] = {}
         self.given_back: dict[PeerId, list[ContributionId]] = {}
-        self.uncounted: dict[PeerId, list[ContributionId]] = {}
         self.settled: dict[PeerId, dict[int, tuple[Reference, ...]]] = {}
         self.resynchronised: list[tuple[PeerId, Resynchronise]] = []
         self.frozen: set[PeerId] = set()
@@ -71,7 +69,7 @@ class Group:
         """A newcomer that starts from the snapshot of `like` after round `settled`."""
         chain = self.chains[like][settled] if like is not None else START
         machine = GroupRounds(RULES, name, settled, self.now, chain)
-        self.chains[name], self.given_back[name], self.uncounted[name] = {}, [], []
+        self.chains[name], self.given_back[name] = {}, []
         self.bodies[name], self.weights[name] = set(), {}
         self.applied[name], self.settled[name] = [], {}
         others = list(self.peers)
@@ -130,8 +128,6 @@ class Group:
                 self.post(me, peer, ChainAsked(me, last))
             case GiveBack(_, identity):
                 self.given_back[me].append(identity)
-            case Uncounted(_, identity):
-                self.uncounted[me].append(identity)
             case SendAnnounce(peers, references, complete):
                 for peer in peers:
                     self.post(me, peer, Announced(me, references, complete))

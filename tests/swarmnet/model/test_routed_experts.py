@@ -204,7 +204,6 @@ def test_a_router_without_some_experts_is_the_router_of_the_others():
     ("changes", "told"),
     [
         ({"paths": Paths(skip_ratio=0.3), "stages": (1, 1, 1, 1), "model": FOUR}, "does not go with paths"),
-        ({"sync": Sync(method="local-steps", afresh_rounds=2)}, "does not go with sync.afresh_rounds"),
         ({"sync": Sync(method="local-steps", expert_rate=0.5)}, "or their form is routed"),
         ({"model": replace(SHAPE, experts=MERGED)}, "merge_rounds"),
         ({"data": Data(sequence_tokens=1024, microbatch_sequences=800)}, "tokens for a group of experts"),

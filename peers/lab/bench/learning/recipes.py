@@ -58,7 +58,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
     votes = replace(sync, method="demo-votes")
     own = partial(
         Sync, learning_rate=8e-3, momentum=sync.momentum, clip=sync.clip, shards=sync.shards,
-        step_tokens=sync.step_tokens, afresh_rounds=sync.afresh_rounds, expert_rate=sync.expert_rate,
+        step_tokens=sync.step_tokens, expert_rate=sync.expert_rate,
     )  # fmt: skip
     diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
     streaming = own("streaming-diloco", learning_rate=2e-3)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import scheduled
-from swarmnet.audits.windows import ends_window
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
@@ -87,8 +86,6 @@ class Rounds:
                 summed = torch.stack([gradient for gradient, _ in gathered]).sum(0)
                 if ends:
                     told[part.start][peer] = method.contribute(summed, tokens, round, peer)
-                    if method.own is not None and ends_window(round, peer, self._sync.afresh_rounds):
-                        method.own.begin_afresh(method.own.carried())
                 elif method.own is not None:
                     method.own.step(summed, tokens, round)
                 gathered.clear()

@@ -9,7 +9,6 @@ from torch.optim import AdamW, Muon
 
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
 from swarmnet.optimizer.own_steps import inner_step
@@ -258,32 +257,3 @@ def test_replicas_that_hear_of_a_contribution_late_are_equal_to_those_that_heard
     assert [early.settle(round) for round in payloads] == [late.settle(round) for round in payloads]
     assert torch.equal(early.settled_units(), late.settled_units())
     assert torch.equal(to_units(to_floats(early.settled_units())), early.settled_units())
-
-
-@pytest.mark.parametrize("method", ["local-steps", "sparse-loco"])
-def test_who_begins_afresh_with_what_another_carries_goes_on_as_that_one_does(method):
-    run = manifest(method=method, learning_rate=RATE, decay_rounds=10**9)
-    ours, theirs = (LocalSteps(run, LAYOUT, torch.device("cpu")) for _ in range(2))
-    for number in range(3):
-        ours.contribute(gradient_of(LAYOUT, number), 1, number, PEERS[0])
-    carried = ours.carried()
-    ours.begin_afresh(carried)
-    theirs.begin_afresh(carried)
-    assert ours.carried() == theirs.carried()
-    for round in (3, 4):
-        gradient = gradient_of(LAYOUT, round)
-        told = [each.contribute(gradient, 1, round, PEERS[0]) for each in (ours, theirs)]
-        assert told[0] == told[1]
-    fresh = LocalSteps(run, LAYOUT, torch.device("cpu"))
-    ours.begin_afresh()
-    gradient = gradient_of(LAYOUT, 9)
-    assert ours.contribute(gradient, 1, 9, PEERS[0]) == fresh.contribute(gradient, 1, 9, PEERS[0])
-
-
-def test_too_little_to_be_carried_is_refused_and_changes_nothing():
-    ours = LocalSteps(RUN, LAYOUT, torch.device("cpu"))
-    ours.contribute(gradient_of(LAYOUT, 0), 1, 0, PEERS[0])
-    carried = ours.carried()
-    with pytest.raises(ContributionError):
-        ours.begin_afresh(carried[:-1])
-    assert ours.carried() == carried

@@ -1,1 +1,0 @@
-"""Whether peers did the work that they say they did."""
