@@ -104,7 +104,7 @@ class Archivist:
         """What a peer said that it computes with."""
         self._records: dict[PeerId, PeerRecord] = {}
         self._layouts: dict[int, Layout] = {}
-        for stage in range(self.manifest.all_stages):
+        for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
             around = Surroundings(circle, stage)
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)

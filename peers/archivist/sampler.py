@@ -13,7 +13,7 @@ class ArchiveObserver:
 
     def __init__(self, archivist: Archivist, metrics: Metrics) -> None:
         self.archivist, self.metrics = archivist, metrics.archive
-        self.stages = archivist.manifest.all_stages
+        self.stages = len(archivist.manifest.stages)
         self.growth = Growth()
         self._seen: tuple[Entry, ...] | None = None
         self.metrics.show(self.stages)

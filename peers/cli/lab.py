@@ -63,8 +63,8 @@ def memory(
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    if stage >= manifest.all_stages:
-        raise UserError(f"--stage {stage}: {run_file} has stages 0 to {manifest.all_stages - 1}")
+    if stage >= len(manifest.stages):
+        raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
     computing = Computing(dtype, recompute, moments=moments)
     if devices > 1:
         typer.echo(render_devices(bench_devices(manifest, stage, devices, computing)))
@@ -91,12 +91,11 @@ def training(
 
     from peers.compute.stage_part import computing_of, device_of
     from peers.config.compute_file import ComputeFile
-    from peers.config.run_file import load_manifest, require_own_experts
+    from peers.config.run_file import load_manifest
     from peers.lab.bench import training, training_processes
     from swarmnet.identifiers import PeerId
 
     manifest = load_manifest(run_file, PeerId(""), {})
-    require_own_experts(manifest, "bench training")
     if processes:
         costs = asyncio.run(training_processes.bench(run_file, manifest, seconds))
         typer.echo(training_processes.render(costs))
@@ -255,9 +254,6 @@ def simulate(
     experts: Annotated[
         bool, typer.Option("--experts", help="With --real: each peer trains half of the experts.")
     ] = False,
-    routed: Annotated[
-        bool, typer.Option("--routed", help="With --experts: they are stages of their own, two for each.")
-    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
 ) -> None:
     """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
@@ -266,14 +262,14 @@ def simulate(
     from peers.lab.faults.report import again, played
 
     _check_kinds(kind or (), moves)
-    _check_model(real, method, experts, routed)
+    _check_model(real, method, experts)
     rules, of_run = _of_run(run_file)
     stages = of_run if stages is None else stages
-    _check_size(peers, stages, routed)
+    _check_size(peers, stages)
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles, sharded=sharded, method=method, experts=experts, routed=routed,
+            moves=moves, doubles=doubles, sharded=sharded, method=method, experts=experts,
         )
         for number in range(schedules)
     ]
@@ -288,19 +284,16 @@ def simulate(
     raise typer.Exit(1 if broken else 0)
 
 
-def _check_size(peers: int | None, stages: int | None, routed: bool) -> None:
+def _check_size(peers: int | None, stages: int | None) -> None:
     """Raises UserError."""
     if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
         raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
-    least = (stages or 1) * (3 if routed else 1)
-    if peers is not None and peers < 2 * least:
-        raise UserError(f"{peers} peers for {least} stages: each needs two, one to spare")
+    if peers is not None and peers < 2 * (stages or 1):
+        raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
 
 
-def _check_model(real: bool, method: MethodName | None, experts: bool, routed: bool) -> None:
+def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
     """Raises UserError."""
-    if routed and not experts:
-        raise UserError("--routed: says where experts are; add --experts")
     if method is not None and not real:
         raise UserError(f"--method {method}: without a model nobody learns; add --real")
     if experts and (not real or method not in (None, *AUTHORS)):
@@ -373,7 +366,7 @@ def plan(
 ) -> None:
     """What given peers would make of a run: tokens/s beside one alone, days, bytes, what bounds it, the price
     of churn; and with --shape, how the run should be cut for them."""
-    from peers.config.run_file import load_manifest, require_own_experts
+    from peers.config.run_file import load_manifest
     from peers.lab.planner.plan import plan as answer
     from peers.lab.planner.question import Question
     from peers.lab.planner.report import render
@@ -383,7 +376,6 @@ def plan(
         raise UserError("--out writes the shape that was found: add --shape")
     classes, between, table = _swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
-    require_own_experts(manifest, "plan --shape", shape)
     question = Question(
         classes, between, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=table
     )

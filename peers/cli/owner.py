@@ -251,7 +251,7 @@ def registry_list(
         return
     for one in found:
         manifest = one.manifest
-        typer.echo(f"{one.run_id}  {_plain(manifest.name)}  stages {manifest.all_stages}, {manifest.access}")
+        typer.echo(f"{one.run_id}  {_plain(manifest.name)}  stages {len(manifest.stages)}, {manifest.access}")
     typer.echo(f"{len(found)} runs, {entries} entries", err=True)
 
 

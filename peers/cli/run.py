@@ -128,13 +128,8 @@ def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:
 
 
 def demo(
-    peers: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Peers that train. [default: 6; with --routed 5]")
-    ] = None,
-    stages: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Stages the model is cut in. [default: 3; with --routed 1]"),
-    ] = None,
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Peers that train.")] = 6,
+    stages: Annotated[int, typer.Option(min=1, max=64, help="Stages the model is cut in.")] = 3,
     seconds: Annotated[float, typer.Option(min=10, max=86400, help="How long to train.")] = 90.0,
     report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Chooses weights, text and who is killed.")] = 0,
@@ -151,22 +146,11 @@ def demo(
         bool,
         typer.Option("--experts", help="Each layer has four experts; a peer trains two and has all."),
     ] = False,
-    routed: Annotated[
-        bool,
-        typer.Option(
-            "--routed",
-            help="With --experts: no stage has experts; two groups of peers for each hold them, and tokens "
-            "travel there.",
-        ),
-    ] = False,
     undisturbed: Annotated[
         bool, typer.Option("--undisturbed", help="Nobody is killed, and nobody joins.")
     ] = False,
 ) -> None:
     """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
-    peers, stages = peers or (5 if routed else 6), stages or (1 if routed else 3)
-    if routed and not experts:
-        raise UserError("--routed: says where experts are; add --experts")
     if peers < stages:
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
@@ -182,6 +166,6 @@ def demo(
     from peers.lab.processes.demo import run_demo
 
     options = DemoOptions(
-        peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed, routed
+        peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed
     )
     raise typer.Exit(run_demo(options))

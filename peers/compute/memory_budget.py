@@ -26,7 +26,7 @@ def all_needs(
     text = text_bytes + (0 if manifest.data.tokenizer == "bytes" else TOKENIZING_BYTES)
     every = [
         needs_of(manifest, stage, own + (text if stage == 0 and own else 0), computing)
-        for stage in range(manifest.all_stages)
+        for stage in range(len(manifest.stages))
     ]
     if devices == 1:
         return every

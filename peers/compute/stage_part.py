@@ -19,10 +19,8 @@ from peers.errors import UserError
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName
 from swarmnet.model.computing.gradient_sum import Used
-from swarmnet.model.experts.expert_compute import ExpertCompute
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.experts.merging import ExpertMerging
-from swarmnet.model.experts.routed_trunk import RoutedTrunk
 from swarmnet.model.flat_layout import NOTHING, Layout, frozen_layout, trained_layout
 from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import behind, first_state
@@ -155,7 +153,9 @@ def real_part(
 
     return StagePart(
         layout,
-        _compute(manifest, stage, layout, frozen, computing, torch.device(device)),
+        StageCompute(
+            manifest.model, manifest.span(stage), layout, computing, torch.device(device), frozen
+        ),
         method,
         partial(first_state, manifest, stage),
         torch.device(device),
@@ -163,23 +163,6 @@ def real_part(
         ExpertMerging(manifest.model.experts, layout) if manifest.model.experts.merge_rounds else None,
         frozen=frozen,
     )
-
-
-def _compute(
-    manifest: Manifest, stage: int, layout: Layout, frozen: Layout, computing: Computing, device: torch.device
-) -> StageCompute:
-    """UserError where experts are routed and the peer file asks for what does not go with that."""
-    model, span = manifest.model, manifest.span(stage)
-    if not model.experts.is_routed:
-        return StageCompute(model, span, layout, computing, device, frozen)
-    if manifest.experts_at(stage) is not None:
-        return ExpertCompute(model, span, layout, computing, device)
-    if computing.recompute != "none":
-        raise UserError(
-            f"compute.recompute is {computing.recompute}, and this run's experts are other peers', whose "
-            "answers are kept and not asked for again; set it to none"
-        )
-    return RoutedTrunk(model, span, layout, computing, device)
 
 
 def computing_of(wish: ComputeFile, device: torch.device) -> Computing:

@@ -358,17 +358,9 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def require_own_experts(manifest: Manifest, command: str, given: bool = True) -> None:
-    """UserError for what takes a stage to have all of its layers, where it is `given`."""
-    if given and manifest.model.experts.is_routed:
-        raise UserError(
-            f"{command} knows no experts that are stages of their own; set model.experts.form to resident"
-        )
-
-
 def check_wish(wish: int | str, stages: int, manifest: Manifest) -> None:
     """UserError if the run has not so many stages from the wished one on; `wish` may be auto."""
-    there = manifest.all_stages
+    there = len(manifest.stages)
     if stages > there:
         raise UserError(f"stages: {stages}, but the run has {there}; set stages to {there} or less")
     if isinstance(wish, int) and wish + stages > there:

@@ -88,7 +88,7 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
 
 def _asked_to_read(manifest: Manifest, config: PeerFile) -> bool:
     """Whether a person chose the first stage, or as many as the run has."""
-    return config.stage == FIRST_STAGE or config.stages >= manifest.all_stages
+    return config.stage == FIRST_STAGE or config.stages >= len(manifest.stages)
 
 
 def require_text(manifest: Manifest, config: PeerFile) -> None:

@@ -140,7 +140,7 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
     training = [known.record for known in here if state_of(known) in IN_STEP and known.record.stage >= 0]
     current = usual_round(training)
     most = 2 * ((current or 0) + 2) * manifest.rounds.target_tokens  # Rounds overshoot, by less than that.
-    contributions, stages = sightings.contributions, range(manifest.all_stages)
+    contributions, stages = sightings.contributions, range(len(manifest.stages))
     flow = [_capped_sum(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
     states = Counter((_role(known), state_of(known)) for known in sightings.peers.values())
     return Picture(

@@ -56,7 +56,7 @@ class ObserverRole(Role):
     async def _observe(self, signed: SignedManifest, network: Network) -> None:
         process, directory = self.process, network.directory
         if self.sightings is None:
-            self.sightings = Sightings(signed.manifest.all_stages)
+            self.sightings = Sightings(len(signed.manifest.stages))
         if self.orders is None:
             self.orders = Orders(signed, process.log.record)
         if self.board is None:

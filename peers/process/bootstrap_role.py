@@ -71,7 +71,7 @@ class Bootstrap(Role):
         presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
         while True:
             try:
-                records = await look(directory, signed.run_id, signed.manifest.all_stages)
+                records = await look(directory, signed.run_id, len(signed.manifest.stages))
                 height.saw(records.values(), directory.now())
                 if not height.trained and height.round >= 0:
                     claims = Claims(

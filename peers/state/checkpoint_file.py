@@ -284,12 +284,12 @@ def newest(source: Path | None) -> Model:
                 found[checkpoint.stage] = checkpoint
         except CheckpointError as error:
             problems.append(str(error))
-    missing = [stage for stage in range(manifest.all_stages) if stage not in found]
+    missing = [stage for stage in range(len(manifest.stages)) if stage not in found]
     if missing:
         stages = ", ".join(map(str, missing))
         raise CheckpointError(problems[0] if problems else (
             f"{place} holds no checkpoint of stage {stages} of the run {run_id[:16]}: a model needs "
-            f"all {manifest.all_stages} stages; name a folder that holds the states of peers of every stage"
+            f"all {len(manifest.stages)} stages; name a folder that holds the states of peers of every stage"
         ))  # fmt: skip
     tensors = tuple(
         {
@@ -335,7 +335,7 @@ def _stage_and_round(file: Path) -> tuple[int, int]:
 def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
     """Raises CheckpointError."""
     stage, at = checkpoint.stage, checkpoint.round
-    if 0 <= stage < manifest.all_stages:
+    if 0 <= stage < len(manifest.stages):
         layout = state_layout(manifest, stage)
         if state_digest(at, checkpoint.units(layout)) == checkpoint.digest:
             return

@@ -238,22 +238,6 @@ class WaitingOver(Event, frozen=True):
     """All stages have peers again."""
     code: str
 
-class ExpertsMissing(Event, frozen=True):
-    """No peer of these stages of experts is there, so tokens go to the next best."""
-    code: str
-    stages: Sequence[int] = ()
-
-class ExpertsBack(Event, frozen=True):
-    """All stages of experts have peers again."""
-    code: str
-
-class GaveUpExperts(Event, frozen=True):
-    """No peer of a stage of experts did what a layer asked: tokens went to the next best, or, backward,
-    learned nothing of them."""
-    stage: int
-    layer: int
-    backward: bool
-
 # -- rounds -----------------------------------------------------------------------------------------------
 
 class Made(Event, frozen=True):

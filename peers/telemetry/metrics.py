@@ -201,8 +201,7 @@ class Rounds:
 EXPERTS = {
     "experts_least_holders":
         "Holders of the group of experts that the fewest peers of the stage train, in the newest applied "
-        "round (where groups are stages of their own: linked peers); 0: that group stays as it is. Only "
-        "where each peer trains one group, and not where those stages are.",
+        "round; 0: that group stays as it is. Only where each peer trains one group.",
     "experts_stale_rounds":
         "Rounds that have settled since the experts of the group that waits longest were trained, or since "
         "this peer was here. Only where each peer trains one group.",
@@ -210,7 +209,6 @@ EXPERTS = {
         "Tokens of a layer's busiest expert over the mean of its experts, mean of the stage's layers, in the "
         "newest ten seconds; 1: even. Only where there are experts, computed on one device.",
 }  # fmt: skip
-CALLS = ("wanted", "answered", "rerouted", "given_up", "late_answers")
 SHOWN_EXPERTS = 128
 """Of a layer, those with a series: as many as most published mixtures have."""
 
@@ -228,13 +226,6 @@ class Experts:
             "Tokens that the routers of this stage's layers sent to each expert, of those trained on here; "
             f"from number {SHOWN_EXPERTS} on: other. Only where there are experts, computed on one device.",
             Label("expert"),
-        )
-        self.calls = declare.counters(
-            "experts_calls_total",
-            "What this stage's layers asked of experts that are stages of their own; wanted: all of it; "
-            "rerouted: another peer was asked; given_up: nobody did it, so that tokens went to the next "
-            "best, or, backward, learned nothing of them; late_answers: answers that were no longer needed.",
-            Label("outcome", CALLS),
         )
         self.told = Sometimes(declare, EXPERTS)
 

@@ -17,7 +17,7 @@ MOST_REMEMBERED = 256
 ALARMING = frozenset(
     {"silent", "connection_lost", "still_silent", "not_reached", "refused_us", "stage_missing", "in_minority",
      "digests_differ", "forked", "not_in_step", "not_finite", "bad_signature", "illegal_path", "malformed",
-     "out_of_line", "too_large", "false_sums", "false_work", "lied", "not_in_order", "experts_missing",
+     "out_of_line", "too_large", "false_sums", "lied", "not_in_order",
      "wrong_hash", "wrong_length", "index_full", "not_written", "not_given_back"}
 )  # fmt: skip
 """Codes that are a warning; all others are news."""
@@ -46,8 +46,6 @@ WHAT: Mapping[type[Event], str] = {
     noted.HolderDropped: "{peer} is no source of the state",
     noted.Waiting: "waits for stages {stages}",
     noted.WaitingOver: "waits no more",
-    noted.ExpertsMissing: "does without the experts of stages {stages}",
-    noted.ExpertsBack: "all experts have a peer again",
     noted.Fault: "cannot go on",
     noted.Stopped: "stopped",
     noted.ArchivingFailed: "stage {stage} was not archived",
@@ -56,7 +54,6 @@ WHAT: Mapping[type[Event], str] = {
 TOLD = (
     noted.Unlinked, noted.Refused, noted.RefusedBy, noted.Resynchronise, noted.DigestDiffers, noted.Waiting,
     noted.WaitingOver, noted.NotFinite, noted.GivenBack, noted.Rerouted, noted.Applied, noted.Audited,
-    noted.ExpertsMissing, noted.ExpertsBack,
 )  # fmt: skip
 """What a peer's own report tells of these; `holder_dropped` and the like are said where they happen."""
 EVERYDAY = frozenset({"completed", "replayed", "released", "agrees"})
@@ -85,10 +82,10 @@ def told(event: Event) -> Told | None:
     if reason is None:
         return None
     named = {key: value if isinstance(value, (int, float)) else short(value) for key, value in fields.items()}
-    if isinstance(event, noted.Waiting | noted.ExpertsMissing):
+    if isinstance(event, noted.Waiting):
         named["stages"] = ", ".join(map(str, event.stages[:8]))
     what = WHAT[type(event)].format_map(named)
-    if isinstance(event, noted.WaitingOver | noted.ExpertsBack):
+    if isinstance(event, noted.WaitingOver):
         return Told(code, what, "info", None)
     level: Level = "error" if isinstance(event, noted.Fault) else "warning" if code in ALARMING else "info"
     return Told(code, f"{what}: {reason.meaning}", level, reason)

@@ -184,13 +184,6 @@ WAITS = {
     ),
 }
 
-EXPERTS = {
-    "experts_missing": Reason(
-        "no peer holds these experts: they stay as they are, and tokens go to the next best",
-        "hold them: `swarmnet join RUN --stage N`",
-    ),
-}
-
 ENDS = {
     "asked": Reason("a person or the system asked for it", NOTHING),
     "out_of_memory": Reason("the machine had no memory left", "less `slots`, `in_flight`; `swarmnet doctor`"),
@@ -251,7 +244,6 @@ AREAS = (
     Area("A move was called off", (noted.NotMoving,), "", MOVES),
     Area("A holder of a snapshot is asked no more", (noted.HolderDropped,), "", HOLDERS),
     Area("Waiting", (noted.Waiting, noted.WaitingOver), "stages_missing", WAITS),
-    Area("Experts without a peer", (noted.ExpertsMissing, noted.ExpertsBack), "", EXPERTS),
     Area("The peer ended", (noted.Stopped, noted.Fault), "", ENDS),
     Area("A visitor's request", (), "inference_requests_total", REQUESTS),
     Area("A stage was not archived", (noted.ArchivingFailed,), "archive_failures_total", ARCHIVING),

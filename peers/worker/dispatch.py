@@ -10,7 +10,6 @@ from peers.worker.parts import Parts
 from protocols.messages.table import (
     AUDIT_MESSAGES,
     DATA_MESSAGES,
-    EXPERT_MESSAGES,
     STATE_MESSAGES,
     AskForward,
     AskState,
@@ -58,7 +57,6 @@ class Hearing:
             worker.update.left(peer, released)
         if worker.states is not None:
             worker.states.unlinked(peer)
-        worker.inference.unlinked(peer)
         worker.moving.gone(peer)
 
     def beat(self, peer: PeerId) -> None:
@@ -70,9 +68,7 @@ class Hearing:
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         worker = self.worker
         self.wake()
-        if isinstance(message, EXPERT_MESSAGES) and message.round is not None:
-            worker.inference.experts(peer, message, body)
-        elif isinstance(message, DATA_MESSAGES):
+        if isinstance(message, DATA_MESSAGES):
             if worker.data is not None:
                 worker.data.message(peer, message, body)
         elif isinstance(message, STATE_MESSAGES):

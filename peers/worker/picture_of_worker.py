@@ -57,7 +57,7 @@ def picture_of(
         time=now,
         run=worker.manifest.name,
         state=worker.state,
-        stages=worker.manifest.all_stages,
+        stages=len(worker.manifest.stages),
         peers=tuple(sorted(peers, key=lambda seen: (seen.stage, not seen.here, seen.peer))),
         round=own.round,
         settled=update.rounds.settled if update is not None else None,

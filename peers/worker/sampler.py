@@ -158,7 +158,7 @@ class Observer:
         """Update the metrics and the status line."""
         worker, metrics = self.worker, self.metrics
         metrics.about.stage.set(worker.stage)
-        metrics.about.stages.set(worker.manifest.all_stages)
+        metrics.about.stages.set(len(worker.manifest.stages))
         only(metrics.about.state, STATES, worker.state)
         metrics.about.paused("owner").set(worker.orders.paused)
         self._machine(worker.settings.checkpoints)
@@ -166,7 +166,7 @@ class Observer:
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
         status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
-                        stages=worker.manifest.all_stages)  # fmt: skip
+                        stages=len(worker.manifest.stages))  # fmt: skip
         if worker.neighbourhood is not None and worker.data is not None:
             status = self._active(worker, worker.neighbourhood, worker.data.ledger)
         self.report.status(status)
@@ -194,7 +194,7 @@ class Observer:
         return Status(
             worker.state,
             stage=worker.stage,
-            stages=worker.manifest.all_stages,
+            stages=len(worker.manifest.stages),
             round=worker.update.rounds.current if worker.update is not None else None,
             loss=worker.data.losses.mean if worker.data is not None else None,
             tokens_per_second=speed,
@@ -295,7 +295,7 @@ class Observer:
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
             training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
-        self._holders(worker, update.work.method.held)
+        self._holders(update.work.method.held)
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
@@ -309,15 +309,8 @@ class Observer:
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 
-    def _holders(self, worker: Worker, held: HeldExperts | None) -> None:
-        experts, asking = self.metrics.experts, worker.data.asking if worker.data is not None else None
-        at = worker.manifest.experts_at(worker.stage)
-        if at is not None or asking is not None:
-            experts.group.set(at.group if at is not None else -1)
-            experts.told.set("experts_least_holders", min(asking.holders()) if asking is not None else None)
-            for outcome, count in asking.machine.outcomes().items() if asking is not None else ():
-                experts.calls(outcome).inc(self.growth.of("calls", count, outcome))
-            return
+    def _holders(self, held: HeldExperts | None) -> None:
+        experts = self.metrics.experts
         experts.group.set(held.holding.group if held is not None else -1)
         experts.told.set("experts_least_holders", min(held.holding.holders) if held is not None else None)
         experts.told.set("experts_stale_rounds", max(held.holding.stale_rounds) if held is not None else None)
@@ -390,9 +383,6 @@ def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
     membership, missing = neighbourhood.membership, worker.data.ways.missing()
     if missing:
         return missing[0]
-    held = worker.manifest.experts_at(worker.stage)
-    if held is not None:
-        return None if membership.live(held.trunk) else held.trunk
     above = [stage for stage in membership.beside if 0 <= stage < worker.stage]
     return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
 

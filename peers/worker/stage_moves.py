@@ -80,7 +80,7 @@ async def first_stages(
     """The adjacent stages that need a newcomer most which holds so many of them, and can serve none of
     `never`."""
     manifest = presence.signed.manifest
-    stages = manifest.all_stages
+    stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]

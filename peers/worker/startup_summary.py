@@ -36,7 +36,7 @@ async def found(
 ) -> dict[PeerId, SignedRecord] | None:
     """Records of the others; None if the directory does not answer."""
     try:
-        records = await look(directory, signed.run_id, signed.manifest.all_stages)
+        records = await look(directory, signed.run_id, len(signed.manifest.stages))
     except WireError:
         return None
     return {peer: record for peer, record in records.items() if peer != me}
@@ -44,7 +44,7 @@ async def found(
 
 def run_line(signed: SignedManifest) -> str:
     manifest = signed.manifest
-    stages = manifest.all_stages
+    stages = len(manifest.stages)
     return (
         f"run    {printable(manifest.name)}  {signed.run_id[:16]}...  signed by {manifest.owner}; "
         + counted(stages, "stage")

@@ -202,7 +202,7 @@ class Worker(Parts):
             self._longest_bodies(),
         )  # fmt: skip
         self.neighbourhood.met = self.presence.directory.met
-        self.looking = Looking(self.presence, self.neighbourhood, manifest.all_stages, self.say)
+        self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
         )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from protocols.messages.table import (
     Act,
-    AskExperts,
     AskForward,
     Chunk,
     Contribution,
     Evidence,
-    ExpertsSay,
     Forwarded,
     Grad,
     ManifestIs,
@@ -36,8 +34,6 @@ def longest_bodies(
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
     contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
-    rows = manifest.call_rows if manifest.model.experts.is_routed else 0
-    exact_rows = manifest.said_bytes(rows, backward=False, exact=True)
     return {
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
@@ -48,8 +44,6 @@ def longest_bodies(
         ManifestIs: MANIFEST_LIMIT,
         AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
         Forwarded: max(exact, logits),
-        AskExperts: max(manifest.call_bytes(rows, backward=True), exact_rows),
-        ExpertsSay: max(*(manifest.said_bytes(rows, backward) for backward in (False, True)), exact_rows),
     }
 
 

@@ -5,15 +5,9 @@ Their numbers and the rest of the table are in table.py and docs/wire.md.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
-from msgspec import Meta
+from typing import ClassVar
 
 from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, Seconds, StageNumber
-from swarmnet.run.manifest_check import MOST_GROUPS
-
-NOT_ASKED, NOBODY = -1, -2
-"""In place of a group's round: none of the tokens went to its experts; nobody who holds them answered."""
 
 
 class AskForward(Message, frozen=True, tag=50):
@@ -43,9 +37,6 @@ class AskForward(Message, frozen=True, tag=50):
     """Wants the loss of the labels, not what comes next."""
     deadline_seconds: Seconds
     """How long the visitor waits from now on."""
-    experts: Annotated[tuple[RoundNumber, ...], Meta(max_length=MOST_GROUPS)] = ()
-    """Where experts are routed: of each group of the stage's, the round by whose weights it is to answer; -1:
-    the newest."""
 
 
 class Forwarded(Message, frozen=True, tag=51):
@@ -60,10 +51,6 @@ class Forwarded(Message, frozen=True, tag=51):
     round: RoundNumber
     loss_sum: Nats
     """Nats, summed over all labels; 0 without `scores`."""
-    experts: Annotated[
-        tuple[Annotated[int, Meta(ge=NOBODY, lt=2**32)], ...], Meta(max_length=MOST_GROUPS)
-    ] = ()
-    """Where experts are routed: of each group the round by whose weights it answered, NOT_ASKED or NOBODY."""
 
 
 class Declined(Message, frozen=True, tag=52):

@@ -18,9 +18,6 @@ from protocols.fields import Path as Path
 from protocols.messages.audits import AskSlices as AskSlices
 from protocols.messages.audits import Evidence as Evidence
 from protocols.messages.audits import Lied as Lied
-from protocols.messages.experts import AskExperts as AskExperts
-from protocols.messages.experts import ExpertsDecline as ExpertsDecline
-from protocols.messages.experts import ExpertsSay as ExpertsSay
 from protocols.messages.inference import AskForward as AskForward
 from protocols.messages.inference import Declined as Declined
 from protocols.messages.inference import Forwarded as Forwarded
@@ -79,12 +76,9 @@ AnyMessage = (
     | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
     | ChainIs | Statements | Slices | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
     | AskForward | Forwarded | Declined | OrderIs | ReceiptIs | AskSlices | Evidence | Lied
-    | AskExperts | ExpertsSay | ExpertsDecline
 )  # fmt: skip
 
-EXPERT_MESSAGES = (AskExperts, ExpertsSay, ExpertsDecline)
-"""Where experts are routed."""
-DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held, *EXPERT_MESSAGES)
+DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)
 """Of the data path."""
 AUDIT_MESSAGES = (AskSlices, Evidence, Lied)
 """About results, where there are reducers."""

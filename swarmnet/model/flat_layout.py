@@ -126,7 +126,7 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
 
 def held_part(layout: Layout, experts: Experts) -> Layout:
     """Of a stage what one peer trains: all, or what is shared and one group of experts."""
-    if experts.held_groups == 1:
+    if experts.groups == 1:
         return layout
     planes = enumerate(layout.planes)
     return some_planes(

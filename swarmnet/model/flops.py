@@ -39,7 +39,7 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     crossings += 2 * sum(map(shape.boundary.is_shared_at, range(span.first, span.stop)))
     crossings += shape.boundary.form == "shared" and span.has_embedding
     projections = crossings * shape.boundary.width * shape.width
-    queries = (span.stop - span.first) * shape.heads * shape.head_width * span.has_trunk
+    queries = (span.stop - span.first) * shape.heads * shape.head_width
     return (
         matrices
         + PER_PROJECTION * projections

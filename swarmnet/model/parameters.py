@@ -93,7 +93,7 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
                 shapes[anchors_before(layer)] = anchors
             shapes[anchors_after(layer)] = anchors
         written = shape.crossing if shape.boundary.is_shared_at(layer) else shape.width
-        trunk: dict[str, tuple[int, ...]] = {
+        members: dict[str, tuple[int, ...]] = {
             "input_layernorm": (shape.width,),
             "self_attn.q_proj": (queries, shape.width),
             "self_attn.k_proj": (keys, shape.width),
@@ -101,8 +101,8 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
             "self_attn.o_proj": (written, queries),
             "post_attention_layernorm": (shape.width,),
         }
-        members = (trunk if span.has_trunk else {}) | _feed_forwards(shape, written, span)
-        if shape.qk_norm and span.has_trunk:
+        members |= _feed_forwards(shape, written)
+        if shape.qk_norm:
             members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
         for member, size in members.items():
             name = f"model.layers.{layer}.{member}.weight"
@@ -118,14 +118,13 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
     return shapes
 
 
-def _feed_forwards(shape: ModelShape, written: int, span: Span) -> dict[str, tuple[int, ...]]:
+def _feed_forwards(shape: ModelShape, written: int) -> dict[str, tuple[int, ...]]:
     """Of one layer, which adds so many numbers."""
     count = shape.experts.count
-    held = range(count) if span.experts is None else span.experts
     members: dict[str, tuple[int, ...]] = {}
-    if count and span.has_trunk:
+    if count:
         members["mlp.gate"] = (count, shape.width)
-    for which in [f"mlp.experts.{expert}." for expert in held] if count else ["mlp."]:
+    for which in [f"mlp.experts.{expert}." for expert in range(count)] if count else ["mlp."]:
         members[f"{which}gate_proj"] = members[f"{which}up_proj"] = (shape.feed_forward, shape.width)
         members[f"{which}down_proj"] = (written, shape.feed_forward)
     return members

@@ -205,7 +205,7 @@ of them through all that a method must fulfil."""
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """The method that the manifest names, with fresh state on `device`."""
-    mixed, sharded = manifest.model.experts.held_groups > 1, manifest.sync.exchange == "sharded"
+    mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.exchange == "sharded"
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:

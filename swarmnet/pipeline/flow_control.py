@@ -46,8 +46,6 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
 
     Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`, in float32."""
     tokens = manifest.microbatch_tokens
-    if manifest.experts_at(stage) is not None:  # A call at a time, and nothing between two.
-        return manifest.call_rows * FLOAT_BYTES * (4 * manifest.model.width + 4 * manifest.model.feed_forward)
     layers = manifest.stages[stage]
     match computing.recompute:
         case "none":
@@ -61,8 +59,6 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
 def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
     """More of the one microbatch whose backward pass is computed: what is computed again for it, and where
     the head is what it says of each token, what that comes to, and its gradient."""
-    if manifest.experts_at(stage) is not None:
-        return 0
     layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
     of_token = layers * _layer_bytes(manifest.model, computing)
     if manifest.span(stage).has_head:
@@ -74,8 +70,6 @@ def _layer_bytes(model: ModelShape, computing: Computing) -> int:
     """Of a token, what a layer keeps for its backward pass."""
     heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
     feeds = 4 * model.active_feed_forward
-    if model.experts.is_routed:  # What goes to experts and what comes back.
-        feeds = 2 * model.experts.active * model.width
     if computing.dtype == "fp32":
         return FLOAT_BYTES * (6 * model.width + 2 * heads + feeds)
     # Hidden states, and what is normed of them, stay float32; what matrices take and give does not.

@@ -360,7 +360,7 @@ def move_rules(manifest: Manifest, never: frozenset[int] = frozenset(), line: Li
     """Those of a run, for a peer with that line that cannot serve the stages in `never`."""
     return MoveRules(
         stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),
-        gossip=gossip_per_peer(manifest), line=line, groups=manifest.model.experts.held_groups,
+        gossip=gossip_per_peer(manifest), line=line, groups=manifest.model.experts.groups,
     )  # fmt: skip
 
 
@@ -372,11 +372,7 @@ def stage_work(manifest: Manifest) -> tuple[float, ...]:
     projections = model.width * (2 * heads + 2 * model.key_value_heads * model.head_width)
     attention = manifest.data.sequence_tokens * heads
     feeds = 3 * model.width * model.active_feed_forward
-    routed = model.experts.is_routed
-    layer = projections + attention + (0 if routed else feeds)
+    layer = projections + attention + feeds
     work = [float(layers) for layers in manifest.stages]
     work[-1] += model.width * model.vocabulary / layer
-    if routed:
-        each = [layers * feeds / model.experts.groups / layer for layers in manifest.stages]
-        work += [of_group for of_group in each for _ in range(model.experts.groups)]
     return tuple(work)

@@ -64,7 +64,7 @@ def gossip_per_peer(manifest: Manifest) -> float:
     reducers add up, whose results do not grow with the group."""
     if manifest.sync.exchange == "sharded":
         return 0.0
-    largest = max(contribution_bytes(manifest, stage) for stage in range(manifest.all_stages))
+    largest = max(contribution_bytes(manifest, stage) for stage in range(len(manifest.stages)))
     return largest / max(manifest.rounds.longest_seconds, SHORTEST_SECONDS)
 
 

@@ -48,22 +48,10 @@ def crossing(held: range, stages: int, act_bytes: float, grad_bytes: float) -> C
 
 def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
     """At each stage, of a peer that holds no other."""
-    stages, experts = len(manifest.stages), manifest.model.experts
-    along = tuple(
+    stages = len(manifest.stages)
+    return tuple(
         crossing(range(stage, stage + 1), stages, manifest.body_bytes, manifest.gradient_bytes)
         for stage in range(stages)
-    )
-    if not experts.is_routed:
-        return along
-    asked = tuple(_to_experts(manifest, layers) for layers in manifest.stages)
-    each = [
-        Crossing(one.received / experts.groups, one.sent / experts.groups)
-        for one in asked
-        for _ in range(experts.groups)
-    ]
-    return (
-        *(Crossing(a.sent + b.sent, a.received + b.received) for a, b in zip(along, asked, strict=True)),
-        *each,
     )
 
 
@@ -74,22 +62,8 @@ def crossing_of(manifest: Manifest, held: range) -> Crossing:
     for stage in held:
         if stage < last and stage + 1 in held:
             inner += manifest.body_bytes + manifest.gradient_bytes
-        if stage <= last:
-            own = (of for of in manifest.expert_stages(stage) if of in held)
-            inner += sum(each[of].sent + each[of].received for of in own)
     sent, received = sum(each[stage].sent for stage in held), sum(each[stage].received for stage in held)
     return Crossing(float(round(sent - inner)), float(round(received - inner)))
-
-
-def _to_experts(manifest: Manifest, layers: int) -> Crossing:
-    """Of a stage whose experts are routed: each token goes to its experts and back, and once more with a
-    gradient."""
-    rows = layers * manifest.microbatch_tokens * manifest.model.experts.active
-    both = (False, True)
-    return Crossing(
-        sum(manifest.call_bytes(rows, backward) for backward in both),
-        sum(manifest.said_bytes(rows, backward) for backward in both),
-    )
 
 
 def carried(computed: float, line: Line, each: Crossing) -> float:

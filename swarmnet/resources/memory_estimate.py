@@ -123,9 +123,7 @@ def needs_of(
 
 def waits(manifest: Manifest, stage: int) -> bool:
     """Whether microbatches wait there for others between their forward and their backward pass."""
-    if manifest.experts_at(stage) is not None:
-        return False
-    return manifest.model.experts.is_routed or not manifest.span(stage).has_head
+    return not manifest.span(stage).has_head
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
@@ -177,8 +175,7 @@ def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, 
         return layout.size * (SIGN_BYTES * rounds + at_times)
     kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
     kept += trained.size * UNSENT_BYTES * (own.rest == "feedback")
-    few = manifest.experts_at(stage) is not None  # Each group of experts has some of the peers.
-    each_round = _open_bytes(manifest, own, layout, trained, few or (is_small and own.sent == "bit"))
+    each_round = _open_bytes(manifest, own, layout, trained, is_small and own.sent == "bit")
     return kept + ceil(each_round * rounds / own.parts)
 
 
@@ -191,7 +188,7 @@ def _open_bytes(
     found = RESULT_BYTES * layout.size if is_sharded else 0
     if own.rest != "live":  # Its numbers are held until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
-    in_groups = manifest.model.experts.held_groups > 1
+    in_groups = manifest.model.experts.groups > 1
     few = sum(
         plane.stop - plane.offset
         for plane in layout.planes

@@ -59,36 +59,6 @@ class NextHop(Protocol):
         """It is done, or given up."""
 
 
-class Nowhere:
-    """A stage of routed experts: no microbatch goes through it."""
-
-    def __init__(self, stage: int) -> None:
-        self.stage = stage
-
-    def start(self, key: MicrobatchId) -> Passage:
-        raise IllegalPath(f"no microbatch begins in stage {self.stage}, which holds experts")
-
-    def check(self, header: Header) -> None:
-        raise IllegalPath(f"no microbatch goes through stage {self.stage}, which holds experts")
-
-    def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
-        return False
-
-    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
-        return self.start(key)
-
-    def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
-        return ()
-
-    def header_for(self, key: MicrobatchId, stage: int) -> Header:
-        raise IllegalPath(f"no microbatch goes on from stage {self.stage}, which holds experts")
-
-    def missing(self) -> tuple[int, ...]:
-        return ()
-
-    def forget(self, key: MicrobatchId) -> None:
-        pass
-
 
 class Straight:
     """Every microbatch visits all stages in their order, so nothing of it need be kept."""

@@ -13,7 +13,7 @@ from math import cos, pi
 from typing import Literal
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.activation_sizes import EXACT, LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
+from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.own_steps import AUTHORS, OUTER, InnerName, OwnSteps, RestName, SentName
 from swarmnet.run.path_rules import Rules
@@ -36,9 +36,6 @@ ADDED = "added"
 """Marks a key that the first published runs did not have."""
 
 
-FormName = Literal["resident", "routed"]
-
-
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts in place of each layer's feed-forward (with `qk_norm`, as in Qwen3-MoE)."""
@@ -51,8 +48,7 @@ class Experts:
     """What a loss counts that is 1 for each token where all experts have as much to do, and more where they
     have not; 0: nothing keeps the load even. 0.01 is what SPES and Switch use."""
     groups: int = 1
-    """Of so many groups of experts each peer trains one, and computes with all; 1: each peer trains all.
-    Where experts are routed, each stage has so many groups of peers for its experts."""
+    """Of so many groups of experts each peer trains one, and computes with all; 1: each peer trains all."""
     merge_rounds: int = 0
     """After every so many rounds experts that are alike move towards one another; 0: never."""
     merge_until: int = 10_000
@@ -61,18 +57,6 @@ class Experts:
     """How far at first, of the way to the mean of those nearest to them. SPES has 500, 10000 and 0.01."""
     merge_nearest: int = 4
     """To so many others."""
-    form: FormName = field(default="resident", metadata={ADDED: True})
-    """resident: a stage's peers have all of its experts; routed: none of them, each group of experts is a
-    stage of its own, and tokens travel to its peers and back (learning@home)."""
-
-    @property
-    def is_routed(self) -> bool:
-        return self.form == "routed"
-
-    @property
-    def held_groups(self) -> int:
-        """Of experts that a stage's peers have, into so many groups they are cut."""
-        return 1 if self.is_routed else self.groups
 
     @property
     def of_group(self) -> int:
@@ -414,7 +398,7 @@ class Manifest:
     seed: int = 0
     """Decides the initial weights and which text is read when."""
     stages: tuple[int, ...] = (2, 1, 1)
-    """Decoder layers per stage. Where experts are routed, stages of experts are numbered behind these."""
+    """Decoder layers per stage."""
     hidden_codec: Codec = "bf16"
     """How hidden states and their gradients travel: 2, about 1, 4, about 0.6 or 0.9 bytes per number."""
     gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
@@ -478,48 +462,11 @@ class Manifest:
         """Of a microbatch on its way back up."""
         return encoded_bytes(self.hidden_shape, self.codec_back)
 
-    @property
-    def all_stages(self) -> int:
-        """How many there are: those that microbatches go through and, behind them, those of routed experts,
-        `model.experts.groups` of each."""
-        experts = self.model.experts
-        return len(self.stages) * (1 + experts.groups * experts.is_routed)
-
-    def experts_at(self, stage: int) -> ExpertsOf | None:
-        """Whose experts a stage holds; None: microbatches go through it."""
-        behind, experts = stage - len(self.stages), self.model.experts
-        return ExpertsOf(*divmod(behind, experts.groups)) if experts.is_routed and behind >= 0 else None
-
-    def expert_stages(self, trunk: int) -> range:
-        """Those of the experts of a stage, by group; empty where they are not routed."""
-        experts = self.model.experts
-        groups = experts.groups * experts.is_routed
-        first = len(self.stages) + trunk * groups
-        return range(first, first + groups)
-
     def beside(self, stage: int) -> tuple[int, ...]:
         """The stages with whose peers one of this stage works."""
-        held = self.experts_at(stage)
-        if held is not None:
-            return (held.trunk,)
         reach = self.path_rules().reach
         near = range(max(0, stage - reach), min(len(self.stages), stage + reach + 1))
-        return (*(each for each in near if each != stage), *self.expert_stages(stage))
-
-    @property
-    def call_rows(self) -> int:
-        """The most tokens, each once for an expert, that a layer sends to one group of routed experts."""
-        experts = self.model.experts
-        return self.microbatch_tokens * min(experts.active, experts.of_group)
-
-    def call_bytes(self, rows: int, backward: bool, exact: bool = False) -> int:
-        """Of these on the way to their experts; backward with the gradient of what comes of them."""
-        return self.said_bytes(rows, False, exact) + backward * self.said_bytes(rows, True, exact)
-
-    def said_bytes(self, rows: int, backward: bool, exact: bool = False) -> int:
-        """Of what comes back: what experts say of them, or their gradient; `exact`: to a sibling."""
-        codec = self.codec_back if backward else self.hidden_codec
-        return encoded_bytes((rows, self.model.width), EXACT if exact else codec)
+        return tuple(each for each in near if each != stage)
 
     def path_rules(self) -> Rules:
         paths = self.paths
@@ -528,14 +475,8 @@ class Manifest:
         )
 
     def span(self, stage: int) -> Span:
-        held, experts = self.experts_at(stage), self.model.experts
-        if held is not None:
-            layers = self.span(held.trunk)
-            return Span(layers.first, layers.stop, False, False, experts.members(held.group), has_trunk=False)
-        first, last = sum(self.stages[:stage]), stage == len(self.stages) - 1
-        return Span(
-            first, first + self.stages[stage], stage == 0, last, range(0) if experts.is_routed else None
-        )
+        first = sum(self.stages[:stage])
+        return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
 
 
 def _told(value: object) -> object:
@@ -558,20 +499,6 @@ class Span:
     stop: int
     has_embedding: bool
     has_head: bool
-    experts: range | None = None
-    """Of each layer's experts those that it holds; None: all."""
-    has_trunk: bool = True
-    """All of the layers but their experts."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsOf:
-    """What a stage of routed experts is."""
-
-    trunk: int
-    """The stage whose layers send their tokens to it."""
-    group: int
-    """Of its experts."""
 
 
 def learning_rate(sync: Sync, round: int) -> float:

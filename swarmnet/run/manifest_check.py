@@ -90,7 +90,6 @@ def check(manifest: Manifest) -> None:
         (paths.swaps > 0 and len(manifest.stages) < 4,
          "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
         *_of_experts(model, sync),
-        *_of_routed(manifest),
         *_of_start(manifest),
         *_of_sync(sync),
         (not 0.0 <= manifest.model.branch_share <= 1.0,
@@ -120,13 +119,13 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
         (not 1 <= experts.groups <= MOST_GROUPS or experts.count % experts.groups != 0,
          f"model.experts.groups is {experts.groups}; it must lie in 1 to {MOST_GROUPS} and divide the count, "
          f"{experts.count}"),
-        (experts.held_groups > 1 and sync.own_steps is None,
+        (experts.groups > 1 and sync.own_steps is None,
          "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
          "diloco"),
         (not 0.0 < sync.expert_rate <= MOST_EXPERT_RATE
-         or (experts.held_groups == 1 and sync.expert_rate != 1.0),
+         or (experts.groups == 1 and sync.expert_rate != 1.0),
          f"sync.expert_rate is {sync.expert_rate:g}; it must lie above 0, up to {MOST_EXPERT_RATE:g}, and "
-         "says nothing where model.experts.groups is 1 or their form is routed"),
+         "says nothing where model.experts.groups is 1"),
         ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
          "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
         (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
@@ -142,27 +141,6 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
          "model.experts: needs qk_norm: true, as in Qwen3-MoE, or it could be exported as nothing known"),
         (experts.count > 0 and model.boundary.is_narrow,
          "model.experts: narrow boundaries (model.boundary) and experts in one model cannot be exported"),
-    ]  # fmt: skip
-
-
-def _of_routed(manifest: Manifest) -> list[tuple[bool, str]]:
-    """As `_of_sync`."""
-    experts, sync, paths = manifest.model.experts, manifest.sync, manifest.paths
-    if not experts.is_routed or not experts.count or experts.groups < 1:
-        return []
-    rows = manifest.call_rows  # A visitor's go as fp32.
-    longest = max(manifest.call_bytes(rows, backward=True), manifest.said_bytes(rows, False, exact=True))
-    return [
-        (bool(sync.trainable) or manifest.model.lora.rank > 0 or experts.merge_rounds > 0,
-         "model.experts.form: routed does not go with sync.trainable, model.lora or merge_rounds"),
-        (paths.skip_ratio > 0 or paths.swaps > 0,
-         "model.experts.form: routed does not go with paths that leave stages out (paths.skip_ratio, swaps)"),
-        (longest > MOST_BODY_BYTES,
-         f"data: a layer's tokens for a group of experts take up to {longest:,} bytes, at most "
-         f"{MOST_BODY_BYTES:,} may be; fewer sequences in a microbatch, shorter ones, more groups, or a "
-         "smaller hidden_codec"),
-        (manifest.all_stages > MOST_STAGES,
-         f"model.experts.groups: {manifest.all_stages} stages, with those of experts; at most {MOST_STAGES}"),
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def stage_weights(shape: ModelShape, stages: tuple[int, ...]) -> list[dict[str, 
     """Every stage's tensors as views of its flat vector, moved off their start so that norms matter."""
     manifest = Manifest("test", PeerId("owner"), stages=stages, model=shape)
     found = []
-    for stage in range(manifest.all_stages):
+    for stage in range(len(manifest.stages)):
         span = manifest.span(stage)
         layout = layout_of(parameter_shapes(shape, span))
         flat = to_floats(initial_units(shape, span, layout, seed=1))

@@ -364,7 +364,7 @@ class Swarm:
 def shared_rounds(swarm: Swarm) -> int:
     """How many rounds two peers of a stage or more have settled; AssertionError where digests differ."""
     shared = 0
-    for stage in range(swarm.signed.manifest.all_stages):
+    for stage in range(len(swarm.signed.manifest.stages)):
         named: dict[int, set[bytes]] = {}
         count: dict[int, int] = {}
         for digests in swarm.digests(stage).values():

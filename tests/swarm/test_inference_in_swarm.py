@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from random import Random
 
 import pytest
-import torch
 from holders import named
 from swarm import (
-    TEXT,
     Swarm,
     expert_manifest,
     nothing_is_committed_twice,
@@ -23,25 +20,16 @@ from torch import Tensor
 
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import units_of
-from peers.tools.model.evaluate import score_weights
 from peers.tools.model.generate import generate
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import score, told
 from protocols.signed.identity import Identity
-from swarmnet.model.decoder import Rotation, attended, forward, one_layer
-from swarmnet.model.experts.mixture import choose, feed_forward
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.run.manifest import Manifest, ModelShape
+from swarmnet.model.parameters import parameter_shapes
+from swarmnet.run.manifest import Manifest
 
 FIVE = {"a": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 NOBODYS_ROUND = 10**6
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
-
-
-ROUTED = replace(expert_manifest(count=4, active=2, groups=2, form="routed"), stages=(2, 1))
-EIGHT = {"a": 0, "c": 1, "d": 1, "p": 2, "q": 2, "r": 3, "s": 4, "u": 5}
-"""Two peers of the second stage, two of the first one's first group of experts, one of each other group."""
 
 
 class Shots:
@@ -97,8 +85,8 @@ def play(
 
 @pytest.mark.parametrize(
     ("manifest", "peers"),
-    [(tiny_manifest(), FIVE), (expert_manifest(count=4, active=2, groups=2), FIVE), (ROUTED, EIGHT)],
-    ids=["plain", "experts", "routed"],
+    [(tiny_manifest(), FIVE), (expert_manifest(count=4, active=2, groups=2), FIVE)],
+    ids=["plain", "experts"],
 )
 def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_same_settled_weights(
     manifest, peers
@@ -123,67 +111,6 @@ def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_sa
     swarm = play(story, manifest, peers)
     served = [swarm.members[name].worker.inference.outcomes["done"] for name in peers]
     assert min(served) > 0, "the peers of a stage share the work"
-
-
-def test_a_score_by_others_experts_is_that_of_the_whole_model_at_once():
-    async def story(swarm: Swarm, shots: Shots) -> None:
-        talk = Conversation()
-        async with visitor(swarm) as client:
-            found = await score(client, TEXT, limit=600, conversation=talk)
-        assert {stage: len(rounds) for stage, rounds in talk.rounds.items()} == dict.fromkeys(range(6), 1)
-        model, window = swarm.signed.manifest.model, swarm.signed.manifest.data.sequence_tokens
-        alone = score_weights(shots.weights(talk.rounds), model, TEXT, window=window, limit=600)
-        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
-        assert (found.sha256, found.window) == (alone.sha256, alone.window)
-
-    play(story, ROUTED, EIGHT)
-
-
-def greedy_without(weights: dict[str, Tensor], shape: ModelShape, prompt: bytes, tokens: int) -> bytes:
-    """The likeliest text where the first two layers have no experts 2 and 3."""
-
-    def run_layer(
-        members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation
-    ) -> Tensor:
-        hidden_BTD, normed_BTD = attended(members, shape, hidden_BTD, rotation)
-        choice, said_BTD = choose(members["mlp.gate"], shape, normed_BTD.flatten(0, 1), (2, 3)), hidden_BTD
-        for expert in (0, 1):
-            weights_N = (choice.weights * (choice.chosen == expert)).sum(dim=-1)
-            said_N = feed_forward(members, shape, f"mlp.experts.{expert}.", normed_BTD.flatten(0, 1))
-            said_BTD = said_BTD + (said_N * weights_N[:, None]).view_as(hidden_BTD)
-        return said_BTD
-
-    text, layers = prompt, {0: run_layer, 1: run_layer, 2: one_layer}
-    for _ in range(tokens):
-        seen = torch.tensor([list(text)])
-        with torch.no_grad():
-            logits_BTV = forward(weights, shape, whole(shape), seen, run_layers=layers)
-        text += bytes([int(logits_BTV[0, -1].argmax())])
-    return text[len(prompt) :]
-
-
-def test_experts_that_nobody_holds_are_left_out_of_texts_and_that_is_said():
-    async def story(swarm: Swarm, shots: Shots) -> None:
-        said: list[tuple[str, str]] = []
-        async with visitor(swarm) as client:
-            client.say = lambda event, text: said.append((event, text))
-            before = Conversation(pins={3: NOBODYS_ROUND})
-            await text_of(client, b"def f", 3, before)
-            assert (before.left_out, said) == ({}, [])
-            assert 0 <= max(before.rounds[3]) < NOBODYS_ROUND, "it goes on with the newest"
-            await swarm.crash("r")
-            await swarm.until(lambda: swarm.of("experts_missing", "a"), 20.0)
-            talk = Conversation()
-            text = await text_of(client, b"def f", 6, talk)
-        assert len(text) == 6
-        assert talk.left_out == {3: 6}
-        assert 3 not in talk.rounds
-        assert [event for event, _ in said] == ["missing"], "once"
-        assert "stage 3, which holds experts" in said[0][1]
-        assert any("stage 3 had no live peer" in line for line in told(talk))
-        assert text == greedy_without(shots.weights(talk.rounds), swarm.signed.manifest.model, b"def f", 6)
-
-    play(story, ROUTED, EIGHT)
 
 
 def test_a_crowd_of_requests_leaves_training_most_of_its_speed():

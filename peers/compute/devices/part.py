@@ -81,8 +81,6 @@ def not_divisible(manifest: Manifest) -> str:
     if has_frozen(manifest):
         return "what a run does not train (sync.trainable, model.lora) is not held share by share"
     experts = manifest.model.experts
-    if experts.is_routed:
-        return "experts that others hold (model.experts.form) are not asked share by share"
     if experts.groups > 1 or experts.merge_rounds:
         return "a group of experts (model.experts) is not trained, and experts are not merged, share by share"
     if sync.method in ("low-rank", "hybrid"):

@@ -24,8 +24,6 @@ from peers.errors import UserError
 from peers.lab.bench.learning.rounds import set_of
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.experts.expert_compute import ExpertCompute
-from swarmnet.model.experts.routed_trunk import ExpertCall, RoutedTrunk, Steps
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of, waits
 from swarmnet.run.manifest import Manifest, ModelShape, Start
@@ -65,8 +63,8 @@ def bench(
         peer.compute()
         peer.play_round()
     graph = graph_bytes(manifest, stage, computing)
-    if waits(manifest, stage):  # With experts elsewhere it has come to its first layer.
-        before += graph // (manifest.stages[stage] if isinstance(part.compute, RoutedTrunk) else 1)
+    if waits(manifest, stage):
+        before += graph
     held = memory.taken() - before
     graph += graph_at_work(manifest, stage, computing)
     microbatch = max(0, _highest_in(peer.compute, memory) - before - held - graph)
@@ -162,11 +160,7 @@ class _Peer:
         tokens_BT = torch.randint(model.vocabulary, shape, generator=self._generator)
         inputs = tokens_BT if self._span.has_embedding else self._hidden()
         compute = self._part.compute
-        if isinstance(compute, ExpertCompute):
-            self._answer(compute)
-        elif isinstance(compute, RoutedTrunk):
-            self._pass(compute, inputs, tokens_BT)
-        elif self._span.has_head:
+        if self._span.has_head:
             compute.finish(0, inputs, tokens_BT)
         else:
             later = self._round + 1
@@ -174,32 +168,6 @@ class _Peer:
                 compute.forward(key, inputs)
             compute.backward(0, self._hidden())
             self._next = partial(compute.backward, later, self._hidden())
-
-    def _pass(self, trunk: RoutedTrunk, inputs: torch.Tensor, tokens_BT: torch.Tensor) -> None:
-        """A microbatch, while one waits for experts since before weights were published; another is left
-        waiting."""
-
-        def steps(key: int) -> Steps[object]:
-            if self._span.has_head:
-                yield from trunk.finish_steps(key, inputs, tokens_BT)
-            else:
-                yield from trunk.forward_steps(key, inputs)
-                yield from trunk.backward_steps(key, self._hidden())
-            return None
-
-        begun, waits = steps(2 * self._round), steps(2 * self._round + 1)
-        _carry(begun, next(begun))
-        self._next = partial(_carry, waits, next(waits))
-
-    def _answer(self, experts: ExpertCompute) -> None:
-        """A microbatch's calls, of which each expert gets as much."""
-        model, span = self._manifest.model, self._span
-        each = self._manifest.microbatch_tokens * model.experts.active // model.experts.count
-        counts = [max(1, each)] * model.experts.of_group
-        rows = torch.randn(sum(counts), model.width, generator=self._generator)
-        for layer in range(span.first, span.stop):
-            experts.answer(layer, counts, rows)
-            experts.answer_backward(layer, counts, rows, rows, adds=True)
 
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
@@ -228,15 +196,6 @@ class _Peer:
 
     def _hidden(self) -> torch.Tensor:
         return torch.randn(self._manifest.hidden_shape, generator=self._generator)
-
-
-def _carry(steps: Steps[object], calls: list[ExpertCall]) -> None:
-    """To experts that say what they are told."""
-    try:
-        while True:
-            calls = steps.send({call.group: call.rows.clone() for call in calls})
-    except StopIteration:
-        pass
 
 
 def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch.device) -> None:

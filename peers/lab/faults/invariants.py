@@ -61,7 +61,7 @@ def _of_real_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]
             other, first = digests.setdefault(round, (me, digest))
             if first != digest:
                 yield Violation("one digest soon after the last heal", f"{me} and {other} at round {round}")
-    if seen.options.experts and not seen.options.routed:
+    if seen.options.experts:
         yield from _every_expert(seen, number)
 
 

@@ -26,7 +26,7 @@ class Move:
             return False  # Siblings do not move.
         if member.worker.state not in ("joining", "training"):
             return False
-        others = [stage for stage in range(world.manifest.all_stages) if stage != member.worker.stage]
+        others = [stage for stage in range(len(world.manifest.stages)) if stage != member.worker.stage]
         if not others or not world.spare(member):
             return False
         stage = others[self.turn % len(others)]
@@ -53,7 +53,7 @@ class LostStage:
         if not world.moves or member is None or member.worker.stage < 0:
             return False
         stage = member.worker.stage
-        others = [number for number in range(world.manifest.all_stages) if number != stage]
+        others = [number for number in range(len(world.manifest.stages)) if number != stage]
         trains = [sum(other.trains for other in world.living(number)) for number in others]
         if not trains or min(trains) < 1 or max(trains) < 2:
             return False  # Nobody could come.

@@ -65,8 +65,6 @@ class Options:
     """Of `real` ones; None: the manifest's default, or local-steps where it has to be such a one."""
     experts: bool = False
     """Of `real` ones: each trains half of the experts."""
-    routed: bool = False
-    """These are stages of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +109,6 @@ SHARDS = 3
 """Fewer than peers, so that some have none and some have two."""
 EXPERTS = Experts(count=4, active=1, groups=2, merge_rounds=5, merge_until=10_000, merge_nearest=2)
 """Merged often, so that who has seen another round settle is found out."""
-ROUTED = Experts(count=2, active=2, groups=2, form="routed")
-"""All tokens of a world are alike: each must take all experts, or some would close no rounds."""
 
 
 def small_manifest(
@@ -157,13 +153,12 @@ def _memory() -> str | None:
 
 async def _play(options: Options, folder: Path) -> Seen:
     chance = Random(f"shape {options.seed}")
-    cut = options.stages or (chance.randrange(1, 3) if options.routed else chance.randrange(2, 5))
-    stages = cut * (1 + ROUTED.groups * options.routed)
+    stages = options.stages or chance.randrange(2, 5)
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
     names = [f"p{number}" for number in range(peers)]
-    experts = (ROUTED if options.routed else EXPERTS) if options.experts else None
+    experts = EXPERTS if options.experts else None
     manifest = small_manifest(
-        cut, max(2, peers // stages), options.rules, options.seed, options.sharded, options.method, experts
+        stages, max(2, peers // stages), options.rules, options.seed, options.sharded, options.method, experts
     )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)

@@ -88,5 +88,5 @@ def again(of: Options, seed: int, run_file: Path | None) -> str:
     parts += [f"--doubles {of.doubles}"] if of.doubles else []
     parts += [f"--method {of.method}"] if of.method is not None else []
     flags = {"moves": of.moves, "real": of.real, "sharded": of.sharded, "experts": of.experts}
-    parts += [f"--{name}" for name, is_set in {**flags, "routed": of.routed}.items() if is_set]
+    parts += [f"--{name}" for name, is_set in flags.items() if is_set]
     return " ".join(part for part in parts if part)

@@ -87,7 +87,7 @@ CARD = Computing(dtype="bf16")
 
 def exchange_of(manifest: Manifest) -> Exchange:
     """As the run says."""
-    sync, own, stages = manifest.sync, manifest.sync.own_steps, range(manifest.all_stages)
+    sync, own, stages = manifest.sync, manifest.sync.own_steps, range(len(manifest.stages))
     step = (sync.step_tokens or manifest.microbatch_tokens) if own is not None else 0
     can_shard = own is not None and own.sent != "largest"
     return Exchange(
@@ -112,9 +112,8 @@ def parameters_of(manifest: Manifest, stage: int) -> int:
 
 def alone_memory(manifest: Manifest) -> int:
     """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
-    data, model = replace(manifest.data, microbatch_sequences=1), manifest.model
-    held = replace(model, experts=replace(model.experts, form="resident"))
-    whole = replace(manifest, stages=(model.layers,), data=data, model=held)
+    data = replace(manifest.data, microbatch_sequences=1)
+    whole = replace(manifest, stages=(manifest.model.layers,), data=data)
     return ALONE_BYTES * parameters_of(whole, 0) + graph_bytes(whole, 0)
 
 

@@ -31,7 +31,7 @@ def placed(
     its memory: the fastest first, or mixed, whichever leaves the poorest stage with more. `memory`: bytes
     that each stage takes; empty: nothing. `whole`: while microbatches leave nothing out, if the run begins
     so; when that ends peers move. Raises UserError."""
-    memory = memory or [0] * manifest.all_stages
+    memory = memory or [0] * len(manifest.stages)
     left_out = tuple(one for one in question.classes if not _fitting(one, memory))
     classes = [one for one in question.classes if one not in left_out]
     _enough(classes, memory, left_out)

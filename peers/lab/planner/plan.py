@@ -5,10 +5,6 @@ that has least (as newcomers do, swarmnet/placement/policy.py); contributions ta
 (exchange.py); the maximum flow of the whole swarm on the rest is exact (max_flow.py, visits.py), and what
 share of it real routing reaches is played (playing.py), with and without churn (churn.py). A run that begins
 whole and then skips is played both ways.
-
-Where experts are routed nothing is played. Each microbatch visits every stage, those of experts by the rows
-of its tokens, so that the poorest stage says how fast all are; what microbatches wait for on their ways is
-counted by Little's law.
 """
 
 from __future__ import annotations
@@ -16,17 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from statistics import fmean
 
 from peers.errors import UserError
 from peers.lab.planner.churn import computed, turnover
 from peers.lab.planner.exchange import (
-    MOST_OF_A_LINE,
     Exchange,
     alone_memory,
     charged,
     exchange_of,
-    largest,
 )
 from peers.lab.planner.layout import Layout, PeerSpec, Work
 from peers.lab.planner.placing import Placement, placed, sample
@@ -35,7 +28,6 @@ from peers.lab.planner.question import BACKWARD_RATIO, Alone, Answer, Bounds, Ch
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Act, encode
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
-from swarmnet.resources.lines import Crossing, Line, carried, crossings
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Rules
 
@@ -67,8 +59,6 @@ def plan(manifest: Manifest, question: Question, exchange: Exchange | None = Non
     """Raises UserError where there are too few peers, or nothing comes of them. `exchange`: None: as the run
     says."""
     exchange, rules = exchange or exchange_of(manifest), manifest.path_rules()
-    if manifest.model.experts.is_routed:
-        return _routed(manifest, question, exchange)
     skips = rules.most_skipped > 0
     whole_rounds = rules.whole_rounds if skips else 0
     plays = 1 + (whole_rounds > 0)
@@ -102,130 +92,9 @@ def plan(manifest: Manifest, question: Question, exchange: Exchange | None = Non
     )  # fmt: skip
 
 
-def _routed(manifest: Manifest, question: Question, exchange: Exchange) -> Answer:
-    found, tokens = RoutedPlan(manifest, question, exchange), manifest.microbatch_tokens
-    bounds = found.bounds(summed(question))
-    rate = bounds.played / tokens
-    if rate <= 0:
-        raise UserError("nothing is trained on such lines")
-    updates, target = found.updates(rate), question.tokens or _target(manifest)
-    return Answer(
-        peers=tuple(map(len, found.stages)),
-        capacity=tuple(each * tokens for each in found.capacity()),
-        visited=(1.0,) * manifest.all_stages, simulated=0, most=bounds.exchange,
-        tokens_per_second=bounds.played, churned=bounds.played, churn=Churn(), whole_rounds=0, whole=0.0,
-        target=target, days=target / bounds.played / DAY,
-        data_bytes=tuple(each * DAY for each in found.sent(rate)),
-        update_bytes=tuple(each * DAY for each in updates),
-        round_seconds=(1 / rounds_per_second(manifest, bounds.played),) * manifest.all_stages,
-        line_share=found.line_share(updates), full_line_share=found.line_share(found.full_updates(rate)),
-        bounds=bounds, alone=alone(manifest, question), memory=found.memory,
-        left_out=found.placement.left_out,
-        experts=tuple(manifest.experts_at(stage) for stage in range(manifest.all_stages)),
-    )  # fmt: skip
-
-
 def _target(manifest: Manifest) -> int:
     """Tokens, until the learning rate has come down."""
     return manifest.sync.decay_rounds * manifest.rounds.target_tokens
-
-
-def require_arithmetic(question: Question) -> None:
-    """UserError for what has to be played, or knows no experts that are stages."""
-    if question.cores or question.churn or question.links is not None:
-        raise UserError(
-            "a plan of routed experts is arithmetic: leave --cores, --churn and --links out"
-        )
-    if any(one.stages != 1 for one in question.classes):
-        raise UserError("a plan of routed experts has one stage for each peer")
-
-
-class RoutedPlan:
-    """Peers in the stages that they take as newcomers, and what these bear."""
-
-    def __init__(self, manifest: Manifest, question: Question, exchange: Exchange) -> None:
-        """Raises UserError where nobody is left for a stage."""
-        require_arithmetic(question)
-        self._manifest, self._question, self._exchange = manifest, question, exchange
-        self.memory = tuple(exchange.memory(manifest, stage) for stage in range(manifest.all_stages))
-        self.placement = placed(manifest, question, self.memory)
-        self.stages: list[list[PeerSpec]] = [[] for _ in self.memory]
-        for peer in self.placement.peers:
-            self.stages[peer.stage].append(peer)
-        self.each: Sequence[Crossing] = crossings(manifest)
-
-    def capacity(self, updates: Sequence[float] | None = None, with_lines: bool = True) -> list[float]:
-        """Microbatches per second of each stage, beside so many bytes per second of contributions."""
-        found = []
-        for stage, (peers, each) in enumerate(zip(self.stages, self.each, strict=True)):
-            taken = updates[stage] if updates is not None else 0.0
-            crosses = each if with_lines else Crossing()
-            found.append(sum(
-                carried(1 / _of_a_microbatch(peer), Line(peer.up, peer.down).without(taken), crosses)
-                for peer in peers
-            ))  # fmt: skip
-        return found
-
-    def updates(self, rate: float) -> list[float]:
-        """Bytes per second that contributions take, up and down alike, at a peer of each stage; `rate`:
-        microbatches per second."""
-        tokens = rate * self._manifest.microbatch_tokens
-        return [
-            self._exchange.per_second(self._manifest, stage, tokens, len(peers))
-            for stage, peers in enumerate(self.stages)
-        ]
-
-    def full_updates(self, rate: float) -> list[float]:
-        """If every peer contributed to every round."""
-        rounds = rate * self._manifest.microbatch_tokens / self._manifest.rounds.target_tokens
-        return [
-            self._exchange.per_round(stage, len(peers)) * rounds for stage, peers in enumerate(self.stages)
-        ]
-
-    def bounds(self, summed: float) -> Bounds:
-        """Tokens per second."""
-        tokens = self._manifest.microbatch_tokens
-        by_lines = min(self.capacity())
-        beside = largest(by_lines, self._bears)
-        return Bounds(
-            summed, min(self.capacity(with_lines=False)) * tokens, by_lines * tokens, beside * tokens,
-            min(beside, len(self.stages[0]) * self._question.slots / self._way_seconds()) * tokens,
-        )  # fmt: skip
-
-    def line_share(self, rates: Sequence[float]) -> float:
-        """The largest part of a line that so many bytes per second take, by stage."""
-        lines = [min(min(peer.up, peer.down) for peer in peers) for peers in self.stages]
-        return max(rate / line for rate, line in zip(rates, lines, strict=True))
-
-    def sent(self, rate: float) -> list[float]:
-        """Bytes per second that a peer of each stage sends of microbatches and calls, on the mean."""
-        return [
-            rate * each.sent / len(peers) for peers, each in zip(self.stages, self.each, strict=True)
-        ]
-
-    def _bears(self, rate: float) -> bool:
-        updates = self.updates(rate)
-        if self.line_share(updates) > MOST_OF_A_LINE:
-            return False
-        return min(self.capacity(updates)) >= rate * (1 - 1e-9)
-
-    def _way_seconds(self) -> float:
-        """Of a microbatch that waits for nobody: compute, lines, and a trip there and back to experts in each
-        layer, forward and backward."""
-        model, between = self._manifest.model, fmean(self._question.latency)
-        trips = 4 * model.layers + 2 * (len(self._manifest.stages) - 1)
-        seconds = trips * between
-        for stage, (peers, each) in enumerate(zip(self.stages, self.each, strict=True)):
-            # Groups of experts are asked at the same time.
-            share = 1 if self._manifest.experts_at(stage) is None else 1 / model.experts.groups
-            way = fmean(_of_a_microbatch(peer) + each.sent / peer.up for peer in peers)
-            seconds += share * way
-        return seconds
-
-
-def _of_a_microbatch(peer: PeerSpec) -> float:
-    """Of a microbatch, forward and backward."""
-    return peer.forward_seconds * (1 + BACKWARD_RATIO)
 
 
 def summed(question: Question) -> float:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from peers.lab.planner.links import Links
 from peers.lab.planner.speeds import PeerClass
-from swarmnet.run.manifest import ExpertsOf
 
 BACKWARD_RATIO = 2.0
 """Two matrix products per weight backward, one forward."""
@@ -136,8 +135,6 @@ class Answer:
     """Bytes that a peer of each stage needs."""
     left_out: tuple[PeerClass, ...] = ()
     """Whose memory no stage fits in."""
-    experts: tuple[ExpertsOf | None, ...] = ()
-    """Where experts are routed: which of them each stage has; None: microbatches go through it."""
 
     @property
     def utilisation(self) -> float:

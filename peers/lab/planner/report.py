@@ -47,15 +47,11 @@ def _table(answer: Answer) -> list[str]:
     for stage, (count, capacity, part, memory, data, updates) in enumerate(table):
         visits = f"{part:>8.0%}" if skips else ""
         sent = f"{scaled(memory):>12}{scaled(data):>15}{scaled(updates):>15}"
-        held = answer.experts[stage] if answer.experts else None
-        experts = f"  group {held.group} of the experts of stage {held.trunk}" if held is not None else ""
-        lines.append(f"{stage:>5}{count:>8,}{capacity:>14,.0f}{visits}{sent}{experts}")
+        lines.append(f"{stage:>5}{count:>8,}{capacity:>14,.0f}{visits}{sent}")
     return lines
 
 
 def _simulated(answer: Answer) -> str:
-    if answer.experts:
-        return f"none of {sum(answer.peers):,} peers: by arithmetic, where experts are stages of their own"
     return f"{answer.simulated:,} of {sum(answer.peers):,} peers"
 
 
@@ -84,7 +80,7 @@ def _warnings(answer: Answer) -> list[str]:
         times = answer.alone.tokens_per_second / answer.churned
         found.append(
             f"SLOWER THAN ONE OF ITS MEMBERS: one peer alone makes {times:,.3g} times as many tokens."
-            + ("" if answer.experts else " Another shape may not be: swarmnet plan --shape.")
+            " Another shape may not be: swarmnet plan --shape."
         )
     return ["", *found] if found else []
 

@@ -66,8 +66,6 @@ EXPERTS: Mapping[str, object] = {
     "qk_norm": True, "feed_forward": 192, "experts": {"count": 4, "active": 2, "groups": EXPERT_GROUPS},
 }  # fmt: skip
 """What a model of experts says besides: a token takes as wide a feed-forward as without."""
-ARCHIVING = {"archiving": {"seconds": 2.0}}
-"""How an archivist looks at a run that is over in minutes."""
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
     "log": "json", "drain_seconds": DRAIN_SECONDS, "moves": False,
@@ -76,9 +74,8 @@ LOOPBACK = {
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo; 0 when it trained, 1 when something that it shows did not happen."""
-    stages = options.stages * (1 + EXPERT_GROUPS * options.routed)
-    if options.peers < stages:
-        raise UserError(f"{options.peers} peers cannot hold {stages} stages: one each at least")
+    if options.peers < options.stages:
+        raise UserError(f"{options.peers} peers cannot hold {options.stages} stages: one each at least")
     if options.seconds < 10:
         raise UserError("a demo shorter than 10 seconds ends before its peers have started")
     with _folder(options.keep) as folder:
@@ -117,10 +114,6 @@ class Demo:
         self.console = Console(stderr=False)
         self.peers: list[DemoPeer] = []
         self.boot: DemoPeer | None = None
-        self.archivist: DemoPeer | None = None
-        """Where experts are routed: it has what the only holder of some had."""
-        self.all_stages = options.stages
-        """Those of routed experts counted."""
         self.victim: DemoPeer | None = None
         self.newcomer: DemoPeer | None = None
         self.happened: list[str] = []
@@ -151,13 +144,9 @@ class Demo:
             "model": {"layers": sum(layers), **(EXPERTS if self.options.experts else {})},
             "intended_use": "to see a swarm work", **by_method(self.options.method, self.options.sharded),
         }  # fmt: skip
-        if self.options.routed:
-            run["model"]["experts"] = {**run["model"]["experts"], "form": "routed"}
-            run["rounds"] = {**run.get("rounds", {}), "snapshot_rounds": 4}
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
         signed, _ = publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
-        self.all_stages = signed.manifest.all_stages
         return signed
 
     async def _start(self) -> None:
@@ -165,19 +154,15 @@ class Demo:
         keys: dict[str, object] = {"role": "bootstrap", "run": "run.json", **LOOPBACK}
         self.boot = await start(self.folder, "bootstrap", keys)
         await self.boot.until_listening()
-        if self.options.routed:
-            archive = {"archive": str(self.folder / "archive"), **ARCHIVING}
-            keys = {"role": "archivist", "run": "run.json", "bootstrap": self.boot.addresses}
-            self.archivist = await start(self.folder, "archivist", {**keys, **archive, **LOOPBACK})
         for number in range(self.options.peers):
-            stage = number * self.all_stages // self.options.peers
+            stage = number * self.options.stages // self.options.peers
             self.peers.append(await self._start_worker(f"peer-{number + 1}", stage))
 
     async def _start_worker(self, name: str, stage: int | str) -> DemoPeer:
         assert self.boot is not None
         keys = {
             "run": "run.json", "bootstrap": self.boot.addresses, "stage": stage, "in_flight": 2, "slots": 8,
-            **({"archive": str(self.folder / "archive")} if self.options.routed else {}), **LOOPBACK,
+            **LOOPBACK,
         }  # fmt: skip
         return await start(self.folder, name, keys)
 
@@ -210,22 +195,12 @@ class Demo:
         spare = [peer for peer in training if stages.count(peer.status["stage"]) > 1]
         if not spare and len(training) < len(self.peers):
             return
-        if self.options.routed:
-            spare = [peer for peer in training if self._is_only_holder(peer, stages)]
-            if not spare:
-                return
         self.victim = Random(self.options.seed).choice(spare or training)
         self.victim.kill()
         self._say(f"{self.victim.name} of stage {self.victim.status.get('stage')} is killed with SIGKILL")
 
-    def _is_only_holder(self, peer: DemoPeer, stages: Sequence[int]) -> bool:
-        """Of experts, which are in the archive by now. `stages`: of all that train."""
-        stage = peer.status["stage"]
-        archived = any((self.folder / "archive").glob(f"stage-{stage}-*"))
-        return bool(stage >= self.options.stages and stages.count(stage) == 1 and archived)
-
     async def _stop(self) -> None:
-        everyone = [*self.peers, *(one for one in (self.archivist, self.boot) if one is not None)]
+        everyone = [*self.peers, *([self.boot] if self.boot is not None else [])]
         await asyncio.gather(*(peer.stop(DRAIN_SECONDS + 4.0) for peer in self.peers))
         await asyncio.gather(*(peer.stop(DRAIN_SECONDS) for peer in everyone))
 
@@ -281,8 +256,6 @@ class Demo:
         }
         if self.options.experts:
             seconds["its experts are taken up by another after"] = report["kill_to_experts_seconds"]
-        if self.options.routed:  # Nothing is committed where experts are, and the newcomer is alone.
-            seconds = {"its experts are trained again after": report["kill_to_experts_seconds"]}
         if self.victim is None:  # And nobody joined.
             seconds.clear()
             too_few = "too few trained in time; give them longer (--seconds)"

@@ -107,13 +107,6 @@ def kill_to_experts_seconds(stories: Iterable[PeerStory], killed: PeerStory, at:
     return min(found) - at if found else None
 
 
-def kill_to_made_seconds(stories: Iterable[PeerStory], killed: PeerStory, at: float) -> float | None:
-    """Until a peer of its stage, which is one of routed experts, contributes."""
-    others = [story for story in stories if story.stage == killed.stage and story is not killed]
-    made = [since for story in others for since in story.made if since > at]
-    return min(made) - at if made else None
-
-
 def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, started_at: float) -> float | None:
     accepted = [at for story in stories for at, maker in story.took if maker == peer]
     return min(accepted) - started_at if accepted else None
@@ -161,7 +154,6 @@ def build(
     """The report; `killed`: who and when (Unix time)."""
     losses = [loss for _, loss in _with_losses(stories)]
     repeats, commits = repeats_across_peers(stories)
-    until_experts = kill_to_made_seconds if manifest.model.experts.is_routed else kill_to_experts_seconds
     computed = None  # How long a result is hangs on who is in it.
     if manifest.sync.exchange == "everyone":
         computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
@@ -177,11 +169,11 @@ def build(
         "kill_to_commit_seconds": (
             kill_to_commit_seconds(stories, killed[0].stage, killed[1]) if killed else None
         ),
-        "kill_to_experts_seconds": until_experts(stories, *killed) if killed else None,
+        "kill_to_experts_seconds": kill_to_experts_seconds(stories, *killed) if killed else None,
         "join_to_contribution_seconds": (
             join_to_contribution_seconds(stories, newcomer.peer, newcomer.started_at) if newcomer else None
         ),
-        "stages": manifest.all_stages,
+        "stages": len(manifest.stages),
         "unequal_digests": unequal_digests(stories),
         "microbatches": {"committed": commits, "repeated_across_peers": repeats},
         "contribution_bytes": {

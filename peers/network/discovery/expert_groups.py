@@ -30,8 +30,7 @@ class ExpertGroup:
     trained: int | None
     """The newest settled round in which it was; None: nobody knows."""
     settled: int | None
-    """Newest settled round of the stage, or of the group where it has rounds of its own; None: nobody is
-    there."""
+    """Newest settled round of the stage; None: nobody is there."""
 
     @property
     def stale_rounds(self) -> int | None:
@@ -48,14 +47,6 @@ def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator
         return
     told = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
     each = experts.count // experts.groups
-    for number in range(len(manifest.stages), manifest.all_stages):  # Where groups are stages of their own.
-        of, here = manifest.experts_at(number), [record for record in told if record.stage == number]
-        assert of is not None, "stages of experts are numbered behind the others"
-        newest, first = settled_round(here, number), of.group * each
-        trained = newest if newest is not None and newest >= 0 else None
-        yield ExpertGroup(of.trunk, of.group, first, first + each - 1, len(here), trained, newest)
-    if experts.is_routed:
-        return
     for stage in range(len(manifest.stages)):
         of_stage = [record for record in told if record.stage == stage]
         settled = settled_round(of_stage, stage)

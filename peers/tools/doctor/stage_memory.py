@@ -32,14 +32,14 @@ def judge(
 ) -> Line:  # fmt: skip
     """`wish`: the stage of the peer file, the first of `adjacent` ones; None: the swarm chooses.
     `text_bytes`: what text may take."""
-    highest = manifest.all_stages - adjacent
+    highest = len(manifest.stages) - adjacent
     if adjacent > 1 and (highest < 0 or (wish is not None and wish > highest)):
-        text = f"the run has {manifest.all_stages} stages, fewer than {(wish or 0) + adjacent}"
+        text = f"the run has {len(manifest.stages)} stages, fewer than {(wish or 0) + adjacent}"
         return Line("stage", "fail", text, "a smaller stage or stages in the peer file")
     stages = range(highest + 1) if wish is None else [wish]
-    if wish is not None and wish >= manifest.all_stages:
+    if wish is not None and wish >= len(manifest.stages):
         text = (
-            f"stage {wish} is not one of the run's {manifest.all_stages} (0 to {manifest.all_stages - 1})"
+            f"stage {wish} is not one of the run's {len(manifest.stages)} (0 to {len(manifest.stages) - 1})"
         )
         return Line("stage", "fail", text, "stage: auto in the peer file")
     every = all_needs(manifest, CPU if free.gpu_bytes is None else GPU, text_bytes, computing)

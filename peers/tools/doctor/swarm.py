@@ -252,7 +252,7 @@ class Examination:
             return
         self.signed = signed
         manifest = signed.manifest
-        stages = f"{manifest.all_stages} stages"
+        stages = f"{len(manifest.stages)} stages"
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
         self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
@@ -287,7 +287,7 @@ class Examination:
     ) -> None:
         """Peers of the run, from their records."""
         known = {helper.peer for helper in self.helpers} | {self.subject.identity.peer_id, transport.peer}
-        for stage in range(signed.manifest.all_stages):
+        for stage in range(len(signed.manifest.stages)):
             if len(self.helpers) >= HELPERS:
                 return
             try:

@@ -120,9 +120,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
 def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
     told = f"{experts.count} in each layer, of which a token takes {experts.active}"
-    if experts.is_routed:
-        told += f"; tokens travelled to them, in {experts.groups} groups of peers for each stage"
-    elif experts.groups > 1:
+    if experts.groups > 1:
         told += f"; each peer trained one of {experts.groups} groups of them"
     if experts.merge_rounds:
         every = f"every {experts.merge_rounds} rounds until round {experts.merge_until:,}"

@@ -27,7 +27,6 @@ from peers.telemetry.said import Say
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
 from protocols.messages.body_limits import longest_bodies
-from protocols.messages.inference import NOBODY
 from protocols.messages.table import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
 from protocols.messages.terms import Bodies, Terms
 from protocols.ports import Directory, Link, Transport
@@ -138,7 +137,6 @@ class SwarmClient:
         self._missing: tuple[int, ...] = ()
         """Stages without a peer that are waited for."""
         self._said_busy: set[int] = set()
-        self._without: set[int] = set()
         """Stages of experts without a peer, by the newest answers."""
         self._declined: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -229,32 +227,12 @@ class SwarmClient:
         body = kept.inputs + (kept.tokens if ask.stage else b"") + (kept.labels if last else b"")
         message = AskForward(
             ask.request, ask.attempt, ask.stage, ask.round, ask.path, *kept.shape, self.exact,
-            bool(kept.labels), ask.deadline_seconds, self._of_experts(kept.conversation, ask.stage),
+            bool(kept.labels), ask.deadline_seconds,
         )  # fmt: skip
         try:
             self.sent_bytes += self._links[ask.peer].post(message, body)
         except WireError:
             self._loop.call_soon(self._lose, ask.peer)
-
-    def _of_experts(self, conversation: Conversation, stage: int) -> tuple[int, ...]:
-        """By whose weights each group of a stage's experts is to be asked."""
-        return tuple(conversation.pins.get(each, -1) for each in self.manifest.expert_stages(stage))
-
-    def _note_experts(self, conversation: Conversation, stage: int, rounds: tuple[int, ...]) -> None:
-        """What an answer tells of them."""
-        nobody = []
-        for each, round in zip(self.manifest.expert_stages(stage), rounds, strict=True):
-            if round >= 0:
-                conversation.pins[each] = round
-                conversation.rounds.setdefault(each, set()).add(round)
-            elif round == NOBODY:
-                conversation.left_out[each] += 1
-                nobody.append(each)
-        if set(nobody) - self._without:
-            names = ", ".join(map(str, nobody))
-            why = "which holds experts: their tokens take the next best"
-            self.say("missing", f"no peer of stage {names}, {why}")
-        self._without = self._without - set(self.manifest.expert_stages(stage)) | set(nobody)
 
     def _fail(self, key: int, reason: str) -> None:
         answer = self._open[key].answer
@@ -337,8 +315,6 @@ class SwarmClient:
                 raise activation_codec.HiddenError(
                     f"weights of round {message.round} where {ask.round} was asked for"
                 )
-            if len(message.experts) != len(self.manifest.expert_stages(ask.stage)):
-                raise activation_codec.HiddenError(f"rounds of {len(message.experts)} groups of experts")
             answer = self._answer(kept, body, message.loss_sum) if last else None
             if not last:  # The next stage would refuse it for what this one did.
                 activation_codec.decode(body, (*kept.shape, self.manifest.model.crossing), self.codec)
@@ -346,7 +322,6 @@ class SwarmClient:
             self._do(self._requests.declined(key, peer, attempt, MALFORMED, str(error), now))
             return
         kept.conversation.rounds.setdefault(ask.stage, set()).add(message.round)
-        self._note_experts(kept.conversation, ask.stage, message.experts)
         if not last:
             kept.inputs = body
         self._do(self._requests.answered(key, peer, attempt, message.round, now))

@@ -105,7 +105,7 @@ def _sealed(found: Reached, identity: Identity, before: Order, change: Change) -
 
 
 async def _tell(found: Reached, order: SignedOrder) -> int:
-    stages = range(found.signed.manifest.all_stages)
+    stages = range(len(found.signed.manifest.stages))
     groups = await asyncio.gather(*(_records(found, stage) for stage in stages))
     told = [_told(found, record, order) for group in groups for record in group[:MOST_TOLD]]
     return sum(await asyncio.gather(*told))

@@ -55,7 +55,7 @@ def check_file(
         for unusual in [*check_run(path, manifest, tokenizer), *unlike]:
             if warn is not None:
                 warn(unusual)
-        return f"{path}: ok, run file of {manifest.name!r}, {manifest.all_stages} stages"
+        return f"{path}: ok, run file of {manifest.name!r}, {len(manifest.stages)} stages"
     config = load(path, environment, overrides)
     return f"{path}: ok, peer file of {config.name!r}, role {config.role}"
 

@@ -94,7 +94,7 @@ class Facts:
     @property
     def parameters(self) -> int:
         manifest = self.manifest
-        spans = map(manifest.span, range(manifest.all_stages))
+        spans = map(manifest.span, range(len(manifest.stages)))
         return sum(prod(size) for span in spans for size in parameter_shapes(manifest.model, span).values())
 
     @property
@@ -105,7 +105,7 @@ class Facts:
     def _active(self) -> list[int]:
         """Of each stage."""
         manifest = self.manifest
-        return [active_parameters(manifest.model, manifest.span(s)) for s in range(manifest.all_stages)]
+        return [active_parameters(manifest.model, manifest.span(s)) for s in range(len(manifest.stages))]
 
     def _tokens(self) -> list[int]:
         """Trained on, by stage, as peers have counted them; else every settled round holds its target at
@@ -155,7 +155,7 @@ class Facts:
 
 def from_manifest(signed: SignedManifest, order: Order, now_seconds: float) -> Facts:
     """Of a run of which nothing is archived."""
-    none = (-1,) * signed.manifest.all_stages
+    none = (-1,) * len(signed.manifest.stages)
     return Facts(signed, order, datetime.fromtimestamp(now_seconds, UTC), none, (), "the manifest alone")
 
 
@@ -168,7 +168,7 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
             order = open_order(held, signed.run_id, signed.manifest.owner).order
         except WireError as error:
             raise ArchiveError(f"{archive.store.url}: its order is refused: {error}") from None
-    stages = range(signed.manifest.all_stages)
+    stages = range(len(signed.manifest.stages))
     newest = [archive.newest(stage) for stage in stages]
     rounds = tuple(entries[0].round if entries else -1 for entries in newest)
     contributors = sorted(map(_contributor, archive.contributors()), key=lambda one: (-one.tokens, one.peer))
@@ -181,12 +181,12 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
 async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     """Of a run whose peers are there now: one look at all stages and at the owner's newest order. Raises
     WireError where the directory does not answer."""
-    records = await look(directory, signed.run_id, signed.manifest.all_stages)
+    records = await look(directory, signed.run_id, len(signed.manifest.stages))
     book = OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
     await book.look_up(directory, LOOK_UP_SECONDS)
     now = directory.now()
     told = [one.record for one in records.values()]
-    said = [settled_round(told, stage) for stage in range(signed.manifest.all_stages)]
+    said = [settled_round(told, stage) for stage in range(len(signed.manifest.stages))]
     rounds = tuple(-1 if round is None else round for round in said)
     contributors = [
         Contributor(record.peer, record.name, record.tokens, None, record.device, record.joules)

@@ -98,7 +98,7 @@ def _experts(facts: Facts) -> dict[str, Any] | None:
     if not experts.count:
         return None
     return {
-        "count": experts.count, "active": experts.active, "groups": experts.groups, "form": experts.form,
+        "count": experts.count, "active": experts.active, "groups": experts.groups,
         "trained": [
             {"stage": one.stage, "first": one.first, "last": one.last, "holders": one.holders,
              "round": one.trained, "stale_rounds": one.stale_rounds}
@@ -227,10 +227,7 @@ def _mixture(experts: dict[str, Any] | None, compute: dict[str, Any]) -> list[st
         f"- Experts: {experts['count']} in each layer, of which a token takes {experts['active']}, so that "
         f"it goes through {compute['active_parameters']:,} parameters"
     ]
-    if experts["form"] == "routed":
-        groups = counted(experts["groups"], "group")
-        lines.append(f"- Tokens travel to them, to {groups} of peers for each stage")
-    elif experts["groups"] > 1:
+    if experts["groups"] > 1:
         lines.append(f"- Each peer trains one of {experts['groups']} groups of them")
     for one in experts["trained"]:
         last_in = "since when is not known" if one["round"] is None else f"last in round {one['round']:,}"

@@ -101,7 +101,7 @@ class Watch:
             time=now,
             run=self.manifest.name,
             state="held" if self._order.paused else "",
-            stages=self.manifest.all_stages,
+            stages=len(self.manifest.stages),
             peers=tuple(peers),
             round=usual_round(workers),
             settled=settled_round(workers, 0),
@@ -115,7 +115,7 @@ class Watch:
             sent={"all": sum(record.sent_bytes for record in workers)},
             received={"all": sum(record.received_bytes for record in workers)},
             events=tuple(self.events),
-            waits_for=tuple(stage for stage in range(self.manifest.all_stages) if stage not in held),
+            waits_for=tuple(stage for stage in range(len(self.manifest.stages)) if stage not in held),
         )
 
     def _seen(self, peer: PeerId, signed: SignedRecord, now: float) -> PeerSeen:

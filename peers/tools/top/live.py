@@ -56,7 +56,7 @@ async def _looks(found: Reached) -> AsyncGenerator[Picture]:
 
 async def _look(found: Reached, book: OrderBook) -> dict[PeerId, SignedRecord]:
     """Both at once: who only looks should not wait twice."""
-    stages = found.signed.manifest.all_stages
+    stages = len(found.signed.manifest.stages)
     records, _ = await asyncio.gather(
         look(found.directory, found.signed.run_id, stages), _look_up_order(found, book)
     )

@@ -7,9 +7,8 @@ weights therefore do not move under it, and training never waits for a reader.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from dataclasses import dataclass
 from math import isfinite
 from typing import TypeAlias
 
@@ -20,20 +19,14 @@ from torch.nn import functional
 
 from peers.compute.stage_part import StagePart
 from peers.state.snapshot_store import Snapshots, units_of
-from peers.worker.pipeline.microbatch_compute import Answer as Said
-from peers.worker.pipeline.microbatch_compute import EncodedCall, Trouble
-from protocols.messages.inference import NOBODY, NOT_ASKED
-from protocols.messages.table import AskExperts, AskForward
-from swarmnet.identifiers import MicrobatchId
+from peers.worker.pipeline.microbatch_compute import Trouble
+from protocols.messages.table import AskForward
 from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
 from swarmnet.model import activation_codec
-from swarmnet.model.decoder import by_layer, forward, scaled
-from swarmnet.model.experts.expert_compute import said_by
-from swarmnet.model.experts.routed_trunk import ExpertCall, RoutedTrunk, Steps, forward_alone
+from swarmnet.model.decoder import forward, scaled
 from swarmnet.model.fixed_point import to_floats
-from swarmnet.model.stage_compute import StageError
 from swarmnet.model.state_layout import MOMENTUM
-from swarmnet.run.activation_sizes import EXACT, Codec, encoded_bytes
+from swarmnet.run.activation_sizes import Codec, encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 VERSIONS_KEPT = 2
@@ -48,29 +41,9 @@ class Answer:
     round: int
     body: bytes
     loss_sum: float = 0.0
-    experts: tuple[int, ...] = ()
-    """Of Forwarded."""
 
 
-@dataclass(slots=True)
-class Going:
-    """A pass through layers whose experts are others': it goes on once these are answered."""
-
-    ask: AskForward
-    round: int
-    labels: Tensor | None
-    steps: Steps[Tensor]
-    missing: set[int]
-    """Groups of which nobody answers: their tokens go to the next best experts."""
-    rounds: list[int]
-    """By group, of the weights that are asked for; -1: the newest."""
-    answered: set[int] = field(default_factory=set)
-    """Groups that were asked, and by which round is in `rounds`."""
-    calls: dict[int, EncodedCall] = field(default_factory=dict)
-    """By group."""
-
-
-Result: TypeAlias = Answer | Trouble | Going
+Result: TypeAlias = Answer | Trouble
 
 
 class ForwardWork:
@@ -81,11 +54,6 @@ class ForwardWork:
         self._rules = manifest.path_rules()
         self.part = part
         self.snapshots = snapshots
-        self.missing: frozenset[int] = frozenset()
-        """Groups of experts that no peer holds; set on the event loop."""
-        self.complaints: deque[tuple[int, int, Trouble]] = deque()
-        """As of MicrobatchWork."""
-        self._asks = isinstance(part.compute, RoutedTrunk)
         self._versions: OrderedDict[int, tuple[bytes, dict[str, Tensor]]] = OrderedDict()
         """Round -> digest and weights; used last comes last."""
 
@@ -98,7 +66,7 @@ class ForwardWork:
         return inputs + beside + (tokens if ask.scores and self.span.has_head else 0)
 
     def run(self, ask: AskForward, body: bytes) -> Result:
-        """The answer to a request whose shape and length are in order, or what is asked of experts for it."""
+        """The answer to a request whose shape and length are in order."""
         version = self._version(ask.round)
         if isinstance(version, Trouble):
             return version
@@ -110,77 +78,11 @@ class ForwardWork:
             if tokens_BT is not None:
                 tokens_BT = tokens_BT.to(self.part.device)
             inputs = inputs.to(self.part.device)
-            if self._asks:
-                missing, rounds = set(self.missing), list(ask.experts) or [-1] * model.experts.groups
-                steps = forward_alone(weights, model, self.span, inputs, missing)
-                return self._advance(Going(ask, round, labels_BT, steps, missing, rounds), None)
             with torch.no_grad():
                 output = forward(weights, model, self.span, inputs, tokens_BT=tokens_BT)
             return self._answer(ask, round, output, labels_BT)
         except activation_codec.HiddenError as error:
             return Trouble(MALFORMED, str(error))
-
-    def go_on(self, going: Going, answers: Mapping[int, Said | None]) -> Result:
-        """With what experts said, by group; None: nobody answered."""
-        said: dict[int, Tensor | None] = {}
-        for group, encoded in going.calls.items():
-            answer, call = answers.get(group), encoded.call
-            try:
-                said[group] = None if answer is None else self._rows(answer.body, call.counts)
-            except activation_codec.HiddenError as error:
-                assert answer is not None, "it holds something"
-                trouble = Trouble(MALFORMED, str(error), peer=answer.peer)
-                self.complaints.append((call.layer, group, trouble))
-                said[group] = None
-            if answer is not None and answer.round is not None:
-                going.rounds[group] = answer.round
-                going.answered.add(group)
-        try:
-            return self._advance(going, said)
-        except activation_codec.HiddenError as error:
-            return Trouble(NOT_FINITE, str(error))
-
-    def run_experts(self, ask: AskExperts, body: bytes) -> Answer | Trouble:
-        """What experts held here say of a visitor's rows."""
-        version = self._version(-1 if ask.round is None else ask.round)
-        if isinstance(version, Trouble):
-            return version
-        round, weights = version
-        experts = self.span.experts
-        assert experts is not None, "this is a stage of experts"
-        try:
-            rows_SD, members = self._rows(body, ask.counts), by_layer(weights)[ask.layer]
-            with torch.no_grad():
-                said_SD = said_by(members, self.manifest.model, experts, ask.counts, rows_SD)
-            return Answer(round, activation_codec.encode(said_SD, EXACT))
-        except activation_codec.HiddenError as error:
-            return Trouble(MALFORMED, str(error))
-
-    def encoded_call(self, key: MicrobatchId, call: ExpertCall, exact: bool) -> bytes:
-        """As of MicrobatchWork. Raises HiddenError."""
-        return activation_codec.encode(call.rows, EXACT)
-
-    def _advance(self, going: Going, said: Mapping[int, Tensor | None] | None) -> Result:
-        """Raises HiddenError."""
-        try:
-            calls = next(going.steps) if said is None else going.steps.send(said)
-        except StopIteration as end:
-            output: Tensor = end.value
-            found = self._answer(going.ask, going.round, output, going.labels)
-            return found if isinstance(found, Trouble) else replace(found, experts=self._by_group(going))
-        except StageError as error:
-            return Trouble(NOT_READY, str(error))
-        going.calls = {
-            call.group: EncodedCall(call, activation_codec.encode(call.rows, EXACT), True)
-            for call in calls
-        }  # fmt: skip
-        return going
-
-    def _by_group(self, going: Going) -> tuple[int, ...]:
-        return tuple(
-            NOBODY if group in going.missing else round if group in going.answered else NOT_ASKED
-            for group, round in enumerate(going.rounds)
-        )
 
     def _answer(
         self, ask: AskForward, round: int, output: Tensor, labels_BT: Tensor | None
@@ -194,11 +96,6 @@ class ForwardWork:
         with torch.no_grad():
             loss = functional.cross_entropy(output.flatten(0, 1), labels_N, reduction="sum").item()
         return Answer(round, b"", loss) if isfinite(loss) else Trouble(NOT_FINITE, "the loss is not finite")
-
-    def _rows(self, body: bytes, counts: Sequence[int]) -> Tensor:
-        """float32 [S, D]. Raises HiddenError."""
-        shape = (1, sum(counts), self.manifest.model.width)
-        return activation_codec.decode(body, shape, EXACT)[0].to(self.part.device)
 
     def forget(self) -> None:
         """Free the weights; they are made ready again when somebody asks."""

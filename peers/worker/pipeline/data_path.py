@@ -5,7 +5,7 @@ Computing is `MicrobatchWork`'s, in the compute thread; everything here runs on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Protocol
@@ -19,12 +19,8 @@ from peers.network.neighbourhood import Neighbourhood
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
 from peers.telemetry.counters import Timings
-from peers.worker.pipeline.expert_answering import ExpertAnswering, ExpertWork
-from peers.worker.pipeline.expert_asking import ExpertAsking
 from peers.worker.pipeline.microbatch_compute import (
-    Answer,
     Bodies,
-    Calls,
     MicrobatchWork,
     Outcome,
     Source,
@@ -35,12 +31,9 @@ from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import (
     NO_ATTEMPT,
     Act,
-    AskExperts,
     Busy,
     Cancel,
     Credit,
-    ExpertsDecline,
-    ExpertsSay,
     Grad,
     Message,
     Nack,
@@ -48,18 +41,15 @@ from protocols.messages.table import (
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model.activation_codec import HiddenError
-from swarmnet.model.experts.expert_compute import ExpertCompute
-from swarmnet.model.experts.routed_trunk import RoutedTrunk
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.resources.lines import UNKNOWN, Line, crossings, from_outside, seconds_on_line
 from swarmnet.routing.load_balancer import Router
-from swarmnet.routing.next_hop import Live, NextHop, Nowhere, Straight
+from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.path_rules import Rules
 
 NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
@@ -107,29 +97,25 @@ class DataPath:
         self.form, self.gradient_bytes = ActForm.of(manifest), manifest.gradient_bytes
         self.stage, self.is_last = stage, stage == len(manifest.stages) - 1
         self.compute, self.stage_compute = compute, part.compute
-        self.work = _work_of(manifest, stage, part)
+        self.work = MicrobatchWork(manifest, stage, part.compute)
         fitting = _fitting(manifest, stage, part)
         self.neighbourhood, self.text = neighbourhood, text
         self.flow = Flow(min(in_flight, fitting))
         self.committed, self.note, self.ledger, self.timings = committed, note, Ledger(), Timings()
         self.is_sibling = neighbourhood.transport.is_near
         self.router = Router(chance, self.is_sibling)
-        if not self.is_last or isinstance(part.compute, RoutedTrunk):  # It keeps graphs.
+        if not self.is_last:  # It keeps graphs.
             slots = min(slots, fitting)
         rules, live = manifest.path_rules(), neighbourhood.membership.live
         skipping = Skipping(rules, stage, live, round) if rules.skips else None
-        self.ways: NextHop = skipping or _straight(rules, stage, live)
-        below, body_bytes = max(0, rules.last - stage), manifest.body_bytes
+        self.ways: NextHop = skipping or Straight(rules, stage, live)
+        below, body_bytes = rules.last - stage, manifest.body_bytes
         self.pipeline = Pipeline(below, self.router, self.ways.candidates, slots, self.ledger, body_bytes)
         self.ahead: Ahead | None = None
         """In a run that may leave stages out, who asks for places before bodies travel."""
         if skipping is not None:
             wake = partial(self.feed, events.Tick())
             self.ahead = self.pipeline.guide = Ahead(skipping, self.pipeline, neighbourhood, compute, wake)
-        self.asking = self._asking(manifest, chance)
-        """Where its layers' experts are others'."""
-        self.answering = self._answering(manifest, slots)
-        """Where it holds experts, and nothing goes through it."""
         self.bodies: dict[MicrobatchId, Bodies] = {}
         self.next_counter, self.service_seconds, self._own_seconds = 0, 0.0, 0.0
         self._own_line = seconds_on_line(line, crossings(manifest)[stage])
@@ -138,26 +124,10 @@ class DataPath:
         """Of microbatches whose loss passed here."""
         self.serving, self._look_at = False, 0.0
         self._senders = set[PeerId]()  # Linked; a crowd's links come and go, and sent nothing to forget.
-        self._experts_away: tuple[int, ...] = ()
         self.missing: tuple[int, ...] = ()
         """Stages without a live peer that microbatches here wait for: they cannot be left out."""
         self.clock = neighbourhood.clock
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
-
-    def _asking(self, manifest: Manifest, chance: Random) -> ExpertAsking | None:
-        trunk = self.stage_compute
-        if not isinstance(trunk, RoutedTrunk):
-            return None
-        return ExpertAsking(manifest, self.stage, trunk, self.work, self.neighbourhood, chance, self.note)
-
-    def _answering(self, manifest: Manifest, slots: int) -> ExpertAnswering | None:
-        work = self.work
-        if not isinstance(work, ExpertWork):
-            return None
-        return ExpertAnswering(
-            manifest, self.stage, work, self.compute, self.neighbourhood, slots, self.ledger, self.committed,
-            self._tell,
-        )  # fmt: skip
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -175,7 +145,7 @@ class DataPath:
     def pump(self) -> None:
         """Start microbatches while this origin has room for them ahead."""
         self._look_ahead()
-        if self.text is None or not self._has_experts:
+        if self.text is None:
             return
         while (
             self.serving
@@ -201,12 +171,7 @@ class DataPath:
             return
         self._look_at = now + LOOK_SECONDS
         self.router.forget_others(self.neighbourhood.membership.peers, now)
-        away = self.asking.look() if self.asking is not None else ()
-        if away != self._experts_away:
-            self._experts_away = away
-            back = noted.ExpertsBack(code="experts_missing")
-            self.note(noted.ExpertsMissing(code="experts_missing", stages=list(away)) if away else back)
-        missing = self.ways.missing() + (() if self._has_experts else away)
+        missing = self.ways.missing()
         if missing != self.missing:
             self.missing = missing
             if missing:
@@ -214,22 +179,13 @@ class DataPath:
             else:
                 self.note(noted.WaitingOver(code="stage_missing"))
 
-    @property
-    def _has_experts(self) -> bool:
-        """Whether its layers have any, of its own or of others."""
-        return self.asking is None or self.asking.has_somebody
-
     def finished(self) -> bool:
         """Whether nothing is under way here, or all that is waits for a next stage that has left."""
-        if self.answering is not None:
-            return not self.answering.answers.under_way
         waits = all(job.phase in ("unrouted", "done") for job in self.pipeline.jobs.values())
         return not self.pipeline.under_way or (waits and not self.ways.candidates(None))
 
     def close(self) -> None:
         self._timer.close()
-        if self.asking is not None:
-            self.asking.close()
         if self.ahead is not None:
             self.ahead.close()
 
@@ -242,8 +198,6 @@ class DataPath:
                 kept = self.bodies[key]
                 kept.submitted_at = self.clock.time()
                 kept.to_sibling = self._goes_to_sibling(key)
-                if self.asking is not None:
-                    kept.near_groups = self.asking.guess()
                 work = partial(self.work.forward, key, kept)
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
             case events.ComputeBackward(key):
@@ -274,8 +228,6 @@ class DataPath:
                 self.ways.forget(key)
                 if self.ahead is not None:
                     self.ahead.drop(key)
-                if self.asking is not None:
-                    self.asking.drop(key)
                 drop = partial(self.work.drop, key)
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
@@ -310,10 +262,7 @@ class DataPath:
 
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
-        grant = self.answering.answers.grant if self.answering is not None else self.pipeline.grant
-        if self.answering is not None:
-            self.service_seconds = self.compute.occupied(self.answering.service_seconds)
-        slots, seconds = grant(peer), self.service_seconds
+        slots, seconds = self.pipeline.grant(peer), self.service_seconds
         line = self._own_line if self.is_sibling(peer) else self._others_line
         seconds = max(seconds, line) if seconds > 0 else 0.0
         self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
@@ -341,15 +290,7 @@ class DataPath:
                     self.ahead.given_back(peer, key)
                 if attempt != NO_ATTEMPT:
                     self.feed(events.CancelArrived(peer, key, attempt))
-            case AskExperts() if self.answering is not None:
-                self.answering.message(peer, message, body, self.serving)
-            case ExpertsSay() | ExpertsDecline() if self.asking is not None:
-                self.asking.message(peer, message, body)
-            case AskExperts() | ExpertsSay() | ExpertsDecline():
-                self.neighbourhood.refused(peer, "wrong_stage", "a message about experts that go elsewhere")
             case Credit(slots, service_seconds, waiting):
-                if self.asking is not None and self.asking.told(peer, slots, service_seconds, waiting):
-                    return
                 self.router.told(peer, slots, service_seconds, waiting)
                 self.feed(events.Tick())
             case _ if self.ahead is not None:
@@ -363,8 +304,6 @@ class DataPath:
         self._look_at = 0.0  # Perhaps nobody is left whose beats would make it look again.
         if self.ahead is not None:
             self.ahead.lost(peer)
-        if self.asking is not None:
-            self.asking.lost(peer)
         if peer in self._senders:
             self._senders.discard(peer)
             self.compute.submit(BACKWARD, partial(self.work.left, peer), lambda _result, _seconds: None)
@@ -406,8 +345,6 @@ class DataPath:
         """Why it is not taken although it is in order."""
         if not self.serving:
             return Trouble("not_ready", "not in step yet")
-        if not self._has_experts:
-            return Trouble("not_ready", "no peer holds experts of this stage")
         if came.key in self.pipeline.jobs and self.ways.came_otherwise(came.key, came.header):
             reason = "it is here by another way: a gradient for that one is none for this one"
             return Trouble("other_path", reason)
@@ -441,28 +378,8 @@ class DataPath:
 
     # -- and their results come back on the event loop ------------------------------------------------
 
-    def _ask_experts(
-        self, key: MicrobatchId, calls: Calls, priority: int, done: Callable[[Outcome, float], None]
-    ) -> None:
-        """A pass waits for them, and goes on when they have answered."""
-        kept = self.bodies.get(key)
-        assert self.asking is not None, "only then it waits"
-        if kept is None:  # Nobody wants it any more.
-            self.compute.submit(BACKWARD, partial(self.work.drop, key), lambda _result, _seconds: None)
-            return
-
-        def resume(answers: Mapping[int, Answer | None]) -> None:
-            kept.submitted_at = self.clock.time()
-            self.compute.submit(priority, partial(self.work.go_on, key, answers), done)
-
-        self.asking.ask(key, calls, resume)
-
     def _forwarded(self, key: MicrobatchId, result: Outcome, seconds: float) -> None:
         kept = self._computed(key, seconds)
-        if isinstance(result, Calls):
-            self._ask_experts(key, result, FORWARD, partial(self._forwarded, key))
-            return
-        seconds = self._whole_pass(kept, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
         self.timings.append(("last" if self.is_last else "forward", seconds))
@@ -492,10 +409,6 @@ class DataPath:
 
     def _backwarded(self, key: MicrobatchId, result: Outcome, seconds: float) -> None:
         kept = self._computed(key, seconds)
-        if isinstance(result, Calls):
-            self._ask_experts(key, result, BACKWARD, partial(self._backwarded, key))
-            return
-        seconds = self._whole_pass(kept, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)
         self.timings.append(("backward", seconds))
@@ -530,16 +443,7 @@ class DataPath:
         kept = self.bodies.get(key)
         if kept is not None:
             kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
-            kept.so_far += seconds
-        if self.asking is not None:
-            self.asking.complained()
         return kept
-
-    def _whole_pass(self, kept: Bodies | None, seconds: float) -> float:
-        """Compute spent on a pass, of which the last part took so long."""
-        if kept is not None:
-            seconds, kept.so_far = kept.so_far, 0.0
-        return seconds
 
     def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
         code, reason, peer = trouble.code, trouble.reason, trouble.peer
@@ -564,17 +468,7 @@ class DataPath:
         self.service_seconds = self.compute.occupied(self._own_seconds)
 
 
-def _straight(rules: Rules, stage: int, live: Live) -> NextHop:
-    return Straight(rules, stage, live) if stage <= rules.last else Nowhere(stage)
-
-
 def _fitting(manifest: Manifest, stage: int, part: StagePart) -> int:
     """How many graphs memory holds."""
     fit = graphs_that_fit(manifest, stage, memory_bytes(part.device), part.computing)
     return min(fit, part.most_graphs)
-
-
-def _work_of(manifest: Manifest, stage: int, part: StagePart) -> MicrobatchWork:
-    if isinstance(part.compute, ExpertCompute):
-        return ExpertWork(manifest, stage, part.compute)
-    return MicrobatchWork(manifest, stage, part.compute)

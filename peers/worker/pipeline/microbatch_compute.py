@@ -5,8 +5,7 @@ A microbatch that cannot be computed (wrong shape, not finite) is an ordinary ou
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import hypot, inf, sqrt
 from time import perf_counter
@@ -21,7 +20,6 @@ from protocols.fields import Body
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
-from swarmnet.model.experts.routed_trunk import ExpertCall, RoutedTrunk, Said
 from swarmnet.model.sizes import Judgement, Sizes
 from swarmnet.model.stage_compute import StageError
 from swarmnet.routing.next_hop import Passage
@@ -77,10 +75,6 @@ class Bodies:
     """Compute spent here and below."""
     own_seconds: float = 0.0
     """Compute spent here."""
-    so_far: float = 0.0
-    """Compute spent on a pass that waits for experts."""
-    near_groups: frozenset[int] = frozenset()
-    """Groups of experts of which a sibling will probably be asked."""
     queued: float = 0.0
     """Waited for compute here."""
     queued_below: float = 0.0
@@ -119,46 +113,7 @@ class Computed:
     tokens: int = 0
 
 
-@dataclass(slots=True)
-class EncodedCall:
-    call: ExpertCall
-    body: bytes
-    exact: bool
-    """As it was computed: for a sibling, or for a visitor."""
-    round: int | None = None
-    """Of the snapshot that a visitor is to be answered by; -1: the newest; None: it is trained on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """A pass goes on once these are answered."""
-
-    calls: tuple[EncodedCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Of experts to one call."""
-
-    peer: PeerId
-    body: bytes
-    exact: bool
-    round: int | None = None
-    """By whose snapshot a visitor's was answered."""
-
-
-Outcome: TypeAlias = Computed | Trouble | Calls
-Pass: TypeAlias = Generator[list[ExpertCall], Said, Computed | Trouble]
-
-
-@dataclass(slots=True)
-class _Paused:
-    """A pass that waits for experts."""
-
-    going: Pass
-    calls: dict[int, ExpertCall]
-    """By group."""
-    kept: Bodies
+Outcome: TypeAlias = Computed | Trouble
 
 
 class MicrobatchWork:
@@ -170,14 +125,7 @@ class MicrobatchWork:
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
         self._left_out = _left_out(manifest)
         self.is_last = stage == len(manifest.stages) - 1
-        self.width, self._stages = manifest.model.width, manifest.all_stages
         self.stage_compute = stage_compute
-        self._trunk = stage_compute if isinstance(stage_compute, RoutedTrunk) else None
-        self._paused: dict[MicrobatchId, _Paused] = {}
-        self.said_sizes, self.returned_sizes = Sizes(), Sizes()
-        """Of what experts say, and of gradients that come from them."""
-        self.complaints: deque[tuple[int, int, Trouble]] = deque()
-        """Layer, group, and what one of its peers said that is no good; taken on the event loop."""
         self.gathered_tokens = 0
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
         self.after_gradient: Callable[[], None] | None = None
@@ -191,84 +139,16 @@ class MicrobatchWork:
         self.timings = Timings()
         self.codings = CodecCounts(self.timings, "activation", "gradient")
 
-    def forward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
-        return self._advance(key, kept, self._forward(key, kept))
-
-    def backward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
-        return self._advance(key, kept, self._backward(key, kept))
-
-    def go_on(self, key: MicrobatchId, answers: Mapping[int, Answer | None]) -> Outcome:
-        """With what came of its calls, by group; None: nobody answered."""
-        paused = self._paused.pop(key, None)
-        if paused is None:
-            return Trouble("cancelled", "nobody wants it any more")
-        said = {group: self._said(call, answers.get(group)) for group, call in paused.calls.items()}
-        return self._advance(key, paused.kept, paused.going, said)
-
     def drop(self, key: MicrobatchId) -> None:
         """Forget what is kept of it."""
-        paused = self._paused.pop(key, None)
-        if paused is not None:
-            paused.going.close()
         self.stage_compute.drop(key)
 
     def left(self, peer: PeerId) -> None:
         """What it sent decides no more what is usual."""
-        for sizes in (self.hidden_sizes, self.gradient_sizes, self.said_sizes, self.returned_sizes):
+        for sizes in (self.hidden_sizes, self.gradient_sizes):
             sizes.left(peer)
 
-    def _advance(self, key: MicrobatchId, kept: Bodies, going: Pass, said: Said | None = None) -> Outcome:
-        try:
-            calls = next(going) if said is None else going.send(said)
-        except StopIteration as end:
-            outcome: Computed | Trouble = end.value
-            return outcome
-        try:
-            encoded = [
-                EncodedCall(call, self.encoded_call(key, call, exact), exact)
-                for call in calls
-                for exact in (call.group in kept.near_groups,)
-            ]
-        except activation_codec.HiddenError as error:
-            going.close()
-            self.stage_compute.drop(key)
-            return Trouble("not_finite", str(error))
-        self._paused[key] = _Paused(going, {call.group: call for call in calls}, kept)
-        return Calls(tuple(encoded))
-
-    def encoded_call(self, key: MicrobatchId, call: ExpertCall, exact: bool) -> bytes:
-        """What experts are sent. Raises HiddenError."""
-        rows = self._encode("activation", call.rows, exact)
-        if call.gradient is None:
-            return rows
-        # A draw of its own for each layer and group, made again the same.
-        place = self._stages * (1 + call.layer) + call.group
-        return rows + self._encode_gradient(key, call.gradient, exact, place)
-
-    def _said(self, call: ExpertCall, answer: Answer | None) -> Tensor | None:
-        """[S, D]; None where it is no good, which is complained about."""
-        if answer is None:
-            return None
-        backward, rows = call.gradient is not None, sum(call.counts)
-        kind: Coded = "gradient" if backward else "activation"
-        sizes = self.returned_sizes if backward else self.said_sizes
-        of_what = call.layer, call.group
-        try:
-            said_SD = self._decode(kind, answer.body, (1, rows, self.width), answer.exact)[0]
-        except activation_codec.HiddenError as error:
-            judged = sizes.judge(answer.peer, inf, of_what)
-            trouble = Trouble("malformed", str(error), True, answer.peer, judged.out_of_line)
-            self.complaints.append((*of_what, trouble))
-            return None
-        judged = sizes.judge(answer.peer, _norm(said_SD) / sqrt(rows), of_what)
-        if judged.out_of_line or not judged.gain:
-            reason = f"what its experts say is {judged.ratio:.3g} times as large as is usual"
-            trouble = Trouble("out_of_line", reason, True, answer.peer, judged.out_of_line)
-            self.complaints.append((*of_what, trouble))
-            return None
-        return said_SD if judged.gain == 1.0 else said_SD * judged.gain
-
-    def _forward(self, key: MicrobatchId, kept: Bodies) -> Pass:
+    def forward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
         kept.weights_at = self.applied_rounds
         try:
             inputs = kept.inputs
@@ -282,19 +162,13 @@ class MicrobatchWork:
                     return trouble
             text = kept.text
             assert text is not None, "it came with the hidden states, or was cut with the inputs"
-            trunk, compute = self._trunk, self.stage_compute
+            compute = self.stage_compute
             if not self.is_last:
-                if trunk is None:
-                    output_BTD = compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
-                else:
-                    output_BTD = yield from trunk.forward_steps(key, inputs)
+                output_BTD = compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
                 batch, tokens, width = output_BTD.shape
                 encoded = self._encode("activation", output_BTD, kept.to_sibling)
                 return Computed(encoded, (batch, tokens, width))
-            if trunk is None:
-                finished = compute.finish(key, inputs, text.labels, text.tokens)
-            else:
-                finished = yield from trunk.finish_steps(key, inputs, text.labels)
+            finished = compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
@@ -302,8 +176,8 @@ class MicrobatchWork:
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
-    def _backward(self, key: MicrobatchId, kept: Bodies) -> Pass:
-        source, trunk = kept.answerer, self._trunk
+    def backward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
+        source = kept.answerer
         try:
             below = self._decode("gradient", kept.gradient, kept.shape, kept.gradient_exact)
         except activation_codec.HiddenError as error:
@@ -318,10 +192,7 @@ class MicrobatchWork:
             self.scaled += 1
             below *= judgement.gain
         try:
-            if trunk is None:
-                gradient = self.stage_compute.backward(key, below)
-            else:
-                gradient = yield from trunk.backward_steps(key, below)
+            gradient = self.stage_compute.backward(key, below)
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
@@ -364,12 +235,10 @@ class MicrobatchWork:
         return encoded
 
     def _encode_gradient(
-        self, key: MicrobatchId, gradient: Tensor, exact: bool, place: int | None = None
+        self, key: MicrobatchId, gradient: Tensor, exact: bool
     ) -> bytes:
-        """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec.
-        `place`: whose chance rounds it, the stage's where it is None."""
-        place = self._stage if place is None else place
-        chance = activation_codec.rounding_of(self._run_id, key, place) if self._by_chance else None
+        """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec."""
+        chance = activation_codec.rounding_of(self._run_id, key, self._stage) if self._by_chance else None
         try:
             return self._encode("gradient", gradient, exact, chance)
         except activation_codec.HiddenError:

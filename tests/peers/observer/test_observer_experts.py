@@ -1,7 +1,6 @@
 """Who trains which experts, as an observer shows it, by what records say."""
 
 import json
-from dataclasses import replace
 
 from observed import NOON, record
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,7 +27,7 @@ FOUR = [
 
 
 def board(records, signed=SIGNED):
-    sightings = Sightings(signed.manifest.all_stages)
+    sightings = Sightings(len(signed.manifest.stages))
     for each in records:
         sightings.recorded(each, NOON)
         sightings.answered(each.peer, NOON)
@@ -98,19 +97,3 @@ def test_metrics_tell_the_group_that_needs_somebody_most_of_each_stage():
     }
     least = {("least_holders", "0"): 0.0, ("least_holders", "1"): 0.0, ("least_holders", "2"): 0.0}
     assert found == {**least, ("stale_rounds", "0"): 35.0, ("stale_rounds", "1"): 0.0}
-
-
-def test_groups_that_are_stages_of_their_own_have_the_peers_of_those_stages():
-    manifest = replace(expert_manifest(count=6, active=2, groups=3, form="routed"), stages=(2, 1))
-    signed = sign(manifest)
-    # Stages 2 to 4 have the experts of stage 0, 5 to 7 those of stage 1.
-    here = [record("a", 0), record("b", 1), record("c", 2, settled=7), record("d", 4, settled=9),
-            record("e", 4, settled=9), record("f", 6, settled=-1)]  # fmt: skip
-    found = {(one.stage, one.group): one for one in expert_groups(manifest, [one.record for one in here])}
-    assert len(found) == 6
-    assert found[0, 0] == ExpertGroup(0, 0, 0, 1, holders=1, trained=7, settled=7)
-    assert (found[0, 1].holders, found[0, 1].trained) == (0, None)
-    assert (found[0, 2].holders, found[0, 2].trained, found[0, 2].stale_rounds) == (2, 9, 0)
-    assert (found[1, 1].holders, found[1, 1].trained) == (1, None)
-    shown = json.loads(board(here, signed).answer(""))["experts"]
-    assert [one["holders"] for one in shown] == [1, 0, 2, 0, 1, 0]

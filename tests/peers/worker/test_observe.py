@@ -36,8 +36,8 @@ OF_OTHER_ROLES = {
     "archive_interval_seconds", "relay_circuits", "relay_refused_total", "relay_carried_bytes_total",
 }  # fmt: skip
 """Of archivists and of bootstraps: tests/peers/telemetry/test_role_metrics.py."""
-OF_EXPERTS = {"experts_tokens_total", "experts_calls_total"}
-"""Of runs with experts: tests/swarm/methods/test_experts_in_swarm.py and test_routed_experts_in_swarm.py."""
+OF_EXPERTS = {"experts_tokens_total"}
+"""Of runs with experts: tests/swarm/methods/test_experts_in_swarm.py."""
 OF_VISITORS = {"inference_requests_total", "inference_compute_seconds_total"}
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import inf
 
-from swarm import TINY_MODEL, expert_manifest, tiny_manifest
+from swarm import TINY_MODEL, tiny_manifest
 
 from swarmnet.resources.bandwidth_estimate import contribution_bytes, gossip_per_peer, traffic_of
 from swarmnet.resources.lines import (
@@ -12,7 +12,6 @@ from swarmnet.resources.lines import (
     Line,
     carried,
     crossing,
-    crossing_of,
     crossings,
     from_outside,
     seconds_on_line,
@@ -51,22 +50,6 @@ def test_siblings_tell_of_their_common_line_what_it_bears_of_microbatches_that_p
             told = told_by_sibling(line, FOUR, held, stage)
             assert round(carried(inf, told, alone[stage]), 9) == round(borne, 9)
     assert told_by_sibling(line, FOUR, range(4), 2) == UNKNOWN, "who holds the whole model sends nothing"
-
-
-def test_calls_between_a_stage_and_its_experts_in_one_computer_cross_no_line():
-    manifest = replace(expert_manifest(count=4, active=2, groups=2, form="routed"), stages=(2, 1))
-    each = crossings(manifest)
-    both = manifest.body_bytes + manifest.gradient_bytes
-    # Stages 2 and 3 have the experts of stage 0, 4 and 5 those of stage 1.
-    assert crossing_of(manifest, range(1)) == each[0]
-    assert crossing_of(manifest, range(2)).sent == each[0].sent + each[1].sent - both
-    assert crossing_of(manifest, range(2, 4)).sent == each[2].sent + each[3].sent, "they ask nobody"
-    assert crossing_of(manifest, range(1, 3)).sent == each[1].sent + each[2].sent, "nor do these"
-    assert crossing_of(manifest, range(6)) == Crossing(0.0, 0.0)
-    one = replace(manifest, stages=(3,))
-    alone, with_a_group = crossings(one)[0], crossing_of(one, range(2))
-    assert with_a_group.sent == alone.sent / 2
-    assert told_by_sibling(Line(10.0, 10.0), one, range(2), 0).up == 20.0, "half of its calls"
 
 
 def test_who_enters_in_the_middle_of_a_computers_stages_costs_its_line_more_for_each_stage_done():

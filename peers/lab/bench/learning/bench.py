@@ -12,7 +12,6 @@ import torch
 
 from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
-from peers.config.run_file import require_own_experts
 from peers.data.documents import fingerprint
 from peers.errors import UserError
 from peers.lab.bench.learning.played import Play, Said, Subject, player
@@ -83,7 +82,6 @@ def bench(question: Question, said: Said) -> Report:
 
 def _recipes(question: Question, manifest: Manifest) -> dict[str, Recipe]:
     """Those that are asked for. Raises UserError."""
-    require_own_experts(manifest, "bench learning")
     if manifest.start.path or manifest.sync.trainable:
         raise UserError(
             f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "

@@ -515,8 +515,6 @@ def test_the_command_says_what_happened(tmp_path):
         ("--kind lost_stage", "add it"),
         ("--method diloco", "add --real"),
         ("--experts", "goes with --real"),
-        ("--real --routed", "add --experts"),
-        ("--real --experts --routed --peers 5 --stages 1", "5 peers for 3 stages"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_play(swarmnet, arguments, reason):

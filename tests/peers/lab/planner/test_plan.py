@@ -21,7 +21,7 @@ from peers.lab.planner.speeds import MEGABIT, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.load_balancer import Router
-from swarmnet.run.manifest import Experts, Manifest, ModelShape, Paths
+from swarmnet.run.manifest import Manifest, ModelShape, Paths
 from swarmnet.run.path_rules import Rules
 
 DAY = 86400.0
@@ -386,52 +386,3 @@ def test_the_command_takes_a_table(swarmnet, tmp_path):
     refused(swarmnet("plan", run, *peers), "--links")
     refused(swarmnet("plan", run, *peers, "--links", str(table), "--latency", "1ms-2ms"), "--latency")
     refused(swarmnet("plan", run, "--peers", "8x5tps", "--latency", "9ms-2ms"), "--latency")
-
-
-ROUTED = Manifest(
-    "run", PeerId("owner"), stages=(2, 2),
-    model=ModelShape(
-        width=256, layers=4, feed_forward=512, qk_norm=True,
-        experts=Experts(count=8, active=2, groups=2, form="routed"),
-    ),
-)  # fmt: skip
-
-
-def test_a_plan_of_routed_experts_counts_what_travels_to_them():
-    answer = plan(ROUTED, Question(peer_classes("12x100ktps@100/20"), (0.01, 0.02)))
-    assert len(answer.peers) == ROUTED.all_stages == 6
-    assert sum(answer.peers) == 12
-    assert min(answer.peers) >= 1
-    # By hand, of the first stage in bf16: hidden states and tokens go on; to experts rows twice, a gradient.
-    calls = 2 * 2 * 256 * (2 + 2 + 2)
-    down = ROUTED.body_bytes / ROUTED.microbatch_tokens
-    assert answer.capacity[0] == pytest.approx(answer.peers[0] * 20 * MEGABIT / (calls + down))
-    answers = 2 * 2 * 256 * (2 + 2) / 2
-    assert answer.capacity[2] == pytest.approx(answer.peers[2] * 20 * MEGABIT / answers)
-    assert answer.tokens_per_second <= min(answer.capacity)
-    assert answer.bounds.strongest == "lines: what microbatches send"
-    sent = answer.data_bytes[0] * answer.peers[0] / answer.tokens_per_second / DAY
-    assert sent == pytest.approx(calls + down)
-    text = render(answer)
-    assert "group 1 of the experts of stage 1" in text
-    assert "by arithmetic" in text
-
-
-def test_microbatches_under_way_bound_a_plan_of_routed_experts_where_lines_are_long():
-    near, far = (
-        plan(ROUTED, Question(peer_classes("6x1ktps@1000/1000"), (seconds, seconds), slots=2))
-        for seconds in (0.001, 0.5)
-    )
-    trips = 4 * 4 + 2
-    most = 2 * ROUTED.microbatch_tokens * far.peers[0] / (trips * 0.5)
-    assert 0.8 * most < far.tokens_per_second < most < near.tokens_per_second
-    assert far.bounds.strongest == "waits and latencies"
-
-
-def test_what_a_plan_of_routed_experts_cannot_say_is_refused():
-    for question in (
-        Question(peer_classes("12x1ktps"), churn=0.1),
-        Question(peer_classes("12x1ktps"), cores=2),
-    ):
-        with pytest.raises(UserError, match="is arithmetic"):
-            plan(ROUTED, question)

@@ -17,9 +17,8 @@ HELD = replace(
     LLAMA, qk_norm=True, norm_epsilon=1e-6, feed_forward=24,
     experts=Experts(count=6, active=2, groups=3, merge_rounds=5, merge_nearest=2),
 )  # fmt: skip
-ROUTED = replace(HELD, experts=Experts(count=6, active=2, groups=3, form="routed"))
 WITH_FACTORS = replace(HELD, experts=Experts(count=6, active=2), lora=Lora(rank=2))
-SHAPES = pytest.mark.parametrize("shape", [HELD, ROUTED, WITH_FACTORS], ids=["groups", "routed", "lora"])
+SHAPES = pytest.mark.parametrize("shape", [HELD, WITH_FACTORS], ids=["groups", "lora"])
 
 
 @SHAPES
@@ -60,11 +59,3 @@ def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
     )  # fmt: skip
     page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "of which a token takes 2; each peer trained one of 3 groups of them; every 5 rounds" in page
-
-
-def test_experts_that_were_stages_of_their_own_come_home_with_the_rest(tmp_path, monkeypatch, capsys):
-    manifest = Manifest(
-        "tiny", PeerId("owner"), stages=(1, 2), model=ROUTED, data=Data(sequence_tokens=32),
-    )  # fmt: skip
-    page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
-    assert "of which a token takes 2; tokens travelled to them, in 3 groups of peers for each stage" in page
