@@ -150,10 +150,6 @@ AUDITS = {
     "unanswered": Reason("it did not give what it takes; others reduce for this peer for a while", NOTHING),
     "not_in_order": Reason("what it gave is not what it had signed", "if it goes on: ban it"),
     "lied": Reason("its sums do not follow from the slices: it will not be let in again", "ban it"),
-    "false_proof": Reason(
-        "what the peer that was asked offered as a proof is none; it is not heard again",
-        "on that peer: `swarmnet doctor`",
-    ),
 }
 
 RESYNCHRONISATIONS = {

@@ -45,7 +45,7 @@ async def lively(swarm, folder):
     """Six peers; one dies, one joins, one is frozen for a while, one comes back from its disk."""
     for name, stage in {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}.items():
         keeps = {"checkpoints": folder / name, "checkpoint_seconds": 3.0} if name == "b" else {}
-        swarm.start(name, stage, in_flight=2, **keeps)
+        swarm.start(name, stage, in_flight=4, **keeps)
 
     def settled():
         return min((settled for _, settled in swarm.rounds().values()), default=-1)
