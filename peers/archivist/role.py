@@ -25,6 +25,7 @@ from peers.state.archive_store import open_store, until_reached
 from peers.state.start_fetch import model_here
 from peers.state.start_folder import open_model
 from peers.telemetry.console import Status
+from protocols.signed.invites import prove_invite
 from protocols.signed.peer_record import NO_STAGE
 
 LOOK_SECONDS = 1.0
@@ -60,10 +61,12 @@ class ArchivistRole(Role):
             newest = archive.newest(0) if archive.entries else []
             return presence.record(NO_STAGE, replace(claims, settled=newest[0].round if newest else -1))
 
-        gatekeeper, me = Gatekeeper(book, config.invite_bytes, directory.now), process.identity.peer_id
+        me = process.identity.peer_id
+        shown = prove_invite(config.invite_bytes, signed.run_id, me)
+        gatekeeper = Gatekeeper(book, shown, directory.now)
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, note)
         serving = Serving(archive, signed, network.transport, gatekeeper, record, note, model)
-        circle = Circle(book, network.transport, directory, config.invite_bytes, Random(), note, serving)
+        circle = Circle(book, network.transport, directory, shown, Random(), note, serving)
         rules = config.archiving
         archivist = Archivist(
             archive, Policy(rules.seconds, rules.newest, rules.every), process.identity, book, circle, note,

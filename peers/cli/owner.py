@@ -198,14 +198,14 @@ def _words(order: Order) -> str:
 def invite(
     run: Annotated[Path, typer.Argument(metavar="RUN.json", help="The published run file.")],
     peer: Annotated[str, typer.Option(help="Whom it lets in; its peer id, 12D3Koo...")] = "",
-    anyone: Annotated[bool, typer.Option("--anyone", help="Lets in whoever shows it.")] = False,
+    anyone: Annotated[bool, typer.Option("--anyone", help="Lets in any peer that has its text.")] = False,
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it counts.")] = 30.0,
     key: Key = None,
 ) -> None:
-    """Sign an invite to a run whose access is by invite; whoever gets it sets `invite` in the peer file."""
+    """Sign an invite to a run whose access is by invite; the peer that gets it sets `invite` in its peer file."""
     from peers.config.run_file import load_signed
     from peers.tools.owner.give_order import check_owner
-    from protocols.signed.invites import invite_text, open_invite, seal_invite
+    from protocols.signed.invites import invite_text, open_invite, prove_invite, seal_invite
 
     if bool(peer) == anyone:
         raise UserError("say whom it is for: --peer 12D3Koo..., or --anyone")
@@ -216,7 +216,9 @@ def invite(
     data = seal_invite(identity, signed.run_id, whom, now + 86400 * days, now)
     if signed.manifest.access == "open":
         typer.echo(f"note   {signed.manifest.name} is open to all: nobody needs an invite", err=True)
-    typer.echo(f"id     {open_invite(data, signed.run_id, signed.manifest.owner).id}", err=True)
+    shown = prove_invite(data, signed.run_id, identity.peer_id)
+    opened = open_invite(shown, signed.run_id, identity.peer_id, identity.peer_id)
+    typer.echo(f"id     {opened.id}", err=True)
     typer.echo(invite_text(data))
 
 

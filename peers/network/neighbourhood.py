@@ -194,7 +194,7 @@ class Neighbourhood:
         stage = before.stage if before is not None else record.stage
         by_invite = self.admission.by_invite and record.stage >= 0
         invited = by_invite and self.admission.invited(signed.peer, record.invite)
-        if by_invite and not invited and (record.invite or not self._seeks_anybody(teller)):
+        if by_invite and not invited:
             self.traffic.refused["not_invited"] += 1
             return
         if by_invite and before is not None and before.invited and not record.invite:
@@ -207,11 +207,6 @@ class Neighbourhood:
         if before is not None and before.linked and before.stage != stage:
             # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
-
-    def _seeks_anybody(self, teller: PeerId | None) -> bool:
-        """Whether a record of the directory is tried though it has no invite: as long as nobody is linked. An
-        invite for whoever shows it stands in no record there, and who comes later finds the others itself."""
-        return teller is None and not any(known.linked for known in self.membership.peers.values())
 
     def introduce(self, maker: PeerId, peers: Iterable[PeerId]) -> None:
         """Tell these the record of a newcomer whose contribution they are told of, each once: they may not

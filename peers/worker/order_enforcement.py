@@ -20,6 +20,7 @@ from peers.worker.pipeline.data_path import Text
 from peers.worker.run_end import Ending
 from protocols.errors import WireError
 from protocols.messages.table import OrderIs
+from protocols.signed.invites import prove_invite
 from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import NO_ORDER, Order, told
 
@@ -45,7 +46,9 @@ class Obedience:
         self.ending = ending
         self.task_ended, self.stands = task_ended, stands
         self.book = book
-        self.gatekeeper = Gatekeeper(book, invite, worker.presence.directory.now)
+        presence = worker.presence
+        shown = prove_invite(invite, book.signed.run_id, presence.identity.peer_id)
+        self.gatekeeper = Gatekeeper(book, shown, presence.directory.now)
         self.load_text = load_text
         self._text: Text | None = None
         self._loaded: frozenset[bytes] = frozenset()

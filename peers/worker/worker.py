@@ -459,13 +459,10 @@ class Worker(Parts):
     # -- directory ------------------------------------------------------------------------------------
 
     def _record(self) -> bytes:
-        """For the directory, which anybody reads. An invite for whoever shows it goes to neighbours alone."""
-        claims, gatekeeper = claims_of(self), self.orders.gatekeeper
-        public, told = gatekeeper.invite_for_all(), gatekeeper.invite_told()
-        record = self.presence.record(self.stage, claims, public)
+        """A new signed record, for the directory and for neighbours."""
+        record = self.presence.record(self.stage, claims_of(self), self.orders.gatekeeper.record_invite)
         if self.neighbourhood is not None:
-            same = told == public
-            self.neighbourhood.record = record if same else self.presence.record(self.stage, claims, told)
+            self.neighbourhood.record = record
         return record
 
     # -- between the parts ----------------------------------------------------------------------------

@@ -78,12 +78,17 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte seed, for tests and simulations (shorter seeds are filled with zeros)."""
+        """The identity of a 32-byte seed: an invite's secret, or in tests and simulations any (shorter seeds are
+        filled with zeros)."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed.ljust(32, b"\0")))
 
     def sign(self, statement: bytes) -> bytes:
         """64 bytes; the caller puts a domain prefix into the statement (envelope.py, records.py)."""
         return self._key.sign(statement)
+
+    def seed_bytes(self) -> bytes:
+        """The 32-byte seed of the private key: `from_seed` makes the same identity of it."""
+        return self._key.private_bytes_raw()
 
     def file_bytes(self) -> bytes:
         return _PRIVATE_KEY + self._key.private_bytes_raw() + self.public_key

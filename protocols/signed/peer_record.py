@@ -58,9 +58,8 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     sent_bytes: Number = 0
     received_bytes: Number = 0
     invite: Invite = b""
-    """The owner's, where the run takes peers by invite. From here on, what is as it is by default at the end
-    does not travel. One for whoever shows it stands only in what is told between peers that have shown
-    theirs."""
+    """What the peer shows of its invite (invites.py), where the run takes peers by invite. From here on, what
+    is as it is by default at the end does not travel."""
     settled_tokens: NumberOrNone = -1
     """In all settled rounds of the stage, by all peers, since the run began; -1: not known."""
     device: Device = ""

@@ -52,7 +52,7 @@ from protocols.reachability.relay_service import RelayService
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import Kind, open_envelope, run_bytes, seal
 from protocols.signed.identity import public_key_bytes
-from protocols.signed.invites import invite_bytes, invite_text, open_invite, seal_invite
+from protocols.signed.invites import invite_bytes, invite_text, open_invite, prove_invite, seal_invite
 from protocols.signed.orders import is_stored_order, open_order, open_stored_order, seal_order, stored_order
 from protocols.signed.receipts import open_receipt, seal_receipt
 from protocols.signed.records import open_record, seal_record, stage_key
@@ -176,12 +176,20 @@ def read_kept_order(data: bytes, _folder: Path) -> None:
 
 
 def invite(chance: Random) -> bytes:
+    if chance.random() < 0.3:
+        envelope = signed(Kind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
+        return bent(prove_invite(b"\x03" + ALICE.seed_bytes() + envelope, run_id(), PeerId(BOB.peer_id)), chance)
     good = seal_invite(ALICE, run_id(), PeerId(BOB.peer_id), NOW_SECONDS, NOW_SECONDS)
-    return bent_or_signed(good, Kind.INVITE, ["invite", BOB.peer_id, 7], chance, -1, 0)
+    return bent_or_signed(good, Kind.INVITE, ["invite", BOB.peer_id, 7, b""], chance, -1, 0)
+
+
+def open_as_bob(data: bytes, _folder: Path) -> None:
+    open_invite(data, run_id(), PeerId(ALICE.peer_id), PeerId(BOB.peer_id))
 
 
 def typed_invite(chance: Random) -> str:
-    text = invite_text(seal_invite(ALICE, run_id(), None, NOW_SECONDS, NOW_SECONDS))
+    envelope = signed(Kind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
+    text = invite_text(b"\x03" + ALICE.seed_bytes() + envelope)
     return bent(text.encode(), chance).decode(chance.choice(("latin1", "utf-8", "utf-16")), "replace")
 
 
@@ -453,7 +461,7 @@ DECODERS = (
     Decoder("records", record, lambda data, _: open_record(data, run_id()), WIRE),
     Decoder("orders", order, lambda data, _: open_order(data, run_id(), PeerId(ALICE.peer_id)), WIRE),
     Decoder("stored orders", kept_order, read_kept_order, WIRE),
-    Decoder("invites", invite, lambda data, _: open_invite(data, run_id(), PeerId(ALICE.peer_id)), WIRE),
+    Decoder("invites", invite, open_as_bob, WIRE),
     Decoder("typed invites", typed_invite, lambda text, _: invite_bytes(text), WIRE),
     Decoder("slices", slices, lambda made, _: open_slices(made[0], run_id(), made[1], SLICE_SIZES), WIRE),
     Decoder("receipts", receipt, lambda data, _: open_receipt(data, run_id(), 4), WIRE),

@@ -14,6 +14,7 @@ from protocols.errors import WireError
 from protocols.messages.table import AnyMessage, Hello, Lane, Message, PeerRecord
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
+from protocols.signed.invites import prove_invite
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import WIRE_VERSION
@@ -32,9 +33,9 @@ class Liar:
         self.identity = Identity.from_seed(name.encode())
         self.transport = swarm.network.transport(self.identity.peer_id)
         self.transport.listen(self)
-        self.invite = invite
+        self.invite = prove_invite(invite, swarm.signed.run_id, self.identity.peer_id)
         record = PeerRecord(
-            self.identity.peer_id, stage, "worker", ["/memory/liar"], 0, 0.0, "0", invite=invite
+            self.identity.peer_id, stage, "worker", ["/memory/liar"], 0, 0.0, "0", invite=self.invite
         )
         self.record = seal_record(self.identity, swarm.signed.run_id, record, swarm.loop.time())
         self.heard: Counter[str] = Counter()

@@ -26,7 +26,8 @@ class Gatekeeper:
     """`Admission` of a run with an owner who orders."""
 
     def __init__(self, book: OrderBook, invite: bytes, now: Callable[[], float]) -> None:
-        """`invite`: the own one, or empty; `now`: the swarm's time in seconds."""
+        """`invite`: the own one as it is shown (`prove_invite`), or empty; `now`: the swarm's time in
+        seconds."""
         self.book = book
         self.invite = invite
         self.now = now
@@ -66,16 +67,10 @@ class Gatekeeper:
             return self.refusal(peer, invite) is None
         return found.id not in self.book.order.revoked and not self.shuns(peer)  # Who is in stays in.
 
-    def invite_told(self) -> bytes:
-        """The own one, for the records that neighbours are told; empty in a run that is open to all."""
+    @property
+    def record_invite(self) -> bytes:
+        """What the own record carries of the own invite; empty in a run that is open to all."""
         return self.invite if self.by_invite else b""
-
-    def invite_for_all(self) -> bytes:
-        """The own one if it lets in nobody else, for the record in the directory."""
-        if not self.by_invite or not self.invite:
-            return b""
-        found = open_invite(self.invite, self.book.signed.run_id, self.book.signed.manifest.owner)
-        return self.invite if found.peer is not None else b""
 
     def shuns(self, peer: PeerId) -> bool:
         """See `Admission.shuns`."""
@@ -126,7 +121,7 @@ class Gatekeeper:
         shown, found = self._shown.get(peer, (b"", None))
         if found is not None and invite == shown:
             return found
-        return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner)
+        return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner, peer)
 
 
 class NoInvite(WireError):

@@ -32,7 +32,7 @@ from peers.telemetry.event_fold import Story
 from peers.telemetry.picture import Picture, as_json, curve
 from peers.tools.model.evaluate import Score
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, not_let_in, score
+from peers.tools.model.swarm_session import Progress, invite_shown, not_let_in, score
 from protocols.signed.peer_record import NO_STAGE
 
 SHOW_SECONDS = 1.0
@@ -73,7 +73,7 @@ class EvaluatorRole(Role):
         presence = Presence(
             signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record
         )
-        shown = config.invite_bytes if signed.manifest.access == "invite" else b""
+        shown = invite_shown(signed, config.invite_bytes, network.transport.peer)
         # One visitor for all scores: peers answer over links that they opened to it, and keep these a while.
         async with SwarmClient(
             signed, network.transport, directory, Random(), process.say, invite=shown,

@@ -22,7 +22,7 @@ from peers.tools.model.evaluate import SCORED_BYTES, Score, cut
 from peers.tools.model.generate import Continuation
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from protocols.errors import WireError
-from protocols.signed.invites import open_invite
+from protocols.signed.invites import open_invite, prove_invite
 from swarmnet.identifiers import PeerId
 
 AT_ONCE = 8
@@ -39,11 +39,16 @@ async def visiting(
         if unfit is not None:
             raise NoAnswer(unfit)
         tokenizer_file(found.signed.manifest.data, tokenizer)
-        shown = invite if found.signed.manifest.access == "invite" else b""  # Others need not see it.
+        shown = invite_shown(found.signed, invite, found.transport.peer)
         async with SwarmClient(
             found.signed, found.transport, found.directory, Random(), say, exact, shown, tokenizer
         ) as client:
             yield client
+
+
+def invite_shown(signed: SignedManifest, invite: bytes, visitor: PeerId) -> bytes:
+    """What the visitor shows of its invite to the run's peers; empty where the run is open to all."""
+    return prove_invite(invite, signed.run_id, visitor) if signed.manifest.access == "invite" else b""
 
 
 def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_seconds: float) -> str | None:
@@ -56,7 +61,8 @@ def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_secon
     if not invite:
         return f"the run takes visitors by invite only: give --invite; {ask}"
     try:
-        found = open_invite(invite, signed.run_id, manifest.owner)
+        shown = prove_invite(invite, signed.run_id, visitor)
+        found = open_invite(shown, signed.run_id, manifest.owner, visitor)
     except WireError as error:
         return f"--invite does not fit the run ({error}); {ask}"
     if found.peer is not None:  # Before its expiry: another one of that kind would not help.

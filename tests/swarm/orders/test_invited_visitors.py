@@ -10,7 +10,7 @@ from swarm import OWNER, TINY_MODEL, Swarm, sign, text_of, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.tools.model.swarm_client import Conversation, NoAnswer, SwarmClient
-from peers.tools.model.swarm_session import not_let_in
+from peers.tools.model.swarm_session import invite_shown, not_let_in
 from protocols.signed.identity import Identity
 from protocols.signed.invites import invite_text, seal_invite
 
@@ -35,7 +35,7 @@ def test_a_visitor_with_an_invite_is_answered_and_one_without_is_told_why_not():
             transport = swarm.network.transport(VISITOR)
             client = SwarmClient(
                 swarm.signed, transport, swarm.network.directory(VISITOR), Random(0),
-                lambda event, text: said.append((event, text)), invite=shown,
+                lambda event, text: said.append((event, text)), invite=invite_shown(swarm.signed, shown, VISITOR),
             )  # fmt: skip
             async with client:
                 if shown:

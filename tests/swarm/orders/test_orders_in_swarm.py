@@ -11,7 +11,7 @@ from peers.lab.world.virtual_time import run
 from protocols.messages.table import Hello
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
-from protocols.signed.invites import seal_invite
+from protocols.signed.invites import prove_invite, seal_invite
 from protocols.signed.orders import seal_order
 from swarmnet.run import owner_orders
 from swarmnet.run.manifest import WIRE_VERSION
@@ -221,13 +221,15 @@ def test_a_greeting_with_rubbish_for_an_invite_is_refused():
         transport.listen(Silent())
         gatekeeper = swarm.members["a"].worker.orders.gatekeeper
         own = seal_invite(stranger, swarm.signed.run_id, None, now + 1e6, now)
-        for shown in (b"", b"x" * 200, own, mine[:-1]):
+        copied = prove_invite(mine, swarm.signed.run_id, swarm.members["a"].peer)
+        cut = prove_invite(mine, swarm.signed.run_id, stranger.peer_id)[:-1]
+        for shown in (b"", b"x" * 200, own, mine, copied, cut):
             link = await transport.open(swarm.members["a"].peer, "group", 5.0)
             link.post(Hello(WIRE_VERSION, run_bytes(swarm.signed.run_id), b"", shown))
             await swarm.during(1.0)
             assert gatekeeper.refusal(stranger.peer_id, shown)[0] == "not_invited"
         refused = swarm.members["a"].worker.neighbourhood.traffic.refused
-        assert refused["not_invited"] == 4
+        assert refused["not_invited"] == 6
         await swarm.close()
 
     run(story())

@@ -17,7 +17,7 @@ from protocols.messages.table import Announce, Contribution, PeerRecord, encode
 from protocols.messages.table import Reference as WireReference
 from protocols.signed.envelope import Kind, seal
 from protocols.signed.identity import Identity
-from protocols.signed.invites import seal_invite
+from protocols.signed.invites import prove_invite, seal_invite
 from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.machine import FORGET_SECONDS, Membership
@@ -129,7 +129,7 @@ def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
         assert makers.counts(X, 39)
 
 
-def test_an_uninvited_record_is_neither_kept_nor_dialled_and_an_invite_for_anyone_is_told_to_members_alone():
+def test_an_uninvited_record_is_neither_kept_nor_dialled_and_a_bearers_record_proves_its_invite():
     async def story():
         swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
         swarm.open()
@@ -142,7 +142,8 @@ def test_an_uninvited_record_is_neither_kept_nor_dialled_and_an_invite_for_anyon
         swarm.start("a", 0, invite=invite(None))
         swarm.start("b", 1, invite=invite(own))
         await swarm.training()
-        late = swarm.start("c", 1, invite=invite(None))
+        handed = invite(None)
+        late = swarm.start("c", 1, invite=handed)
         await swarm.until(lambda: late.worker.state == "training", 20.0)
         stranger = Liar(swarm, 1)
         directory = swarm.network.directory(stranger.identity.peer_id)
@@ -159,9 +160,8 @@ def test_an_uninvited_record_is_neither_kept_nor_dialled_and_an_invite_for_anyon
         assert not stranger.heard, "nobody has dialled it"
         found = await directory.look_up(run_id, 1, 5.0)
         public = {peer: open_record(data, run_id).record.invite for peer, data in found.items()}
-        assert public == {own: shown, late.peer: b"", stranger.identity.peer_id: b""}
-        told = swarm.members["a"].worker.neighbourhood.membership.peers[late.peer].record
-        assert open_record(told, run_id).record.invite
+        proved = prove_invite(handed, run_id, late.peer)
+        assert public == {own: shown, late.peer: proved, stranger.identity.peer_id: b""}
         await swarm.close()
 
     run(story())
