@@ -24,6 +24,7 @@ from protocols.daemon.hivemind_imports import (
     dht_pb2,
 )
 from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
+from protocols.dht.answers import Turn
 from protocols.dht.storage import Name
 from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
 from protocols.dht.swarm_time import Told, changed, correction, told
@@ -93,6 +94,7 @@ class DhtDirectory:
         self.say: Callable[[str], None] = logger.warning
         """Is told what a person should know of this machine's clock."""
         gate.evicted = self._evict
+        gate.neighbours = lambda: node.protocol.routing_table.peer_id_to_uid
         self.refusals = refusals
         """What was refused, by reason; for the metrics."""
 
@@ -160,6 +162,10 @@ class DhtDirectory:
     def received_bytes(self) -> int:
         """The like."""
         return self._gate.received_bytes
+
+    def limit_upload(self, turn: Turn) -> None:
+        """What the directory sends to others waits for its turn from now on, among all that this peer sends."""
+        self._gate.answers.turn = turn
 
     def now(self) -> float:
         """The swarm's time in seconds since 1970, for signing records."""

@@ -107,6 +107,11 @@ class Storage:
     def __contains__(self, name: Name) -> bool:
         return name in self._kept
 
+    def bytes_of(self, key: bytes) -> int:
+        """Bytes of all values under a key."""
+        shares = self._per_key.get(key, {})
+        return sum(self._kept[key, tag].size for tags in shares.values() for tag in tags)
+
     def get(self, name: Name) -> Kept | None:
         return self._kept.get(name)
 

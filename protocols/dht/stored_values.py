@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
+from random import Random
 from typing import Any
 
 import msgpack
@@ -35,6 +36,8 @@ DICTIONARY_LIMIT = 3_500_000
 """Bytes of one dictionary."""
 _HEAD_BYTES = 5
 _PLAIN_LIMIT = max(MANIFEST_LIMIT, STORED_ORDER_LIMIT)
+_ENTRY_BYTES = 32
+"""What MessagePack adds to a record in a dictionary: heads and an expiry of 9 bytes, and as much for the whole."""
 _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 
@@ -170,6 +173,21 @@ def dictionary(items: list[Item], shift: float) -> bytes:
         for item in items:
             packed.store(text_of(item.tag), item.value, item.expires + shift)
         return bytes(MSGPackSerializer.dumps(packed))
+
+
+def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
+    """A packed dictionary of about `limit` bytes: records of `value` in random order, as many as fit. Large ones
+    that somebody stored to fill the answer thus displace a small one only as often as chance has it."""
+    items = list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0))
+    chance.shuffle(items)
+    part: list[Item] = []
+    room = limit - _ENTRY_BYTES
+    for item in items:
+        size = len(item.value) + len(item.tag) + _ENTRY_BYTES
+        if size <= room:
+            room -= size
+            part.append(item)
+    return dictionary(part, 0.0)
 
 
 def shifted_dictionary(value: bytes, shift: float) -> bytes:

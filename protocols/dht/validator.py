@@ -6,8 +6,8 @@ before hivemind decodes the MessagePack inside, and takes out whatever is not a 
 hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one kills the
 process (measured). What else is enforced here: a node's DHT id is the hash of its peer id, expiries are
 bounded, nothing older replaces something newer, storage has a limit and nobody takes it all (storage.py), an
-answer stays below the 4 MiB at which hivemind's callers hang, and the swarm's time counts, not this machine's
-(swarm_time.py).
+answer stays below the 4 MiB at which hivemind's callers hang, what an asker is sent has a budget (answers.py),
+what a storer makes this node check has one, too, and the swarm's time counts, not this machine's (swarm_time.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from protocols.daemon.hivemind_imports import (
     dht_pb2,
 )
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
+from protocols.dht.answers import Answers, Asker
 from protocols.dht.storage import Kept, Name, Storage, Storer
 from protocols.dht.stored_values import (
     DICTIONARY,
@@ -45,13 +46,13 @@ from protocols.dht.stored_values import (
     shifted_dictionary,
     text_of,
 )
-from protocols.errors import Malformed, PeerGone, Unreachable, WireError
+from protocols.errors import Backlog, BadSignature, Malformed, PeerGone, Unreachable, WireError
+from protocols.signed.identity import CHECKED, Checked
 from protocols.signed.records import MANIFEST_SECONDS, SKEW_SECONDS
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import range_of
+from swarmnet.resources.allowances import Checks
 
-ANSWER_LIMIT = 3_500_000
-"""hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs (trap 1)."""
 KEYS_PER_REQUEST = 1024
 """A node that meets a new one hands over all that this one should keep, in one request."""
 NEAREST, PEER_ID_BYTES = 20, 64
@@ -63,6 +64,8 @@ WAY_SECONDS = 1.5
 """For a circuit to stand, of the 3 s that a call has."""
 RANGE_SECONDS, RANGE_ANSWER_SECONDS = 60.0, 1.0
 """How long it is believed where a peer is connected from, and how long p2pd may take to say."""
+NOTHING = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+"""Of a key that is not answered: neither a value nor nodes nearer to it."""
 _VERIFIED = 4096
 _ORDERS = 256
 
@@ -92,6 +95,12 @@ class Gate:
         self.storage = Storage(
             lambda name: self.evicted(name), lambda: {MSGPackSerializer.dumps(peer) for peer in self.linked()}
         )
+        self.answers = Answers(self.storage.bytes_of)
+        """What goes to others, within each asker's budget and this peer's upload limit."""
+        self.neighbours: Callable[[], Collection[PeerID]] = tuple
+        """Nodes in the routing table."""
+        self._checks = Checks()
+        """Signatures that are checked on behalf of each storer."""
         self._ranges: dict[str, tuple[str, float]] = {}
         """Peer -> the address range that it is connected from, and when p2pd said so."""
         self.clock_offset = 0.0
@@ -146,6 +155,11 @@ class Gate:
         self, peer: PeerID, name: str, request: Request, output_type: type
     ) -> Response:
         if output_type is dht_pb2.StoreResponse:
+            if not all(key in self.acknowledged for key in request.keys):  # A hand-over: hivemind's own idea.
+                asked = len(request.keys)
+                request = await self.answers.hand_over(request, await self._asker(peer))
+                if not request.keys:
+                    return dht_pb2.StoreResponse(store_ok=[False] * asked)
             request = self._shifted_store(request)
         if self._ways:  # Nodes go by their id: one that nobody can dial may have a slot at a relay of ours.
             with contextlib.suppress(Unreachable):
@@ -187,6 +201,11 @@ class Gate:
                 return ""
             self._ranges = {peer: ("", now), **{each: (range_of(address), now) for each, address in found}}
         return self._ranges[peer][0]
+
+    async def _asker(self, peer: PeerID) -> Asker:
+        name = str(peer)
+        near = peer in self.neighbours() or name in self.linked()
+        return Asker(PeerId(name), await self.range_of(name), near)
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
         """The call's result; P2PDaemonError as soon as p2pd ends, on which hivemind would wait for ever."""
@@ -246,11 +265,14 @@ class Gate:
                     raise Malformed("it asks for the cache, which is not used")
                 for item in items_of(index, request.keys[index], request.subkeys[index],
                                    request.values[index], request.expiration_time[index]):  # fmt: skip
-                    self._admit(item, storer)
+                    self._check(item, storer)
                     taken.append(item)
             except WireError as error:
                 stored[index] = False
                 self._refused(sender, str(error))
+                if isinstance(error, (BadSignature, Backlog)):  # An honest node has looked at all it sends.
+                    stored[index:] = [False] * (count - index)
+                    break
         for item in taken:
             if (item.key, item.tag) not in self.storage:  # What came after it has taken its place.
                 stored[item.index] = False
@@ -277,18 +299,21 @@ class Gate:
         if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):
             self._refused(str(context.remote_id), "a find request with impossible keys")
             raise Malformed("refused")
-        response = await handler(request, context)
-        size = 0
+        asker = await self._asker(context.remote_id)
+        limit = self.answers.limit(asker)
+        fit = self.answers.fitting(keys, limit)
+        response = dht_pb2.FindResponse()
+        if fit:
+            response = await handler(dht_pb2.FindRequest(keys=keys[:fit], peer=request.peer), context)
         for result in response.results:
             if result.type == dht_pb2.FOUND_DICTIONARY:
                 result.value = shifted_dictionary(result.value, self.clock_offset)
             result.expiration_time += self.clock_offset
-            size += result.ByteSize()
-            if size > ANSWER_LIMIT:  # a key that is asked for alone always fits (PEERS_PER_KEY)
-                size -= result.ByteSize()
-                result.type = dht_pb2.NOT_FOUND
-                result.ClearField("value")
-        return response
+        self.answers.cut(response, limit)
+        response.results.extend(NOTHING for _ in keys[fit:])
+        if await self.answers.may_send(response.ByteSize(), asker):
+            return response
+        return dht_pb2.FindResponse(results=[NOTHING] * len(keys))
 
     # Answers of others.
 
@@ -311,6 +336,9 @@ class Gate:
                     try:
                         self._prove(item)
                         kept.append(item)
+                    except BadSignature as error:
+                        self._refused(peer, str(error))
+                        break  # An honest node has looked at all it sends.
                     except WireError as error:
                         self._refused(peer, str(error))
             except WireError as error:
@@ -375,6 +403,20 @@ class Gate:
         if subkey is None and proof.sequence:
             self._remember(item, proof.sequence)
         return proof
+
+    def _check(self, item: Item, storer: Storer) -> None:
+        """`_admit` on behalf of a storer. Raises Backlog, before anything is verified, where its signatures have
+        taken too much; else as `_admit`."""
+        now = asyncio.get_running_loop().time()
+        if self._checks.wait(PeerId(storer.peer), now):
+            raise Backlog("more signatures than are checked for one peer")
+        checked = Checked()
+        token = CHECKED.set(checked)
+        try:
+            self._admit(item, storer)
+        finally:
+            CHECKED.reset(token)
+            self._checks.spend(PeerId(storer.peer), checked.count, now)
 
     def _remember(self, item: Item, sequence: int) -> None:
         known = self.orders.get(item.key)

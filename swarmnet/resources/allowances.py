@@ -1,4 +1,4 @@
-"""What one sender may cost a peer: signature checks, bytes of unfinished messages, and how slowly they come.
+"""What one sender may cost a peer: signature checks, bytes of answers, unfinished messages, and how slowly they come.
 
 No IO. Times in seconds on the caller's clock, sizes in bytes.
 """
@@ -18,7 +18,16 @@ CHECKS_AT_ONCE = 1024
 kept (40, rounds/contribution_sets.py) gives it 400 contributions by that neighbour, 700 in all. 0.1 to 0.2 s
 of the event loop, a message's worth at a time."""
 MOST_BUCKETS = 1024
-"""Peers whose spending is remembered before those that have paid all back are forgotten."""
+"""Names whose spending is remembered, as many as a directory of some hundred peers has askers; about 200 bytes
+each. Beyond that the quarter that has spent least is forgotten, those that have paid all back first."""
+
+ANSWER_BYTES_PER_SECOND = 256_000.0
+"""Bytes of answers that the directory gives one asker, and one address range, on the average. An honest worker
+looks up its stage and the two next to it every 20 s: with 400 peers in each of them and records of 627 bytes
+(tests/protocols/dht/test_answers.py) that is 830 kB, 42 kB a second, from one of several nodes."""
+ANSWER_BYTES_AT_ONCE = 4_000_000.0
+"""... and at once: a newcomer's look-ups of all stages of a swarm of 400 peers are 278 kB, and the longest answer
+that exists (`ANSWER_LIMIT` of protocols/dht/answers.py) is 3.5 MB."""
 
 PACE_BYTES = 64 * 1024
 """A piece as it is written (protocols/framing/frames.py): so many bytes of bodies ..."""
@@ -27,6 +36,9 @@ PACE_SECONDS = 30.0
 carries 57 such pieces meanwhile: so many unfinished messages may share it, in turns, or 3.7 MB that are more
 urgent may go before them all. What is later than that nobody waits for any more: an activation's deadline is
 over, a contribution has been asked of another, a holder of chunks is dropped after 2.5 s."""
+
+_PEER = "peer "
+"""Before the names of peers: no address range begins so."""
 
 SMALLEST_SHARE_BYTES = 4 * 1024 * 1024
 SMALLEST_WHOLE_BYTES = 32 * 1024 * 1024
@@ -41,36 +53,68 @@ BODIES_OF_ALL = 16
 links to (membership.MOST_ADJACENT)."""
 
 
-class Checks:
+class Buckets:
+    """A token bucket for each name (a peer id, an address range). A name may spend while its bucket holds
+    something, and may overdraw it; then it waits until the bucket holds something again."""
+
+    def __init__(self, per_second: float, at_once: float) -> None:
+        self._per_second = per_second
+        self._at_once = at_once
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """What was in it, and when."""
+
+    def spend(self, name: str, amount: float, now: float) -> None:
+        """Take so much out of the bucket of this name."""
+        if not amount:
+            return
+        level = self.level(name, now)
+        if name not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
+            self._forget(now)
+        self._buckets[name] = (level - amount, now)
+
+    def wait(self, name: str, now: float) -> float:
+        """Seconds until this name may spend; 0: at once."""
+        level = self.level(name, now)
+        return 0.0 if level > 0 else (1.0 - level) / self._per_second  # One more than is missing, as rounded.
+
+    def level(self, name: str, now: float) -> float:
+        """What the bucket of this name holds; below 0 after it was overdrawn."""
+        level, at = self._buckets.get(name, (self._at_once, now))
+        return min(self._at_once, level + (now - at) * self._per_second)
+
+    def _forget(self, now: float) -> None:
+        """Make room: the fullest quarter goes, so who has overdrawn most is remembered longest."""
+        fullest = sorted(self._buckets, key=lambda name: self.level(name, now), reverse=True)
+        for name in fullest[: MOST_BUCKETS // 4]:
+            del self._buckets[name]
+
+
+class Checks(Buckets):
     """A bucket of signature checks for each peer. A message is taken while there is something in it, and may
     overdraw it; then nothing is read of that peer until the bucket holds something again."""
 
     def __init__(self, per_second: float = CHECKS_PER_SECOND, at_once: float = CHECKS_AT_ONCE) -> None:
-        self._per_second, self._at_once = per_second, at_once
-        self._buckets: dict[PeerId, tuple[float, float]] = {}
-        """What was in it, and when."""
+        super().__init__(per_second, at_once)
 
-    def spend(self, peer: PeerId, count: int, now: float) -> None:
-        """So many signatures were checked for this peer."""
-        if count:
-            level = self._level(peer, now)
-            if len(self._buckets) >= MOST_BUCKETS:
-                self._forget(now)
-            self._buckets[peer] = (level - count, now)
 
-    def wait(self, peer: PeerId, now: float) -> float:
-        """Seconds until something may be read of this peer; 0: at once."""
-        level = self._level(peer, now)
-        return 0.0 if level > 0 else (1.0 - level) / self._per_second  # One more than is missing, as rounded.
+class AnswerBudget:
+    """How many bytes an asker may still be answered: by its own bucket, and by that of its address range, for
+    keys are free and networks are not."""
 
-    def _level(self, peer: PeerId, now: float) -> float:
-        level, at = self._buckets.get(peer, (self._at_once, now))
-        return min(self._at_once, level + (now - at) * self._per_second)
+    def __init__(
+        self, per_second: float = ANSWER_BYTES_PER_SECOND, at_once: float = ANSWER_BYTES_AT_ONCE
+    ) -> None:
+        self._buckets = Buckets(per_second, at_once)
 
-    def _forget(self, now: float) -> None:
-        """Those with full buckets are as if they had never come."""
-        for peer in [peer for peer in self._buckets if self._level(peer, now) >= self._at_once]:
-            del self._buckets[peer]
+    def left(self, peer: PeerId, address_range: str, now: float) -> int:
+        """Bytes that may go to this peer at once; 0: none. `address_range`: empty where it is not known."""
+        names = (f"{_PEER}{peer}", address_range)
+        return max(0, int(min(self._buckets.level(name, now) for name in names)))
+
+    def spend(self, peer: PeerId, address_range: str, size: int, now: float) -> None:
+        """So many bytes go to this peer."""
+        for name in (f"{_PEER}{peer}", address_range):
+            self._buckets.spend(name, size, now)
 
 
 class Unfinished:

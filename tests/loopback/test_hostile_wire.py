@@ -44,6 +44,7 @@ from protocols.signed.orders import order_key, seal_order, stored_order
 from protocols.signed.records import RECORD_SECONDS, manifest_key, seal_record, stage_key
 from protocols.signed.registry_entry import RUNS_KEY, seal_listing
 from swarmnet.identifiers import RunId
+from swarmnet.resources.allowances import CHECKS_AT_ONCE, Checks
 from swarmnet.run.manifest import owner_statement
 from swarmnet.run.owner_orders import Order
 
@@ -262,6 +263,28 @@ async def test_storage_is_bounded_per_peer_and_in_all(gate, monkeypatch):
     assert len(gate.storage) == 1
 
 
+async def test_a_request_is_refused_at_its_first_forged_record(gate):
+    forged = [(KEY, tag(), record()[:-2] + number.to_bytes(2, "big"), soon()) for number in range(1, 101)]
+    ok, reached = await stored(gate, (KEY, tag(BOB.peer_id), record(BOB), soon()), *forged)
+    assert (ok, len(reached), len(gate.refusals)) == ([True] + [False] * 100, 1, 1)
+
+
+async def test_what_one_storer_makes_a_node_check_has_the_rate_of_links_and_others_are_not_hurt(gate):
+    gate._checks = Checks(per_second=0.001, at_once=8)
+    ok, _ = await stored(gate, *crowd(0, 20), by=BOB)
+    assert ok == [True] * 8 + [False] * 12
+    assert (await stored(gate, (KEY, tag(), record(), soon()), by=ALICE))[0] == [True]
+    ok, _ = await stored(gate, *crowd(0, 8), by=ALICE)
+    assert all(ok), "what was checked before costs nobody anything"
+
+
+async def test_a_node_may_hand_over_all_records_of_a_full_stage_at_once(gate):
+    assert PEERS_PER_KEY < CHECKS_AT_ONCE
+    entries = [(text_of(subkey), value, until) for _, subkey, value, until in crowd(0, PEERS_PER_KEY)]
+    assert (await stored(gate, (KEY, DICTIONARY, packed(entries), soon())))[0] == [True]
+    assert len(gate.storage) == PEERS_PER_KEY
+
+
 CROWD, HOME = "/ip4/198.51.100.7/tcp/9", "/ip4/203.0.113.5/tcp/31337"
 """Where the many come from, and where somebody else does."""
 
@@ -344,6 +367,7 @@ async def test_an_answer_that_grows_too_long_is_cut(gate):
         remote_id = PeerID.from_base58(BOB.peer_id)
 
     keys = [KEY, bytes(20), bytes(19) + b"1"]
+    gate.neighbours = lambda: [Context.remote_id]
     response = await gate._serve_find(hivemind, dht_pb2.FindRequest(keys=keys), Context())
     assert [result.type for result in response.results] == [dht_pb2.FOUND_DICTIONARY] + [
         dht_pb2.NOT_FOUND
