@@ -93,7 +93,7 @@ class Sessions:
             directory = await DhtDirectory.start(transport.daemon, ways=ways)
             directory.say = partial(process.say, "clock")
             if transport.upload is not None:
-                directory.limit_upload(transport.upload.turn)
+                directory.limit_upload(transport.upload)
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"

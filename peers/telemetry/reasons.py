@@ -215,8 +215,9 @@ ARCHIVING = {
 
 RELAYING = {
     "slots_full": Reason("all slots are taken", "another bootstrap"),
-    "address_full": Reason("its IP address has as many slots as one may have", NOTHING),
+    "address_full": Reason("its address range (/24 or /48) has as many slots as one may have", NOTHING),
     "circuits_full": Reason("all circuits are open", "another bootstrap"),
+    "range_full": Reason("its address range (/24 or /48) has as many circuits open as one may have", NOTHING),
     "peer_full": Reason("it, or whom it asked for, has as many open as one peer may have", NOTHING),
     "streams_full": Reason("too many ask at once", "another bootstrap"),
     "no_slot": Reason("whom it asked for has no slot here", "passes when records are fresh"),

@@ -7,16 +7,16 @@ asker learns nothing: a short "not found" for each key, which never is more than
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from protocols.daemon.hivemind_imports import dht_pb2
 from protocols.dht.stored_values import part_of_dictionary
 from protocols.messages.table import Chunk
 from swarmnet.identifiers import PeerId
-from swarmnet.resources.allowances import AnswerBudget
+from swarmnet.resources.allowances import ANSWER_BYTES_AT_ONCE, ANSWER_BYTES_PER_SECOND, AnswerBudget
 
 ANSWER_LIMIT = 3_500_000
 """Bytes of an answer. hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs (trap 1)."""
@@ -28,12 +28,11 @@ NEAREST_BYTES = 20 * 64
 id of 38 and a node id of 20."""
 ANSWER_SECONDS = 3.0
 """So long an asker waits for an answer (hivemind's default): a later one is sent to nobody."""
-WAITING_BYTES = 8 * 1024 * 1024
-"""Of answers that wait for their turn, together: more than the upload limit of a home line carries in 3 s."""
+SHARE_OF_UPLOAD = 4
+"""One asker, and one address range, gets this part of an upload limit at most, so that a few others find room."""
 PIECE_BYTES = 64 * 1024
 """As links send them (protocols/framing/frames.py): a whole answer at once would hold up all other traffic."""
 
-Turn: TypeAlias = Callable[[int, int], Awaitable[None]]
 Request: TypeAlias = Any
 """StoreRequest of hivemind's dht.proto, which has no types."""
 
@@ -49,6 +48,14 @@ class Asker:
     """It is a neighbour: in the routing table, or linked."""
 
 
+class Uploads(Protocol):
+    """What is needed of `Upload` (protocols/framing/upload_turns.py)."""
+
+    bytes_per_second: float
+
+    async def turn(self, size: int, priority: int) -> None: ...
+
+
 class Answers:
     """The account of what goes to whom."""
 
@@ -58,13 +65,20 @@ class Answers:
         self._budget = budget or AnswerBudget()
         self._chance = Random()
         self._waiting_bytes = 0
-        self.turn: Turn | None = None
-        """Waits until so many bytes of that priority may be sent (protocols/framing/upload_turns.py); None: no
-        limit."""
+        """Of answers that wait for their turn, together."""
+        self._upload: Uploads | None = None
+
+    def limit_upload(self, upload: Uploads) -> None:
+        """Take turns with all that this peer sends from now on. An asker's budget shrinks to its part of the limit."""
+        self._upload = upload
+        scale = min(1.0, upload.bytes_per_second / SHARE_OF_UPLOAD / ANSWER_BYTES_PER_SECOND)
+        self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)
 
     def limit(self, asker: Asker) -> int:
         """Bytes that an answer to this asker may have now."""
         longest = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
+        if self._upload is not None:  # Less than the line carries while the asker waits: others send, too.
+            longest = min(longest, int(self._upload.bytes_per_second * ANSWER_SECONDS / 3))
         return min(longest, self._budget.left(asker.peer, asker.address_range, _now()))
 
     def fitting(self, keys: Sequence[bytes], limit: int) -> int:
@@ -116,15 +130,15 @@ class Answers:
     async def may_send(self, size: int, asker: Asker) -> bool:
         """Charge the asker for `size` bytes, and wait for their turn; False when that does not come in time."""
         self._budget.spend(asker.peer, asker.address_range, size, _now())
-        if self.turn is None:
+        if self._upload is None:
             return True
-        if self._waiting_bytes + size > WAITING_BYTES:
+        if self._waiting_bytes + size > self._upload.bytes_per_second * ANSWER_SECONDS:
             return False
         self._waiting_bytes += size
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 for sent in range(0, size, PIECE_BYTES):
-                    await self.turn(min(PIECE_BYTES, size - sent), Chunk.priority)
+                    await self._upload.turn(min(PIECE_BYTES, size - sent), Chunk.priority)
         except TimeoutError:
             return False
         finally:

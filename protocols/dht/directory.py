@@ -24,7 +24,7 @@ from protocols.daemon.hivemind_imports import (
     dht_pb2,
 )
 from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
-from protocols.dht.answers import Turn
+from protocols.dht.answers import Uploads
 from protocols.dht.storage import Name
 from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
 from protocols.dht.swarm_time import Told, changed, correction, told
@@ -163,9 +163,9 @@ class DhtDirectory:
         """The like."""
         return self._gate.received_bytes
 
-    def limit_upload(self, turn: Turn) -> None:
+    def limit_upload(self, upload: Uploads) -> None:
         """What the directory sends to others waits for its turn from now on, among all that this peer sends."""
-        self._gate.answers.turn = turn
+        self._gate.answers.limit_upload(upload)
 
     def now(self) -> float:
         """The swarm's time in seconds since 1970, for signing records."""

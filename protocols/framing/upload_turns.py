@@ -14,6 +14,7 @@ class Upload:
     """One per process, given to its transport. Bytes per second."""
 
     def __init__(self, bytes_per_second: float) -> None:
+        self.bytes_per_second = bytes_per_second
         self._loop = asyncio.get_running_loop()
         self._share = UploadShare(bytes_per_second, self._loop.time())
         self._waiting: dict[int, asyncio.Future[None]] = {}

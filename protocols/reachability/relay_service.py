@@ -5,7 +5,8 @@ circuit, or 4 GiB and half an hour (it registers two, the last one counts). This
 on a circuit, a share in its owner's upload limit, and a count of what it carries.
 
 Who may have a slot: anybody, while there are some. What a stranger can make of it: circuits to those who have
-asked to be reached, CIRCUITS_PER_PEER at a time.
+asked to be reached, CIRCUITS_PER_PEER at a time, CIRCUITS_PER_RANGE with all others of its address range. Which
+circuit gives way when there are too many is swarmnet/resources/circuit_table.py's decision.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocols.daemon.hivemind_imports import P2P, StreamInfo
@@ -45,20 +48,22 @@ from protocols.reachability.circuit_relay import (
     peer_in,
     read_fields,
 )
-from protocols.reachability.dial_back_service import observed_ip
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.address_ranges import IP
+from swarmnet.membership.address_ranges import range_of
+from swarmnet.resources.circuit_table import CircuitLimits, CircuitTable, NoCircuit, gives_way
 
 SLOTS = 1024
 """A slot is an entry here and a connection that stands anyway, to the directory."""
-SLOTS_PER_IP = 64
-"""Of strangers who make themselves keys; a house, or a provider's shared address, has room."""
+SLOTS_PER_RANGE = 64
+"""Of one /24 or /48, where strangers make themselves keys; a provider's shared address has room."""
 SLOT_SECONDS = 3600.0
 """As go-libp2p's."""
 CIRCUITS = 256
 """Two descriptors here and four in p2pd each: a third of OPEN_FILES."""
 CIRCUITS_PER_PEER = 32
 """Open from or to one peer: ten neighbours in its group, and some of the stages next to it."""
+CIRCUITS_PER_RANGE = CIRCUITS // 4
+"""Opened from one /24 or /48, as many as it may have slots: four networks fill a relay, then the newest give way."""
 STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
 """Open at once, with those that have not said yet what they are for."""
 WRITE_SECONDS = 30.0
@@ -66,10 +71,21 @@ WRITE_SECONDS = 30.0
 _READ_BYTES = 64 * 1024
 _STATUS = {
     "slots_full": REFUSED, "address_full": REFUSED, "relayed": REFUSED, "no_slot": NO_RESERVATION,
-    "circuits_full": LIMIT_EXCEEDED, "peer_full": LIMIT_EXCEEDED, "not_reached": CONNECTION_FAILED,
-    "malformed": MALFORMED,
+    "circuits_full": LIMIT_EXCEEDED, "range_full": LIMIT_EXCEEDED, "peer_full": LIMIT_EXCEEDED,
+    "not_reached": CONNECTION_FAILED, "malformed": MALFORMED,
 }  # fmt: skip
 """What an asker is told, by why it gets nothing (peers/telemetry/reasons.py, RELAYING)."""
+
+
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream that another peer has opened."""
+
+    writer: asyncio.StreamWriter
+    address_range: str
 
 
 class OpensStreams(Protocol):
@@ -91,11 +107,13 @@ class RelayService:
         """Through circuits, both ways together."""
         self.refused: Counter[str] = Counter()
         """Slots and circuits that were asked for and not given, by code (`_STATUS`, `streams_full`)."""
-        self._slots: dict[PeerId, tuple[float, IP | None]] = {}
-        """By whom: until when, and from where."""
-        self._ends: Counter[PeerId] = Counter()
-        """Open circuits by who is at one of their ends."""
-        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self.table = CircuitTable(CircuitLimits(CIRCUITS, CIRCUITS_PER_PEER, CIRCUITS_PER_RANGE))
+        self._slots: dict[PeerId, tuple[float, str]] = {}
+        """By peer: until when, and the address range that it came from."""
+        self._cuts: dict[int, asyncio.Event] = {}
+        """By circuit: what ends it when it gives way."""
+        self._open: dict[asyncio.Task[None], _Stream] = {}
+        """In the order in which they were opened."""
         self._streams: Counter[PeerId] = Counter()
 
     async def serve(self, p2p: P2P) -> None:
@@ -110,21 +128,23 @@ class RelayService:
     @property
     def circuits(self) -> int:
         """Open now."""
-        return self._ends.total() // 2
+        return len(self.table)
 
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve one stream to its end."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
-        if task is None or len(self._open) >= STREAMS or self._streams[peer] >= STREAMS_PER_PEER:
-            self.refused["streams_full" if len(self._open) >= STREAMS else "peer_full"] += 1
+        seen = str(info.addr)
+        code = "peer_full" if self._streams[peer] >= STREAMS_PER_PEER else self._crowded(range_of(seen))
+        if task is None or code:
+            self.refused[code] += 1
             writer.transport.abort()
             return
-        self._open[task] = writer
+        self._open[task] = _Stream(writer, range_of(seen))
         self._streams[peer] += 1
         try:
-            await self._answer(peer, str(info.addr), reader, writer)
+            await self._answer(peer, seen, reader, writer)
         except (WireError, *DAEMON_ERRORS):
             pass  # It has gone, or is no asker.
         finally:
@@ -132,6 +152,17 @@ class RelayService:
             self._streams += Counter()  # Without those that are at 0.
             del self._open[task]
             writer.transport.abort()
+
+    def _crowded(self, address_range: str) -> str:
+        """Make room for one more stream of that range, or the code of why there is none."""
+        if len(self._open) < STREAMS:
+            return ""
+        streams = list(self._open.values())
+        number = gives_way({at: stream.address_range for at, stream in enumerate(streams)}, address_range)
+        if number is None:
+            return "streams_full"
+        streams[number].writer.transport.abort()
+        return ""
 
     async def _answer(
         self, peer: PeerId, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -143,9 +174,9 @@ class RelayService:
             if is_circuit(seen):  # A circuit through a circuit would be carried twice.
                 answer = self._refusal("relayed")
             elif kind == HOP_RESERVE:
-                answer = self._reserve(peer, observed_ip(seen))
+                answer = self._reserve(peer, range_of(seen))
             elif kind == HOP_CONNECT:
-                code = await self._connect(peer, peer_in(ask), reader, writer)
+                code = await self._connect(peer, peer_in(ask), range_of(seen), (reader, writer))
                 if not code:
                     return
                 answer = self._refusal(code)
@@ -161,29 +192,33 @@ class RelayService:
         self.refused[code] += 1
         return {1: HOP_STATUS, 5: _STATUS[code]}
 
-    def _reserve(self, peer: PeerId, ip: IP | None) -> Fields:
+    def _reserve(self, peer: PeerId, address_range: str) -> Fields:
         now = self._now()
         if peer not in self._slots:
             self._slots = {one: slot for one, slot in self._slots.items() if slot[0] > now}
             if len(self._slots) >= SLOTS:
                 return self._refusal("slots_full")
-            if sum(other == ip for _, other in self._slots.values()) >= SLOTS_PER_IP:
+            if sum(other == address_range for _, other in self._slots.values()) >= SLOTS_PER_RANGE:
                 return self._refusal("address_full")
-        self._slots[peer] = (now + SLOT_SECONDS, ip)
+        self._slots[peer] = (now + SLOT_SECONDS, address_range)
         return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
 
     async def _connect(
-        self, source: PeerId, target: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, source: PeerId, target: PeerId, address_range: str, near: _Ends
     ) -> str:
         """Carry a circuit to its end, and the empty string; or at once why there is none."""
-        until, _ = self._slots.get(target, (0.0, None))
+        until, _ = self._slots.get(target, (0.0, ""))
         if until <= self._now() or source == target:
             return "no_slot"
-        if self.circuits >= CIRCUITS:
-            return "circuits_full"
-        if max(self._ends[source], self._ends[target]) >= CIRCUITS_PER_PEER:
-            return "peer_full"
-        self._ends.update((source, target))
+        try:
+            number, displaced = self.table.open(
+                source=source, target=target, address_range=address_range, now=_loop_seconds()
+            )
+        except NoCircuit as error:
+            return error.code
+        if displaced is not None:
+            self._cuts[displaced].set()
+        self._cuts[number] = asyncio.Event()
         far: asyncio.StreamWriter | None = None
         try:
             try:
@@ -194,23 +229,21 @@ class RelayService:
                 return "not_reached"
             if number_in(told, 1) != STOP_STATUS or number_in(told, 4) != OK:
                 return "not_reached"
-            writer.write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
-            await self._carry(reader, writer, far_reader, far)
+            near[1].write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
+            await self._carry(number, near, (far_reader, far))
             return ""
         finally:
             if far is not None:
                 far.close()
-            self._ends.subtract((source, target))
-            self._ends += Counter()
+            self.table.close(number)
+            del self._cuts[number]
 
-    async def _carry(
-        self, near: asyncio.StreamReader, near_writer: asyncio.StreamWriter,
-        far: asyncio.StreamReader, far_writer: asyncio.StreamWriter,
-    ) -> None:  # fmt: skip
-        """Both ways, until one side ends it."""
+    async def _carry(self, number: int, near: _Ends, far: _Ends) -> None:
+        """Both ways, until one side ends it, it is idle, or it gives way to another."""
         ways = [
-            asyncio.create_task(self._pump(near, far_writer), name="circuit out"),
-            asyncio.create_task(self._pump(far, near_writer), name="circuit back"),
+            asyncio.create_task(self._pump(number, near[0], far[1]), name="circuit out"),
+            asyncio.create_task(self._pump(number, far[0], near[1]), name="circuit back"),
+            asyncio.create_task(self._until_over(number), name="circuit's end"),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -219,8 +252,18 @@ class RelayService:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _until_over(self, number: int) -> None:
+        """Return when the circuit is idle, or gives way to another."""
+        while (left := self.table.ends_at(number) - _loop_seconds()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._cuts[number].wait()
+
+    async def _pump(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while data := await reader.read(_READ_BYTES):
+            self.table.carried(number, _loop_seconds())
             if self.upload is not None:
                 await self.upload.turn(len(data), Chunk.priority)
             writer.write(data)
@@ -230,6 +273,10 @@ class RelayService:
 
     async def close(self) -> None:
         """Cut all circuits."""
-        for writer in self._open.values():  # Cancelling their tasks makes asyncio 3.11 complain.
-            writer.transport.abort()
+        for stream in self._open.values():  # Cancelling their tasks makes asyncio 3.11 complain.
+            stream.writer.transport.abort()
         await asyncio.gather(*self._open, return_exceptions=True)
+
+
+def _loop_seconds() -> float:
+    return asyncio.get_running_loop().time()

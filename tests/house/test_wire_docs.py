@@ -10,6 +10,9 @@ from typing import get_args
 import pytest
 
 from protocols.dht import (
+    answers,
+)
+from protocols.dht import (
     directory as dht,
 )
 from protocols.dht import (
@@ -43,7 +46,7 @@ from protocols.signed import (
     registry_entry,
 )
 from swarmnet.membership import dial_budget
-from swarmnet.resources import allowances
+from swarmnet.resources import allowances, circuit_table
 from swarmnet.run.manifest import MANIFEST_LIMIT
 from swarmnet.run.owner_orders import ORDER_LIMIT
 
@@ -126,10 +129,20 @@ def test_every_test_that_the_trap_table_names_exists():
         ("DHT records per peer", str(storage.RECORDS_PER_PEER)),
         (
             "slots at a relay",
-            f"{relay_service.SLOTS}, {relay_service.SLOTS_PER_IP} per IP, "
+            f"{relay_service.SLOTS}, {relay_service.SLOTS_PER_RANGE} per /24 or /48, "
             f"for {relay_service.SLOT_SECONDS:g} s",
         ),
-        ("circuits", f"{relay_service.CIRCUITS_PER_PEER} per peer, {relay_service.CIRCUITS} in all"),
+        (
+            "circuits",
+            f"{relay_service.CIRCUITS_PER_PEER} per peer, {relay_service.CIRCUITS_PER_RANGE} per /24 or /48, "
+            f"{relay_service.CIRCUITS} in all, {circuit_table.IDLE_SECONDS:g} s without a byte",
+        ),
+        (
+            "answers of the directory",
+            f"{answers.STRANGERS_ANSWER_LIMIT // 1024} KiB to a stranger, {answers.ANSWER_LIMIT} bytes to a neighbour; "
+            f"{allowances.ANSWER_BYTES_PER_SECOND / 1e3:g} kB a second and {allowances.ANSWER_BYTES_AT_ONCE / 1e6:g} MB "
+            "at once per peer and per /24 or /48",
+        ),
         ("relay's message", f"{circuit_relay.MESSAGE_LIMIT} bytes"),
         (
             "dial-backs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from archived import MANIFEST, SLOW, STAGE, Desk, archived, trained
 from prometheus_client.parser import text_string_to_metric_families
 from relayed import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay, accepts
@@ -60,7 +62,7 @@ def test_a_relay_counts_what_it_refuses_by_each_of_the_reasons(monkeypatch):
         assert await relay.status(HIDDEN, RESERVE) == circuit_relay.OK
         assert await relay.status(ASKER, CONNECT) == circuit_relay.CONNECTION_FAILED
         expected = ["no_slot", "relayed", "malformed", "not_reached"]
-        for limit, code in {"SLOTS_PER_IP": "address_full", "SLOTS": "slots_full"}.items():
+        for limit, code in {"SLOTS_PER_RANGE": "address_full", "SLOTS": "slots_full"}.items():
             monkeypatch.setattr(relay_service, limit, 1)
             assert await relay.status(OTHER, RESERVE) == circuit_relay.REFUSED
             expected.append(code)
@@ -68,15 +70,19 @@ def test_a_relay_counts_what_it_refuses_by_each_of_the_reasons(monkeypatch):
         relay.reached[HIDDEN], _ = accepts()
         answer, (_, writer) = await relay.asked(ASKER, CONNECT)
         assert answer[5] == circuit_relay.OK
-        for limit, code in {"CIRCUITS_PER_PEER": "peer_full", "CIRCUITS": "circuits_full"}.items():
-            monkeypatch.setattr(relay_service, limit, 1)
+        table, limits = relay.service.table, relay.service.table.limits
+        for limit, code in {
+            "most_of_peer": "peer_full", "most": "circuits_full", "most_of_range": "range_full"
+        }.items():  # fmt: skip
+            table.limits = replace(limits, **{limit: 1})
             assert await relay.status(ASKER, CONNECT) == circuit_relay.LIMIT_EXCEEDED
             expected.append(code)
         assert dict(refused) == dict.fromkeys(expected, 1)
         for limit, code in {"STREAMS_PER_PEER": "peer_full", "STREAMS": "streams_full"}.items():
-            monkeypatch.setattr(relay_service, limit, 1)
             before = refused[code]
-            assert await relay.opened(ASKER)[0].read() == b""
+            with monkeypatch.context() as patched:
+                patched.setattr(relay_service, limit, 1)
+                assert await relay.opened(ASKER)[0].read() == b""
             assert refused[code] == before + 1
         writer.close()
         await relay.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,16 +116,28 @@ async def test_answers_take_their_turns_in_pieces_and_one_that_is_late_is_not_se
 
     async def turn(size, priority):
         pieces.append(size)
-        await asyncio.sleep(0)
 
-    node = Node(packed([honest_record(number) for number in range(300)]))
-    node.gate.answers.turn = turn
+    node, upload = Node(packed([honest_record(number) for number in range(300)])), SimpleNamespace(turn=turn)
+    upload.bytes_per_second = 125_000.0
+    node.gate.answers.limit_upload(upload)
     response = await node.find(KEY)
-    assert sum(pieces) == response.ByteSize()
-    assert len(pieces) > 2
-    node.gate.answers.turn = lambda size, priority: asyncio.sleep(60)
-    monkeypatch.setattr("protocols.dht.answers.ANSWER_SECONDS", 0.01)
+    assert sum(pieces) == response.ByteSize() <= 125_000, "no more than the line carries in a second"
+    assert len(pieces) == 2
+    upload.turn = lambda size, priority: asyncio.sleep(60)
+    monkeypatch.setattr("protocols.dht.answers.ANSWER_SECONDS", 0.5)
     assert not found((await node.find(KEY)).results[0])
+
+
+async def test_one_asker_takes_a_quarter_of_an_upload_limit(monkeypatch):
+    node, now, sent = Node(packed([("x" * 52, bytes(RECORD_LIMIT))])), 0.0, 0
+    monkeypatch.setattr("protocols.dht.answers._now", lambda: now)
+    upload = SimpleNamespace(turn=lambda size, priority: asyncio.sleep(0), bytes_per_second=125_000.0)
+    node.gate.answers.limit_upload(upload)
+    for _ in range(20 * SECONDS):
+        now += 0.05
+        sent += (await node.find(*(number.to_bytes(20, "big") for number in range(880)))).ByteSize()
+    at_once = ANSWER_BYTES_AT_ONCE * 31_250 / ANSWER_BYTES_PER_SECOND
+    assert sent <= at_once + 31_250 * SECONDS + 125_000 + 20 * SECONDS * 880 * 4
 
 
 async def test_what_is_handed_to_each_key_that_a_stranger_makes_is_within_the_budget_of_its_network():

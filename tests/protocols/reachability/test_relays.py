@@ -35,6 +35,7 @@ from protocols.reachability.circuit_relay import (
 )
 from protocols.reachability.relay_client import Relays, circuits_through, usable
 from protocols.signed.identity import Identity
+from swarmnet.resources.circuit_table import IDLE_SECONDS, CircuitLimits
 
 
 def test_what_was_reserved_is_carried_both_ways_until_one_side_ends_it():
@@ -129,12 +130,64 @@ def test_slots_and_circuits_and_streams_are_bounded_and_free_again(monkeypatch):
 
 
 def test_one_house_does_not_take_all_slots(monkeypatch):
-    monkeypatch.setattr(relay_service, "SLOTS_PER_IP", 1)
+    monkeypatch.setattr(relay_service, "SLOTS_PER_RANGE", 1)
 
     async def scenario():
         relay = Relay()
         asked = [(HIDDEN, DIRECT), (OTHER, DIRECT), (HIDDEN, DIRECT), (OTHER, DOOR)]
         assert [await relay.status(peer, RESERVE, seen) for peer, seen in asked] == [100, 200, 100, 100]
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+def test_a_circuit_without_a_byte_ends_after_a_minute_and_one_with_a_byte_now_and_then_stays():
+    async def scenario():
+        relay = Relay()
+        relay.reached[HIDDEN], ends = accepts()
+        await relay.status(HIDDEN, RESERVE)
+        _, (silent, _) = await relay.asked(ASKER, CONNECT)
+        _, (spoken, writer) = await relay.asked(ASKER, CONNECT)
+        for _ in range(3):
+            await asyncio.sleep(IDLE_SECONDS - 1.0)
+            ends[1][0][1].write(b"x")
+        assert await silent.read() == b""
+        assert relay.service.circuits == 1
+        assert await spoken.readexactly(3) == b"xxx"
+        writer.close()
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+def test_where_all_circuits_are_taken_the_newest_of_the_range_with_most_gives_way():
+    async def scenario():
+        relay = Relay()
+        relay.service.table.limits = CircuitLimits(most=3, most_of_peer=9, most_of_range=9)
+        relay.reached[HIDDEN], _ = accepts()
+        await relay.status(HIDDEN, RESERVE)
+        taken = [await relay.asked(ASKER, CONNECT) for _ in range(3)]
+        assert await relay.status(ASKER, CONNECT) == circuit_relay.LIMIT_EXCEEDED, "its own range has most"
+        answer, (_, writer) = await relay.asked(ASKER, CONNECT, DOOR)
+        assert answer[5] == circuit_relay.OK
+        assert await taken[2][1][0].read() == b""
+        assert relay.service.circuits == 3
+        for _, (_, each) in (*taken, (None, (None, writer))):
+            each.close()
+        await relay.end()
+
+    run_virtual(scenario())
+
+
+def test_streams_that_are_no_circuits_yet_give_way_too(monkeypatch):
+    monkeypatch.setattr(relay_service, "STREAMS", 3)
+
+    async def scenario():
+        relay = Relay()
+        silent = [relay.opened(ASKER) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert await relay.status(HIDDEN, RESERVE, DOOR) == circuit_relay.OK
+        assert await silent[2][0].read() == b""
         await relay.end()
 
     run_virtual(scenario())
