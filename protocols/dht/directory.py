@@ -164,7 +164,8 @@ class DhtDirectory:
         return self._gate.received_bytes
 
     def limit_upload(self, upload: Uploads) -> None:
-        """What the directory sends to others waits for its turn from now on, among all that this peer sends."""
+        """What the directory sends to others waits for its turn from now on, among all that this peer
+        sends."""
         self._gate.answers.limit_upload(upload)
 
     def now(self) -> float:

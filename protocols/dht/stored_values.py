@@ -37,7 +37,8 @@ DICTIONARY_LIMIT = 3_500_000
 _HEAD_BYTES = 5
 _PLAIN_LIMIT = max(MANIFEST_LIMIT, STORED_ORDER_LIMIT)
 _ENTRY_BYTES = 32
-"""What MessagePack adds to a record in a dictionary: heads and an expiry of 9 bytes, and as much for the whole."""
+"""What MessagePack adds to a record in a dictionary: heads and an expiry of 9 bytes, and as much for the
+whole."""
 _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 
@@ -176,8 +177,8 @@ def dictionary(items: list[Item], shift: float) -> bytes:
 
 
 def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
-    """A packed dictionary of about `limit` bytes: records of `value` in random order, as many as fit. Large ones
-    that somebody stored to fill the answer thus displace a small one only as often as chance has it."""
+    """A packed dictionary of about `limit` bytes: records of `value` in random order, as many as fit. Large
+    ones that somebody stored to fill the answer thus displace a small one only as often as chance has it."""
     items = list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0))
     chance.shuffle(items)
     part: list[Item] = []

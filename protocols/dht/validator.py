@@ -6,8 +6,9 @@ before hivemind decodes the MessagePack inside, and takes out whatever is not a 
 hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one kills the
 process (measured). What else is enforced here: a node's DHT id is the hash of its peer id, expiries are
 bounded, nothing older replaces something newer, storage has a limit and nobody takes it all (storage.py), an
-answer stays below the 4 MiB at which hivemind's callers hang, what an asker is sent has a budget (answers.py),
-what a storer makes this node check has one, too, and the swarm's time counts, not this machine's (swarm_time.py).
+answer stays below the 4 MiB at which hivemind's callers hang, what an asker is sent has a budget
+(answers.py), what a storer makes this node check has one, too, and the swarm's time counts, not this
+machine's (swarm_time.py).
 """
 
 from __future__ import annotations
@@ -405,8 +406,8 @@ class Gate:
         return proof
 
     def _check(self, item: Item, storer: Storer) -> None:
-        """`_admit` on behalf of a storer. Raises Backlog, before anything is verified, where its signatures have
-        taken too much; else as `_admit`."""
+        """`_admit` on behalf of a storer. Raises Backlog, before anything is verified, where its signatures
+        have taken too much; else as `_admit`."""
         now = asyncio.get_running_loop().time()
         if self._checks.wait(PeerId(storer.peer), now):
             raise Backlog("more signatures than are checked for one peer")

@@ -29,8 +29,8 @@ class Hello(Message, frozen=True, tag=1):
     record: bytes
     """The sender's signed PeerRecord, or empty for a peer without a stage (bootstrap, observer)."""
     invite: Invite = b""
-    """The proof that the owner lets the sender take part (protocols/signed/invites.py), never the secret of an
-    invite; needed where the run's access is by invite."""
+    """The proof that the owner lets the sender take part (protocols/signed/invites.py), never the secret of
+    an invite; needed where the run's access is by invite."""
 
 
 class Refuse(Message, frozen=True, tag=2):

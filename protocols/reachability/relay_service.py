@@ -5,8 +5,8 @@ circuit, or 4 GiB and half an hour (it registers two, the last one counts). This
 on a circuit, a share in its owner's upload limit, and a count of what it carries.
 
 Who may have a slot: anybody, while there are some. What a stranger can make of it: circuits to those who have
-asked to be reached, CIRCUITS_PER_PEER at a time, CIRCUITS_PER_RANGE with all others of its address range. Which
-circuit gives way when there are too many is swarmnet/resources/circuit_table.py's decision.
+asked to be reached, CIRCUITS_PER_PEER at a time, CIRCUITS_PER_RANGE with all others of its address range.
+Which circuit gives way when there are too many is swarmnet/resources/circuit_table.py's decision.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ CIRCUITS = 256
 CIRCUITS_PER_PEER = 32
 """Open from or to one peer: ten neighbours in its group, and some of the stages next to it."""
 CIRCUITS_PER_RANGE = CIRCUITS // 4
-"""Opened from one /24 or /48, as many as it may have slots: four networks fill a relay, then the newest give way."""
+"""Opened from one /24 or /48, as many as it may have slots: four networks fill a relay, then the newest give
+way."""
 STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
 """Open at once, with those that have not said yet what they are for."""
 WRITE_SECONDS = 30.0

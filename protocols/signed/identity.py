@@ -78,8 +78,8 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte seed: an invite's secret, or in tests and simulations any (shorter seeds are
-        filled with zeros)."""
+        """The identity of a 32-byte seed: an invite's secret, or in tests and simulations any (shorter seeds
+        are filled with zeros)."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed.ljust(32, b"\0")))
 
     def sign(self, statement: bytes) -> bytes:

@@ -1,10 +1,10 @@
 """Invites: the owner's signed permission to take part in a run whose access is by invite.
 
 The envelope (kind 7, stage -1, round 0) has the time of signing in microseconds as its sequence; its id is
-how an order revokes it. An invite for one peer names that peer's id, and its envelope is all there is. An invite
-for any bearer names a public key that was made with it. Its text carries the secret half, and the bearer signs
-its own peer id with that. Greetings and records carry this signature, never the secret: what a peer shows is worth
-nothing to another peer, for libp2p proves which peer shows it.
+how an order revokes it. An invite for one peer names that peer's id, and its envelope is all there is. An
+invite for any bearer names a public key that was made with it. Its text carries the secret half, and the
+bearer signs its own peer id with that. Greetings and records carry this signature, never the secret: what a
+peer shows is worth nothing to another peer, for libp2p proves which peer shows it.
 
     named     envelope                               (begins with the envelope's format, 1)
     shown     2 | bearer's signature 64 B | envelope
@@ -100,8 +100,8 @@ def prove_invite(handed: bytes, run_id: RunId, peer: PeerId) -> bytes:
 
 def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Invite:
     """Verify what `peer` shows, then decode. Whom the invite is for and when it ends is the caller's to check
-    (`Invite.refusal`). Raises Malformed, TooLarge, WrongRun, or BadSignature where the owner has not signed it
-    or the bearer has not proved it for this peer."""
+    (`Invite.refusal`). Raises Malformed, TooLarge, WrongRun, or BadSignature where the owner has not signed
+    it or the bearer has not proved it for this peer."""
     signature, data = b"", shown
     if shown[:1] == bytes([_SHOWN]):
         signature, data = shown[1 : 1 + SIGNATURE_BYTES], shown[1 + SIGNATURE_BYTES :]
@@ -116,7 +116,7 @@ def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Inv
     if bool(document.peer) == bool(document.key) or len(document.key) not in (0, PUBLIC_KEY_BYTES):
         raise Malformed("an invite names either a peer or a bearer's key")
     if bool(document.key) != bool(signature):
-        raise Malformed("an invite for any bearer is shown with the bearer's signature, one for a peer without")
+        raise Malformed("an invite for any bearer is shown with its signature, one for a peer without")
     if document.key and not verify(peer_id_of(document.key), _statement(run_id, data, peer), signature):
         raise BadSignature(f"the invite is shown by {peer}, and its bearer has not signed that peer id")
     named = PeerId(document.peer) if document.peer else None

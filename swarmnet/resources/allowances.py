@@ -1,4 +1,5 @@
-"""What one sender may cost a peer: signature checks, bytes of answers, unfinished messages, and how slowly they come.
+"""What one sender may cost a peer: signature checks, bytes of answers, unfinished messages, and how slowly
+they come.
 
 No IO. Times in seconds on the caller's clock, sizes in bytes.
 """
@@ -18,16 +19,16 @@ CHECKS_AT_ONCE = 1024
 kept (40, rounds/contribution_sets.py) gives it 400 contributions by that neighbour, 700 in all. 0.1 to 0.2 s
 of the event loop, a message's worth at a time."""
 MOST_BUCKETS = 1024
-"""Names whose spending is remembered, as many as a directory of some hundred peers has askers; about 200 bytes
-each. Beyond that the quarter that has spent least is forgotten, those that have paid all back first."""
+"""Names whose spending is remembered, as many as a directory of some hundred peers has askers; about 200
+bytes each. Beyond that the quarter that has spent least is forgotten, those that have paid all back first."""
 
 ANSWER_BYTES_PER_SECOND = 256_000.0
-"""Bytes of answers that the directory gives one asker, and one address range, on the average. An honest worker
-looks up its stage and the two next to it every 20 s: with 400 peers in each of them and records of 627 bytes
-(tests/protocols/dht/test_answers.py) that is 830 kB, 42 kB a second, from one of several nodes."""
+"""Bytes of answers that the directory gives one asker, and one address range, on the average. An honest
+worker looks up its stage and the two next to it every 20 s: with 400 peers in each of them and records of
+627 bytes (tests/protocols/dht/test_answers.py) that is 830 kB, 42 kB a second, from one of several nodes."""
 ANSWER_BYTES_AT_ONCE = 4_000_000.0
-"""... and at once: a newcomer's look-ups of all stages of a swarm of 400 peers are 278 kB, and the longest answer
-that exists (`ANSWER_LIMIT` of protocols/dht/answers.py) is 3.5 MB."""
+"""... and at once: a newcomer's look-ups of all stages of a swarm of 400 peers are 278 kB, and the longest
+answer that exists (`ANSWER_LIMIT` of protocols/dht/answers.py) is 3.5 MB."""
 
 PACE_BYTES = 64 * 1024
 """A piece as it is written (protocols/framing/frames.py): so many bytes of bodies ..."""

@@ -1,8 +1,8 @@
 """Which circuits a relay carries: who must give way when there are too many, and which have ended by silence.
 
-Keys are free and networks are not, so places are shared by address range: when there is no place left, the newest
-circuit of the range that has most gives way, be that the one that is asked for. No IO. Times in seconds on the
-caller's clock.
+Keys are free and networks are not, so places are shared by address range: when there is no place left, the
+newest circuit of the range that has most gives way, be that the one that is asked for. No IO. Times in
+seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from swarmnet.identifiers import PeerId
 
 IDLE_SECONDS = 60.0
-"""A circuit that carries no byte either way for so long ends. Two peers with links on it send each other a beat every
-second (`membership.BEAT_SECONDS`); without links libp2p's yamux sends a ping every 30 s."""
+"""A circuit that carries no byte either way for so long ends. Two peers with links on it send each other a
+beat every second (`membership.BEAT_SECONDS`); without links libp2p's yamux sends a ping every 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class NoCircuit(Exception):
 
 
 def gives_way(held: Mapping[int, str], newcomer: str) -> int | None:
-    """Of places that are numbered in their order, each with its address range: the newest of the range that has
-    most, the newcomer's counted with it. None: the newcomer itself gives way."""
+    """Of places that are numbered in their order, each with its address range: the newest of the range that
+    has most, the newcomer's counted with it. None: the newcomer itself gives way."""
     counts = Counter(held.values())
     if not counts or counts[newcomer] + 1 >= max(counts.values()):
         return None
@@ -70,9 +70,11 @@ class CircuitTable:
     def __len__(self) -> int:
         return len(self._circuits)
 
-    def open(self, *, source: PeerId, target: PeerId, address_range: str, now: float) -> tuple[int, int | None]:
-        """Take a place for a circuit from `source` in `address_range` to `target`; its number, and the number of the
-        circuit that gives way for it, which the caller ends. Raises NoCircuit."""
+    def open(
+        self, *, source: PeerId, target: PeerId, address_range: str, now: float
+    ) -> tuple[int, int | None]:
+        """Take a place for a circuit from `source` in `address_range` to `target`; its number, and the
+        number of the circuit that gives way for it, which the caller ends. Raises NoCircuit."""
         ranges = {number: circuit.address_range for number, circuit in self._circuits.items()}
         if sum(other == address_range for other in ranges.values()) >= self.limits.most_of_range:
             raise NoCircuit("range_full")

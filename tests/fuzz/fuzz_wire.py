@@ -178,7 +178,8 @@ def read_kept_order(data: bytes, _folder: Path) -> None:
 def invite(chance: Random) -> bytes:
     if chance.random() < 0.3:
         envelope = signed(Kind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
-        return bent(prove_invite(b"\x03" + ALICE.seed_bytes() + envelope, run_id(), PeerId(BOB.peer_id)), chance)
+        handed = b"\x03" + ALICE.seed_bytes() + envelope
+        return bent(prove_invite(handed, run_id(), PeerId(BOB.peer_id)), chance)
     good = seal_invite(ALICE, run_id(), PeerId(BOB.peer_id), NOW_SECONDS, NOW_SECONDS)
     return bent_or_signed(good, Kind.INVITE, ["invite", BOB.peer_id, 7, b""], chance, -1, 0)
 

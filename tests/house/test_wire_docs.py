@@ -11,14 +11,12 @@ import pytest
 
 from protocols.dht import (
     answers,
-)
-from protocols.dht import (
-    directory as dht,
-)
-from protocols.dht import (
     storage,
     stored_values,
     swarm_time,
+)
+from protocols.dht import (
+    directory as dht,
 )
 from protocols.framing import frames
 from protocols.messages import table as messages
@@ -139,9 +137,10 @@ def test_every_test_that_the_trap_table_names_exists():
         ),
         (
             "answers of the directory",
-            f"{answers.STRANGERS_ANSWER_LIMIT // 1024} KiB to a stranger, {answers.ANSWER_LIMIT} bytes to a neighbour; "
-            f"{allowances.ANSWER_BYTES_PER_SECOND / 1e3:g} kB a second and {allowances.ANSWER_BYTES_AT_ONCE / 1e6:g} MB "
-            "at once per peer and per /24 or /48",
+            f"{answers.STRANGERS_ANSWER_LIMIT // 1024} KiB to a stranger, "
+            f"{answers.ANSWER_LIMIT} bytes to a neighbour; "
+            f"{allowances.ANSWER_BYTES_PER_SECOND / 1e3:g} kB a second and "
+            f"{allowances.ANSWER_BYTES_AT_ONCE / 1e6:g} MB at once per peer and per /24 or /48",
         ),
         ("relay's message", f"{circuit_relay.MESSAGE_LIMIT} bytes"),
         (

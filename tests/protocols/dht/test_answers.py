@@ -11,7 +11,14 @@ import pytest
 
 from protocols.daemon.hivemind_imports import DictionaryDHTValue, MSGPackSerializer, PeerID, dht_pb2
 from protocols.dht.answers import ANSWER_LIMIT, STRANGERS_ANSWER_LIMIT, Answers, Asker
-from protocols.dht.stored_values import DICTIONARY, PEERS_PER_KEY, items_of, key_id, part_of_dictionary, stored_value
+from protocols.dht.stored_values import (
+    DICTIONARY,
+    PEERS_PER_KEY,
+    items_of,
+    key_id,
+    part_of_dictionary,
+    stored_value,
+)
 from protocols.dht.validator import Gate
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity
@@ -25,16 +32,18 @@ SECONDS = 15
 
 
 def honest_record(number: int, invite: bytes = b"") -> tuple[str, bytes]:
-    """Peer id and stored value of a worker that says all that workers say: 394 bytes, 627 with a bearer's invite."""
+    """Peer id and stored value of a worker that says all that workers say: 394 bytes, 627 with a bearer's
+    invite."""
     identity = Identity.from_seed(b"peer %d" % number)
-    addresses = [f"/ip4/203.0.113.{number % 256}/tcp/{31000 + number}", f"/ip4/192.168.1.7/tcp/{31000 + number}"]
+    addresses = [f"/ip4/{ip}/tcp/{31000 + number}" for ip in (f"203.0.113.{number % 256}", "192.168.1.7")]
     record = PeerRecord(
         identity.peer_id, 0, "worker", addresses, 4, 1234.5, "0.1.0", name="a-volunteer", state="training",
         loss=3.2, tokens=10**9, settled=100_000, sent_bytes=10**11, received_bytes=10**11, invite=invite,
         settled_tokens=10**10, device="cuda", up_bytes_per_second=10**7,
         down_bytes_per_second=10**8,
     )  # fmt: skip
-    return identity.peer_id, stored_value(bytes.fromhex(RUN) + seal_record(identity, RUN, record, time.time()))
+    sealed = seal_record(identity, RUN, record, time.time())
+    return identity.peer_id, stored_value(bytes.fromhex(RUN) + sealed)
 
 
 def packed(records: list[tuple[str, bytes]]) -> bytes:
@@ -61,7 +70,8 @@ class Node:
         response = dht_pb2.FindResponse()
         for _ in request.keys:
             self.built += len(self.value)
-            response.results.add(type=dht_pb2.FOUND_DICTIONARY, value=self.value, expiration_time=time.time() + 60)
+            response.results.add(type=dht_pb2.FOUND_DICTIONARY, value=self.value, expiration_time=time.time()
+            + 60)
         return response
 
     async def find(self, *keys: bytes):
@@ -75,7 +85,7 @@ def found(result) -> list[str]:
     return list(MSGPackSerializer.loads(result.value).data) if result.value else []
 
 
-@pytest.mark.parametrize(("invite", "near"), [(b"", False), (bytes(233), True)], ids=["stranger", "neighbour"])
+@pytest.mark.parametrize(("invite", "near"), [(b"", False), (bytes(233), True)])
 async def test_one_answer_has_all_records_of_400_peers_in_one_stage(invite, near):
     records = [honest_record(number, invite) for number in range(400)]
     node = Node(packed(records))

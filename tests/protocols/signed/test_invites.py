@@ -1,4 +1,5 @@
-"""Invites: what a bearer shows proves the invite for its own peer id, and is worth nothing to another peer."""
+"""Invites: what a bearer shows proves the invite for its own peer id, and is worth nothing to another
+peer."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def test_a_visitor_with_an_invite_is_answered_and_one_without_is_told_why_not():
             transport = swarm.network.transport(VISITOR)
             client = SwarmClient(
                 swarm.signed, transport, swarm.network.directory(VISITOR), Random(0),
-                lambda event, text: said.append((event, text)), invite=invite_shown(swarm.signed, shown, VISITOR),
+                lambda event, text: said.append((event, text)), invite=invite_shown(swarm.signed, shown,
+                VISITOR),
             )  # fmt: skip
             async with client:
                 if shown:
