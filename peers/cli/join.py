@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.run import Bootstraps, Settings, overrides, start
+from peers.cli.run import Bootstraps, InviteText, Settings, overrides, start
 from peers.config.atomic_files import is_file, is_there, write_atomically
 from peers.config.peer_file import PeerFile, check_typed, default_state, load, run_id_of
 from peers.config.rewriting import set_private
@@ -50,7 +50,7 @@ def join(
         Path | None, typer.Option(help="Folder of this peer. [default: the run's, among states]")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Shown to people.")] = None,
-    invite: Annotated[str | None, typer.Option(help="From the run's owner, where it asks for one.")] = None,
+    invite: InviteText = None,
     from_archive: Annotated[
         str | None, typer.Option(help="Folder or URL of the run's archive: start there if nobody trains.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.cli.run import text_or_file
 from peers.errors import UserError, as_user_errors, how_to_install
 from swarmnet.run.manifest import STANDARD_LIBRARY
 
@@ -27,8 +28,12 @@ Bootstraps = Annotated[
     typer.Option("--bootstrap", help="With --run: multiaddr of a peer to find others through. Repeatable."),
 ]
 InviteText = Annotated[
-    str | None, typer.Option("--invite", help="With --run: from the run's owner, where it asks for one.")
-]
+    str | None,
+    typer.Option(
+        "--invite", metavar="TEXT|@FILE", callback=text_or_file,
+        help="With --run: from the run's owner, where it asks for one. @FILE reads it from a file.",
+    ),
+]  # fmt: skip
 Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")]
 TopK = Annotated[int, typer.Option(min=0, help="Only among the likeliest so many tokens; 0: among all.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")]

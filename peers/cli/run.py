@@ -26,6 +26,29 @@ Bootstraps = Annotated[
     list[str] | None,
     typer.Option("--bootstrap", help="Multiaddr of a peer to find others through. Repeatable."),
 ]
+TEXT_LIMIT = 64 * 1024
+"""Characters of a file that an option names: invites of a hundred stages, and no device without an end."""
+
+
+def text_or_file(text: str | None) -> str | None:
+    """The text of an option, or for `@FILE` the text in that file: all users of a machine can read arguments
+    in its process list. Raises UserError where the file cannot be read."""
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        with Path(text[1:]).open(encoding="utf-8") as file:
+            return file.read(TEXT_LIMIT).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{text}: the file cannot be read: {error}") from None
+
+
+InviteText = Annotated[
+    str | None,
+    typer.Option(
+        "--invite", metavar="TEXT|@FILE", callback=text_or_file,
+        help="From the run's owner, where it asks for one. @FILE reads it from a file.",
+    ),
+]  # fmt: skip
 
 
 def overrides(settings: Sequence[str] | None) -> dict[str, str]:

@@ -30,8 +30,8 @@ class LimitsFile(BaseModel):
         Field(json_schema_extra={"default": "no limit"}),
     ] = None
     """Most that this peer sends, all links together. Snapshots for newcomers are slowed down first, then
-    activations; what keeps the swarm together and gradients go before both. The directory and what libp2p
-    adds (about 3 %) come on top."""
+    activations; what keeps the swarm together and gradients go before both. Answers of the directory wait
+    with the snapshots. What libp2p adds (about 3 %) comes on top."""
     memory: Annotated[
         ByteCount | None, at_least_bytes(1 << 27, "8GiB"), Field(json_schema_extra={"default": "no limit"})
     ] = None
