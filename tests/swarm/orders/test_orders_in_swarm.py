@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hostile import Liar
 from owned_swarm import FOUR, OwnedSwarm, Silent
 from swarm import OWNER, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
@@ -13,6 +14,7 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
 from protocols.signed.invites import prove_invite, seal_invite
 from protocols.signed.orders import seal_order
+from protocols.signed.records import open_record
 from swarmnet.run import owner_orders
 from swarmnet.run.manifest import WIRE_VERSION
 from swarmnet.run.owner_orders import NO_ORDER, Order
@@ -230,6 +232,36 @@ def test_a_greeting_with_rubbish_for_an_invite_is_refused():
             assert gatekeeper.refusal(stranger.peer_id, shown)[0] == "not_invited"
         refused = swarm.members["a"].worker.neighbourhood.traffic.refused
         assert refused["not_invited"] == 6
+        await swarm.close()
+
+    run(story())
+
+
+def test_a_stranger_in_the_directory_gains_no_invite_from_a_newcomer_that_knows_nobody():
+    async def story():
+        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
+        swarm.open()
+
+        def invite(name):
+            peer = Identity.from_seed(name.encode()).peer_id if name else None
+            return seal_invite(OWNER, swarm.signed.run_id, peer, 1e9, 1.0)
+
+        for name, stage in FOUR:
+            swarm.start(name, stage, invite=invite(name))
+        await swarm.training()
+        strangers = [Liar(swarm, 0, f"stranger {number}") for number in range(3)]
+        for stranger in strangers:
+            directory = swarm.network.directory(stranger.identity.peer_id)
+            await directory.announce(swarm.signed.run_id, 0, stranger.record, 5.0)
+        newcomer = swarm.start("newcomer", 0, invite=invite(""))
+        await swarm.until(lambda: swarm.of("in_step", "newcomer"), 30.0)
+        heard = [message for stranger in strangers for message in stranger.messages]
+        assert not [message.invite for message in heard if isinstance(message, Hello)]
+        records = await directory.look_up(swarm.signed.run_id, 0, 5.0)
+        shown = open_record(records[newcomer.peer], swarm.signed.run_id).record.invite
+        keeper, thief = swarm.members["a"].worker.orders.gatekeeper, strangers[0].identity.peer_id
+        assert keeper.refusal(newcomer.peer, shown) is None
+        assert keeper.refusal(thief, shown)[0] == "not_invited"
         await swarm.close()
 
     run(story())
