@@ -81,12 +81,14 @@ _STATUS = {
 _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Stream:
     """A stream that another peer has opened."""
 
     writer: asyncio.StreamWriter
     address_range: str
+    cut: bool = False
+    """It has given way, and its task is about to end."""
 
 
 class OpensStreams(Protocol):
@@ -156,12 +158,13 @@ class RelayService:
 
     def _crowded(self, address_range: str) -> str:
         """Make room for one more stream of that range, or the code of why there is none."""
-        if len(self._open) < STREAMS:
+        streams = [stream for stream in self._open.values() if not stream.cut]
+        if len(streams) < STREAMS:
             return ""
-        streams = list(self._open.values())
         number = gives_way({at: stream.address_range for at, stream in enumerate(streams)}, address_range)
         if number is None:
             return "streams_full"
+        streams[number].cut = True
         streams[number].writer.transport.abort()
         return ""
 

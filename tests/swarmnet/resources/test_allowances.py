@@ -13,6 +13,8 @@ from swarmnet.resources.allowances import (
     PACE_SECONDS,
     SMALLEST_SHARE_BYTES,
     SMALLEST_WHOLE_BYTES,
+    AnswerBudget,
+    Buckets,
     Checks,
     Pace,
     Unfinished,
@@ -55,6 +57,27 @@ def test_the_buckets_of_many_keys_are_forgotten_when_they_are_full_again():
     for number in range(3 * MOST_BUCKETS):
         checks.spend(f"key {number}", 1, float(number))
     assert len(checks._buckets) <= MOST_BUCKETS
+
+
+def test_the_buckets_of_many_keys_are_bounded_though_none_is_full_and_who_overdrew_most_is_remembered():
+    buckets = Buckets(per_second=1.0, at_once=100.0)
+    buckets.spend("worst", 1000.0, 0.0)
+    for number in range(3 * MOST_BUCKETS):
+        buckets.spend(f"key {number}", 50.0, 0.0)
+    assert len(buckets._buckets) <= MOST_BUCKETS
+    assert buckets.level("worst", 0.0) == -900.0
+
+
+def test_an_asker_is_answered_within_its_own_budget_and_that_of_its_network():
+    budget = AnswerBudget(per_second=10.0, at_once=100.0)
+    budget.spend("a", "198.51.100.0/24", 70, 0.0)
+    assert budget.left("a", "198.51.100.0/24", 0.0) == 30
+    assert budget.left("b", "198.51.100.0/24", 0.0) == 30, "keys are free, networks are not"
+    assert budget.left("a", "203.0.113.0/24", 0.0) == 30
+    assert budget.left("c", "203.0.113.0/24", 0.0) == 100
+    budget.spend("b", "198.51.100.0/24", 50, 0.0)
+    assert budget.left("a", "198.51.100.0/24", 1.0) == 0
+    assert budget.left("a", "198.51.100.0/24", 9.0) == 70
 
 
 def test_an_honest_neighbour_of_a_large_group_stays_within_its_checks():
