@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from protocols.daemon.hivemind_imports import StreamInfo
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon, DaemonOptions
@@ -40,6 +40,10 @@ ASKED_PER_STREAM = 2
 connection come one after the other; two at once would both be half done when everything else is."""
 CHUNK_PRIORITY = Chunk.priority
 _REQUEST, _LENGTH = struct.Struct(">32sH"), struct.Struct(">I")
+
+
+Resolve = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
+"""Returns the addresses that may be dialled, without names (daemon/names.py)."""
 
 
 class ChunkService:
@@ -93,21 +97,24 @@ class ChunkCarriers:
     """The newcomer's side: asks on as many connections per holder as there are carriers."""
 
     def __init__(
-        self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed
-    ) -> None:
+        self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed,
+        *, resolve: Resolve,
+    ) -> None:  # fmt: skip
         self._carriers, self._daemons = carriers, daemons
         self._arrived, self._progressed = arrived, progressed
+        self._resolve = resolve
         self._asked: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
         self._lanes: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
-        cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed
-    ) -> ChunkCarriers:
+        cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed,
+        *, resolve: Resolve,
+    ) -> ChunkCarriers:  # fmt: skip
         """Start `count` p2pd. Raises CannotStart."""
         carriers = Carriers(options)
         try:
-            return cls(carriers, await carriers.start(count), arrived, progressed)
+            return cls(carriers, await carriers.start(count), arrived, progressed, resolve=resolve)
         except BaseException:
             await carriers.close()
             raise
@@ -142,7 +149,7 @@ class ChunkCarriers:
                 asked += fresh
                 try:
                     if stream is None:
-                        await daemon.connect(holder, addresses, DIAL_SECONDS)
+                        await daemon.connect(holder, await self._resolve(addresses), DIAL_SECONDS)
                         stream = await daemon.open_stream(holder, CHUNKS_PROTOCOL, DIAL_SECONDS)
                     stream[1].write(b"".join(_REQUEST.pack(*request) for request in fresh))
                     async with asyncio.timeout(ANSWER_SECONDS):
