@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from peers.errors import UserError
 from peers.state.checkpoint_file import state_digest
 from peers.state.model_config import FAMILIES, SIZE_KEYS, join_reasons, read_config
+from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.model.fixed_point import GRID_BITS
 from swarmnet.model.parameters import is_factor, parameter_shapes, whole
 from swarmnet.model.state_layout import first_state
@@ -52,7 +53,7 @@ class Folder:
     def tensor(self, name: str) -> Tensor:
         """A parameter in floats. Raises StartError for what is not finite, or lies outside the grid."""
         try:
-            with safe_open(self.path / self.places[name], framework="pt") as file:
+            with open_tensors(self.path / self.places[name]) as file:
                 values: Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise StartError(f"{self.path / self.places[name]}: cannot be read: {error}") from None
@@ -78,17 +79,18 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
     """The model in a folder, whose configuration and shapes fit the run; no weight is read yet. Raises
     StartError."""
     _require_fit(path, manifest.model)
+    expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
+    max_tensors = len(expected) + manifest.model.layers  # A buffer in each layer of older files.
     files = tuple(sorted(file.name for file in path.glob("*.safetensors")))
     places: dict[str, str] = {}
     found: dict[str, tuple[int, ...]] = {}
     for name in files:
-        for tensor, (shape, kind) in _tensors(path / name).items():
+        for tensor, (shape, kind) in _tensors(path / name, max_tensors).items():
             if tensor in places:
                 raise StartError(f"{path}: {tensor} is in {places[tensor]} and in {name}: move one away")
             if kind not in FLOATS:
                 raise StartError(f"{path}: {tensor} is {kind}; numbers must be one of {', '.join(FLOATS)}")
             places[tensor], found[tensor] = name, shape
-    expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
     for tensor, size in expected.items():
         if tensor not in found:
             raise StartError(
@@ -165,10 +167,10 @@ def _family(shape: ModelShape) -> str:
     return next(name for name, family in FAMILIES.items() if family.qk_norm == shape.qk_norm)
 
 
-def _tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def _tensors(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> shape and kind of number, from a file's head. Raises StartError."""
     try:
-        with safe_open(file, framework="pt") as opened:
+        with open_tensors(file, max_tensors) as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
             return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:

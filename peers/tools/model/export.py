@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
 from peers.state.model_config import SIZE_KEYS, join_reasons, read_config
+from peers.state.safetensors_file import open_tensors
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import multiplied_out, projectors
 from swarmnet.model.linear import merged
@@ -119,7 +120,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     for name in sorted(set(places.values())):
         file = folder / Path(name).name
         try:
-            weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+            with open_tensors(file) as opened:
+                weights |= {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ExportError(f"cannot read {file}: {error}") from error
     for name, projector in projectors(shape).items():
