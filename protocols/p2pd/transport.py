@@ -40,6 +40,7 @@ from protocols.reachability.relay_client import Relays
 from protocols.reachability.relay_service import RelayService
 from protocols.signed.identity import Identity, load
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.run.manifest import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
@@ -96,6 +97,8 @@ class P2pdTransport:
         self._ending: set[asyncio.Task[None]] = set()
         self._accepted: dict[asyncio.Task[Any], tuple[PeerId, Ear, asyncio.StreamWriter]] = {}
         self._per_peer: Counter[PeerId] = Counter()
+        self._seen_at: dict[PeerId, str] = {}
+        """Where the newest accepted link of each of these comes from: a multiaddr."""
         self._carried: dict[PeerId, _Subflows] = {}
         """Of those who have a link on the data lane to us."""
         self._closed = False
@@ -160,6 +163,11 @@ class P2pdTransport:
         """All links, the chunks and the circuits that are served, and what others measure, share it from now
         on; several transports may."""
         self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
+
+    def seen_range(self, peer: PeerId) -> str:
+        """See `Transport.seen_range`."""
+        direct, _, _ = self._seen_at.get(peer, "").partition("/p2p/")
+        return next(iter(public_ranges((direct,))), "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
         """See `Transport.when_moved`."""
@@ -249,6 +257,7 @@ class P2pdTransport:
                 reason = f"{self._per_peer[peer]} links of this peer are open already"
                 self._refuse(ear, peer, Backlog(reason))
                 return
+            self._seen_at[peer] = str(info.addr)
             subflows = self._carried.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1
@@ -316,6 +325,7 @@ class P2pdTransport:
                 self._per_peer[peer] -= 1
                 if not self._per_peer[peer]:
                     del self._per_peer[peer]
+                    self._seen_at.pop(peer, None)
         finally:
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""A linked key that asks for the same again and again gets few answers; after a lost link it gets it again."""
+"""A linked key that repeats its requests gets few answers; after a lost link it is answered again."""
 
 from collections import Counter
 
