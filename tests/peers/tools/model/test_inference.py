@@ -299,6 +299,29 @@ def test_a_visitor_is_served_a_few_requests_at_once_and_the_rest_are_refused_wit
     play(story)
 
 
+@pytest.mark.parametrize("network", ["203.0.113.0/24", ""], ids=["one network", "unknown networks"])
+def test_eighteen_greedy_keys_keep_nobody_out(network):
+    async def story(holders: Holders) -> None:
+        crowd = [Pushy(holders, f"crowd {number}") for number in range(18)]
+        for each in crowd:
+            holders.network.seen_ranges[each.transport.peer] = network
+
+        async def push() -> None:
+            while True:
+                for each in crowd:
+                    await each.ask("a", ASKED_AT_ONCE)
+                await asyncio.sleep(0.05)
+
+        pushing = asyncio.create_task(push())
+        await asyncio.sleep(1.0)
+        async with holders.visitor() as client:
+            text = await asyncio.wait_for(text_of(client, b"def f", 4, Conversation()), 15.0)
+        pushing.cancel()
+        assert len(text) == 4
+
+    play(story)
+
+
 def test_visitors_take_turns():
     async def story(holders: Holders) -> None:
         first, second = Pushy(holders, "first"), Pushy(holders, "second")
