@@ -159,15 +159,14 @@ def _show_nested(value: dict[str, Any] | list[Any]) -> str:
 
 def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None:
     named = config.get("architectures")
-    family = None
-    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
-        family = FAMILIES.get(named[0])
+    architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         wanted = " or ".join(f'["{name}"]' for name in FAMILIES)
         reasons.append(f"{_named(config, 'architectures')}; only {wanted} is implemented")
     elif config.get("model_type") not in (None, family.model_type):
         shown = _named(config, "model_type")
-        reasons.append(f"{shown} is not implemented; {named[0]} has {show(family.model_type)}")
+        reasons.append(f"{shown} is not implemented; {architecture} has {show(family.model_type)}")
     return family
 
 
@@ -177,7 +176,7 @@ def _read_sizes(
     values: dict[str, int | float] = {}
 
     def read(key: str, is_valid: Callable[[object], bool], wanted: str, default: int | None = None) -> None:
-        value = config.get(key)
+        value: Any = config.get(key)
         if value is None and default is not None:
             value = default
         if is_valid(value):
