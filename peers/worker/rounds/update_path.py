@@ -56,6 +56,7 @@ from protocols.messages.table import (
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.membership.request_budget import RequestBudget
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
@@ -65,7 +66,6 @@ from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
 from swarmnet.rounds.own_contributions import ASK_SECONDS, LEARNED_ROUNDS, Offers, Past
-from swarmnet.rounds.request_budget import RequestBudget
 from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates

@@ -9,7 +9,7 @@ from swarm import Swarm, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.worker.rounds.wire_events import read_reference
 from protocols.messages.table import Announce, AskChain, AskIds, Want
-from swarmnet.rounds.request_budget import BURST
+from swarmnet.membership.request_budget import BURST
 
 TIMES = 100
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.rounds.request_budget import BURST, RequestBudget
+from swarmnet.membership.request_budget import BURST, RequestBudget
 
 
 @given(st.lists(st.floats(0.0, 10.0), max_size=300))
