@@ -89,6 +89,10 @@ class Transport(Protocol):
     def is_near(self, peer: PeerId) -> bool:
         """Whether links to it do not leave this process: what they carry takes nobody's line."""
 
+    def seen_range(self, peer: PeerId) -> str:
+        """The public /24 or /48 from which the peer's links come here, a relay's if they come through one;
+        empty: private, or there is none."""
+
     def when_moved(self, told: Callable[[], None]) -> None:
         """`told` is called whenever `addresses` has changed; it replaces the one before."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from peers.tools.owner.round_ahead import Chosen
     from swarmnet.run.owner_orders import Order
 
+MAX_FACTOR_DIGITS = 20
+"""Of thousandths: an order carries 64 bits."""
 AGAIN_SECONDS = 2.0
 """Between two looks into the directory."""
 FromRound = Annotated[
@@ -92,10 +94,12 @@ def _thousandths(text: str) -> int:
     """Raises UserError for what is no factor; whether it is too large is the order's matter."""
     try:
         value = Decimal(text) * 1000
+        if value.adjusted() > MAX_FACTOR_DIGITS:
+            raise OverflowError  # Its integer would have as many digits as the exponent says.
         whole = int(value)
         exact = value == whole
-    except (InvalidOperation, ValueError, OverflowError):
-        raise UserError(f"{text!r} is no factor: write a number, as 0.5") from None
+    except (ArithmeticError, ValueError):
+        raise UserError(f"{text[:40]!r} is no factor: write a number, as 0.5") from None
     if not exact:
         raise UserError(f"{text} has more than three decimals: peers count in thousandths, as 0.333")
     return whole

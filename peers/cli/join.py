@@ -35,6 +35,8 @@ MEANINGS = {
 """What stands above a key in the peer file that `join` writes."""
 ANSWERED = "bootstraps.json"
 """Beside the peer file: the bootstraps that have answered, as a PeerCache keeps addresses."""
+MAX_STAGE_DIGITS = 5
+"""As in the names of archived checkpoints (peers/state/archive.py)."""
 NAME_CHARACTERS = 6
 """Of a peer id's end: 38 thousand million different ones."""
 
@@ -214,7 +216,7 @@ def _own_name(config: PeerFile) -> str:
 
 
 def _plain(stage: str) -> int | str:
-    return int(stage) if stage.isdecimal() else stage
+    return int(stage) if stage.isdecimal() and len(stage) <= MAX_STAGE_DIGITS else stage
 
 
 def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:

@@ -13,7 +13,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from math import isfinite
 from pathlib import Path
 from time import perf_counter, thread_time
 
@@ -58,6 +57,8 @@ def measured_peak(device: torch.device) -> float:
 def is_quiet() -> bool:
     """Whether this machine has had a core to spare over the last minute."""
     return os.getloadavg()[0] < (os.cpu_count() or 1)
+MAX_FLOPS = 1e30
+"""A second; no device is within ten powers of ten of it."""
 
 
 class MachinePeak:
@@ -108,7 +109,7 @@ class MachinePeak:
             return {}
         found = kept.items() if isinstance(kept, dict) else ()
         return {key: float(value) for key, value in found
-                if isinstance(value, (int, float)) and isfinite(value) and value > 0}  # fmt: skip
+                if isinstance(value, (int, float)) and 0 < value < MAX_FLOPS}  # fmt: skip
 
     def _keep(self) -> None:
         kept = self._kept()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 
 from peers.config.atomic_files import write_atomically
@@ -41,6 +41,6 @@ def _measured(state: Path) -> Line:
 
 
 def _rate(value: object) -> float:
-    if isinstance(value, int | float) and isfinite(value) and 1 <= value < 2**62:
+    if isinstance(value, int | float) and 1 <= value < 2**62:
         return float(value)
     return inf

@@ -12,6 +12,9 @@ from peers.config.schema import Shown
 from swarmnet.identifiers import PeerId
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_NUMBER = 2**60
+"""Before a unit: an exbibyte in bytes. More is a mistake, and far more is no float."""
+
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("kMGT", 1)
@@ -28,7 +31,7 @@ def seconds(value: object) -> object:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value)
     unit = _SECONDS.get(match[2] or "s") if match else None
-    if match is None or unit is None:
+    if match is None or unit is None or float(match[1]) > MAX_NUMBER:
         raise ValueError(f"is {value!r}; expected a duration such as 30s, 500ms, 5min or 2h")
     return float(match[1]) * unit
 
@@ -39,7 +42,7 @@ def byte_count(value: object) -> object:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     unit = _BYTES.get(match[2]) if match else None
-    if match is None or unit is None:
+    if match is None or unit is None or float(match[1]) > MAX_NUMBER:
         raise ValueError(f"is {value!r}; expected a size such as 64MiB, 1.5GB or a number of bytes")
     return round(float(match[1]) * unit)
 
@@ -81,7 +84,7 @@ def byte_rate(value: object) -> object:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)/s\s*", value)
     unit = (_BITS[match[2]] / 8 if match[2] in _BITS else _BYTES.get(match[2])) if match else None
-    if match is None or unit is None:
+    if match is None or unit is None or float(match[1]) > MAX_NUMBER:
         raise ValueError(f"is {value!r}; expected a rate such as 20Mbit/s or 2.5MB/s")
     return float(match[1]) * unit
 
@@ -98,7 +101,7 @@ def multiaddr(value: str) -> str:
         problem = f"has no host name in it ({parts[2]!r})"
     elif parts[3] not in ("tcp", "udp") or not parts[4].isdecimal():
         problem = "has no /tcp/PORT or /udp/PORT in it"
-    elif int(parts[4]) > 65535:
+    elif not is_port(parts[4]):
         raise ValueError(f"port {parts[4][:20]}: 1 to 65535, in {value!r}")
     if problem:
         raise ValueError(f"{value!r} {problem}; expected for instance /ip4/203.0.113.5/tcp/31330")
@@ -129,11 +132,16 @@ def host_and_port(value: str) -> str:
     return value
 
 
+def is_port(text: str) -> bool:
+    """Whether the digits are those of a port; a longer number is not converted."""
+    return text.isdecimal() and len(text) <= 5 and int(text) <= 65535
+
+
 def split_host_and_port(value: str) -> tuple[str, int]:
     """Raises ValueError."""
     host, colon, port = value.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    if not colon or not host or not is_port(port):
         raise ValueError(f"is {value!r}; expected HOST:PORT such as 127.0.0.1:9410, or off")
     return host, int(port)
 

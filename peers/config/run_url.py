@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import re
 import socket
 import threading
@@ -17,6 +16,7 @@ from urllib.parse import SplitResult, urldefrag, urlsplit
 from peers.config.run_file import RunFileError, SignedManifest, from_published
 from peers.errors import UserError
 from swarmnet.identifiers import RunId
+from swarmnet.membership.address_ranges import ip_of, is_public
 from swarmnet.run.manifest import MANIFEST_LIMIT
 
 SCHEMES = ("https", "http", "file")
@@ -87,7 +87,8 @@ def _on_the_internet(url: SplitResult) -> bool:
         found = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)
     except OSError:
         return True
-    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_global for one in found)
+    ips = [ip_of(str(one[4][0]).partition("%")[0]) for one in found]
+    return all(ip is not None and is_public(ip) for ip in ips)
 
 
 def _fetch(address: str) -> bytes:

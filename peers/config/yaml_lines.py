@@ -28,6 +28,9 @@ MOST_LEVELS = 32
 """Of values inside each other: the deepest of our files have four, and each level costs the parser at every
 word (3 kB of open brackets took 18 s)."""
 
+MAX_INTEGER = 2**64 - 1
+"""The largest integer in a configuration: seeds and counts have 64 bits at most."""
+
 _CORE = "tag:yaml.org,2002:"
 
 
@@ -223,9 +226,22 @@ class _Reader:
             items.append(self.value(item, here))
         return items
 
+    def _number(self, node: Node, location: Location) -> int | float | None:
+        try:
+            value: int | float = self._scalars.construct_object(node)
+        except (ValueError, OverflowError):  # Python converts at most 4,300 digits.
+            value = MAX_INTEGER + 1
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            shown = str(node.value)[:20]
+            self._refuse(node, location, f"{shown}... is too large; write a number of at most {MAX_INTEGER}")
+            return None
+        return value
+
     def _scalar(self, node: Node, location: Location) -> object:
         kind = str(node.tag).removeprefix(_CORE)
-        if kind in ("int", "float", "bool", "null"):
+        if kind in ("int", "float"):
+            return self._number(node, location)
+        if kind in ("bool", "null"):
             return self._scalars.construct_object(node)
         if kind in ("str", "timestamp"):
             return str(node.value)

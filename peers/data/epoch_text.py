@@ -265,7 +265,7 @@ class EpochText:
             told = json.loads(self._path.read_bytes())
             circles = told["circles"] if told["run"] == self._run else {}
             found = {name: _place(one) for name, one in circles.items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         for circle in self.circles:
             if (there := found.get(circle.name)) is not None:

@@ -135,7 +135,7 @@ class ShardCache:
 def _noted(path: Path) -> dict[str, object]:
     try:
         told = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 

@@ -178,7 +178,7 @@ def mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
 def _newest(folder: Path) -> dict[str, object]:
     try:
         told = json.loads((folder / NEWEST).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 

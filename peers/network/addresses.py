@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from protocols.daemon.multiaddr import is_circuit
-from protocols.reachability.fresh_dial import ADDRESSES
+from protocols.reachability.fresh_dial import ADDRESSES, Dialled
+from swarmnet.membership.address_ranges import NAME_KINDS, beginning, host_ip, ip_of, is_public
 
 TRIED = ("reached", "refused", "silent", "no_way", "other_peer", "not_libp2p")
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
@@ -58,14 +58,16 @@ class Addresses:
 def in_the_open(address: str) -> bool:
     """Whether whoever is there stands in the open internet: what it reaches, anyone reaches. A name does;
     what only claims to be an address (anybody may write anything into a record) does not."""
-    parts = address.split("/")
-    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return True
-    try:
-        return ip_address(parts[2]).is_global
-    except ValueError:
-        return False
+    kind, host = beginning(address)
+    ip = host_ip(host) if kind in NAME_KINDS else ip_of(host)
+    return kind in NAME_KINDS if ip is None else is_public(ip)
 
+
+
+def has_untried(dialled: Sequence[Dialled]) -> bool:
+    """Whether a helper left out an address of the open internet, such as an IPv4 address of a peer that it
+    saw at an IPv6 one: then it cannot show that nothing gets in."""
+    return any(each.outcome == "not_tried" and in_the_open(each.address) for each in dialled)
 
 
 def tcp_port(address: str) -> int:

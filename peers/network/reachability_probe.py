@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Literal
 
-from peers.network.addresses import LOOPBACK, TRIED, Addresses, in_the_open
+from peers.network.addresses import LOOPBACK, TRIED, Addresses, has_untried, in_the_open
 from peers.network.dht_sampler import Connections
 from protocols.daemon.multiaddr import is_circuit
 from protocols.daemon.p2pd import DAEMON_ERRORS
@@ -62,7 +62,7 @@ def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
     met = {each.address: each.outcome for each in dialled if each.outcome in TRIED}
     if any(met.get(address) == "reached" for address in addresses.announced):
         return True
-    return False if met else None
+    return False if met and not has_untried(dialled) else None
 
 
 def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
 from peers.config.atomic_files import is_file, write_atomically
 from peers.config.run_file import RunFileError, parse
 from peers.errors import UserError
+from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
@@ -126,10 +127,10 @@ def content(
     return data
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
     """Read and check one file. Raises CheckpointError."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path, max_tensors) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if metadata.pop("content") != _content(metadata, tensors):
@@ -222,9 +223,11 @@ def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int,
     return checkpoint.round, checkpoint.chain, units
 
 
-def restore_signed(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[Checkpoint, Tensor]:
+def restore_signed(
+    path: Path, run_id: RunId, stage: int, layout: Layout, *, max_tensors: int = MAX_TENSORS
+) -> tuple[Checkpoint, Tensor]:
     """As `restore`: all that the file holds, and its units."""
-    checkpoint = read(path)
+    checkpoint = read(path, max_tensors)
     if checkpoint.run_id != run_id or checkpoint.stage != stage:
         raise CheckpointError(
             f"{path} is stage {checkpoint.stage} of the run {checkpoint.run_id[:16]}, "
@@ -308,7 +311,7 @@ def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
     problem: CheckpointError | None = None
     for file in sorted(files, key=_written_at, reverse=True):
         try:
-            with safe_open(file, framework="pt") as opened:
+            with open_tensors(file) as opened:
                 metadata = opened.metadata() or {}
             return RunId(metadata["run"]), parse(metadata["manifest"].encode())
         except (SafetensorError, OSError, KeyError, RunFileError) as error:

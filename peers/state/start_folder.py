@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from peers.errors import UserError
 from peers.state.checkpoint_file import state_digest
+from peers.state.model_config import FAMILIES, SIZE_KEYS, join_reasons, read_config
+from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.model.fixed_point import GRID_BITS
 from swarmnet.model.parameters import is_factor, parameter_shapes, whole
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start
 
-FAMILIES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
-"""Architecture -> with QK-norm."""
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 MOST_JSON_BYTES = 16 << 20
 """Of config.json, a few KB, and of an index, some 100 bytes a tensor."""
@@ -34,8 +34,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 BUFFER = ".rotary_emb.inv_freq"
 """Ends the names of what older files hold besides parameters: it follows from the configuration."""
 READ_BYTES = 1 << 20
-ROTARY_BASE = 10000.0
-"""What transformers takes where a configuration names none."""
 
 
 class StartError(UserError):
@@ -55,7 +53,7 @@ class Folder:
     def tensor(self, name: str) -> Tensor:
         """A parameter in floats. Raises StartError for what is not finite, or lies outside the grid."""
         try:
-            with safe_open(self.path / self.places[name], framework="pt") as file:
+            with open_tensors(self.path / self.places[name]) as file:
                 values: Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise StartError(f"{self.path / self.places[name]}: cannot be read: {error}") from None
@@ -81,17 +79,18 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
     """The model in a folder, whose configuration and shapes fit the run; no weight is read yet. Raises
     StartError."""
     _require_fit(path, manifest.model)
+    expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
+    max_tensors = len(expected) + manifest.model.layers  # A buffer in each layer of older files.
     files = tuple(sorted(file.name for file in path.glob("*.safetensors")))
     places: dict[str, str] = {}
     found: dict[str, tuple[int, ...]] = {}
     for name in files:
-        for tensor, (shape, kind) in _tensors(path / name).items():
+        for tensor, (shape, kind) in _tensors(path / name, max_tensors).items():
             if tensor in places:
                 raise StartError(f"{path}: {tensor} is in {places[tensor]} and in {name}: move one away")
             if kind not in FLOATS:
                 raise StartError(f"{path}: {tensor} is {kind}; numbers must be one of {', '.join(FLOATS)}")
             places[tensor], found[tensor] = name, shape
-    expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
     for tensor, size in expected.items():
         if tensor not in found:
             raise StartError(
@@ -147,78 +146,31 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
 
 
 def _require_fit(path: Path, shape: ModelShape) -> None:
-    """Raise StartError if the configuration is of another model than the run's."""
-    config = read_json(path / CONFIG)
-    try:
-        _require_known(path, config, shape)
-        theirs, longest = _sizes(config), int(config["max_position_embeddings"])
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise StartError(f"{path / CONFIG} is no configuration of a model: {error!r}") from None
-    differ = {name: value for name, value in theirs.items() if getattr(shape, name) != value}
-    if differ:
-        ours = ", ".join(f"{name}: {getattr(shape, name)}" for name in differ)
-        wanted = ", ".join(f"{name}: {value}" for name, value in differ.items())
-        raise StartError(f"model: the run file says {ours}; the model in {path} has {wanted}: write these")
-    if shape.context > longest:
-        raise StartError(
-            f"model.context is {shape.context}, the model in {path} was made for sequences of up to "
-            f"{longest} tokens"
-        )
-
-
-def _require_known(path: Path, config: Mapping[str, Any], shape: ModelShape) -> None:
-    architecture = str(config["architectures"][0])
-    if architecture not in FAMILIES:
-        raise StartError(f"{path} is a {architecture}; runs can start from one of {', '.join(FAMILIES)}")
-    if FAMILIES[architecture] != shape.qk_norm:
-        wanted = str(FAMILIES[architecture]).lower()
-        raise StartError(f"{path} is a {architecture}: write model.qk_norm: {wanted} into the run file")
-    if config.get("tie_word_embeddings"):
-        raise StartError(
-            f"{path} ties its embedding to its head (tie_word_embeddings), which lie in different stages "
-            "here; give it a head of its own: in transformers, m.config.tie_word_embeddings = False, then "
-            "m.lm_head.weight = torch.nn.Parameter(m.lm_head.weight.detach().clone()), then m.save_pretrained"
-        )
-    turning = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = turning.get("rope_type", turning.get("type", "default"))
-    otherwise = {
-        f"rotary positions of type {kind}": kind != "default",
-        "biases": bool(config.get("attention_bias") or config.get("mlp_bias")),
-        f"activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
-        "a sliding window": bool(config.get("use_sliding_window")),
-        "partial rotary positions": turning.get("partial_rotary_factor", 1.0) != 1.0,
-        "quantized weights": "quantization_config" in config,
-    }
-    for what, is_so in otherwise.items():
-        if is_so:
-            raise StartError(f"{path} has {what}, which this program's model does not")
-
-
-def _sizes(config: Mapping[str, Any]) -> dict[str, int | float]:
-    """The run's keys of a model and their values."""
-    heads, turning = int(config["num_attention_heads"]), config.get("rope_parameters") or {}
-    theta = config.get("rope_theta", turning.get("rope_theta", ROTARY_BASE))
-    return {
-        "vocabulary": int(config["vocab_size"]),
-        "width": int(config["hidden_size"]),
-        "layers": int(config["num_hidden_layers"]),
-        "heads": heads,
-        "key_value_heads": int(config.get("num_key_value_heads") or heads),
-        "head_width": int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-        "feed_forward": int(config["intermediate_size"]),
-        "rope_theta": float(theta),
-        "norm_epsilon": float(config["rms_norm_eps"]),
-    }
+    """Raise StartError, with all reasons at once, if the configuration is of another model than the run's."""
+    found = read_config(read_json(path / CONFIG))
+    reasons = [*found.reasons]
+    if found.qk_norm not in (None, shape.qk_norm):
+        has, wanted = str(shape.qk_norm).lower(), str(found.qk_norm).lower()
+        reasons.append(f"the run file has qk_norm: {has}; write model.qk_norm: {wanted}")
+    for key, value in found.values.items():
+        own_key, own = SIZE_KEYS[key], getattr(shape, SIZE_KEYS[key])
+        if key == "max_position_embeddings":
+            if own > value:
+                reasons.append(f"{key}: {value}; the run file has {own_key}: {own}; write at most {value}")
+        elif own != value:
+            reasons.append(f"{key}: {value}; the run file has {own_key}: {own}; write {own_key}: {value}")
+    if reasons:
+        raise StartError(f"{path / CONFIG} is not of the run's model: {join_reasons(tuple(reasons))}")
 
 
 def _family(shape: ModelShape) -> str:
-    return next(name for name, qk_norm in FAMILIES.items() if qk_norm == shape.qk_norm)
+    return next(name for name, family in FAMILIES.items() if family.qk_norm == shape.qk_norm)
 
 
-def _tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def _tensors(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> shape and kind of number, from a file's head. Raises StartError."""
     try:
-        with safe_open(file, framework="pt") as opened:
+        with open_tensors(file, max_tensors) as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
             return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:

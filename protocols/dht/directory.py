@@ -23,6 +23,7 @@ from protocols.daemon.hivemind_imports import (
     ValueWithExpiration,
     dht_pb2,
 )
+from protocols.daemon.names import resolve_dialable
 from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
 from protocols.dht.answers import Uploads
 from protocols.dht.storage import Name
@@ -52,7 +53,6 @@ from protocols.signed.records import (
 )
 from protocols.signed.registry_entry import LISTING_SECONDS, RUNS_KEY, open_listing
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.membership.address_ranges import dialable
 
 logger = logging.getLogger(__name__)
 
@@ -355,8 +355,9 @@ class DhtDirectory:
         """See `Directory.ask`. A ping that enters no routing table: a thousand cost no more."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if peer not in self._named:
-            addresses = dialable(addresses, self._gate.addresses)
-        await self._gate.connect(peer, addresses, deadline_seconds)
+            addresses = await resolve_dialable(addresses, self._gate.addresses)
+        left = max(0.0, until - asyncio.get_running_loop().time())
+        await self._gate.connect(peer, addresses, left)
         left = max(0.0, until - asyncio.get_running_loop().time())
         stub = self._node.protocol.get_stub(PeerID.from_base58(peer))
         try:

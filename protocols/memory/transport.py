@@ -200,6 +200,10 @@ class MemoryTransport:
         """See `Transport.is_near`."""
         return self.near is not None and self.near.holds(peer)
 
+    def seen_range(self, peer: PeerId) -> str:
+        """See `Transport.seen_range`."""
+        return self._network.seen_ranges.get(peer, "")
+
     def when_moved(self, told: Callable[[], None]) -> None:
         """Its address is its name."""
 
@@ -267,6 +271,8 @@ class MemoryNetwork:
         self.random = random if random is not None else Random(0)
         self.conditions = conditions if conditions is not None else Conditions()
         self.transports: dict[PeerId, MemoryTransport] = {}
+        self.seen_ranges: dict[PeerId, str] = {}
+        """See `Transport.seen_range`: where a test puts a peer."""
         self.records: dict[tuple[RunId, int], dict[PeerId, bytes]] = {}
         self.manifests: dict[RunId, bytes] = {}
         self.orders: dict[tuple[RunId, PeerId], SignedOrder] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from protocols.daemon.hivemind_imports import StreamInfo
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon, DaemonOptions
@@ -22,12 +22,14 @@ from protocols.messages.table import Chunk
 from protocols.p2pd.carriers import Carriers
 from protocols.ports import Arrived, FindChunk, Progressed
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.run.manifest import WIRE_VERSION
 
 CHUNKS_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/chunks"
 CHUNK_LIMIT = 64 * 1024 * 1024
-STREAMS_SERVED = 32
-"""Four newcomers at once. Each stream holds one chunk at a time."""
+STREAMS_SERVED, STREAMS_PER_PEER, STREAMS_PER_RANGE = 64, 8, 16
+"""In all, of one key, and of one public /24 or /48. A newcomer has six carriers with a key and a stream each
+(state_path.CARRIERS); keys are free, networks are not. Each stream holds one chunk at a time."""
 REQUEST_SECONDS = 20.0
 """A stream on which nothing is asked for so long is closed."""
 ANSWER_SECONDS = 60.0
@@ -42,22 +44,28 @@ CHUNK_PRIORITY = Chunk.priority
 _REQUEST, _LENGTH = struct.Struct(">32sH"), struct.Struct(">I")
 
 
+Resolve = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
+"""Returns the addresses that may be dialled, without names (daemon/names.py)."""
+
+
 class ChunkService:
     """The holder's side: answers on streams that others open."""
 
     def __init__(self) -> None:
         self.find: FindChunk = lambda digest, index: None
         self.upload: Upload | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, tuple[PeerId, frozenset[str]]] = {}
+        """Of each stream who asks, and from which public address range."""
 
     async def accept(
-        self, _info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve one stream to its end."""
-        if len(self._open) >= STREAMS_SERVED:
+        peer, ranges = PeerId(info.peer_id.to_base58()), public_ranges((str(info.addr),))
+        if not self._has_place(peer, ranges):
             writer.transport.abort()
             return
-        self._open.add(writer)
+        self._open[writer] = peer, ranges
         try:
             while True:
                 async with asyncio.timeout(REQUEST_SECONDS):
@@ -69,8 +77,14 @@ class ChunkService:
         except DAEMON_ERRORS:
             pass  # It has what it wanted, or has gone.
         finally:
-            self._open.discard(writer)
+            self._open.pop(writer, None)
             writer.transport.abort()
+
+    def _has_place(self, peer: PeerId, ranges: frozenset[str]) -> bool:
+        of_peer = sum(each == peer for each, _ in self._open.values())
+        of_range = sum(bool(each & ranges) for _, each in self._open.values())
+        is_free = of_peer < STREAMS_PER_PEER and of_range < STREAMS_PER_RANGE
+        return is_free and len(self._open) < STREAMS_SERVED
 
     async def _write(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
         """At the pace that the peer's owner allows, if there is one."""
@@ -93,21 +107,24 @@ class ChunkCarriers:
     """The newcomer's side: asks on as many connections per holder as there are carriers."""
 
     def __init__(
-        self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed
-    ) -> None:
+        self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed,
+        *, resolve: Resolve,
+    ) -> None:  # fmt: skip
         self._carriers, self._daemons = carriers, daemons
         self._arrived, self._progressed = arrived, progressed
+        self._resolve = resolve
         self._asked: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
         self._lanes: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
-        cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed
-    ) -> ChunkCarriers:
+        cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed,
+        *, resolve: Resolve,
+    ) -> ChunkCarriers:  # fmt: skip
         """Start `count` p2pd. Raises CannotStart."""
         carriers = Carriers(options)
         try:
-            return cls(carriers, await carriers.start(count), arrived, progressed)
+            return cls(carriers, await carriers.start(count), arrived, progressed, resolve=resolve)
         except BaseException:
             await carriers.close()
             raise
@@ -142,7 +159,7 @@ class ChunkCarriers:
                 asked += fresh
                 try:
                     if stream is None:
-                        await daemon.connect(holder, addresses, DIAL_SECONDS)
+                        await daemon.connect(holder, await self._resolve(addresses), DIAL_SECONDS)
                         stream = await daemon.open_stream(holder, CHUNKS_PROTOCOL, DIAL_SECONDS)
                     stream[1].write(b"".join(_REQUEST.pack(*request) for request in fresh))
                     async with asyncio.timeout(ANSWER_SECONDS):

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from protocols.daemon.hivemind_imports import StreamInfo
 from protocols.daemon.multiaddr import is_circuit, through_relay
+from protocols.daemon.names import resolve_dialable
 from protocols.daemon.p2pd import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.errors import Backlog, PeerGone, WireError
 from protocols.framing.intake import Intake
@@ -39,7 +40,7 @@ from protocols.reachability.relay_client import Relays
 from protocols.reachability.relay_service import RelayService
 from protocols.signed.identity import Identity, load
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.address_ranges import dialable
+from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.run.manifest import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
@@ -96,6 +97,8 @@ class P2pdTransport:
         self._ending: set[asyncio.Task[None]] = set()
         self._accepted: dict[asyncio.Task[Any], tuple[PeerId, Ear, asyncio.StreamWriter]] = {}
         self._per_peer: Counter[PeerId] = Counter()
+        self._seen_at: dict[PeerId, str] = {}
+        """Where the newest accepted link of each of these comes from: a multiaddr."""
         self._carried: dict[PeerId, _Subflows] = {}
         """Of those who have a link on the data lane to us."""
         self._closed = False
@@ -161,6 +164,11 @@ class P2pdTransport:
         on; several transports may."""
         self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
 
+    def seen_range(self, peer: PeerId) -> str:
+        """See `Transport.seen_range`."""
+        direct, _, _ = self._seen_at.get(peer, "").partition("/p2p/")
+        return next(iter(public_ranges((direct,))), "")
+
     def when_moved(self, told: Callable[[], None]) -> None:
         """See `Transport.when_moved`."""
         self.relays.moved = told
@@ -172,7 +180,13 @@ class P2pdTransport:
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
         """See `Transport.carriers`. Each is a p2pd that only dials. Raises CannotStart."""
-        return await ChunkCarriers.start(count, replace(LOOPBACK, relay=True), arrived, progressed)
+        return await ChunkCarriers.start(
+            count,
+            replace(LOOPBACK, relay=True),
+            arrived,
+            progressed,
+            resolve=self._resolve,
+        )
 
     async def ended(self) -> str:
         """Wait until p2pd has ended, by itself or by `close`; why."""
@@ -190,8 +204,10 @@ class P2pdTransport:
             return LocalLink(peer, lane, self._ear.receiver, self._ear.terms, self._backlog_bytes)
         if self.near is not None and self.near.holds(peer):
             return self.near.open(self.peer, peer, lane, self._backlog_bytes)
-        addresses = dialable(addresses, self.daemon.addresses)
-        stream = await self._dialling.stream(peer, protocol_name(lane), addresses, deadline_seconds)
+        until = asyncio.get_running_loop().time() + deadline_seconds
+        addresses = await self._resolve(addresses)
+        left = max(0.0, until - asyncio.get_running_loop().time())
+        stream = await self._dialling.stream(peer, protocol_name(lane), addresses, left)
         # Who is only reached through a relay gets no carriers: they would share the relay's line.
         relayed = through_relay(stream.address)
         direct = () if relayed else [each for each in addresses if not is_circuit(each)]
@@ -209,6 +225,9 @@ class P2pdTransport:
         if relayed:
             self._dialling.leave_circuit(peer, link)
         return link
+
+    async def _resolve(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        return await resolve_dialable(addresses, self.daemon.addresses)
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
         self._links.discard(link)
@@ -238,6 +257,7 @@ class P2pdTransport:
                 reason = f"{self._per_peer[peer]} links of this peer are open already"
                 self._refuse(ear, peer, Backlog(reason))
                 return
+            self._seen_at[peer] = str(info.addr)
             subflows = self._carried.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1
@@ -305,6 +325,7 @@ class P2pdTransport:
                 self._per_peer[peer] -= 1
                 if not self._per_peer[peer]:
                     del self._per_peer[peer]
+                    self._seen_at.pop(peer, None)
         finally:
             writer.transport.abort()
 

@@ -2,8 +2,8 @@
 
 An address is dialled if its owner signed it, and if
 - it is IP (or a name, looked up here) with TCP and a port, and nothing behind it;
-- its IP is the one the asker was seen at, or a public one, or a private one where the asker was seen at a
-  private one: nobody outside lets this peer knock at the doors of its own house.
+- its IP is the one the asker was seen at, or in the same IPv6 /64: no asker makes this peer knock at the
+  doors of a third party, or of its own network.
 Four requests a minute in all and two from one IP, one at a time, eight addresses each: whoever sends helpers
 to knock at strangers' gets fewer knocks out of it than the packets it takes to ask.
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_network
 
 from protocols.daemon.hivemind_imports import P2P, StreamInfo
+from protocols.daemon.names import LookUp, look_up
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import WireError
 from protocols.reachability.dial_back import (
@@ -34,14 +35,13 @@ from protocols.reachability.dial_back import (
 from protocols.reachability.fresh_dial import Dialled, Dials, can_dial, dial
 from protocols.signed.identity import verify
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.address_ranges import IP, ip_of
+from swarmnet.membership.address_ranges import IP, NAME_KINDS, ip_of
 
 REQUESTS_PER_MINUTE, REQUESTS_PER_IP = 4, 2
 STREAMS = 8
 """Open at once; a stream costs a socket and nothing else until its signature is checked."""
-LOOK_UP_SECONDS = 3.0
-
-LookUp = Callable[[str], Awaitable[Sequence[str]]]
+OWN_BITS = 64
+"""Of an IPv6 address: a host has several in its subnet, and calls from a temporary one, RFC 8981."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def place_of(address: str) -> Place | None:
     kind, host, port = parts[1], parts[2], int(parts[4][:6])
     if not 0 < port < 65536:
         return None
-    if kind in ("dns", "dns4", "dns6"):
+    if kind in NAME_KINDS:
         return Place(host, True, port)
     ip = ip_of(host)
     if ip is None or kind != f"ip{ip.version}":
@@ -78,25 +78,11 @@ def observed_ip(address: str) -> IP | None:
 
 
 def may_dial(ip: IP, asker: IP | None) -> bool:
-    """Whether this peer dials `ip` for an asker that was seen at `asker`."""
-    if ip == asker:
-        return True
-    if ip.is_multicast or ip.is_unspecified or ip.is_loopback or ip.is_link_local:
+    """Whether this peer dials `ip` for an asker that was seen at `asker`: the same host, as far as addresses
+    show it."""
+    if asker is None or ip.version != asker.version:
         return False
-    if ip.is_global:
-        return True
-    return asker is not None and asker.is_private and not asker.is_loopback and ip.is_private
-
-
-async def look_up(name: str) -> Sequence[str]:
-    """The name's IP addresses; none if there is no answer in time."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(LOOK_UP_SECONDS):
-            found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError, TimeoutError):
-        return ()
-    return [str(entry[4][0]) for entry in found]
+    return ip == asker or (ip.version == 6 and ip in ip_network((asker, OWN_BITS), strict=False))
 
 
 class DialBackService:
@@ -184,7 +170,7 @@ class DialBackService:
             if allowed:
                 plain[address] = f"/ip{allowed[0].version}/{allowed[0]}/tcp/{place.port}"
             elif ips:
-                reasons[address] = f"{ips[0]} is reached in its own network only"
+                reasons[address] = f"{ips[0]} is not the address that this helper saw the asker at"
             else:
                 reasons[address] = f"{place.host} is a name without an address"
         targets = tuple(dict.fromkeys(plain.values()))

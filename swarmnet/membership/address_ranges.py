@@ -8,6 +8,7 @@ of its own machine, and of the networks behind its router.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -22,20 +23,65 @@ PRIVATE_BLOCKS = tuple(map(ipaddress.ip_network, (
 machines over the whole block, so no smaller part of it tells who is a neighbour."""
 
 
+NAT64, NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48")
+"""RFC 6052, whose last 32 bits are an IPv4 address; RFC 8215, which no router outside a network knows."""
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,9}|0[0-7]{0,11}")
+MEMORY = "memory"
+"""The protocol of addresses inside one process (protocols/memory)."""
+NAME_KINDS = ("dns", "dns4", "dns6")
+"""Protocols of a multiaddr whose value a resolver looks up."""
+
+
 def ip_of(text: str) -> IP | None:
-    """The IP address written so, an IPv4 in IPv6 clothes as what it is; None if it is none."""
+    """Parse an IP address; an IPv4 address inside an IPv6 one is returned as IPv4; None: it is none."""
     try:
         ip = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return (ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
+    return (_embedded(ip) or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
+
+
+def host_ip(host: str) -> IP | None:
+    """The IP address that a resolver makes of a name without asking anyone: `ip_of`, and the forms of IPv4
+    that inet_aton(3) reads (127.1, 2130706433, 0x7f.1, 0177.0.0.1). None: it is a name."""
+    host = host.rstrip(".").strip("[]")
+    parts = host.split(".")
+    if ip := ip_of(host):
+        return ip
+    if len(parts) > 4 or not all(map(_NUMBER.fullmatch, parts)):
+        return None
+    numbers = [int(part, 16 if part[:2] in ("0x", "0X") else 8 if part[:1] == "0" else 10) for part in parts]
+    *leading, last = numbers
+    if any(number > 255 for number in leading) or last >= 1 << 8 * (4 - len(leading)):
+        return None
+    return ipaddress.IPv4Address(sum(number << 24 - 8 * at for at, number in enumerate(leading)) + last)
+
+
+def is_public(ip: IP) -> bool:
+    """Whether the address belongs to one host of the open internet. `ip` as `ip_of` returns it."""
+    if not ip.is_global or ip.is_multicast:
+        return False
+    return isinstance(ip, ipaddress.IPv4Address) or not (ip.is_site_local or ip in NAT64_LOCAL)
+
+
+def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address to which packets for this one go: mapped (RFC 4291), 6to4 (RFC 3056), NAT64, ISATAP
+    (RFC 5214), or compatible (::/96, obsolete); None: there is none."""
+    if found := ip.ipv4_mapped or ip.sixtofour:
+        return found
+    number = int(ip)
+    is_isatap = number >> 32 & 0xFDFFFFFF == 0x00005EFE
+    is_compatible = 1 < number < 1 << 32
+    if ip in NAT64 or is_isatap or is_compatible:
+        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    return None
 
 
 def range_of(address: str) -> str:
     """The /24 or /48 of the IP with which a multiaddr begins, a relay's for a circuit; what has none is known
     by its name."""
-    kind, host = _beginning(address)
-    ip = ip_of(host) if kind in ("ip4", "ip6") else None
+    kind, host = beginning(address)
+    ip = _ip_at(kind, host)
     if ip is None:
         return f"{kind}/{host}"
     return str(ipaddress.ip_network((ip, RANGE_BITS[ip.version]), strict=False))
@@ -46,32 +92,42 @@ def public_ranges(addresses: tuple[str, ...]) -> frozenset[str]:
     """The ranges of the public IPs in which a peer is reached itself. In a lab all are of one private range,
     and behind a relay all of the relay's, which has its own bounds."""
     direct = [address for address in addresses if "/p2p-circuit" not in address]
-    ips = [(ip_of(_beginning(address)[1]), address) for address in direct]
-    return frozenset(range_of(address) for ip, address in ips if ip is not None and ip.is_global)
+    ips = [(_ip_at(*beginning(address)), address) for address in direct]
+    return frozenset(range_of(address) for ip, address in ips if ip is not None and is_public(ip))
 
 
 def dialable(addresses: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
     """Those multiaddrs of a record to which a peer may be led that is itself reached at `own`: public ones
-    and names; private ones of a block in which it has an address, too; loopback ones if it has no others."""
-    here = [ip for each in own if "/p2p-circuit" not in each and (ip := ip_of(_beginning(each)[1]))]
+    and names; private ones of a block in which it has an address, too; loopback ones if it has no others.
+    What a name is looked up as must pass again (protocols/daemon/names.py)."""
+    here = [ip for each in own if "/p2p-circuit" not in each and (ip := _ip_at(*beginning(each)))]
     return tuple(address for address in addresses if _leads_out(address, here))
 
 
 def _leads_out(address: str, here: list[IP]) -> bool:
-    kind, host = _beginning(address)
-    if kind not in ("ip4", "ip6"):
+    kind, host = beginning(address)
+    ip = _ip_at(kind, host)
+    if ip is None and kind in NAME_KINDS:  # The caller looks it up, and asks again with what it gets.
         return host.rstrip(".").rpartition(".")[2].lower() != "localhost"
-    ip = ip_of(host)
+    if kind == MEMORY:
+        return True
     if ip is None or ip.is_multicast or ip.is_unspecified or ip.is_link_local:
         return False
     if ip.is_loopback:
         return bool(here) and all(each.is_loopback for each in here)
-    if ip.is_global:
+    if is_public(ip):
         return True
     return any(ip in block and any(each in block for each in here) for block in PRIVATE_BLOCKS)
 
 
-def _beginning(address: str) -> tuple[str, str]:
+def _ip_at(kind: str, host: str) -> IP | None:
+    """None: a name, or no place on a network."""
+    if kind in NAME_KINDS:
+        return host_ip(host)
+    return ip_of(host) if kind in ("ip4", "ip6") else None
+
+
+def beginning(address: str) -> tuple[str, str]:
     """The first protocol of a multiaddr and its value."""
     _, kind, host, *_ = [*address.split("/"), "", "", ""]
     return kind, host

@@ -6,6 +6,7 @@ import asyncio
 import math
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -393,7 +394,10 @@ def chunk_answer(chance: Random) -> bytes:
 
 
 async def take_chunk(data: bytes, _folder: Path) -> None:
-    fetch = ChunkCarriers(None, (), lambda *_: None, lambda _peer: None)  # type: ignore[arg-type]
+    async def resolve(addresses: Sequence[str]) -> Sequence[str]:
+        return addresses
+
+    fetch = ChunkCarriers(None, (), lambda *_: None, lambda _peer: None, resolve=resolve)  # type: ignore[arg-type]
     chunk = await fetch._read(stream_of(data), PeerId(BOB.peer_id))
     assert chunk is None or len(chunk) <= chunk_streams.CHUNK_LIMIT
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peers.errors import how_to_install
-from peers.network.addresses import TRIED, Addresses
+from peers.network.addresses import TRIED, Addresses, has_untried
 from peers.tools.doctor.line import Level, Line
 from protocols.reachability.fresh_dial import Dialled
 
@@ -50,9 +50,10 @@ def judge(addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_
     leads_here = [each for each in announced if each.outcome == "reached"]
     wrong = [each for each in announced if each.outcome != "reached"]
     open_doors = [each for each in doors if each in met and met[each].outcome == "reached"]
-    if not met:
-        why = "; ".join(f"{each.address}: {each.detail}" for each in dialled) or "there is none to dial"
-        return Finding("unknown", f"no address of this peer could be tried: {why}", _FIX_PORT, "warn")
+    if not met or (not leads_here and not open_doors and has_untried(dialled)):
+        told = [f"{each.address}: {each.detail}" for each in dialled if each.detail]
+        why = "; ".join(told) or "there is none to dial"
+        return Finding("unknown", f"not every address of this peer could be tried: {why}", _FIX_PORT, "warn")
     if leads_here and (not wrong or not addresses.chosen):
         where = ", ".join(f"{each.address} ({1000 * each.seconds:.0f} ms)" for each in leads_here)
         return Finding("reachable", f"reachable directly at {where}", "", "ok")

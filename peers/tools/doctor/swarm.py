@@ -41,6 +41,7 @@ from peers.tools.doctor.reachability import judge, line_of, no_bootstrap
 from peers.tools.doctor.stage_memory import Memory, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
 from protocols.daemon.multiaddr import is_circuit
+from protocols.daemon.names import resolve_dialable
 from protocols.dht.directory import DhtDirectory, split_multiaddr
 from protocols.dht.swarm_time import MOST_OFFSET_SECONDS
 from protocols.errors import Backlog, CannotStart, Unreachable, WireError
@@ -51,7 +52,6 @@ from protocols.reachability.fresh_dial import Dialled, can_dial, dial
 from protocols.signed.identity import Identity
 from protocols.signed.records import SKEW_SECONDS
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.address_ranges import dialable
 from swarmnet.resources import lines
 from swarmnet.run.manifest import Manifest
 
@@ -295,7 +295,7 @@ class Examination:
             except WireError:
                 continue
             for found in opened(records.values(), signed.run_id):
-                addresses = dialable(found.record.addresses, transport.addresses)
+                addresses = await resolve_dialable(found.record.addresses, transport.addresses)
                 direct = [each for each in addresses if not is_circuit(each)]
                 if found.peer not in known and direct:
                     known.add(found.peer)

@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
+from peers.state.model_config import SIZE_KEYS, join_reasons, read_config
+from peers.state.safetensors_file import open_tensors
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import multiplied_out, projectors
 from swarmnet.model.linear import merged
@@ -39,6 +41,11 @@ BOUNDARY = "swarmnet_boundary"
 """The key of config.json that says where boundaries stand and how wide they are (run/boundary.py)."""
 NARROW_LLAMA, NARROW_QWEN = "swarmnet_narrow_llama", "swarmnet_narrow_qwen3"
 """Model types that only this program knows."""
+OWN_KEYS = frozenset((
+    BOUNDARY, "moe_intermediate_size", "num_experts", "num_experts_per_tok", "norm_topk_prob",
+    "decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef", "output_router_logits",
+))  # fmt: skip
+"""Keys of config.json that only some of FAMILIES have."""
 FAMILIES = {
     (False, False, False): ("LlamaForCausalLM", "llama"),
     (True, False, False): ("Qwen3ForCausalLM", "qwen3"),
@@ -113,7 +120,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     for name in sorted(set(places.values())):
         file = folder / Path(name).name
         try:
-            weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+            with open_tensors(file) as opened:
+                weights |= {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ExportError(f"cannot read {file}: {error}") from error
     for name, projector in projectors(shape).items():
@@ -125,28 +133,25 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 def load_shape(folder: Path) -> ModelShape:
     """The shape of an exported model, from its config.json. Raises ExportError."""
-    config = _read_json(folder / "config.json")
+    file = folder / "config.json"
+    config = _read_json(file)
     families = {name: features for features, (name, _) in FAMILIES.items()}
     try:
         qk_norm, narrow, mixed = families[config["architectures"][0]]
-        shape = ModelShape(
-            vocabulary=int(config["vocab_size"]),
-            width=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=int(config["num_attention_heads"]),
-            key_value_heads=int(config["num_key_value_heads"]),
-            head_width=int(config["head_dim"]),
-            feed_forward=int(config["moe_intermediate_size" if mixed else "intermediate_size"]),
-            qk_norm=qk_norm,
-            rope_theta=float(config["rope_theta"]),
-            norm_epsilon=float(config["rms_norm_eps"]),
-            context=int(config["max_position_embeddings"]),
-            initial_deviation=float(config["initializer_range"]),
-            boundary=_boundary(config[BOUNDARY]) if narrow else Boundary(),
-            experts=_experts(config) if mixed else Experts(),
-        )
+        boundary = _boundary(config[BOUNDARY]) if narrow else Boundary()
+        experts = _experts(config) if mixed else Experts()
+        inner = {"feed_forward": int(config["moe_intermediate_size"])} if mixed else {}
+        deviation = float(config["initializer_range"])
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise ExportError(f"{folder / 'config.json'} is not of an exported model: {error!r}") from None
+        raise ExportError(f"{file} is not of an exported model: {error!r}") from None
+    plain, _ = FAMILIES[qk_norm, False, False]
+    found = read_config(config | {"architectures": [plain], "model_type": None}, OWN_KEYS)
+    if found.reasons:
+        raise ExportError(f"{file} is not of an exported model: {join_reasons(found.reasons)}")
+    sizes: dict[str, Any] = {SIZE_KEYS[key]: value for key, value in found.values.items()}
+    shape = ModelShape(
+        **(sizes | inner), qk_norm=qk_norm, initial_deviation=deviation, boundary=boundary, experts=experts
+    )
     wrong = contradictions(shape.boundary, shape.width, shape.vocabulary, (shape.layers,), leaves_order=False)
     for problem in wrong:
         raise ExportError(f"{folder / 'config.json'}: {problem}")
@@ -202,7 +207,10 @@ def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
 
 
 def _write(
-    folder: Path, shape: ModelShape, stages: Sequence[Mapping[str, Tensor]], tokenizer: Path | None,
+    folder: Path,
+    shape: ModelShape,
+    stages: Sequence[Mapping[str, Tensor]],
+    tokenizer: Path | None,
     end: tuple[str, int] | None,
 ) -> None:
     places: dict[str, str] = {}

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from peers.errors import UserError
 from peers.state.checkpoint_file import STATEMENT_BYTES, number, token_count
+from peers.state.safetensors_file import open_tensors
 from peers.telemetry import event_log
 from peers.telemetry import events as noted
 from protocols.errors import WireError
@@ -98,7 +99,7 @@ def facts(source: Path | None, manifest: Manifest) -> Facts:
 def _metadata(file: Path) -> Mapping[str, str]:
     """Of a checkpoint; empty where there is none to be had. `checkpoint.newest` is who complains."""
     try:
-        with safe_open(file, framework="pt") as opened:
+        with open_tensors(file) as opened:
             found: Mapping[str, str] = opened.metadata() or {}
         number(found.get("stage", ""))
         number(found.get("round", ""))

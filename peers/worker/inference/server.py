@@ -2,16 +2,16 @@
 
 What a visitor can cost is bounded. A request is no larger than a microbatch. Each visitor has
 ASKED_AT_ONCE of them here, all visitors together MOST_WAITING and MOST_WAITING_BYTES; the rest is
-declined as "busy". Visitors take turns. One request is computed at a time, before the forward passes that
-wait (behind dozens of them each one would wait for the whole queue), and then none for three times as long
-while training has work waiting: so inference takes at most a quarter of a busy peer, and gets it, and all of
-an idle one.
+declined as "busy". Who gets these places, and whose turn it is: swarmnet/inference/request_queue.py. One
+request is computed at a time, before the forward passes that wait (behind dozens of them each one would wait
+for the whole queue), and then none for three times as long while training has work waiting: so inference
+takes at most a quarter of a busy peer, and gets it, and all of an idle one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from peers.worker.pipeline.microbatch_compute import Trouble
 from protocols.messages.table import AskForward, Declined, Forwarded
 from swarmnet.identifiers import PeerId
 from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, MALFORMED, MOST_SEQUENCES, WRONG_STAGE
+from swarmnet.inference.request_queue import Client, RequestQueue
 from swarmnet.run.manifest import Manifest
 
 MOST_WAITING = 16
@@ -77,8 +78,7 @@ class Inference:
         self.seconds = 0.0
         """Compute spent on them."""
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[PeerId, deque[_Waiting]] = {}
-        """By visitor; whose turn it is comes first."""
+        self._waiting: RequestQueue[_Waiting] = RequestQueue(MOST_WAITING, MOST_WAITING_BYTES, chance)
         self._computes = False
         self._rests_until = 0.0
         self._used_at = float("-inf")
@@ -90,13 +90,27 @@ class Inference:
         self._waiting.clear()
 
     def message(self, peer: PeerId, ask: AskForward, body: bytes) -> None:
-        trouble = self._unfit(ask, body) or self._too_many(peer, body)
+        trouble = self._unfit(ask, body)
+        own, now = self._waiting.count(peer), self._loop.time()
+        if trouble is None and own >= ASKED_AT_ONCE:
+            trouble = Trouble(BUSY, f"{own} requests of this visitor wait here")
         if trouble is not None:
             self._decline(peer, ask, trouble)
             return
-        waiting = _Waiting(ask, body, self._loop.time() + ask.deadline_seconds)
-        self._waiting.setdefault(peer, deque()).append(waiting)
+        waiting = _Waiting(ask, body, now + ask.deadline_seconds)
+        why = f"{len(self._waiting)} requests wait here"
+        has_place, removed = self._waiting.add(self._client(peer), waiting, len(body), now)
+        for other in removed:
+            self._decline(other.client.peer, other.item.ask, Trouble(BUSY, why))
+        if not has_place:
+            self._decline(peer, ask, Trouble(BUSY, why))
         self._next()
+
+    def _client(self, peer: PeerId) -> Client:
+        """In an open run everybody may claim a stage: members are those whose work has settled."""
+        known = self.neighbourhood.membership.peers.get(peer)
+        is_first = known is not None and (known.worked or known.invited)
+        return Client(peer, self.neighbourhood.transport.seen_range(peer) or peer, is_first)
 
     def _unfit(self, ask: AskForward, body: bytes) -> Trouble | None:
         model = self.manifest.model
@@ -113,17 +127,6 @@ class Inference:
             return Trouble(MALFORMED, f"the next tokens of {ask.sequences} texts; at most {MOST_SEQUENCES}")
         if len(body) != self.work.body_bytes(ask):
             return Trouble(MALFORMED, f"a body of {len(body)} bytes, not {self.work.body_bytes(ask)}")
-        return None
-
-    def _too_many(self, peer: PeerId, body: bytes) -> Trouble | None:
-        own = self._waiting.get(peer, ())
-        if len(own) >= ASKED_AT_ONCE:
-            return Trouble(BUSY, f"{len(own)} requests of this visitor wait here")
-        bodies = [len(waiting.body) for queue in self._waiting.values() for waiting in queue]
-        if len(bodies) >= MOST_WAITING or (bodies and sum(bodies) + len(body) > MOST_WAITING_BYTES):
-            return Trouble(BUSY, f"{len(bodies)} requests wait here")
-        if self.neighbourhood.is_visitor(peer) and not self.visitors.admits(peer):
-            return Trouble(BUSY, f"{len(self.visitors)} visitors are here")
         return None
 
     def _decline(self, peer: PeerId, ask: AskForward, why: Trouble) -> None:
@@ -148,11 +151,8 @@ class Inference:
     def _begun(self, now: float) -> _Work | None:
         """The next request whose turn it is."""
         while self._waiting:
-            peer = next(iter(self._waiting))
-            queue = self._waiting.pop(peer)
-            waiting = queue.popleft()
-            if queue:
-                self._waiting[peer] = queue  # At the end: the others' turn comes first.
+            found = self._waiting.pop(now)
+            peer, waiting = found.client.peer, found.item
             if self._is_stale(peer, waiting.until, now):
                 continue
             work = partial(self.work.run, waiting.ask, waiting.body)

@@ -7,6 +7,7 @@ reached us. So it need not listen, and may sit behind any router.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.fields import Body
-from protocols.messages.table import Hello, Message
+from protocols.messages.table import Declined, Hello, Message
 from protocols.ports import Link
 from protocols.signed.envelope import run_bytes
 from swarmnet.identifiers import PeerId
@@ -56,23 +57,21 @@ class Visitors:
     def __len__(self) -> int:
         return len(self._visitors)
 
-    def admits(self, peer: PeerId) -> bool:
-        """Whether it is, or can become, one of the MOST_VISITORS."""
-        return peer in self._visitors or len(self._visitors) < MOST_VISITORS or self._quiet() is not None
-
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
         """Send it when there is a link. What cannot be sent is noted; the visitor's deadline tells it."""
         if not self.neighbourhood.is_visitor(peer):  # The links to it have an owner.
             self.neighbourhood.post(peer, "data", message, body)
             return
-        if not self.admits(peer):
-            self._spawn(self._strangers.answer(peer, message, body))
-            return
-        quiet = self._quiet()
-        if peer not in self._visitors and len(self._visitors) >= MOST_VISITORS and quiet is not None:
-            self._forget(quiet)
-        visitor = self._visitors.setdefault(peer, _Visitor(0.0))
-        visitor.used_at = self._loop.time()
+        is_answer = not isinstance(message, Declined)
+        if peer not in self._visitors and len(self._visitors) >= MOST_VISITORS:
+            loser = self._loser(peer) if is_answer else None
+            if loser is None:
+                self._spawn(self._strangers.answer(peer, message, body))
+                return
+            self._forget(loser)
+        visitor = self._visitors.setdefault(peer, _Visitor(self._loop.time()))
+        if is_answer:
+            visitor.used_at = self._loop.time()
         if visitor.link is not None and not visitor.link.closed:
             self._send(visitor.link, message, body)
             return
@@ -122,11 +121,22 @@ class Visitors:
         if self._visitors:
             self._timer.arm(now + LOOK_SECONDS)
 
-    def _quiet(self) -> PeerId | None:
-        """Who has been told nothing for longest, if that is long."""
-        times = [(visitor.used_at, peer) for peer, visitor in self._visitors.items() if not visitor.waiting]
-        used_at, peer = min(times, default=(float("inf"), None))
-        return peer if used_at + QUIET_SECONDS <= self._loop.time() else None
+    def _loser(self, newcomer: PeerId) -> PeerId | None:
+        """The visitor that was answered longest ago: of all, if that is long, or of the address range with
+        most, if the newcomer's has fewer."""
+        times = {peer: each.used_at for peer, each in self._visitors.items() if not each.waiting}
+        oldest = min(times, key=times.__getitem__, default=None)
+        if oldest is None or times[oldest] + QUIET_SECONDS <= self._loop.time():
+            return oldest
+        counts = Counter(map(self._range_of, self._visitors))
+        range, count = counts.most_common(1)[0]
+        if count <= counts[self._range_of(newcomer)] + 1:
+            return None
+        of_range = [peer for peer in times if self._range_of(peer) == range]
+        return min(of_range, key=times.__getitem__, default=None)
+
+    def _range_of(self, peer: PeerId) -> str:
+        return self.neighbourhood.transport.seen_range(peer) or peer
 
     def _forget(self, peer: PeerId) -> None:
         link = self._visitors.pop(peer).link

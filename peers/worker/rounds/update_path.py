@@ -56,6 +56,7 @@ from protocols.messages.table import (
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from swarmnet.identifiers import ContributionId, PeerId
+from swarmnet.membership.request_budget import RequestBudget
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
@@ -64,7 +65,7 @@ from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
-from swarmnet.rounds.own_contributions import Offers, Past
+from swarmnet.rounds.own_contributions import ASK_SECONDS, LEARNED_ROUNDS, Offers, Past
 from swarmnet.rounds.result_table import tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
@@ -129,6 +130,11 @@ class UpdatePath:
         """In all settled rounds, by all peers; None where nobody knew it of those before `weights`."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
+        rare = manifest.rounds.longest_seconds
+        self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare)
+        self._open_ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
+        self._settled_ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(rare)
+        self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
@@ -325,11 +331,14 @@ class UpdatePath:
                 kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
                 self.giving.wanted(peer, kept)
             case AskChain(last):
-                self.feed(events.ChainAsked(peer, last))
+                if self._chains.spend(peer, self.clock.time()):
+                    self.feed(events.ChainAsked(peer, last))
             case ChainIs():
                 self._chain(peer, message)
             case AskIds(asked):
-                self.feed(events.IdsAsked(peer, tuple(dict.fromkeys(asked[:REFERENCES_PER_MESSAGE]))))
+                rounds = dict.fromkeys(asked[:REFERENCES_PER_MESSAGE])
+                told = tuple(each for each in rounds if self._tells_ids(peer, each))
+                self.feed(events.IdsAsked(peer, told))
             case Contribution():
                 self._take(peer, body)
             case Slices(round, shards) if self.reducers is not None:
@@ -339,6 +348,15 @@ class UpdatePath:
             case Slices() | AskSlices() | Evidence() | Lied():
                 reason = "about slices, and this run has no reducers"
                 self._refused(peer, "malformed", reason)
+
+    def _tells_ids(self, peer: PeerId, round: int) -> bool:
+        """Open sets change, and differ for a moment; settled ones are asked for once or after a lost link."""
+        settled, rules = self.rounds.settled, self.manifest.rounds
+        remembered = max(LEARNED_ROUNDS, kept_rounds(rules))
+        if not settled - remembered <= round <= self.rounds.current + rules.window:
+            return False  # Nothing is held of it, and each key costs memory.
+        budget = self._open_ids if round > settled else self._settled_ids
+        return budget.spend((peer, round), self.clock.time())
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
         size = len(message.digests) // max(1, len(message.counts))
@@ -414,7 +432,7 @@ class UpdatePath:
         """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
         stored = self.stored.get(identity)
         body = stored.data if stored is not None else self.heads.get(identity)
-        if body is not None:
+        if body is not None and self._bodies.spend((peer, identity), self.clock.time()):
             self.neighbourhood.post(peer, "group", Contribution(), body)
 
     def _take(self, peer: PeerId, body: bytes) -> None:

@@ -141,6 +141,24 @@ def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(typed,
     assert problems(typed, text) == [f"peer.yaml:{expected.replace('{folder}', str(tmp_path))}"]
 
 
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"stages: {LONG}", f"stages: -{LONG}", f"stages: 0x{'f' * 9000}", f"stage: {LONG}",
+        f"stages: {'9' * 400}",
+        f"text_limit: {LONG}GB", f"drain_seconds: {LONG}s", f"limits: {{upload: {LONG}Mbit/s}}",
+        f"metrics: {{listen: 'localhost:{LONG}'}}", f"listen: [/ip4/127.0.0.1/tcp/{LONG}]",
+    ],
+)  # fmt: skip
+def test_a_number_that_no_key_can_hold_is_a_line_with_its_key(typed, text):
+    (problem,) = problems(typed, f"role: bootstrap\n{text}\n")
+    assert problem.startswith(f"peer.yaml:2: {text.partition(':')[0]}")
+    assert "int_max_str_digits" not in problem
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
@@ -278,7 +296,7 @@ def test_a_size_that_is_said_can_be_typed(count):
     assert byte_count(size_text(count).replace(" bytes", "B")) == count
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1 fortnight", "1e3s", "nan"])
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 fortnight", "1e3s", "nan", "9" * 400 + "d"])
 def test_no_durations(text):
     with pytest.raises(ValueError, match="expected a duration"):
         seconds(text)

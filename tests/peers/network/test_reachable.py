@@ -117,6 +117,14 @@ def test_where_nobody_can_tell_nothing_is_said_and_it_asks_again_sooner_but_neve
     assert len(peer.asked) > 2 * HELPERS
 
 
+@pytest.mark.parametrize(
+    ("announced", "found"), [("/ip4/9.9.9.9/tcp/1", None), ("/ip4/10.0.0.1/tcp/1", False)]
+)
+def test_a_shut_door_proves_nothing_while_a_public_address_was_not_tried(announced, found):
+    dialled = (Dialled(HERE, "silent", "", 0.1), Dialled(announced, "not_tried", "", 0.0))
+    assert leads_here(Addresses((announced,), False, (31331,)), dialled) is found
+
+
 def test_without_a_p2pd_that_answers_nobody_is_asked():
     peer = Peer({}, connected="gone")
     assert peer.after(500) == []

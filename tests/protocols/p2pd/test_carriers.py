@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,9 +56,9 @@ async def test_who_fetches_chunks_hears_the_same(poor_machine):
         raise AssertionError("nothing is fetched")
 
     with pytest.raises(CannotStart):
-        await ChunkCarriers.start(2, LOOPBACK, unused, unused)
+        await ChunkCarriers.start(2, LOOPBACK, unused, unused, resolve=unused)
     with pytest.raises(CannotStart):
-        await P2pdTransport.carriers(None, 2, unused, unused)
+        await P2pdTransport.carriers(SimpleNamespace(_resolve=unused), 2, unused, unused)
 
 
 class Link:

@@ -218,7 +218,7 @@ def test_a_stage_without_peers_is_waited_for_where_none_may_be_left_out_and_that
 def test_a_peer_that_dies_and_one_that_refuses_are_routed_around():
     async def story(holders: Holders) -> None:
         holders.add("f", 2)
-        holders.peers["f"].inference._too_many = lambda *_: Trouble(BUSY, "no")
+        holders.peers["f"].inference._unfit = lambda *_: Trouble(BUSY, "no")
         async with holders.visitor() as client:
             talk = Conversation()
             began = asyncio.create_task(text_of(client, b"import ", 30, talk))
@@ -287,7 +287,7 @@ def test_a_visitor_is_served_a_few_requests_at_once_and_the_rest_are_refused_wit
         for each in crowd:
             await each.ask("a", ASKED_AT_ONCE)
         await asyncio.sleep(0.0)
-        assert sum(map(len, inference._waiting.values())) <= MOST_WAITING
+        assert len(inference._waiting) <= MOST_WAITING
         await asyncio.sleep(10.0)
         assert sum(each.codes().get("done", 0) for each in crowd) == MOST_WAITING + 1
         assert all(each.codes() for each in crowd), "everybody gets a word"
@@ -295,6 +295,29 @@ def test_a_visitor_is_served_a_few_requests_at_once_and_the_rest_are_refused_wit
         await asyncio.sleep(IDLE_SECONDS + LOOK_SECONDS + 1.0)
         assert len(inference.visitors) == 0, "who asks nothing is forgotten"
         assert not inference.work._versions
+
+    play(story)
+
+
+@pytest.mark.parametrize("network", ["203.0.113.0/24", ""], ids=["one network", "unknown networks"])
+def test_eighteen_greedy_keys_keep_nobody_out(network):
+    async def story(holders: Holders) -> None:
+        crowd = [Pushy(holders, f"crowd {number}") for number in range(18)]
+        for each in crowd:
+            holders.network.seen_ranges[each.transport.peer] = network
+
+        async def push() -> None:
+            while True:
+                for each in crowd:
+                    await each.ask("a", ASKED_AT_ONCE)
+                await asyncio.sleep(0.05)
+
+        pushing = asyncio.create_task(push())
+        await asyncio.sleep(1.0)
+        async with holders.visitor() as client:
+            text = await asyncio.wait_for(text_of(client, b"def f", 4, Conversation()), 15.0)
+        pushing.cancel()
+        assert len(text) == 4
 
     play(story)
 

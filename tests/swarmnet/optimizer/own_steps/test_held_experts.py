@@ -12,6 +12,7 @@ from method_cases import PEERS, bent, gradient_of, moved_by
 from swarmnet.model.flat_layout import expert_of, layout_of, some_planes
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import ContributionError, GradientError, method_of
+from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
 from swarmnet.optimizer.own_steps.held_experts import BALANCE_ROUNDS, Holding
 from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.replica import Replica
@@ -94,6 +95,27 @@ def test_an_expert_moves_by_the_mean_of_its_holders_and_what_is_shared_by_that_o
     embedding = LAYOUT.entries[0].place
     assert not torch.equal(round[embedding], first[embedding])
     assert not torch.equal(round[embedding], others[embedding])
+
+
+def louder(payload):
+    """The same contribution, which says 1,024 times as much of its group's experts."""
+    held = method().held
+    group, shared, experts = held.cut(payload)
+    loud = (
+        replace(moves, exponents=(moves.exponents + 10).clamp(max=LARGEST_EXPONENT))
+        for moves in held.of_group.moves_of(experts)
+    )
+    return bytes([group]) + bytes(shared) + b"".join(moves.written() for moves in loud)
+
+
+def test_a_loud_holder_is_bounded_by_the_other_holders_of_its_group_and_alone_by_none():
+    honest, liar = told(0, PEERS[0], seed=1), louder(told(0, PEERS[1], seed=2))
+    others = {peer: told(1, peer, seed=3) for peer in PEERS[2:4]}
+    usual = of_expert(applied({PEERS[0]: honest}), 0).abs().max()
+    beside = of_expert(applied({PEERS[0]: honest, PEERS[1]: liar} | others), 0).abs().max()
+    alone = of_expert(applied({PEERS[1]: liar} | others), 0).abs().max()
+    assert beside <= 1.5 * usual
+    assert alone > 100 * usual
 
 
 def test_experts_that_nobody_holds_stay_as_they_are():

@@ -1,0 +1,279 @@
+"""Read a Hugging Face `config.json`, and list each key that this program's decoder does not implement.
+
+A key that is not understood is a reason to refuse, not to be ignored: a model whose configuration is half
+read is another model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SHOWN_REASONS = 20
+"""A hostile file has as many wrong keys as fit in it; a person mends some at a time."""
+MAX_SHOWN_CHARACTERS = 80
+"""Of a key or a value in a message."""
+ROPE_THETA = 10000.0
+"""The value that transformers takes where a configuration has none."""
+MAX_NUMBER = 2**31 - 1
+"""Of a size: tensors are indexed by int32 at the narrowest; real models stay far below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture that the decoder implements."""
+
+    model_type: str
+    qk_norm: bool
+    head_dim: int | None
+    """transformers' default where `head_dim` is absent; None: hidden_size / num_attention_heads."""
+    key_value_heads: int | None
+    """transformers' default where `num_key_value_heads` is absent; None: as many as query heads."""
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", False, None, None),
+    "Qwen3ForCausalLM": Family("qwen3", True, 128, 32),
+}
+"""Architecture -> what transformers 5 (configuration_llama.py, configuration_qwen3.py) makes of it."""
+SIZE_KEYS = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "key_value_heads",
+    "head_dim": "head_width",
+    "intermediate_size": "feed_forward",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_theta": "rope_theta",
+    "max_position_embeddings": "context",
+}
+"""Key -> key of the run file's `model`."""
+IMPLEMENTED_VALUES: Mapping[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "tie_word_embeddings": (False,),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "attention_dropout": (0,),
+    "use_sliding_window": (False,),
+    "partial_rotary_factor": (1,),
+    "rope_interleaved": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({},),
+}
+"""Key -> the values that the decoder computes; `null` and an absent key stand for the first."""
+ROPE_VALUES: Mapping[str, tuple[object, ...]] = {
+    "rope_type": ("default",),
+    "type": ("default",),
+    "partial_rotary_factor": (1,),
+}
+"""As IMPLEMENTED_VALUES, inside `rope_parameters` and `rope_scaling`; beside these stands `rope_theta`."""
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
+IGNORED_KEYS = frozenset((
+    "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "transformers_version",
+    "torch_dtype", "dtype", "use_cache", "pretraining_tp", "initializer_range", "max_window_layers",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "output_attentions", "output_hidden_states",
+    "output_scores", "return_dict", "return_dict_in_generate", "chunk_size_feed_forward", "torchscript",
+    "use_bfloat16", "tf_legacy_loss", "is_decoder", "tie_encoder_decoder", "id2label", "label2id",
+    "num_labels", "problem_type", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix",
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "begin_suppress_tokens", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+    "is_llama_config",
+))  # fmt: skip
+"""Keys that do not change the logits of LlamaForCausalLM and Qwen3ForCausalLM: the fields of transformers 4's
+and 5's PretrainedConfig for generation, classification and output, and marks of common tools."""
+UNTIE = (
+    "the embedding and the head lie in different stages; in transformers, "
+    "m.config.tie_word_embeddings = False, then m.lm_head.weight = "
+    "torch.nn.Parameter(m.lm_head.weight.detach().clone()), then m.save_pretrained"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a `config.json` says of a model."""
+
+    qk_norm: bool | None
+    """None: the architecture is none of FAMILIES."""
+    values: Mapping[str, int | float]
+    """Key of SIZE_KEYS -> value; keys that are missing or wrong are left out."""
+    reasons: tuple[str, ...]
+    """Why the decoder does not compute this model: key, value and cure; empty: it does."""
+
+
+def read_config(config: Mapping[str, Any], extra_keys: frozenset[str] = frozenset()) -> ModelConfig:
+    """Read all keys. Never raises: what is wrong stands in `reasons`. `extra_keys`: the caller reads them."""
+    reasons: list[str] = []
+    family = _read_family(config, reasons)
+    values = _read_sizes(config, family, reasons)
+    for key, implemented in IMPLEMENTED_VALUES.items():
+        _check_value(key, config.get(key), implemented, reasons)
+    theta = _read_rope(config, reasons)
+    if theta is not None:
+        values["rope_theta"] = theta
+    _check_attention_window(config, reasons)
+    known = {"architectures", "model_type", "sliding_window", "layer_types", "rope_theta", *SIZE_KEYS}
+    known.update(IMPLEMENTED_VALUES, ROPE_KEYS, IGNORED_KEYS, extra_keys)
+    for key, value in config.items():
+        if key not in known and value is not None:
+            cure = "remove the key if it does not change what the model computes"
+            reasons.append(f"{_show_key(key)}: {show(value)} is not implemented; {cure}")
+    return ModelConfig(family.qk_norm if family else None, values, tuple(reasons))
+
+
+def join_reasons(reasons: tuple[str, ...]) -> str:
+    """All reasons in one line, as many as a person reads."""
+    left = len(reasons) - MAX_SHOWN_REASONS
+    return "; ".join(reasons[:MAX_SHOWN_REASONS]) + (f"; and {left} more" if left > 0 else "")
+
+
+def show(value: object) -> str:
+    """A key or a value in ASCII and on one line, cut to MAX_SHOWN_CHARACTERS."""
+    if isinstance(value, str):  # Cut first: what is long is not worth its escapes.
+        quoted = json.dumps(value[: MAX_SHOWN_CHARACTERS + 1])
+    elif isinstance(value, dict | list):
+        quoted = _show_nested(value)
+    else:
+        quoted = json.dumps(value)
+    return quoted if len(quoted) <= MAX_SHOWN_CHARACTERS else quoted[:MAX_SHOWN_CHARACTERS] + "..."
+
+
+def _show_key(key: str) -> str:
+    return show(key).strip('"')
+
+
+def _show_nested(value: dict[str, Any] | list[Any]) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return "{...}" if isinstance(value, dict) else "[...]"
+
+
+def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None:
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        wanted = " or ".join(f'["{name}"]' for name in FAMILIES)
+        reasons.append(f"{_named(config, 'architectures')}; only {wanted} is implemented")
+    elif config.get("model_type") not in (None, family.model_type):
+        shown = _named(config, "model_type")
+        reasons.append(f"{shown} is not implemented; {architecture} has {show(family.model_type)}")
+    return family
+
+
+def _read_sizes(
+    config: Mapping[str, Any], family: Family | None, reasons: list[str]
+) -> dict[str, int | float]:
+    values: dict[str, int | float] = {}
+
+    def read(key: str, is_valid: Callable[[object], bool], wanted: str, default: int | None = None) -> None:
+        value: Any = config.get(key)
+        if value is None and default is not None:
+            value = default
+        if is_valid(value):
+            values[key] = value
+        else:
+            reasons.append(f"{_named(config, key)}; it must be {wanted}")
+
+    whole = "a whole number above 0"
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        read(key, _is_size, whole)
+    read("max_position_embeddings", _is_size, whole)
+    read("rms_norm_eps", _is_positive, "a number above 0")
+    values.update({key: float(value) for key, value in values.items() if key == "rms_norm_eps"})
+    width, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if width is None or heads is None:  # Nothing follows from them.
+        return values
+    qwen_heads = family.key_value_heads if family and "num_key_value_heads" not in config else None
+    read("num_key_value_heads", _is_size, whole, qwen_heads or int(heads))
+    default = family.head_dim if family and "head_dim" not in config else None
+    if config.get("head_dim") is None and default is None and width % heads:
+        reasons.append(f"hidden_size: {width} is no multiple of num_attention_heads: {heads}; add head_dim")
+        return values
+    read("head_dim", _is_size, whole, default or int(width // heads))
+    if values.get("head_dim", 2) % 2:
+        reasons.append(f"head_dim: {values['head_dim']} must be even: rotary positions turn pairs")
+    if heads % values.get("num_key_value_heads", 1):
+        shown = _named(config, "num_key_value_heads")
+        reasons.append(f"{shown} must divide num_attention_heads: {heads}")
+    return values
+
+
+def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
+    """The base of rotary positions, from all places that may name it; None: they are wrong or differ."""
+    thetas = {"rope_theta": config.get("rope_theta")}
+    for place in ROPE_KEYS:
+        found = config.get(place)
+        if found is None:
+            continue
+        if not isinstance(found, dict):
+            reasons.append(f"{place}: {show(found)} must be an object or null")
+            continue
+        for key, value in found.items():
+            name = f"{place}.{key}"
+            if key == "rope_theta":
+                thetas[name] = value
+            else:
+                _check_value(name, value, ROPE_VALUES.get(key, ()), reasons)
+    named = {name: value for name, value in thetas.items() if value is not None}
+    wrong = {name: value for name, value in named.items() if not _is_positive(value)}
+    reasons.extend(f"{name}: {show(value)} must be a number above 0" for name, value in wrong.items())
+    if wrong:
+        return None
+    if len(set(named.values())) > 1:
+        shown = ", ".join(f"{name}: {show(value)}" for name, value in named.items())
+        reasons.append(f"{shown} contradict each other; keep one")
+        return None
+    return float(next(iter(named.values()), ROPE_THETA))
+
+
+def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> None:
+    """A window has no effect only where the configuration itself switches it off."""
+    is_off = config.get("use_sliding_window") is False
+    if config.get("sliding_window") is not None and not is_off:
+        reasons.append(f"{_named(config, 'sliding_window')} is not implemented; only null is")
+    kinds = config.get("layer_types")
+    is_full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if kinds is not None and not is_full:
+        reasons.append(f'{_named(config, "layer_types")} is not implemented; only "full_attention" is')
+
+
+def _check_value(key: str, value: object, implemented: tuple[object, ...], reasons: list[str]) -> None:
+    """`0` is no `false`, and `1.0` is `1`."""
+    if value is None:
+        return
+    if any(_is_same(value, known) for known in implemented):
+        return
+    only = " or ".join(map(show, implemented)) or "null"
+    cure = f" ({UNTIE})" if key == "tie_word_embeddings" else ""
+    reasons.append(f"{_show_key(key)}: {show(value)} is not implemented; only {only} is{cure}")
+
+
+def _is_same(value: object, known: object) -> bool:
+    return isinstance(value, bool) == isinstance(known, bool) and value == known
+
+
+def _named(config: Mapping[str, Any], key: str) -> str:
+    return f"{key}: {show(config[key])}" if key in config else f"{key} is missing"
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
+
+
+def _is_positive(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return value > 0 and math.isfinite(float(value))
+    except OverflowError:
+        return False

@@ -1,0 +1,140 @@
+"""Requests of inference clients that wait at a peer: who gets a place, and whose turn it is.
+
+Keys are free, networks are not. So clients of one address range share what one client gets: a range with more
+requests than a newcomer's makes room for it, and ranges take turns. Where each range has no more than the
+newcomer's, a draw decides: each place that becomes free is kept for a moment for one of the ranges that were
+declined, however often each of them asked. Members of the run and invited clients come first.
+
+Time is an argument in seconds. Few requests wait, so they are counted by looking at all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from random import Random
+from typing import Generic, TypeVar
+
+from swarmnet.identifiers import PeerId
+
+MAX_DECLINED = 256
+"""Ranges that take part in a draw: more than a botnet of some size has, 100 bytes each."""
+DECLINED_SECONDS = 5.0
+"""How long a declined range takes part: an honest client asks again after 0.2 s (machine.PASSING)."""
+RESERVED_SECONDS = 1.0
+"""How long a place is kept: the client's pause, and a round trip."""
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks."""
+
+    peer: PeerId
+    range: str
+    """Its address range; where that is private or unknown, its own id."""
+    is_first: bool = False
+    """A member of the run, or invited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Generic[Item]):
+    client: Client
+    item: Item
+    size: int
+    """Bytes of its body."""
+
+
+class RequestQueue(Generic[Item]):
+    def __init__(self, max_requests: int, max_bytes: int, chance: Random) -> None:
+        self._max_requests, self._max_bytes, self._chance = max_requests, max_bytes, chance
+        self._waiting: list[Waiting[Item]] = []
+        self._turns: OrderedDict[str, int] = OrderedDict()
+        """When each range and each client was served last."""
+        self._turn = 0
+        self._declined: OrderedDict[str, float] = OrderedDict()
+        """Range -> when it was declined last."""
+        self._reserved = ("", float("-inf"))
+        """A range, and until when a place is kept for it."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def count(self, peer: PeerId) -> int:
+        """Return how many requests of a client wait."""
+        return sum(each.client.peer == peer for each in self._waiting)
+
+    def add(self, client: Client, item: Item, size: int, now: float) -> tuple[bool, list[Waiting[Item]]]:
+        """Return whether the request has a place, and the requests that lost theirs for it."""
+        removed: list[Waiting[Item]] = []
+        kept = list(self._waiting)
+        while not self._fits(kept, client, size, now):
+            loser = self._loser(kept, client)
+            if loser is None:
+                self._decline(client, now)
+                return False, []
+            kept.remove(loser)
+            removed.append(loser)
+        if self._reserved[0] == client.range:
+            self._reserved = ("", float("-inf"))
+        self._declined.pop(client.range, None)
+        for name in (client.range, client.peer):  # Who begins to wait comes after those who wait.
+            if name not in self._turns:
+                self._turns[name] = self._turn
+        self._waiting = [*kept, Waiting(client, item, size)]
+        return True, removed
+
+    def pop(self, now: float) -> Waiting[Item]:
+        """Return the request whose turn it is. Raises ValueError if none waits."""
+
+        def turn(waiting: Waiting[Item]) -> tuple[bool, int, int]:
+            client = waiting.client
+            return not client.is_first, self._turns.get(client.range, 0), self._turns.get(client.peer, 0)
+
+        found = min(self._waiting, key=turn)
+        self._waiting.remove(found)
+        self._turn += 1
+        for name in (found.client.range, found.client.peer):
+            self._turns.pop(name, None)
+            self._turns[name] = self._turn
+        while len(self._turns) > 2 * (MAX_DECLINED + self._max_requests):
+            self._turns.popitem(last=False)
+        self._reserve(now)
+        return found
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def _fits(self, kept: list[Waiting[Item]], client: Client, size: int, now: float) -> bool:
+        range, until = self._reserved
+        is_reserved = now < until and range != client.range and not client.is_first
+        has_place = len(kept) < self._max_requests - is_reserved
+        return has_place and (not kept or sum(each.size for each in kept) + size <= self._max_bytes)
+
+    def _loser(self, kept: list[Waiting[Item]], client: Client) -> Waiting[Item] | None:
+        """The newest request of the range with most, if the client's own has less with this one; else of the
+        client with most in its own range, likewise."""
+        others = [each for each in kept if not each.client.is_first]
+        if not others:
+            return None
+        of_ranges = Counter(each.client.range for each in others)
+        range, count = of_ranges.most_common(1)[0]
+        if not client.is_first and count <= of_ranges[client.range] + 1:
+            range = client.range
+        of_clients = Counter(each.client.peer for each in others if each.client.range == range)
+        peer, count = of_clients.most_common(1)[0] if of_clients else (client.peer, 0)
+        if range == client.range and not client.is_first and count <= of_clients[client.peer] + 1:
+            return None
+        return next(each for each in reversed(others) if each.client.peer == peer)
+
+    def _decline(self, client: Client, now: float) -> None:
+        self._declined.pop(client.range, None)
+        self._declined[client.range] = now
+        if len(self._declined) > MAX_DECLINED:
+            self._declined.popitem(last=False)
+
+    def _reserve(self, now: float) -> None:
+        while self._declined and next(iter(self._declined.values())) <= now - DECLINED_SECONDS:
+            self._declined.popitem(last=False)
+        if self._declined and now >= self._reserved[1]:
+            self._reserved = self._chance.choice(list(self._declined)), now + RESERVED_SECONDS
