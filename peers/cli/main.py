@@ -17,7 +17,6 @@ import typer
 from typer.exceptions import TyperException
 
 from peers.cli import (
-    chat,
     control,
     course,
     doctor,
@@ -114,7 +113,6 @@ def application() -> typer.Typer:
         "chaos": lab.chaos,
         "export": model.export,
         "generate": model.generate,
-        "chat": chat.chat,
         "evaluate": model.evaluate,
         "simulate": lab.simulate,
         "plan": lab.plan,

@@ -1,4 +1,4 @@
-"""Commands about a trained model: export, generate, evaluate; chat.py has the conversation."""
+"""Commands about a trained model: export, generate, evaluate."""
 
 from __future__ import annotations
 

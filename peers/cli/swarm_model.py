@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TypedDict
@@ -17,11 +17,10 @@ from peers.cli.connecting import NOT_REACHED, say, ways_in
 from peers.data.documents import TextError
 from peers.errors import as_user_errors
 from peers.telemetry.beside import Beside
-from peers.tools.model.chat import Chat, Lines
 from peers.tools.model.evaluate import Score
-from peers.tools.model.generate import Continuation, Readable, harmless
+from peers.tools.model.generate import Readable, harmless
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, SwarmModel, begin, score, stream, told, visiting
+from peers.tools.model.swarm_session import Progress, score, stream, told, visiting
 from protocols.errors import Malformed
 from protocols.signed.invites import invite_bytes
 
@@ -105,32 +104,6 @@ async def _several(
     finally:
         for task in tasks:
             task.cancel()
-
-
-def chat(
-    run: str,
-    bootstraps: Sequence[str],
-    invite: str | None,
-    style: Style,
-    make: Callable[[SwarmModel, Callable[[bytes], Continuation]], Chat],
-    lines: Lines,
-    out: Beside,
-    tokenizer: Path | None = None,
-) -> None:
-    """A conversation with the model that the run's live peers hold."""
-
-    cache, shown = ways_in(run, bootstraps), invite_of(invite)
-    say = out.say
-
-    async def whole() -> None:
-        async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
-            model = SwarmModel(client)
-            await make(model, lambda prompt: begin(client, prompt, **style)).run(lines)
-            for line in told(model.conversation) if model.conversation.requests else ():
-                say("told", line)
-
-    with as_user_errors(*EXPECTED):
-        asyncio.run(whole())
 
 
 def evaluate(

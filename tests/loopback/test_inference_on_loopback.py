@@ -91,12 +91,6 @@ async def test_a_visitor_streams_a_text_and_scores_the_model_of_a_real_swarm(tmp
         )
         assert code == 0, errors
         assert sum(text.count(prompt) for prompt in ("import ", "class ", "def ")) >= 3
-        typed = b"def f\n/reset\nimport\n\n/quit\nnot read"
-        code, text, _, errors = await swarmnet("chat", *ways, "--tokens", "8", typed=typed)
-        assert code == 0, errors
-        assert len(text) >= 20
-        assert "forgotten" in errors
-        assert re.search(r"weights of settled rounds, by stage: 0: \d+", errors), errors
         book = tmp_path / "book.txt"
         book.write_text("for number in range(10):\n    print(number)\n" * 100)
         code, text, _, errors = await swarmnet("evaluate", *ways, "--eval-text", str(book))

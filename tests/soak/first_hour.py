@@ -232,7 +232,6 @@ class Play:
         if "LlamaForCausalLM" not in loaded:
             raise Failed("transformers did not load the model")
         hour.run([SWARMNET, "evaluate", "--from", "states"], 240)
-        hour.run([SWARMNET, "chat", "--from", "model"], 180, given="def main(self):\n/quit\n")
 
 
 def text_of(hour: Hour, name: str) -> str:

@@ -1,1 +1,1 @@
-"""The model: from live peers or at home, to generate, chat, evaluate and export."""
+"""The model: from live peers or at home, to generate, evaluate and export."""

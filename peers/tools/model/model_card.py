@@ -225,7 +225,7 @@ def _loading(manifest: Manifest, folder: Path) -> list[str]:
         "```",
         "",
         f"It has seen sequences of {manifest.data.sequence_tokens} tokens: later positions are new to it. Or "
-        "`swarmnet generate --from FOLDER`, `swarmnet chat --from FOLDER`.",
+        "`swarmnet generate --from FOLDER`.",
     ]
 
 

@@ -396,14 +396,3 @@ def test_an_exported_folder_knows_how_far_it_was_trained(states, swarmnet, witho
     code, _, err = swarmnet("generate", "--from", "model")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "manifest" in err
-
-
-def test_a_chat_goes_through_pipes(states, swarmnet, monkeypatch, tmp_path):
-    (tmp_path / "typed").write_text("def f\n/reset\ndef f\n/quit\n")
-    with (tmp_path / "typed").open() as typed:
-        monkeypatch.setattr("sys.stdin", typed)
-        code, out, err = swarmnet("chat", "--from", states, "--tokens", 9, "--temperature", 0)
-    assert code == 0
-    assert err == "forgotten; what you type next begins a new text\n"
-    first, second = out[: len(out) // 2], out[len(out) // 2 :]
-    assert first == second != ""
