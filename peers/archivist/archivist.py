@@ -137,14 +137,14 @@ class Archivist:
         await self._prune()  # First too: a full archive has room again once less of it is to stay.
         for stage in self._layouts:
             try:
-                await self._stage(stage)
+                await self.fetch_stage(stage)
                 self.succeeded[stage] = self.circle.directory.now()
             except (NotArchived, WireError, NoState, UserError, TimeoutError) as error:
                 self._failed(stage, error)
             finally:
                 self.circle.part(stage)
         try:
-            await self._facts()
+            await self.write_facts()
         except UserError as error:
             self.say("archive", str(error))
 
@@ -154,7 +154,7 @@ class Archivist:
         self.note(noted.ArchivingFailed(stage=stage, code=code, reason=str(error)))
         self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
-    async def _stage(self, stage: int) -> None:
+    async def fetch_stage(self, stage: int) -> None:
         """Return when the archive has the newest that the stage's peers offer. Raises a `Failure`."""
         around, path = self.circle.states[stage]
         records = await self.circle.gather(stage)
@@ -235,7 +235,7 @@ class Archivist:
         signed = one.get("signed")
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
-    async def _facts(self) -> None:
+    async def write_facts(self) -> None:
         """The small files."""
         if self.book.held is not None:
             await asyncio.to_thread(self.archive.put_order, self.book.held.data)

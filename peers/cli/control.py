@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.runtime.control_client import ask, runs
 from peers.runtime.find_running import state_of
@@ -52,24 +51,14 @@ def resume(where: Where = None) -> None:
         typer.echo(f"  {reason}: {text}")
 
 
-def leave(
-    where: Where = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Name what stays on disk, to be removed.")] = False,
-) -> None:
+def leave(where: Where = None) -> None:
     """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
-    state = state_of(where, "leave", at_rest=forget)
-    listens = runs(state)
-    if not listens and is_held(state):
+    state = state_of(where, "leave")
+    if not runs(state) and is_held(state):
         raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
-    if forget and state.is_dir() and not listens:
-        typer.echo("does not run")
-    else:
-        answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
-        _until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
-        typer.echo("has left")
-    if forget:
-        for line in what_stays(state):
-            typer.echo(line)
+    answer = ask(state, {"do": "leave"}, ANSWER_SECONDS)
+    _until_ended(state, float(answer["drain_seconds"]) + LEAVE_SECONDS)
+    typer.echo("has left")
 
 
 def me(
@@ -95,28 +84,3 @@ def _until_ended(state: Path, seconds: float) -> None:
                 f"the peer of {state} still runs after {seconds:g} s; SIGTERM, sent twice, ends it at once"
             )
         time.sleep(0.1)
-
-
-def what_stays(state: Path) -> list[str]:
-    """What a peer that left has on this disk, in lines; nothing is removed here."""
-    meanings = {
-        "identity.key": "who it is: keep it to come back as the same peer, with the same receipts",
-        "checkpoints": "weights of its stage",
-        FOLDER: "the same for each further stage that it held",
-        "receipts.jsonl": "what others signed that it contributed",
-        "events.jsonl": "what happened",
-        "peer.yaml": "how it was set up",
-        "run.json": "the run",
-        "peers.json": "addresses of peers it met",
-    }
-    lines = [f"still on this disk, in {state}:"]
-    for path in sorted(state.iterdir()):
-        meaning = next((text for name, text in meanings.items() if path.name.startswith(name)), "")
-        lines.append(f"  {_size(path) / 1e6:10,.2f} MB  {path.name:<18} {meaning}".rstrip())
-    lines.append(f"remove all of it with: rm -r {json.dumps(str(state))}")
-    return lines
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files if not file.is_dir())

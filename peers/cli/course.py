@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +58,7 @@ def end(
     bootstrap: Bootstraps = None,
 ) -> None:
     """No round of the first stage from this one on is made: all settle what is open, save it, and stop."""
+    from peers.cli.model import warn
     from swarmnet.run import owner_orders
 
     async def planned(found: Reached) -> Callable[[Order], Order]:
@@ -65,9 +66,32 @@ def end(
         if at.round < 1:
             raise UserError("a run has at least one round: name a later one with --from-round")
         typer.echo(f"last   round {at.round - 1}: {at.why}")
+        if not await is_archived(found):
+            warn(_not_archived(found.signed.run_id, bootstrap))
         return lambda held: owner_orders.end(held, at.round - 1, reason)
 
     order_as_planned(run, key, bootstrap, planned)
+
+
+def _not_archived(run: str, bootstraps: Sequence[str] | None) -> str:
+    """What the owner of a run should know before it ends, as nobody keeps its checkpoints."""
+    addresses = bootstraps or ["ADDRESS"]
+    keep = f"`swarmnet run configs/archivist.yaml --set run={run} --set 'bootstrap=[{','.join(addresses)}]'`"
+    through = " --bootstrap ".join(addresses)
+    return (
+        f"no archivist keeps this run, and its peers stop a minute after its end. Start one before: {keep}, "
+        f"or export the model while peers of every stage are here: `swarmnet export --hf FOLDER --run {run} "
+        f"--bootstrap {through}`"
+    )
+
+
+async def is_archived(found: Reached) -> bool:
+    """Whether an archivist of the run is in the directory. Raises WireError."""
+    from peers.network.discovery.record_reader import look
+    from peers.state.archivists import ROLE
+
+    records = await look(found.directory, found.signed.run_id, 0)
+    return any(signed.record.role == ROLE for signed in records.values())
 
 
 async def _from(found: Reached, wanted: int | None) -> Chosen:

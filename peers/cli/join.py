@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from peers.config.peer_file import PeerFile, check_typed, default_state, load, r
 from peers.config.rewriting import set_private
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UnknownRun, UserError, as_user_errors
+from peers.runtime.find_running import PEER_FILE, states_here
 from swarmnet.identifiers import RunId
 
 if TYPE_CHECKING:
@@ -56,19 +58,21 @@ def join(
     from_archive: Annotated[
         str | None, typer.Option(help="Folder or URL of the run's archive: start there if nobody trains.")
     ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Start without an address of others.")] = False,
     settings: Settings = None,
 ) -> None:
     """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
-    from peers.config.run_file import published_text
     from peers.runtime.state_lock import make_private
 
+    if run is None and from_archive is None:
+        run, state = _resumed(state)
     known = RunId((run or "").rpartition("#")[2])
-    if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
+    if not is_there(_folder(state, known) / PEER_FILE) or not run_id_of(known):
         known = RunId("")  # Of a URL with its run id, nothing is needed that is not here already.
     signed = None if known else _named(run, from_archive)
     run_id = signed.run_id if signed is not None else known or RunId(run or "")
     folder = _folder(state, run_id)
-    file = folder / "peer.yaml"
+    file = folder / PEER_FILE
     data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _plain(stage)}
     if from_archive is not None:
         data["archive"] = from_archive if "://" in from_archive else str(Path(from_archive).absolute())
@@ -77,10 +81,9 @@ def join(
     wanted = overrides(settings)
     if is_there(file):
         given = {key: json.dumps(value) for key, value in data.items() if value not in ([], "auto")}
-        config = _again(file, run_id, {**given, **wanted})
-        if invite and set_private(file, "invite", invite, MEANINGS["invite"]):
-            typer.echo(f"wrote  the invite into {file}: it is shown at every start from now on", err=True)
-        start(config, _keeping(file, config.bootstrap))
+        _start_again(file, run_id, {**given, **wanted}, invite)
+    if not bootstrap and signed is not None and run is not None:
+        data["bootstrap"] = list(signed.bootstraps)
     data = {"run": run_id, "state": ".", **data}
     typed = Typed("join", dict(data), {(key,): f"--{key}" for key in data})
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
@@ -88,19 +91,71 @@ def join(
     config = check_typed(typed, folder, run_id[:16], os.environ)
     if signed is not None:
         _require_possible(config, signed)
+    if not (config.bootstrap or from_archive is not None or alone or config.lan is True):
+        raise UserError(_no_address(signed))
     is_new = not is_there(folder)
     make_private(folder)
     if not named:
         typed.data["name"] = _own_name(config)
+    _write(file, typed, signed)
+    if not typed.data.get("bootstrap") and from_archive is None:
+        typer.echo("alone  this peer has no address of another one: it waits until others dial it", err=True)
+    typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
+    _start_first(file, is_new)
+
+
+def _start_again(file: Path, run_id: RunId, wanted: dict[str, str], invite: str | None) -> None:
+    """Start the peer of an earlier `join` with what this command changes for once; an invite is kept."""
+    config = _again(file, run_id, wanted)
+    if invite and set_private(file, "invite", invite, MEANINGS["invite"]):
+        typer.echo(f"wrote  the invite into {file}: it is shown at every start from now on", err=True)
+    start(config, _keeping(file, config.bootstrap))
+
+
+def _write(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
+    """Write the peer file, and the run beside it where it is known. Raises UserError."""
+    from peers.config.run_file import published_text
+
     if signed is not None:
-        write_atomically(folder / "run.json", published_text(signed).encode())
+        write_atomically(file.with_name("run.json"), published_text(signed).encode())
         typed.data["run"] = "run.json"
     write_atomically(file, peer_yaml(typed.data).encode(), private=True)  # An invite, a password.
     typer.echo(f"wrote  {file}   yours to edit; `swarmnet config explain` has all keys", err=True)
-    if not typed.data.get("bootstrap") and from_archive is None:
-        typer.echo("alone  no --bootstrap was given: this peer waits for others to come to it", err=True)
-    typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
-    _start_first(file, is_new)
+
+
+def _only_state() -> Path | None:
+    """The state folder of the only peer that joined here; None: there is none. UserError with all of them
+    where there are several."""
+    there = [state for state in states_here() if is_there(state / PEER_FILE)]
+    if len(there) > 1:
+        commands = ", ".join(f"`swarmnet join --state {shlex.quote(str(state))}`" for state in there)
+        raise UserError(f"{len(there)} peers have joined on this computer; resume one: {commands}")
+    return there[0] if there else None
+
+
+def _resumed(state: Path | None) -> tuple[str | None, Path | None]:
+    """The run and the state folder of the peer that joined here, in `state` where that is given; no run where
+    none has joined. Raises UserError."""
+    from peers.config.run_file import load_signed
+
+    state = state or _only_state()
+    if state is None or not is_there(state / PEER_FILE):
+        return None, state
+    config = load(state / PEER_FILE, os.environ)
+    if config.run is None:
+        raise UserError(
+            f"{state / PEER_FILE} is of a {config.role}; start it with `swarmnet run {state / PEER_FILE}`"
+        )
+    return run_id_of(config.run) or load_signed(Path(config.run)).run_id, state
+
+
+def _no_address(signed: SignedManifest | None) -> str:
+    """Why a peer cannot find the others, and what to ask for."""
+    lacks = "a run id alone names no peer" if signed is None else "the published file names no bootstrap"
+    return (
+        f"{lacks}, so this computer cannot find the run. Ask for the whole join line; it has "
+        "`--bootstrap /ip4/...` in it. Or add --alone: this peer then waits until others dial it"
+    )
 
 
 def _start_first(file: Path, is_new: bool) -> None:
@@ -116,6 +171,12 @@ def _start_first(file: Path, is_new: bool) -> None:
 
         remove_state(file.parent)
         raise UserError(f"{error} (nothing is kept of this try)") from None
+    except typer.Exit:
+        if is_new and not is_there(file.with_name("run.json")):  # It was stopped before a peer knew the run.
+            from peers.tools.leftovers import remove_state
+
+            remove_state(file.parent)
+        raise
 
 
 def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
@@ -187,8 +248,8 @@ def _refuse_unpublished(path: Path) -> None:
     if path.suffix not in (".yaml", ".yml") or not is_file(path):
         return
     if is_run_file(path):
-        raise UserError(f"{path} is a run file; publish it first: swarmnet publish {path}")
-    raise UserError(f"{path} is no published run; a peer file is started with: swarmnet run {path}")
+        raise UserError(f"{path} is a run file; publish it first: `swarmnet publish {path}`")
+    raise UserError(f"{path} is no published run; a peer file is started with `swarmnet run {path}`")
 
 
 def _shortened(text: str) -> str:

@@ -178,7 +178,7 @@ def learning(
     pictures: Annotated[bool, typer.Option("--pictures", help="Draw curves (extra `pictures`).")] = False,
     demo: Annotated[
         list[Path] | None,
-        typer.Option(metavar="REPORT", help="Of `swarmnet demo --report`: drawn beside. Repeatable."),
+        typer.Option(metavar="REPORT", help="Of `swarmnet demo --report REPORT`: drawn beside. Repeatable."),
     ] = None,
 ) -> None:
     """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on

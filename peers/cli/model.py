@@ -69,13 +69,36 @@ def warn(text: str) -> None:
 def export(
     hf: Annotated[Path, typer.Option("--hf", metavar="DIR", help="Folder to write.")],
     source: Source = None,
+    run: Run = None,
+    bootstrap: Bootstraps = None,
+    invite: InviteText = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the folder if it is there.")] = False,
     score: ToScore = None,
     eval_text: EvalText = None,
     tokenizer_path: TokenizerFile = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
+    live = asks_peers(source, run, bootstrap, invite)
     _require_sense(hf, replace, eval_text, score)
+    if not live:
+        _write_export(source, hf, replace, score, eval_text, tokenizer_path)
+        return
+    from peers.cli.swarm_model import fetched
+
+    assert run is not None
+    with fetched(run, bootstrap or [], invite) as folder:
+        _write_export(folder, hf, replace, score, eval_text, tokenizer_path)
+
+
+def _write_export(
+    source: Path | None,
+    hf: Path,
+    replace: bool,
+    score: bool | None,
+    eval_text: Path | None,
+    tokenizer_path: Path | None,
+) -> None:
+    """The options of `export`, of checkpoints on this disk. Raises UserError."""
     from peers.data.documents import TextError
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
     from peers.state import checkpoint_file

@@ -246,6 +246,8 @@ def registry_list(
 
     with as_user_errors(*NOT_REACHED, WireError):
         found, entries = asyncio.run(whole())
+    from peers.telemetry.console import counted
+
     if as_json:
         rows = [{"run": one.run_id, "name": one.manifest.name, "owner": one.manifest.owner,
                  "access": one.manifest.access} for one in found]  # fmt: skip
@@ -254,7 +256,7 @@ def registry_list(
     for one in found:
         manifest = one.manifest
         typer.echo(f"{one.run_id}  {_plain(manifest.name)}  stages {len(manifest.stages)}, {manifest.access}")
-    typer.echo(f"{len(found)} runs, {entries} entries", err=True)
+    typer.echo(f"{counted(len(found), 'run')}, {entries} {'entry' if entries == 1 else 'entries'}", err=True)
 
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:

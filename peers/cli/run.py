@@ -128,16 +128,16 @@ def publish(
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)
-    signed, path = runs.publish(run_file, identity, out, wanted, begins)
-    line = " ".join(f"--bootstrap {address}" for address in bootstrap or ["MULTIADDR"])
+    signed, path = runs.publish(run_file, identity, out, wanted, begins, bootstrap or ())
+    through = " --bootstrap ".join(bootstrap or ["MULTIADDR"])
     typer.echo(f"run    {signed.run_id}")
     typer.echo(f"owner  {signed.manifest.owner}")
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
     text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
     begin = runs.start_setting(signed.manifest, run_file.parent, model)
-    typer.echo(f"first  swarmnet join {path} {line}{text}{begin}")
-    typer.echo(f"join   swarmnet join {signed.run_id} {line}")
+    typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text}{begin}")
+    typer.echo(f"join   swarmnet join {signed.run_id} --bootstrap {through}")
     if text:
         typer.echo("text   whoever may hold the first stage says where their copy is, as `first` does")
     if begin:

@@ -46,13 +46,13 @@ def _tell(done: units.Done) -> None:
         raise typer.Exit(1)
 
 
-def _service(peer_file: Path | None, command: str) -> units.Service:
+def _service(peer_file: Path | None, verb: str) -> units.Service:
     """Nothing is written for a file with mistakes, or on a system without systemd."""
     units.needs_systemd()
-    file = peer_file_of(peer_file, f"service {command}")
+    file = peer_file_of(peer_file, f"service {verb}")
     if not is_file(file):
         raise UserError(
-            f"{file}: no such file; name the peer file, as in: swarmnet service {command} PEER.yaml"
+            f"{file}: no such file; name the peer file, as in: swarmnet service {verb} PEER.yaml"
         )
     script = Path(sys.executable).with_name("swarmnet")
     program = [str(script)] if script.is_file() else [sys.executable, "-m", "peers.cli.main"]

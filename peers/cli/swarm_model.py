@@ -1,4 +1,4 @@
-"""What generate and evaluate do with --run: ask the live peers of a run."""
+"""What export, generate and evaluate do with --run: ask the live peers of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TypedDict
@@ -19,8 +21,10 @@ from peers.errors import as_user_errors
 from peers.telemetry.beside import Beside
 from peers.tools.model.evaluate import Score
 from peers.tools.model.generate import Readable, harmless
+from peers.tools.model.run_checkpoints import fetch_checkpoints
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import Progress, score, stream, told, visiting
+from protocols.daemon.temporary import prefix
 from protocols.errors import Malformed
 from protocols.signed.invites import invite_bytes
 
@@ -43,6 +47,16 @@ def invite_of(text: str | None) -> bytes:
     """What to show; empty: nothing. UserError for what is no invite."""
     with as_user_errors(Malformed):
         return invite_bytes(text) if text else b""
+
+
+@contextmanager
+def fetched(run: str, bootstraps: Sequence[str], invite: str | None) -> Iterator[Path]:
+    """A temporary folder with the newest checkpoint of every stage of the run. Raises UserError."""
+    cache, shown = ways_in(run, bootstraps), invite_of(invite)
+    with tempfile.TemporaryDirectory(prefix=prefix("export")) as folder:
+        with as_user_errors(*EXPECTED):
+            asyncio.run(fetch_checkpoints(run, bootstraps, cache, say, Path(folder), shown))
+        yield Path(folder)
 
 
 def generate(

@@ -88,7 +88,7 @@ def _invite(text: str) -> bytes:
     try:
         return invite_bytes(text) if text else b""
     except Malformed as error:
-        raise ValueError(f"{error}; `swarmnet invite` prints one") from None
+        raise ValueError(f"{error}; `swarmnet invite RUN.json --peer PEER` prints one") from None
 
 
 def _checked_invites(text: str) -> str:
@@ -115,8 +115,8 @@ class MetricsFile(BaseModel):
 
     listen: HostAndPort = "127.0.0.1:9410"
     """Where /metrics, /healthz and /readyz are served; port 0 takes any free one, off serves none.
-    Whoever reaches this address can read it. Where it is not set and that port is taken, the next free one
-    up to 9419 is."""
+    Whoever reaches this address can read it. Where it is not set and that port is taken, the first free
+    one of 9430 to 9439 is."""
     hosts: tuple[HostName, ...] = ()
     """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
     a website could read it through the browser of somebody who reaches it."""
@@ -262,8 +262,9 @@ class PeerFile(BaseModel):
     """line: for people; json: one JSON object per line, for programs, with a status each second; auto: line
     on a terminal, else json with a status each minute and when it changes."""
     invite: InviteText = ""
-    """What the run's owner handed out (`swarmnet invite`), where the run takes peers by invite only. For
-    several stages one for each, with spaces between them, unless it lets in whoever shows it."""
+    """What the run's owner handed out (`swarmnet invite RUN.json --peer PEER`), where the run takes peers by
+    invite only. For several stages one for each, with spaces between them, unless it lets in whoever shows
+    it."""
     archive: PathOrUrl = ""
     """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
     nobody of its stage is in the swarm and its own checkpoint is older."""

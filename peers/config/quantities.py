@@ -89,8 +89,17 @@ def byte_rate(value: object) -> object:
     return float(match[1]) * unit
 
 
+EXAMPLE = "/ip4/203.0.113.5/tcp/31330"
+
+
 def multiaddr(value: str) -> str:
     """A transport address: `/ip4/0.0.0.0/tcp/31330`, perhaps with `/p2p/...` behind it."""
+    _require_multiaddr(value, EXAMPLE)
+    return value
+
+
+def _require_multiaddr(value: str, example: str) -> None:
+    """Raises ValueError, with an example of what is right."""
     parts = value.split("/")
     problem = None
     if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
@@ -104,15 +113,14 @@ def multiaddr(value: str) -> str:
     elif not is_port(parts[4]):
         raise ValueError(f"port {parts[4][:20]}: 1 to 65535, in {value!r}")
     if problem:
-        raise ValueError(f"{value!r} {problem}; expected for instance /ip4/203.0.113.5/tcp/31330")
-    return value
+        raise ValueError(f"{value!r} {problem}; expected for instance {example}")
 
 
 def bootstrap_multiaddr(value: str) -> str:
     """A multiaddr that ends in the peer id of who listens there."""
     from protocols.signed.identity import public_key_bytes  # Not where no file is read.
 
-    multiaddr(value)
+    _require_multiaddr(value, f"{EXAMPLE}/p2p/12D3Koo...")
     _, named, peer = value.rpartition("/p2p/")
     if not named:
         raise ValueError(f"{value!r} does not name the peer; expected /p2p/12D3Koo... at its end")

@@ -11,14 +11,15 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
+from peers.config.quantities import bootstrap_multiaddr
 from peers.config.validation import validate
 from peers.config.yaml_lines import Location, Typed, overlay, read
 from peers.errors import ConfigError, UserError
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from protocols.signed.identity import Identity
 
 SIGNATURE_BYTES = 64
+MAX_BOOTSTRAPS = 8
+"""In a published file: a peer needs one that answers, and each that does not costs it a dial."""
+MAX_ADDRESS_CHARACTERS = 256
+"""Of one of them: a DNS name has at most 253, and /dns4/, the port and the peer id are short beside it."""
 FILLED_IN = "is filled in by publishing; leave it out"
 
 
@@ -68,6 +73,8 @@ class SignedManifest:
     signature: bytes
     """64 bytes, the owner's, over `owner_statement(run_id)`."""
     run_id: RunId
+    bootstraps: tuple[str, ...] = field(default=(), compare=False)
+    """Multiaddrs that stand beside the manifest in the published file. The owner has not signed them."""
 
     def wire(self) -> bytes:
         """The canonical manifest, then the signature: what MANIFEST_IS and the directory carry."""
@@ -163,6 +170,18 @@ def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -
     return f" --set {shlex.quote(f'start={place}')}"
 
 
+def export_hint(signed: SignedManifest, state: Path, bootstraps: Sequence[str]) -> str:
+    """A sentence with the command that exports the trained model. `state`: the folder of a peer of the run,
+    which has every stage only where there is one; `bootstraps`: addresses, for a run of several stages."""
+    if len(signed.manifest.stages) == 1:
+        return f"export the model with `swarmnet export --hf FOLDER --from {shlex.quote(str(state))}`"
+    through = " --bootstrap ".join(bootstraps or ["ADDRESS"])
+    return (
+        f"the model needs all {len(signed.manifest.stages)} stages: while peers of each are here, export it "
+        f"with `swarmnet export --hf FOLDER --run {signed.run_id} --bootstrap {through}`"
+    )
+
+
 def as_key(name: str) -> str:
     """A source's name as a key that is pasted into a peer file; a run's owner chose it."""
     return name if re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII) else json.dumps(name)
@@ -179,10 +198,11 @@ def _contradiction(message: str, typed: Typed) -> str:
 
 def publish(
     run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
-    start: Start | None = None,
+    start: Start | None = None, bootstraps: Sequence[str] = (),
 ) -> tuple[SignedManifest, Path]:  # fmt: skip
     """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing. `start`: what
-    was found of the model that it starts from, if it does (peers/state/start_folder.py)."""
+    was found of the model that it starts from, if it does (peers/state/start_folder.py). `bootstraps`: their
+    addresses for the published file, which the signature does not cover."""
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     if start is not None:
         manifest = replace(manifest, start=start)
@@ -191,7 +211,11 @@ def publish(
     except ManifestError as error:
         raise ConfigError([f"{run_file}: {error}"]) from None
     run_id = manifest.run_id()
-    signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id)
+    try:
+        hint = _checked_bootstraps(list(bootstraps))
+    except ValueError as error:
+        raise ConfigError([f"--bootstrap: {error}"]) from None
+    signed = SignedManifest(manifest, identity.sign(owner_statement(run_id)), run_id, hint)
     if len(signed.wire()) > MANIFEST_LIMIT:
         raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
                            f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
@@ -229,6 +253,7 @@ def published_text(signed: SignedManifest) -> str:
             "run_id": signed.run_id,
             "signature": signed.signature.hex(),
             "manifest": json.loads(signed.manifest.canonical()),
+            **({"bootstraps": signed.bootstraps} if signed.bootstraps else {}),
         },
         indent=2,
         ensure_ascii=False,
@@ -262,8 +287,9 @@ def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> Sign
     try:
         content = _json(raw)
         manifest, claimed, signature = (content[key] for key in ("manifest", "run_id", "signature"))
+        bootstraps = _checked_bootstraps(content.pop("bootstraps", []))
         if len(content) != 3 or not isinstance(manifest, dict):
-            raise ValueError("expected exactly run_id, signature and manifest")
+            raise ValueError("expected exactly run_id, signature and manifest, and bootstraps or none")
         signed = _checked(_canonical(manifest), bytes.fromhex(signature), run_id)
         if claimed != signed.run_id:
             raise ValueError(f"names run {claimed}, but its manifest is run {signed.run_id}")
@@ -273,7 +299,18 @@ def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> Sign
         raise RunFileError(f"{source}: is no published run file: {error} is missing") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise RunFileError(f"{source}: is no valid published run: {error}") from None
-    return signed
+    return replace(signed, bootstraps=bootstraps)
+
+
+def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
+    """The addresses of a published file, each of which names its peer. Raises ValueError."""
+    if not isinstance(addresses, list) or len(addresses) > MAX_BOOTSTRAPS:
+        raise ValueError(f"bootstraps: expected a list of at most {MAX_BOOTSTRAPS} multiaddrs")
+    for address in addresses:
+        if not isinstance(address, str) or not address.isprintable() or len(address) > MAX_ADDRESS_CHARACTERS:
+            raise ValueError(f"bootstraps: {str(address)[:80]!r} is no multiaddr")
+        bootstrap_multiaddr(address)
+    return tuple(addresses)
 
 
 def parse(canonical: bytes) -> Manifest:

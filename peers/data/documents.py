@@ -21,6 +21,7 @@ from pathlib import Path
 from peers.config.atomic_files import is_file, is_folder, is_there
 from peers.config.run_url import is_url, without_secret
 from peers.data.files import (
+    INDEX,
     LINES,
     PACKED,
     PLAIN_SUFFIXES,
@@ -346,6 +347,8 @@ def files_of(
     inside = place.resolve()
     for file in _walk(place, frozenset(), reading):
         real = file.resolve()
+        if file == place / INDEX:
+            continue
         if not file.name.endswith(suffixes):
             reading.leave_out(f"{file}: of a folder only {', '.join(suffixes)} are read")
         elif not real.is_relative_to(inside):

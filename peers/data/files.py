@@ -19,6 +19,8 @@ from peers.errors import how_to_install
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+INDEX = "index.json"
+"""Names the files of a text with their SHA-256 (peers/data/shards.py)."""
 LINES, ROWS, PACKED = ".jsonl", ".parquet", ".zst"
 PLAIN_SUFFIXES = (".txt", ".md", LINES)
 ALL_SUFFIXES = (*PLAIN_SUFFIXES, *(suffix + PACKED for suffix in PLAIN_SUFFIXES), ROWS)

@@ -18,9 +18,9 @@ from peers.config.atomic_files import is_folder, is_there
 from peers.config.run_url import is_url, without_secret
 from peers.data.documents import Reading, TextError, files_of
 from peers.data.files import ALL_SUFFIXES, File, LocalFile, RemoteFolder, Unreadable
+from peers.data.files import INDEX as INDEX
 from swarmnet.run.manifest import STANDARD_LIBRARY, Source
 
-INDEX = "index.json"
 FORM = "swarmnet index 1"
 LEAST_SHARD_BYTES = 2**20
 """Smaller files, in the order of their names, are read as one shard until it has so many: a file that is

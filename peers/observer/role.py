@@ -93,7 +93,7 @@ class ObserverRole(Role):
     def _join_line(self, signed: SignedManifest, network: Network) -> str:
         """Through the bootstraps of the peer file, else through this peer."""
         through = self.process.config.bootstrap or network.ways_in[:1]
-        return f"swarmnet join {signed.run_id} " + " ".join(f"--bootstrap {address}" for address in through)
+        return f"swarmnet join {signed.run_id} --bootstrap {' --bootstrap '.join(through)}"
 
     def not_ready(self) -> str | None:
         board = self.board

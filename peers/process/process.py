@@ -45,9 +45,9 @@ OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
 """Words of the control socket that a worker answers (`roles/worker.py`)."""
 
 
-NEXT_METRICS_PORTS = 9
-"""A second peer of a machine takes the next port, where nobody has chosen one: 9411 to 9419, below that of an
-observer."""
+OTHER_METRICS_PORTS = range(9430, 9440)
+"""A second peer of a machine takes the first free one of these if its file names no port. The ready files in
+configs/ use 9411 to 9420."""
 
 
 Roles = Mapping[str, Callable[[Process], Role]]
@@ -167,7 +167,7 @@ class Peer:
         if address is not None:
             exporter = Exporter(
                 address, self._metrics_text, self.pulse.problem, self._not_ready, self.config.metrics.hosts,
-                or_next=0 if "listen" in self.config.metrics.model_fields_set else NEXT_METRICS_PORTS,
+                others=() if "listen" in self.config.metrics.model_fields_set else OTHER_METRICS_PORTS,
             )  # fmt: skip
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"

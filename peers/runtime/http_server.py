@@ -88,7 +88,7 @@ class PageServer:
             reason = (error.strerror or str(error)).lower()
             raise UserError(
                 f"{key}: cannot listen on {host} port {port}: {reason}; "
-                "choose another port, 0 for any free one, or off"
+                f"choose another port, any free one with `--set {key}=127.0.0.1:0`, or off"
             ) from None
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.25}, name="http", daemon=True
@@ -127,9 +127,9 @@ class Exporter(PageServer):
 
     def __init__(
         self, address: tuple[str, int], metrics: Callable[[], bytes], healthy: Probe, ready: Probe,
-        hosts: Sequence[str] = (), or_next: int = 0,
+        hosts: Sequence[str] = (), others: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """As PageServer. `or_next`: so many ports above it will do as well, the first that is free."""
+        """As PageServer. `others`: ports that it tries after its own one."""
         pages: dict[str, Page] = {
             "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics()),
             "/healthz": lambda _: probed(healthy),
@@ -137,7 +137,7 @@ class Exporter(PageServer):
         }
         host, port = address
         refusals = []
-        for other in range(port, port + 1 + or_next):
+        for other in (port, *others):
             try:
                 super().__init__((host, other), pages, "metrics.listen", hosts)
                 return

@@ -15,7 +15,10 @@ from peers.telemetry.events import Event
 NOTHING = "nothing to do"
 TOP = "`swarmnet top`"
 DOCTOR = "`swarmnet doctor`"
+JOIN = "`swarmnet join RUN --bootstrap ADDRESS --stage N`"
 VERSION = "`swarmnet version` on both sides"
+BAN = "tell the run's owner: `swarmnet order ban RUN PEER`"
+"""Only the owner can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +52,25 @@ DEPARTURES = {
     "refused_us": Reason("it refused this peer", VERSION),
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
-    "out_of_line": Reason("most of its numbers were far larger or smaller than others'", "ban it"),
-    "false_sums": Reason("it has published sums that its slices do not give", "tell the owner: ban it"),
+    "out_of_line": Reason("most of its numbers were far larger or smaller than others'", BAN),
+    "false_sums": Reason("it has published sums that its slices do not give", BAN),
     "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING),
 }
 
 REFUSALS = {
-    "malformed": Reason("bytes that no honest peer sends", f"one peer: ban it; many: {VERSION}"),
+    "malformed": Reason("bytes that no honest peer sends", f"one peer: {BAN}; many: {VERSION}"),
     "too_large": Reason("a length above what the message or the run allows", VERSION),
-    "bad_signature": Reason("the signature does not fit the peer, the run or the bytes", "ban it"),
+    "bad_signature": Reason("the signature does not fit the peer, the run or the bytes", BAN),
     "wrong_run": Reason("made for another run", "check `run` in the peer file of whoever sent it"),
     "banned": Reason("the run's owner has banned it", "ask the owner; `swarmnet orders RUN` shows why"),
     "not_invited": Reason(
         "the run takes peers by invite only, and it showed none that counts",
-        "ask the owner for one (`swarmnet invite`)",
+        "ask the owner for one (`swarmnet invite RUN.json --peer PEER`)",
     ),
     "wire_version": Reason("another version of the wire format", "update the older side; `swarmnet version`"),
     "backlog": Reason("too much is queued for that peer", f"{DOCTOR}: its line, or ours, is too slow"),
     "wrong_stage": Reason("meant for another stage", "passes when records are fresh, within 2 minutes"),
-    "illegal_path": Reason("a way through the stages that the run forbids", "ban it; `swarmnet version`"),
+    "illegal_path": Reason("a way through the stages that the run forbids", f"{BAN}; {VERSION}"),
     "not_due": Reason(
         "a receipt that nobody owes this peer, or not any more: of a stranger, or of rounds long past",
         NOTHING,
@@ -75,7 +78,7 @@ REFUSALS = {
     "out_of_line": DEPARTURES["out_of_line"],
     "false_sums": Reason(
         "it has published sums that its slices do not give, and there is proof",
-        "on the peer itself: its memory or its device computes wrongly, `swarmnet doctor`; else ban it",
+        f"on the peer itself: its memory or its device computes wrongly, {DOCTOR}; else {BAN}",
     ),
     "other": Reason("a code that this version does not know", VERSION),
 }
@@ -110,7 +113,7 @@ REROUTES = {
     "wrong_stage": REFUSALS["wrong_stage"],
     "illegal_path": REFUSALS["illegal_path"],
     "malformed": REFUSALS["malformed"],
-    "out_of_line": Reason("its numbers were far from the size of others'", "if one peer often: ban it"),
+    "out_of_line": Reason("its numbers were far from the size of others'", f"if one peer often: {BAN}"),
     "other": REFUSALS["other"],
 }
 
@@ -125,7 +128,7 @@ DROPS = {
 ROUNDS = {
     "completed": Reason("all expected contributions came", NOTHING),
     "deadline": Reason("some came late; they still count, as corrections", f"{TOP}: who lags or has gone?"),
-    "alone": Reason("no other peer of the stage was there", "invite peers: `swarmnet join RUN --stage N`"),
+    "alone": Reason("no other peer of the stage was there", f"ask others to join: {JOIN}"),
     "empty": Reason("no contribution had come yet; late ones correct it", f"{TOP}: which stage is missing?"),
     "replayed": Reason("the group had settled it before; this peer caught up", NOTHING),
 }
@@ -135,7 +138,7 @@ CONTRIBUTIONS = {
     "repeated": Reason("it was here already", NOTHING),
     "late": Reason("its round was settled without it", f"its maker runs {DOCTOR}: line and clock"),
     "not_counted": Reason("its maker is no known member of the group", "if it goes on: ban who sent it"),
-    "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", "ban its maker"),
+    "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", BAN),
     "malformed": REFUSALS["malformed"],
     "too_large": REFUSALS["too_large"],
     "bad_signature": REFUSALS["bad_signature"],
@@ -148,8 +151,8 @@ CONTRIBUTIONS = {
 AUDITS = {
     "agrees": Reason("its sums follow from the slices", NOTHING),
     "unanswered": Reason("it did not give what it takes; others reduce for this peer for a while", NOTHING),
-    "not_in_order": Reason("what it gave is not what it had signed", "if it goes on: ban it"),
-    "lied": Reason("its sums do not follow from the slices: it will not be let in again", "ban it"),
+    "not_in_order": Reason("what it gave is not what it had signed", f"if it goes on: {BAN}"),
+    "lied": Reason("its sums do not follow from the slices: it will not be let in again", BAN),
 }
 
 RESYNCHRONISATIONS = {
@@ -169,15 +172,13 @@ MOVES = {
 HOLDERS = {
     "gone": Reason("it was lost", NOTHING),
     "stalled": Reason("it sent nothing for some seconds", NOTHING),
-    "wrong_hash": Reason("it sent a chunk whose hash is wrong", "ban it"),
-    "wrong_length": Reason("it sent a chunk of a wrong length", "ban it"),
+    "wrong_hash": Reason("it sent a chunk whose hash is wrong", BAN),
+    "wrong_length": Reason("it sent a chunk of a wrong length", BAN),
     "no_chunk": Reason("it does not have the snapshot any more", NOTHING),
 }
 
 WAITS = {
-    "stage_missing": Reason(
-        "no peer holds a stage that cannot be left out", "hold it: `swarmnet join RUN --stage N`"
-    ),
+    "stage_missing": Reason("no peer holds a stage that cannot be left out", f"hold it: {JOIN}"),
 }
 
 ENDS = {
@@ -199,7 +200,7 @@ REQUESTS = {
 }
 
 ARCHIVING = {
-    "no_peer": Reason("the directory names nobody of the stage", "hold it: `swarmnet join RUN --stage N`"),
+    "no_peer": Reason("the directory names nobody of the stage", f"hold it: {JOIN}"),
     "not_reached": Reason("none of its peers could be dialled", f"{DOCTOR} here; their owners the same"),
     "directory_silent": MOVES["directory_silent"],
     "no_agreement": Reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,13 @@ from peers.config.run_file import load_signed
 from peers.config.sibling_file import FOLDER
 from peers.errors import UserError, as_user_errors
 from peers.runtime.control_siblings import OTHERS
+from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.console import counted, printable
+from peers.telemetry.reasons import JOIN
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
+
+YOUNG_SECONDS = 60.0
+"""A peer that has run for less took part in few blocks of rounds, and a link to a signer takes seconds."""
 
 
 def from_disk(state: Path) -> dict[str, Any]:
@@ -26,6 +32,9 @@ def from_disk(state: Path) -> dict[str, Any]:
             "count by; start the peer, or name the folder of one"
         )
     signed = load_signed(run)
+    start = f"swarmnet join --state {shlex.quote(str(state))}"
+    if not (state / PEER_FILE).is_file():
+        start = "swarmnet run PEER.yaml"
     answers = []
     siblings = [path.parent for path in sorted(state.glob(f"{FOLDER}*/{key.name}"))]
     for folder in [state, *siblings]:
@@ -34,7 +43,8 @@ def from_disk(state: Path) -> dict[str, Any]:
         kept = read(folder / FILE_NAME, signed, identity.peer_id)
         answers.append({
             "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name,
-            "state": "not running", "every": signed.manifest.rounds.snapshot_rounds, **summary(kept),
+            "state": "not running", "start": start, "every": signed.manifest.rounds.snapshot_rounds,
+            **summary(kept),
         })  # fmt: skip
     first, *others = answers
     return {**first, OTHERS: others} if others else first
@@ -75,23 +85,17 @@ def _why_none(me: Mapping[str, Any]) -> list[str]:
     """What is missing, and what to do."""
     every = me["every"]
     if me["state"] == "not running":
-        return ["it does not run: start it, and look again"]
+        return [f"it does not run; start it: `{me['start']}`"]
     if str(me["state"]).startswith("paused"):
         return ["it is paused: `swarmnet resume`, if it is you who paused it"]
     if me["state"] != "training":
         return [f"it is {me['state']}: it contributes once it trains; `swarmnet top` shows how far it is"]
     if not me.get("group"):
-        return [
-            "no other peer holds its stage now, so nobody can sign; its work counts all the same, and",
-            "receipts come when others join: swarmnet join RUN --stage N",
-        ]
-    if not me["made"]:
-        return [
-            f"nothing of it has settled yet; others sign after every {every} settled rounds: wait for that"
-        ]
+        return [f"no other peer holds its stage, so none can confirm its work; ask others to join: {JOIN}"]
+    if not me["made"] or (me.get("uptime_seconds") or 0.0) < YOUNG_SECONDS:
+        return [f"nothing to count yet: others confirm its work after every {every} settled rounds"]
     return [
-        f"others sign after every {every} settled rounds, and hand it over when they are linked: wait that",
-        "long; if it stays 0: swarmnet doctor",
+        f"others confirm its work after every {every} settled rounds; if it stays 0: `swarmnet doctor`"
     ]
 
 

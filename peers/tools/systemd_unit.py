@@ -191,8 +191,8 @@ def install(service: Service) -> Done:
     _refuse_other(service, "give this peer another `name`")
     if is_held(service.state):
         raise UserError(
-            f"the peer of {service.state} runs: stop it first (swarmnet leave {_shell(service.state)}), "
-            f"then install: swarmnet service install {_shell(service.file)}"
+            f"the peer of {service.state} runs: stop it first with `swarmnet leave {_shell(service.state)}`, "
+            f"then install: `swarmnet service install {_shell(service.file)}`"
         )
     write_atomically(service.path, service.text.encode())
     told = [f"wrote    {service.path}"]

@@ -32,7 +32,7 @@ from peers.compute.process_memory import let_go, resident_bytes, trim
 from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
 from peers.config.line_file import known_line
 from peers.config.peer_file import default_state
-from peers.config.run_file import SignedManifest
+from peers.config.run_file import SignedManifest, export_hint
 from peers.data.local_text import (
     Tokenizing,
     missing_text,
@@ -228,7 +228,7 @@ class WorkerRole(Role):
         reading = EpochReading(process, self._text_opened, self._reading_ended)
         worker = self.worker = Worker(
             signed, process.identity, network.transport, network.directory, compute,
-            partial(self._text, reading, signed), self._settings(signed.manifest),
+            partial(self._text, reading, signed), self._settings(signed),
             Random(process.identity.peer_id), process.log.record, process.say,
             self._part,
         )  # fmt: skip
@@ -268,8 +268,7 @@ class WorkerRole(Role):
             await self._say_lost(lost)
             return not process.stop.is_set()
         if worker.ending.round is not None:
-            home = f"swarmnet export --hf FOLDER {process.config.state}"
-            process.say("ended", f"the run has ended at round {worker.ending.round}: {home} takes it home")
+            process.say("ended", f"the run has ended at round {worker.ending.round}: {worker.ending.hint}")
             return False
         return not process.stop.is_set()
 
@@ -359,8 +358,8 @@ class WorkerRole(Role):
         graphs = graphs_that_fit_together(every, held, allowed, limit is not None)
         return graphs, together(every, held), allowed
 
-    def _settings(self, manifest: Manifest) -> Settings:
-        config = self.process.config
+    def _settings(self, signed: SignedManifest) -> Settings:
+        config, manifest = self.process.config, signed.manifest
         every = all_needs(
             manifest, self.device, config.text_limit, self.computing, len(self.devices)
         )
@@ -376,6 +375,7 @@ class WorkerRole(Role):
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
             line=self._line(manifest), held=self.held,
+            export_hint=export_hint(signed, config.state, config.bootstrap),
         )  # fmt: skip
 
     def _joules_from_now(self) -> Callable[[], float]:

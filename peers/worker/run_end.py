@@ -31,8 +31,11 @@ class Ending:
         elsewhere: Elsewhere,
         stands: Callable[[], None],
         leave: Callable[[], None],
+        *,
+        hint: str = "",
     ) -> None:
-        """`stands()`: the run has ended here; `leave()` ends the worker."""
+        """`stands()`: the run has ended here; `leave()` ends the worker; `hint`: how to export the model."""
+        self.hint = hint
         self.worker = worker
         self.book = book
         self.elsewhere = elsewhere
@@ -72,7 +75,9 @@ class Ending:
         self.round = worker.update.rounds.settled
         worker.note(noted.Ended(round=self.round, ordered=self.last))
         worker.say(
-            "ended", f"the run has ended, by its owner's order: all rounds up to {self.round} are settled"
+            "ended",
+            f"the run has ended, by its owner's order: all rounds up to {self.round} are settled. This peer "
+            f"stays for {SERVE_SECONDS:g} s; {self.hint}",
         )
         self.stands()
         await worker.disk.save(worker.update.settled_weights)

@@ -46,5 +46,7 @@ class Settings:
     version: str = ""
     name: str = ""
     """Shown to people."""
+    export_hint: str = ""
+    """Which command exports the model, for the end of the run."""
     joules: Callable[[], float] = lambda: 0.0
     """That its device has taken since it began this stage, as measured; 0: it does not tell."""

@@ -96,7 +96,9 @@ class Worker(Parts):
         self.elsewhere = Elsewhere(
             self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty, say
         )
-        self.ending = Ending(self, book, self.elsewhere, self.stands, self.leave)
+        self.ending = Ending(
+            self, book, self.elsewhere, self.stands, self.leave, hint=settings.export_hint
+        )
         self.orders = Obedience(
             self, book, self.ending, settings.invite, load_text, self.task_ended, self.stands
         )

@@ -119,7 +119,7 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
     if envelope.stage != -1 or envelope.round != 0 or envelope.sequence == 0:
         raise Malformed("an order with a stage or round, or without a sequence")
     if document.chains is not None:
-        raise Malformed("chains are no longer spoken; give the order anew: swarmnet order ...")
+        raise Malformed("chains are no longer spoken; the owner has to give the order again")
     texts = [document.reason, *(why for _, why in document.bans), *(why for _, why in document.withdrawn)]
     if not all(text.isprintable() for text in texts):
         raise Malformed("an order whose reason is not one line of text")

@@ -408,7 +408,8 @@ class Manifest:
     wire_version: int = WIRE_VERSION
     """Version of the messages that all peers of the run speak."""
     access: Literal["open", "invite"] = "open"
-    """open: whoever likes takes part; invite: whom the owner gave an invite (`swarmnet invite`)."""
+    """open: whoever likes takes part; invite: whom the owner gave an invite (`swarmnet invite RUN.json --peer
+    PEER`)."""
     listed: bool = False
     """Whether its peers put the run into the registry, where anybody finds it (`swarmnet registry list`)."""
     intended_use: str = ""

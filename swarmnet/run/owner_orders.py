@@ -168,5 +168,5 @@ def told(old: Order, new: Order) -> list[str]:
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
     lines += [_told_rate(rate) for rate in new.rates if rate not in old.rates]
     if new.ends != old.ends:
-        lines.append(f"the run ends at round {new.ends}" if new.ends is not None else "the run does not end")
+        lines.append(f"round {new.ends} is the last one" if new.ends is not None else "the run does not end")
     return lines or ["nothing changes"]

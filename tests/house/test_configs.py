@@ -14,8 +14,9 @@ import typer
 from ruamel.yaml import YAML
 
 from peers.cli import main as cli
-from peers.config.peer_file import PeerFile, load
+from peers.config.peer_file import MetricsFile, PeerFile, load
 from peers.config.quantities import byte_count
+from peers.process.process import OTHER_METRICS_PORTS
 from peers.tools.owner.run_check import check_file
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -68,6 +69,13 @@ def started(command: list[str], environment: dict[str, str]) -> PeerFile:
 
 def read(name: str) -> list[dict[str, Any]]:
     return list(YAML(typ="safe").load_all(CONFIGS / name))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.endswith("-run.yaml")])
+def test_no_ready_file_takes_a_port_that_a_second_peer_of_the_machine_may_have(name: str) -> None:
+    config = load(CONFIGS / name)
+    if config.role != "worker":
+        assert not ports_of(config) & {MetricsFile().address[1], *OTHER_METRICS_PORTS}
 
 
 # Compose.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 
 import pytest
 from archive_scene import order, owned, tokens
+
+from peers.config.run_file import load_signed
+from peers.tools.model.export import load_shape
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -14,10 +18,23 @@ TOLD = 2
 """Exit code of whom a person has to help."""
 
 
+def command_of(peer) -> str:
+    """What a peer prints to export the model of the run that has ended, after `swarmnet`; empty: not yet."""
+    found = re.findall(r"the run has ended.* `swarmnet ([^`]*)`", "\n".join(peer.said))
+    return found[0] if found else ""
+
+
 async def test_a_run_gets_another_rate_and_an_end_and_whoever_comes_later_is_told(tmp_path):
     async with owned(tmp_path, "ending") as (scene, worker):
         workers = [await scene.peer(f"worker-{stage}", {**worker, "stage": stage}) for stage in (0, 1)]
         await scene.until(lambda: min(tokens(scene)) > 0 and len(scene.settled(workers[0])) > 4, "all train")
+
+        run_id, bootstrap = load_signed(tmp_path / "run.json").run_id, scene.peers[0].addresses[0]
+        where = ["--run", run_id, "--bootstrap", bootstrap, "--no-score"]
+        said = await scene.swarmnet("export", "--hf", tmp_path / "taken", *where)
+        taken = int(re.search(rf"run {run_id}, round (\d+)", said)[1])
+        assert 3 <= taken <= max(scene.settled(workers[0]))
+        assert load_shape(tmp_path / "taken").layers == 2
 
         before = max(scene.settled(workers[0]))
         said = await order(scene, "rate", "0.5")
@@ -28,13 +45,21 @@ async def test_a_run_gets_another_rate_and_an_end_and_whoever_comes_later_is_tol
             await order(scene, "end", "--from-round", "0")
         now = max(scene.settled(workers[0]))
         last = now + 40 + 4 * (now - before)  # An order takes as long again, and has to come around.
-        assert f"the run ends at round {last}" in await order(scene, "end", "--from-round", last + 1)
+        assert f"round {last} is the last one" in await order(scene, "end", "--from-round", last + 1)
+        await scene.until(lambda: all(map(command_of, workers)), "both tell that the run has ended")
+        words = shlex.split(command_of(workers[0]).replace("FOLDER", str(tmp_path / "model")))
+        await scene.swarmnet(*words, "--no-score")
+        assert load_shape(tmp_path / "model").layers == 2
         async with asyncio.timeout(300.0):
             assert [await peer.process.wait() for peer in workers] == [0, 0]
         assert max(scene.settled(workers[0])) == last
         for peer in workers:
             assert any("the run has ended at round" in line and "export" in line for line in peer.said)
             scene.peers.remove(peer)
+
+        with pytest.raises(AssertionError, match="stage 0 of 0 to 1 cannot be fetched"):
+            await scene.swarmnet("export", "--hf", tmp_path / "gone", *where)
+        assert not (tmp_path / "gone").exists()
 
         late = await scene.peer("late", {**worker, "stage": 0})
         async with asyncio.timeout(240.0):

@@ -73,6 +73,9 @@ def _bounds(answer: Answer) -> str:
     )
 
 
+SHAPE = "`swarmnet plan RUN.yaml --peers PEERS --shape`"
+
+
 def _warnings(answer: Answer) -> list[str]:
     """What must not be overlooked stands last."""
     found = [f"NOT TAKING PART: {one}: no stage fits in that memory." for one in answer.left_out]
@@ -80,7 +83,7 @@ def _warnings(answer: Answer) -> list[str]:
         times = answer.alone.tokens_per_second / answer.churned
         found.append(
             f"SLOWER THAN ONE OF ITS MEMBERS: one peer alone makes {times:,.3g} times as many tokens."
-            " Another shape may not be: swarmnet plan --shape."
+            f" Another shape may not be: {SHAPE}."
         )
     return ["", *found] if found else []
 

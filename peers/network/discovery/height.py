@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median_low
 
 from peers.config.atomic_files import write_atomically
+from peers.config.run_file import export_hint
 from peers.errors import UserError
 from peers.network.discovery.announcer import Presence
 from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS
@@ -108,6 +109,10 @@ class Elsewhere:
                 found.append(open_record(data, self.presence.signed.run_id).record)
         return found
 
+    def _how_to_export(self) -> str:
+        archive = "`swarmnet export --hf FOLDER --from ARCHIVE` reads an archive of the run"
+        return f"{export_hint(self.presence.signed, Path('STATE'), ())}; {archive}"
+
     async def waits(self) -> bool:
         """Whether not to begin from the seed now. UserError where that would be for ever: the run is over."""
         if self.from_seed or self.may_be_empty():
@@ -118,8 +123,7 @@ class Elsewhere:
         if ends is not None and height >= ends:
             raise UserError(
                 f"this run has ended at round {height}, as its owner ordered: nothing is left to train. "
-                "Who took part has the weights: swarmnet export --hf FOLDER STATE takes them home, and so it "
-                "does from an archive of the run"
+                f"The peers that took part have the weights: {self._how_to_export()}"
             )
         if not self._told:
             self._told = True

@@ -86,7 +86,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
     if data.tokenizer != BYTES and file is None:
         raise TextError(
             f"data.tokenizer: {data.tokenizer} is not beside the run file, in {folder.absolute()}: put it "
-            "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer` makes one)"
+            "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer TEXT` makes one)"
         )
     return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocabulary, data.end_of_text)
 
@@ -101,7 +101,7 @@ def start_beside(
     if wanted != without_secret(wanted):
         raise ConfigError([
             f"{run_file}: start.path: it would be published with the name and the password in it; write the "
-            "folder's name, and give the URL to `swarmnet publish --start`"
+            f"folder's name, and give the URL to `swarmnet publish {run_file} --start URL`"
         ])  # fmt: skip
     if not wanted:
         if given is not None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from peers.telemetry.console import amount, pace, printable
 from peers.telemetry.notices import short
 from peers.telemetry.picture import Happened, PeerSeen, Picture
+from peers.telemetry.reasons import JOIN
 
 UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 LEAST_PEERS, LEAST_EVENTS = 4, 3
@@ -35,8 +36,8 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
     head = [_title(picture, width), _figures(picture), _curve(picture, width, bars), _stages(picture, bars)]
     if picture.waits_for:
         names = ", ".join(map(str, picture.waits_for[:MOST_STAGES]))
-        text = f"waits for stages {names}: nobody holds them. Hold one: swarmnet join RUN --stage N"
-        head.append(Text(text, style="bold red"))
+        head.append(Text(f"waits for stages {names}: no peer holds them", style="bold red"))
+        head.append(Text(f"hold one: {JOIN}", style="bold red"))
     known = (
         _tokens(picture),
         _traffic("up", picture.sent),

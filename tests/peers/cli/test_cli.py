@@ -140,9 +140,9 @@ def test_explain_takes_settings_as_check_does(swarmnet):
 def test_a_run_file_and_a_published_run_are_told_from_a_peer_file(swarmnet, started):
     publish(swarmnet)
     refused(swarmnet("run", "tiny.run.json"), "is a published run, no peer file: swarmnet join tiny.run.json")
-    refused(swarmnet("join", "tiny.yaml"), "is a run file; publish it first: swarmnet publish tiny.yaml")
+    refused(swarmnet("join", "tiny.yaml"), "is a run file; publish it first: `swarmnet publish tiny.yaml`")
     write("p.yaml", "role: bootstrap\n")
-    refused(swarmnet("join", "p.yaml"), "started with: swarmnet run p.yaml")
+    refused(swarmnet("join", "p.yaml"), "started with `swarmnet run p.yaml`")
     refused(swarmnet("join", "gone.yaml"), "neither a run id")
     assert started == []
 
@@ -270,8 +270,9 @@ def test_joining_again_goes_on_with_the_file_as_it_was_edited(swarmnet, started)
 
 
 def test_a_folder_of_another_run_is_not_taken_over(swarmnet, started):
-    swarmnet("join", "ab" * 32, "--state", "here")
-    refused(swarmnet("join", "cd" * 32, "--state", "here"), "is for run " + "ab" * 32, "--state")
+    run = publish(swarmnet).run_id
+    swarmnet("join", "tiny.run.json", "--state", "here", "--alone")
+    refused(swarmnet("join", "cd" * 32, "--state", "here"), f"is for run {run}", "--state")
     assert len(started) == 1
 
 

@@ -3,7 +3,10 @@
 import contextlib
 import errno
 import http.server
+import json
 import os
+import re
+import shlex
 import socket
 import sys
 import threading
@@ -14,7 +17,7 @@ from typing import ClassVar
 
 import pytest
 from swarm import OWNER, sign, tiny_manifest
-from typed import BOOTSTRAP, files_below, refused
+from typed import BOOTSTRAP, files_below, refused, write
 
 from peers.compute.memory_budget import all_needs, gib
 from peers.config import run_url
@@ -92,7 +95,9 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
 def test_several_stages_are_asked_for_with_an_option_and_changed_with_it(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     for stages in (2, 3):
-        code, _, _ = swarmnet("join", str(tmp_path / "a.json"), "--stages", str(stages), "--state", "here")
+        code, _, _ = swarmnet(
+            "join", str(tmp_path / "a.json"), "--stages", str(stages), "--state", "here", "--alone"
+        )
         assert code == 0
         assert started[-1].stages == stages
     assert "stages: 2" in (started[0].state / "peer.yaml").read_text(), "what a person may have edited stays"
@@ -117,7 +122,7 @@ def test_an_invite_of_a_later_join_is_kept_and_all_else_in_the_file_is_as_it_was
     swarmnet, started, tmp_path, line
 ):  # fmt: skip
     (tmp_path / "a.json").write_text(published_text(SIGNED))
-    assert swarmnet("join", tmp_path / "a.json", "--state", "here")[0] == 0
+    assert swarmnet("join", tmp_path / "a.json", "--state", "here", "--alone")[0] == 0
     file = started[0].state / "peer.yaml"
     mine = file.read_text() + "\n# mine: keep\nlimits: {upload: 20Mbit/s}  # évening\n" + line
     file.write_text(mine)
@@ -149,7 +154,7 @@ def joined(monkeypatch):
 
 def join_again(swarmnet, *bootstrap):
     given = [word for address in bootstrap for word in ("--bootstrap", address)]
-    assert swarmnet("join", "a.json", "--state", "here", *given)[0] == 0
+    assert swarmnet("join", "a.json", "--state", "here", *(given or ["--alone"]))[0] == 0
 
 
 def test_a_bootstrap_that_answers_is_kept_where_none_had_answered(swarmnet, joined):
@@ -185,12 +190,12 @@ def test_a_home_that_cannot_be_written_is_said_with_the_option_that_helps(swarmn
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("os.link", read_only)
-    refused(swarmnet("join", "a.json"), "Read-only file system", "--state FOLDER")
+    refused(swarmnet("join", "a.json", "--alone"), "Read-only file system", "--state FOLDER")
 
 
 def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
-    assert swarmnet("join", tmp_path / "a.json", "--state", "here")[0] == 0
+    assert swarmnet("join", tmp_path / "a.json", "--state", "here", "--alone")[0] == 0
     file = started[0].state / "peer.yaml"
     again = ("join", tmp_path / "a.json", "--state", "here", "--invite")
     for text, invite, words in (
@@ -207,12 +212,12 @@ def test_a_wrong_invite_and_a_file_of_another_shape_are_left_alone(swarmnet, sta
 def test_a_peer_without_a_name_is_called_by_the_end_of_its_own_id(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
     for state in ("here", "there"):
-        assert swarmnet("join", tmp_path / "a.json", "--state", state)[0] == 0
+        assert swarmnet("join", tmp_path / "a.json", "--state", state, "--alone")[0] == 0
     names = [config.name for config in started]
     assert names == [load_identity(config.identity).peer_id[-6:] for config in started]
     assert names[0] != names[1]
     for options in (["--name", "attic"], ["--set", "name=attic"]):
-        assert swarmnet("join", tmp_path / "a.json", "--state", options[0][2:], *options)[0] == 0
+        assert swarmnet("join", tmp_path / "a.json", "--state", options[0][2:], "--alone", *options)[0] == 0
         assert started[-1].name == "attic"
 
 
@@ -235,9 +240,23 @@ def test_of_a_run_that_nobody_knows_nothing_stays_but_in_a_folder_that_was_there
     assert Path("here").exists() == Path("here/peer.yaml").exists() == was_there
 
 
+def test_a_peer_that_is_stopped_before_a_peer_knew_the_run_leaves_no_folder(swarmnet, monkeypatch):
+    def stopped(config, *_):
+        if not tries:
+            (config.state / "run.json").write_text("")
+        return tries.append(config) or 0
+
+    tries = []
+    monkeypatch.setitem(sys.modules, "peers.process.process", SimpleNamespace(run_peer_file=stopped))
+    for state in ("known", "unknown"):
+        assert swarmnet("join", "ab" * 32, "--bootstrap", BOOTSTRAP, "--state", state)[0] == 0
+    assert tries[1].state.name == "unknown"
+    assert (Path("known/peer.yaml").exists(), Path("unknown").exists()) == (True, False)
+
+
 def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
-    assert swarmnet("join", f"file://{tmp_path}/a.json", "--state", "here")[0] == 0
+    assert swarmnet("join", f"file://{tmp_path}/a.json", "--state", "here", "--alone")[0] == 0
     assert len(started) == 1
 
 
@@ -443,3 +462,83 @@ def test_a_contribution_takes_about_what_is_said_of_it(method):
         layout = layout_of(parameter_shapes(manifest.model, manifest.span(stage)))
         payload = method_of(manifest, layout).payload_bytes
         assert contribution_bytes(manifest, stage) == pytest.approx(payload, rel=0.1), stage
+
+
+HINTED = replace(SIGNED, bootstraps=(BOOTSTRAP, OTHER_BOOTSTRAP))
+
+
+def test_a_published_file_or_its_url_is_enough_to_join(swarmnet, started, web):
+    address, pages = web
+    pages["/run.json"] = (200, published_text(HINTED).encode())
+    Path("a.json").write_text(published_text(HINTED))
+    for state, run in enumerate((f"{address}/run.json", "a.json")):
+        assert swarmnet("join", run, "--state", f"peer-{state}")[0] == 0
+        assert started[-1].bootstrap == HINTED.bootstraps
+        assert load(started[-1].state / "peer.yaml").bootstrap == HINTED.bootstraps
+    assert swarmnet("join", "a.json", "--state", "own", "--bootstrap", OTHER_BOOTSTRAP)[0] == 0
+    assert started[-1].bootstrap == (OTHER_BOOTSTRAP,), "what the person gives counts alone"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "words"),
+    [
+        (["/ip4/127.0.0.1/tcp/31330"], "does not name the peer"),
+        ([BOOTSTRAP] * 9, "at most 8"),
+        (BOOTSTRAP, "at most 8"),
+        ([7], "is no multiaddr"),
+        (["/dns4/" + "a" * 256 + BOOTSTRAP], "is no multiaddr"),
+        ([BOOTSTRAP + "\n"], "is no multiaddr"),
+    ],
+)
+def test_addresses_beside_a_manifest_are_checked(swarmnet, started, tmp_path, addresses, words):
+    content = json.loads(published_text(SIGNED))
+    Path("a.json").write_text(json.dumps({**content, "bootstraps": addresses}))
+    before = files_below(tmp_path)
+    refused(swarmnet("join", "a.json", "--state", "here"), "a.json", words)
+    assert (started, files_below(tmp_path)) == ([], before)
+
+
+@pytest.mark.parametrize("run", [SIGNED.run_id, "a.json"])
+def test_without_an_address_a_peer_starts_only_where_that_is_meant(swarmnet, started, tmp_path, run):
+    Path("a.json").write_text(published_text(SIGNED))
+    before = files_below(tmp_path)
+    refused(swarmnet("join", run), "Ask for the whole join line", "--bootstrap /ip4/", "--alone")
+    assert (started, files_below(tmp_path)) == ([], before)
+    for number, options in enumerate((["--alone"], ["--set", "lan=true"])):
+        assert swarmnet("join", run, "--state", f"peer-{number}", *options)[0] == 0
+
+
+def test_join_alone_resumes_the_only_peer_and_lists_several(swarmnet, started):
+    refused(swarmnet("join"), "name the run")
+    for name, signed in (("a.json", SIGNED), ("b.json", sign(replace(tiny_manifest(), name="other")))):
+        Path(name).write_text(published_text(signed))
+    assert swarmnet("join", "a.json", "--bootstrap", BOOTSTRAP)[0] == 0
+    assert swarmnet("join")[0] == 0
+    assert started[0] == started[1]
+    assert swarmnet("join", "b.json", "--bootstrap", BOOTSTRAP)[0] == 0
+    code, _, err = swarmnet("join")
+    lines = re.findall(r"`swarmnet ([^`]*)`", err)
+    assert (code, len(started), len(lines)) == (2, 3, 2)
+    for line, config in zip(sorted(lines), sorted(started[1:], key=lambda each: each.state), strict=True):
+        assert swarmnet(*shlex.split(line))[0] == 0
+        assert started[-1].state == config.state
+
+
+def test_a_peer_that_does_not_run_tells_the_command_that_starts_it(swarmnet, started):
+    Path("a.json").write_text(published_text(SIGNED))
+    assert swarmnet("join", "a.json", "--bootstrap", BOOTSTRAP)[0] == 0
+    code, out, _ = swarmnet("me")
+    assert (code, "not running" in out) == (0, True)
+    (line,) = re.findall(r"`swarmnet ([^`]*)`", out)
+    assert swarmnet(*shlex.split(line))[0] == 0
+    assert started[0] == started[1]
+
+
+def test_the_lines_that_publishing_prints_join_as_they_are_printed(swarmnet, started):
+    write("tiny.yaml", "seed: 4\n")
+    _, out, _ = swarmnet("publish", "tiny.yaml", "--bootstrap", BOOTSTRAP, "--bootstrap", OTHER_BOOTSTRAP)
+    lines = re.findall(r"^(?:first|join) +swarmnet (.*)$", out, re.MULTILINE)
+    assert len(lines) == 2
+    for line in [*lines, "join tiny.run.json"]:
+        assert swarmnet(*shlex.split(line), "--state", f"peer-{len(started)}")[0] == 0
+        assert started[-1].bootstrap == (BOOTSTRAP, OTHER_BOOTSTRAP)

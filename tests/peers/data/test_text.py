@@ -12,9 +12,11 @@ from swarm import tokens_of
 
 from peers.data.documents import (
     HELD_OUT,
+    Reading,
     Text,
     TextError,
     excerpt,
+    files_of,
     fingerprint,
     held_out_text,
     joined,
@@ -41,6 +43,14 @@ def test_the_standard_library_trains_without_its_tests_and_the_held_out_modules(
     for module in HELD_OUT:
         assert (library / f"{module}.py").read_bytes() not in text, module
     assert b"class AST_Tests" not in text
+
+
+def test_the_index_of_a_text_is_no_text_that_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "index.json").write_text("{}")
+    reading = Reading()
+    assert files_of(str(tmp_path), reading) == [tmp_path / "a.txt"]
+    assert reading.warnings() == []
 
 
 def test_the_held_out_text_is_all_of_the_held_out_modules() -> None:

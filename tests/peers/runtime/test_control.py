@@ -219,22 +219,9 @@ def test_where_no_peer_runs_the_only_state_will_do_for_who_only_looks(tmp_path, 
         state_of(None, "me", at_rest=True)
 
 
-def test_what_a_peer_that_has_left_leaves_on_the_disk_is_named(tmp_path, capsys):
-    (tmp_path / "identity.key").write_bytes(b"k" * 32)
-    commands.leave(tmp_path, forget=True)
-    said = capsys.readouterr().out
-    assert "does not run" in said
-    assert "identity.key" in said
-    assert "rm -r" in said
-    with pytest.raises(UserError, match="no peer runs"):
-        commands.leave(tmp_path, forget=False)
-
-
-@pytest.mark.parametrize("forget", [True, False])
-def test_a_peer_that_is_just_starting_is_not_said_not_to_run(tmp_path, capsys, forget):
+def test_a_peer_that_is_just_starting_is_not_said_not_to_run(tmp_path):
     with only_one(tmp_path), pytest.raises(UserError, match="just starting or ending; ask again"):
-        commands.leave(tmp_path, forget=forget)
-    assert capsys.readouterr().out == "", "nothing is to be removed under its feet"
+        commands.leave(tmp_path)
 
 
 def test_a_peer_that_does_not_end_is_not_said_to_end_at_the_first_signal(tmp_path):

@@ -327,11 +327,12 @@ def test_port_0_takes_a_free_port_and_says_which(exporter):
     assert running.address[1] > 0
 
 
-def test_where_nobody_chose_a_port_the_next_free_one_will_do():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with Exporter(("127.0.0.1", port), bytes, lambda: None, lambda: None, or_next=200) as running:
-            assert port < running.address[1] <= port + 200
+def test_where_nobody_chose_a_port_the_first_free_one_of_others_will_do():
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as second:
+        port, also_taken = (each.getsockname()[1] for each in (taken, second))
+        others = (also_taken, *range(port + 1, port + 200))
+        with Exporter(("127.0.0.1", port), bytes, lambda: None, lambda: None, others=others) as running:
+            assert port < running.address[1] < port + 200
 
 
 def test_an_occupied_port_is_named_with_what_to_do():

@@ -112,7 +112,8 @@ def demo_curve(file: Path) -> Curve:
         told = json.loads(file.read_bytes())["curve"]
         return [(int(tokens), float(loss)) for tokens, loss in told]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} is no report of a demo (swarmnet demo --report {file}): {error!r}") from None
+        how = f"`swarmnet demo --report {file}` writes one"
+        raise UserError(f"{file} is no report of a demo ({how}): {error!r}") from None
 
 
 def draw(report: Report, folder: Path, demos: Mapping[str, Curve]) -> list[Path]:

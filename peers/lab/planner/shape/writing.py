@@ -97,7 +97,7 @@ def _reasons(search: Search) -> list[str]:
     best = search.found[0]
     shape, answer = best.shape, best.answer
     lines = [
-        "Written by swarmnet plan --shape.",
+        "Written by `swarmnet plan RUN.yaml --peers PEERS --shape`.",
         sentence(search),
         f"stages: {len(shape.stages)}. {_stages(search)}",
         f"microbatch_sequences: {shape.sequences}. A peer needs {scaled(max(answer.memory))} of memory, with "
@@ -110,7 +110,8 @@ def _reasons(search: Search) -> list[str]:
     if shape.local:
         lines.append(
             f"sync: peers take {counted(local_steps(best), 'step')} of their own in a round. The learning "
-            "rate is not that of votes: search for it with `swarmnet bench learning` on a small model."
+            "rate is not that of votes: search for it with `swarmnet bench learning RUN.yaml` on a small "
+            "model."
         )
     if shape.exchange == "sharded":
         lines.append("exchange: each sends its contribution in slices to a few, who add them up for all.")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from swarm import OWNER, expert_manifest, sign, tiny_manifest
 
+from peers.cli.course import is_archived
 from peers.cli.main import main
 from peers.config.run_file import published_text
 from peers.lab.world.virtual_time import run
@@ -371,3 +372,16 @@ def test_what_a_person_can_mend_is_one_line_and_exit_code_2(published, tmp_path,
     filled = [one.format(tmp=tmp_path, run=path, key=key) for one in arguments]
     assert swarmnet(*filled) == 2
     assert wrong in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_archivist_of_the_run_is_seen_before_its_end_is_ordered(kept):
+    async def story():
+        network = MemoryNetwork()
+        await announce(network, "one", 0)
+        if kept:
+            await announce(network, "keeper", NO_STAGE, state="serving", role="archivist")
+        await announce(network, "watcher", NO_STAGE, state="serving", role="observer")
+        return await is_archived(SimpleNamespace(signed=SIGNED, directory=network.directory("reader")))
+
+    assert run(story()) is kept

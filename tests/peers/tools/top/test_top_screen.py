@@ -132,7 +132,7 @@ def test_a_stage_without_peers_is_shown_and_named():
     picture = replace(PICTURE, peers=PEERS[:3], waits_for=(2,))
     text = drawn(picture)
     assert "2: 0" in text
-    assert "waits for stages 2: nobody holds them. Hold one: swarmnet join RUN --stage N" in text
+    assert "waits for stages 2: no peer holds them\nhold one: `swarmnet join RUN " in text
 
 
 def test_what_is_said_again_and_again_takes_one_line():

@@ -1,0 +1,89 @@
+"""The newest signed checkpoint of every stage of a live run, fetched from its peers as an archivist does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from peers.archivist.archivist import Archivist, NotArchived, Policy
+from peers.archivist.links import Circle
+from peers.archivist.serve import Serving
+from peers.errors import NoAnswer
+from peers.network.discovery.bootstrap import PeerCache
+from peers.network.discovery.visitor_session import Reached, reaching
+from peers.network.orders.gatekeeper import Gatekeeper
+from peers.network.orders.order_book import OrderBook
+from peers.state.archive import Archive
+from peers.state.archive_store import FolderStore
+from peers.state.state_path import NoState
+from peers.telemetry import events as noted
+from peers.telemetry.said import Say
+from peers.tools.model.swarm_session import not_let_in
+from protocols.errors import WireError
+from protocols.signed.identity import Identity
+
+ATTEMPTS = 4
+"""For one stage. Peers sign a snapshot a moment after they make it, and an attempt may fall in between."""
+PAUSE_SECONDS = 5.0
+"""Between two attempts: longer than peers take to sign and announce a snapshot on home lines."""
+
+
+async def fetch_checkpoints(
+    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, folder: Path, invite: bytes = b""
+) -> None:
+    """Write one checkpoint of each stage into `folder`, an archive. At least one peer of the stage has signed
+    each of them, and two thirds of the peers that were asked agree on it. Raises as `reaching` does, NoAnswer
+    where a stage has no peer that gives its weights, UserError where the folder cannot be written."""
+    async with reaching(run, bootstraps, cache, say) as found:
+        unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
+        if unfit is not None:
+            raise NoAnswer(unfit)
+        archivist = _archivist(found, folder, invite, say)
+        try:
+            await archivist.open()
+            for stage in range(len(found.signed.manifest.stages)):
+                await _fetch_stage(archivist, stage, say)
+            await archivist.write_facts()
+        finally:
+            archivist.circle.close()
+
+
+def _archivist(found: Reached, folder: Path, invite: bytes, say: Say) -> Archivist:
+    """One that serves no newcomer: the directory does not name it."""
+    signed, directory = found.signed, found.directory
+
+    def note(_event: noted.Event) -> None:
+        """A visitor keeps no event log."""
+
+    book = OrderBook(signed, None, note, say)
+    archive = Archive(FolderStore(folder))
+    gatekeeper = Gatekeeper(book, invite, directory.now)
+    serving = Serving(archive, signed, found.transport, gatekeeper, lambda: b"", note)
+    shown = invite if signed.manifest.access == "invite" else b""
+    circle = Circle(book, found.transport, directory, shown, Random(), note, serving)
+    archivist = Archivist(archive, Policy(), Identity.generate(), book, circle, note, say)
+    circle.listen()
+    return archivist
+
+
+async def _fetch_stage(archivist: Archivist, stage: int, say: Say) -> None:
+    """Raises NoAnswer after the last attempt, UserError where the folder cannot be written."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            await archivist.fetch_stage(stage)
+            return
+        except (NotArchived, WireError, NoState, TimeoutError) as error:
+            problem = str(error) or "it took too long"
+        finally:
+            archivist.circle.part(stage)
+        if attempt < ATTEMPTS:
+            say("archive", f"stage {stage}: {problem}; tries again in {PAUSE_SECONDS:g} s")
+            await asyncio.sleep(PAUSE_SECONDS)
+    stages = len(archivist.manifest.stages)
+    raise NoAnswer(
+        f"stage {stage} of 0 to {stages - 1} cannot be fetched: {problem}. A model needs every stage, so "
+        "nothing was written. Try again when a peer of that stage trains, or read the checkpoints of an "
+        "archive: `swarmnet export --hf DIR --from ARCHIVE`"
+    )
