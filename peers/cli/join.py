@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from peers.config.peer_file import PeerFile, check_typed, default_state, load, r
 from peers.config.rewriting import set_private
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UnknownRun, UserError, as_user_errors
-from swarmnet.identifiers import RunId
+from swarmnet.identifiers import RUN_DIGITS, RunId
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
@@ -62,6 +63,7 @@ def join(
     from peers.config.run_file import published_text
     from peers.runtime.state_lock import make_private
 
+    run = _whole_id(run, state)
     known = RunId((run or "").rpartition("#")[2])
     if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
         known = RunId("")  # Of a URL with its run id, nothing is needed that is not here already.
@@ -157,7 +159,18 @@ def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
 
 
 def _folder(state: Path | None, run_id: RunId) -> Path:
-    return (state or default_state(os.environ, sys.platform) / run_id[:16]).absolute()
+    return (state or default_state(os.environ, sys.platform) / run_id[:RUN_DIGITS]).absolute()
+
+
+def _whole_id(run: str | None, state: Path | None) -> str | None:
+    """Return `run`, or the id of which it is the first digits, where this machine took part in that run."""
+    from peers.config.run_file import load_signed
+
+    if run is None or not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
+        return run
+    kept = _folder(state, RunId(run)) / "run.json"
+    found = load_signed(kept).run_id if is_there(kept) else ""
+    return found if found.startswith(run) else run
 
 
 def _named(run: str | None, archive: str | None) -> SignedManifest | None:

@@ -94,8 +94,9 @@ class Worker(Parts):
         self.presence = Presence(signed, identity, transport, directory, settings.version, note)
         book = OrderBook(signed, settings.orders, note, say)
         self.elsewhere = Elsewhere(
-            self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty, say
-        )
+            self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty,
+            lambda: self.stage, say,
+        )  # fmt: skip
         self.ending = Ending(self, book, self.elsewhere, self.stands, self.leave)
         self.orders = Obedience(
             self, book, self.ending, settings.invite, load_text, self.task_ended, self.stands
@@ -138,7 +139,8 @@ class Worker(Parts):
         await self.orders.first_look(OPERATION_SECONDS)
         wish, never, line = self.settings.stage, self.settings.never, self.settings.line
         if wish is None:
-            wish = await first_stage(self.presence, self.chance, self.say, never, line)
+            folder = self.settings.checkpoints
+            wish = await first_stage(self.presence, self.chance, self.say, never, line, folder)
         self.stage = wish
         self._assemble(await self.orders.read_text() if self.stage == 0 else None)
         self._tasks = [
@@ -224,7 +226,7 @@ class Worker(Parts):
         self.states.start = start_digest(manifest, self.stage)
         self.recovery = Recovery(
             self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
-            self.elsewhere.waits, self.settings.start,
+            lambda: self.elsewhere.waits(self.disk.lost_round), self.settings.start,
         )  # fmt: skip
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
@@ -284,7 +286,8 @@ class Worker(Parts):
             return
         if url and folder is not None:
             layout = self.part.state
-            await Restoring(url, self.signed, self.say).bring(folder, self.stage, layout, trained)
+            restoring = Restoring(url, self.signed, self.say)
+            await restoring.bring(folder, self.stage, layout, trained, self.disk.damaged)
             self.recovery.restore()
         await self.recovery.keepers.reach()
 
