@@ -77,8 +77,9 @@ class LostStage:
 
 @dataclass(frozen=True, slots=True)
 class OnlyHolder:
-    """All peers of the stage that `name` holds are killed, and only one of them comes back: with its disk, and
-    by choosing a stage itself. Meanwhile the newcomer `newcomer` has done the same, without weights."""
+    """All peers of the stage that `name` holds are killed, and only that one comes back: with its disk, and
+    by choosing a stage itself. Meanwhile newcomers without weights have chosen, one more than the thinnest of
+    the other stages has peers: by their number this stage needs nobody."""
 
     at: float
     until: float
@@ -89,6 +90,8 @@ class OnlyHolder:
         member = world.alive(self.name)
         if member is None or not 0 <= member.worker.stage < len(world.manifest.stages):
             return False
+        if world.manifest.all_stages == 1:
+            return False
         stage = member.worker.stage
         killed, disk = world.living(stage), world.disk / self.name
         if any(each.name in world.siblings for each in killed) or not world.survives(killed):
@@ -98,7 +101,9 @@ class OnlyHolder:
         world.note("world", 0, StageLost(stage, [each.who for each in killed]))
         for each in killed:
             await world.crash(each)
-        world.start(self.newcomer, None)
+        others = [len(world.living(other)) for other in range(world.manifest.all_stages) if other != stage]
+        for number in range(min(others) + 1):
+            world.start(f"{self.newcomer}-{number}", None)
         return True
 
     async def heal(self, world: World) -> None:
