@@ -312,7 +312,7 @@ class Worker(Parts):
         old = self.update
         weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
-        given_up, self._given_up = self._given_up, None
+        given_up, self._given_up, self.elsewhere.why = self._given_up, None, ""
         self._behind.clear()
         if old is not None:
             old.close()  # Before: devices have one replica, and what the old one was told comes first.
