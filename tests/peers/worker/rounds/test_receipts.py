@@ -537,6 +537,7 @@ TOLD = {
         ({"state": "training", "group": False}, "no other peer holds its stage"),
         ({"state": "training"}, "after every 16 settled rounds"),
         ({"state": "training", "made": 3}, "swarmnet doctor"),
+        ({"state": "training", "made": 3, "stuck": ["Stage 0 is stuck"]}, "why 0     Stage 0 is stuck"),
         ({"state": "training", "accepted": 1234, "tokens": 99, "since": 0.0}, "1,234 contributions accepted"),
     ],
 )
