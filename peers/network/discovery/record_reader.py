@@ -59,8 +59,13 @@ def waits_for_weights(record: PeerRecord) -> bool:
 
 
 def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, int]:
-    """Return stage -> peers that wait there for weights which no peer of it has."""
-    standing = [Standing(record.stage, waits_for_weights(record), record.round) for record in records]
+    """Return stage -> peers that wait there for weights which no peer of it has. A peer that leaves counts
+    no more: its last record outlives it."""
+    standing = [
+        Standing(record.stage, waits_for_weights(record), record.round)
+        for record in records
+        if record.state != "leaving"
+    ]
     return stuck_stages(standing, snapshot_rounds)
 
 
