@@ -100,7 +100,7 @@ LINKS = {
 }
 
 def join_line(run: str, stage: int) -> str:
-    """Return the command of a peer that took part before. `run`: the run's id, of which the first digits do."""
+    """Return what a peer that took part before types. `run`: the run's id; its first digits are enough."""
     return f"swarmnet join {run[:RUN_DIGITS]} --stage {stage}"
 
 

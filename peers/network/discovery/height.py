@@ -144,9 +144,10 @@ class Elsewhere:
     def _damaged(self, round: int) -> str:
         stage = self.stage()
         return (
-            f"all checkpoints of stage {stage} on this disk are damaged, the newest of round {round}: waits for "
-            "the weights of another peer and leaves the files as they are; to give these weights up, stop this "
-            f"peer (Ctrl+C) and type: {join_line(self.presence.signed.run_id, stage)} --set from_seed=true"
+            f"all checkpoints of stage {stage} on this disk are damaged, the newest of round {round}: "
+            "waits for the weights of another peer and leaves the files as they are; "
+            "to give these weights up, stop this peer (Ctrl+C) and type: "
+            f"{join_line(self.presence.signed.run_id, stage)} --set from_seed=true"
         )
 
     def _stuck(self, height: int) -> str:
