@@ -63,8 +63,7 @@ def join(
     from peers.config.run_file import published_text
     from peers.runtime.state_lock import make_private
 
-    run = _whole_id(run, state)
-    known = RunId((run or "").rpartition("#")[2])
+    known = RunId(_whole_id(run or "", state).rpartition("#")[2])
     if not is_there(_folder(state, known) / "peer.yaml") or not run_id_of(known):
         known = RunId("")  # Of a URL with its run id, nothing is needed that is not here already.
     signed = None if known else _named(run, from_archive)
@@ -162,11 +161,11 @@ def _folder(state: Path | None, run_id: RunId) -> Path:
     return (state or default_state(os.environ, sys.platform) / run_id[:RUN_DIGITS]).absolute()
 
 
-def _whole_id(run: str | None, state: Path | None) -> str | None:
+def _whole_id(run: str, state: Path | None) -> str:
     """Return `run`, or the id of which it is the first digits, where this machine took part in that run."""
     from peers.config.run_file import load_signed
 
-    if run is None or not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
+    if not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
         return run
     kept = _folder(state, RunId(run)) / "run.json"
     found = load_signed(kept).run_id if is_there(kept) else ""
