@@ -111,7 +111,7 @@ async def _on_disk(presence: Presence, checkpoints: Path | None) -> list[OnDisk]
     """What the own disk holds of this run, newest file first."""
     if checkpoints is None:
         return []
-    stages = presence.signed.manifest.all_stages
+    stages = len(presence.signed.manifest.stages)
     held = await asyncio.to_thread(on_disk, checkpoints, presence.signed.run_id)
     return [one for one in held if one.stage < stages]
 

@@ -88,11 +88,12 @@ class OnlyHolder:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        if member is None or not 0 <= member.worker.stage < len(world.manifest.stages):
+        if member is None or member.worker.stage < 0:
             return False
-        if world.manifest.all_stages == 1:
+        stage, others = member.worker.stage, [*range(len(world.manifest.stages))]
+        others.remove(stage)
+        if not others:
             return False
-        stage = member.worker.stage
         killed, disk = world.living(stage), world.disk / self.name
         if any(each.name in world.siblings for each in killed) or not world.survives(killed):
             return False  # Siblings choose no stage each.
@@ -101,8 +102,7 @@ class OnlyHolder:
         world.note("world", 0, StageLost(stage, [each.who for each in killed]))
         for each in killed:
             await world.crash(each)
-        others = [len(world.living(other)) for other in range(world.manifest.all_stages) if other != stage]
-        for number in range(min(others) + 1):
+        for number in range(1 + min(len(world.living(other)) for other in others)):
             world.start(f"{self.newcomer}-{number}", None)
         return True
 

@@ -107,7 +107,7 @@ class Elsewhere:
             # No stage comes far alone, and after two minutes nothing is left of a stage that was lost.
             manifest, beside = self.presence.signed.manifest, []
             for stage in manifest.beside(self.stage()):
-                if 0 <= stage < manifest.all_stages:
+                if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
                     beside += [settled] if settled is not None else []
             self._height = max([self._first, *told, *beside])

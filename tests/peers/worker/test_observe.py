@@ -63,8 +63,6 @@ async def lively(swarm, folder):
     swarm.start("b", 0, checkpoints=folder / "b", checkpoint_seconds=300.0)
     await swarm.until(lambda: len(swarm.of("in_step", "b")) > 1, 30.0)
     await swarm.during(10.0)
-    workers = [swarm.members[name].worker for name in swarm.living()]
-    await swarm.until(lambda: any(worker.compute.queued for worker in workers), 10.0)
     await swarm.stop_watching()
     await swarm.close()
 
