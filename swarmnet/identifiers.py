@@ -10,6 +10,10 @@ PeerId = NewType("PeerId", str)
 RunId = NewType("RunId", str)
 """SHA-256 of the run's canonical manifest: 64 hexadecimal digits."""
 
+RUN_DIGITS = 16
+"""First digits of a run id that name its state folder: 64 bits do not meet by chance. On a machine that took
+part before, `swarmnet join` needs no more."""
+
 ContributionId = NewType("ContributionId", bytes)
 """First 16 bytes of SHA-256 over a contribution's signed statement: names one peer's one contribution."""
 

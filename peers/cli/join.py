@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from peers.config.rewriting import set_private
 from peers.config.yaml_lines import Typed, overlay
 from peers.errors import UnknownRun, UserError, as_user_errors
 from peers.runtime.find_running import PEER_FILE, states_here
-from swarmnet.identifiers import RunId
+from swarmnet.identifiers import RUN_DIGITS, RunId
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
@@ -66,7 +67,7 @@ def join(
 
     if run is None and from_archive is None:
         run, state = _resumed(state)
-    known = RunId((run or "").rpartition("#")[2])
+    known = RunId(_whole_id(run or "", state).rpartition("#")[2])
     if not is_there(_folder(state, known) / PEER_FILE) or not run_id_of(known):
         known = RunId("")  # Of a URL with its run id, nothing is needed that is not here already.
     signed = None if known else _named(run, from_archive)
@@ -218,7 +219,18 @@ def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
 
 
 def _folder(state: Path | None, run_id: RunId) -> Path:
-    return (state or default_state(os.environ, sys.platform) / run_id[:16]).absolute()
+    return (state or default_state(os.environ, sys.platform) / run_id[:RUN_DIGITS]).absolute()
+
+
+def _whole_id(run: str, state: Path | None) -> str:
+    """Return `run`, or the id of which it is the first digits, where this machine took part in that run."""
+    from peers.config.run_file import load_signed
+
+    if not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
+        return run
+    kept = _folder(state, RunId(run)) / "run.json"
+    found = load_signed(kept).run_id if is_there(kept) else ""
+    return found if found.startswith(run) else run
 
 
 def _named(run: str | None, archive: str | None) -> SignedManifest | None:

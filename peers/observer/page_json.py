@@ -89,6 +89,7 @@ class Board:
             "experts": _groups(picture.experts),
             "more_experts": max(0, len(picture.experts) - SHOWN_GROUPS),
             "weakest": picture.weakest,
+            "stuck": picture.stuck,
             "checkpoint": picture.checkpoint,
             "versions": picture.versions,
             "bootstraps": self.bootstraps,

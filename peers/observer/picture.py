@@ -20,12 +20,15 @@ from peers.network.discovery.record_reader import (
     eval_loss,
     settled_round,
     settled_tokens,
+    stuck_of,
     usual_loss,
     usual_round,
+    waits_for_weights,
 )
 from peers.observer.owner_orders import UNASKED, Ordered
 from peers.observer.sightings import Departure, Sighting, Sightings
 from peers.telemetry.console import printable
+from peers.telemetry.reasons import stuck_lines
 from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.placement import policy
@@ -99,7 +102,9 @@ class Picture:
     """By stage, those who are here before those who are gone, who has done most first."""
     stages: tuple[Stage, ...] = ()
     weakest: int | None = None
-    """Where a newcomer would go; None while nobody is there."""
+    """Where a newcomer would go; None while nobody is there, or a stage is stuck."""
+    stuck: tuple[str, ...] = ()
+    """A sentence about each stage whose peers all wait for weights."""
     states: Mapping[tuple[str, str], int] | None = None
     """(role, state) -> peers."""
     round: int | None = None
@@ -143,11 +148,14 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     flow = [_capped_sum(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
     states = Counter((_role(known), state_of(known)) for known in sightings.peers.values())
+    holding = (known.record for known in here if state_of(known) in HOLDING)
+    stuck = stuck_of(holding, manifest.rounds.snapshot_rounds)
     return Picture(
         at=now,
         rows=tuple(sorted((_row(known) for known in sightings.peers.values()), key=_order)),
         stages=tuple(_stage(s, _layers(manifest.span(s)), sightings.peers.values()) for s in stages),
-        weakest=_weakest(here, signed, now),
+        weakest=_weakest(here, signed, now) if not stuck else None,
+        stuck=stuck_lines(stuck, signed.run_id),
         states={(role, state): states[role, state] for role in ROLES for state in STATES},
         round=current,
         settled=settled_round(training, 0),
@@ -224,7 +232,8 @@ def _weakest(here: Sequence[Sighting], signed: SignedManifest, now: float) -> in
             record, age = known.record, max(0.0, now - known.signed_at)
             rate = record.tokens_per_second / tokens
             line = line_of(record)
-            counted = policy.Seen(record.stage, rate, record.moving_to, age, record.round, line)
+            waits = waits_for_weights(record)
+            counted = policy.Seen(record.stage, rate, record.moving_to, age, record.round, line, waits)
             seen.append((PeerId(record.peer), counted))
     if not seen:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from peers.config.run_file import SignedManifest
@@ -51,22 +51,24 @@ class Restoring:
         self.say = say
 
     async def bring(
-        self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False
-    ) -> None:
+        self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
+        damaged: Collection[Path] = (),
+    ) -> None:  # fmt: skip
         """Put the archive's newest usable checkpoint into `folder`. ArchiveError if it cannot be read at all;
         an archive without this stage is no error: then the seed or the swarm must do. One that does not
-        answer is waited for, until somebody trains this stage: the seed would begin a second history."""
+        answer is waited for, until somebody trains this stage: the seed would begin a second history.
+        Own checkpoints in `damaged` do not count."""
 
         async def attempt() -> None:
             if not trained():
-                self.say("archive", await asyncio.to_thread(self._bring, folder, stage, layout))
+                self.say("archive", await asyncio.to_thread(self._bring, folder, stage, layout, damaged))
 
         await until_reached(attempt, self.say)
 
-    def _bring(self, folder: Path, stage: int, layout: Layout) -> str:
+    def _bring(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
-        files = checkpoint_file.files(folder, stage)
+        files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]
         own = int(files[0].stem.rpartition("-")[2]) if files else -1
         entries = archive.newest(stage)
         problems = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from swarmnet.model.decoder import scaled
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import Layout
 from swarmnet.model.state_layout import MOMENTUM, state_layout
+from swarmnet.placement.standstill import OnDisk
 from swarmnet.rounds.events import Reference, Sets
 from swarmnet.rounds.history import START, Earlier
 from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MOST_REFERENCES, NOTHING_PAST, Past
@@ -41,6 +43,10 @@ REFERENCE_CHARACTERS = 160
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be used; the message names the file and the reason."""
+
+
+class OtherCheckpoint(CheckpointError):
+    """An intact checkpoint, but of another run or stage."""
 
 
 DiskError = UserError
@@ -87,11 +93,14 @@ def state_digest(round: int, units: Tensor) -> bytes:
 def write(
     folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
     signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
+    damaged: Collection[Path] = (),
 ) -> Path:  # fmt: skip
-    """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. DiskError."""
+    """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. Files in `damaged` stay as they
+    are and do not count: a person may be able to repair them. Raises DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past, tokens))
-    for old in [*files(folder, stage)[KEPT:], *folder.glob(".stage-*.part")]:
+    usable = [file for file in files(folder, stage) if file not in damaged]
+    for old in [*usable[KEPT:], *folder.glob(".stage-*.part")]:
         old.unlink()  # The latter were left by writers that were killed.
     return path
 
@@ -208,11 +217,28 @@ def files(folder: Path, stage: int) -> list[Path]:
     return sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True)
 
 
-def set_aside(folder: Path, stage: int, round: int) -> list[Path]:
-    """Rename a stage's checkpoints that are newer than `round`, so that nothing starts from them; to what."""
+def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
+    """Return the newest intact checkpoint of each stage, the stage that was written last first. Reads whole
+    files."""
+    found: dict[int, tuple[float, OnDisk]] = {}
+    for path in sorted(folder.glob("stage-*-round-*.safetensors"), key=stage_and_round, reverse=True):
+        stage, round = stage_and_round(path)
+        if stage in found:
+            continue
+        with suppress(CheckpointError):
+            checkpoint = read(path)
+            if (checkpoint.run_id, checkpoint.stage) == (run_id, stage):
+                found[stage] = (_written_at(path), OnDisk(stage, round))
+    latest_first = sorted(found.values(), key=lambda written: -written[0])
+    return [held for _, held in latest_first]
+
+
+def set_aside(folder: Path, stage: int, round: int, damaged: Collection[Path] = ()) -> list[Path]:
+    """Rename a stage's checkpoints that are newer than `round`, so that nothing starts from them; to what.
+    Files in `damaged` keep their names."""
     aside = []
     for path in files(folder, stage):
-        if int(path.stem.rpartition("-")[2]) > round:
+        if int(path.stem.rpartition("-")[2]) > round and path not in damaged:
             aside.append(path.replace(path.with_suffix(".given-up")))
     return aside
 
@@ -229,7 +255,7 @@ def restore_signed(
     """As `restore`: all that the file holds, and its units."""
     checkpoint = read(path, max_tensors)
     if checkpoint.run_id != run_id or checkpoint.stage != stage:
-        raise CheckpointError(
+        raise OtherCheckpoint(
             f"{path} is stage {checkpoint.stage} of the run {checkpoint.run_id[:16]}, "
             f"not stage {stage} of {run_id[:16]}"
         )
@@ -277,8 +303,8 @@ def newest(source: Path | None) -> Model:
     run_id, manifest = _latest_run(files)
     found: dict[int, Checkpoint] = {}
     problems: list[str] = []
-    for file in sorted(files, key=_stage_and_round, reverse=True):
-        if _stage_and_round(file)[0] in found:
+    for file in sorted(files, key=stage_and_round, reverse=True):
+        if stage_and_round(file)[0] in found:
             continue
         try:
             checkpoint = read(file)
@@ -329,7 +355,7 @@ def _written_at(file: Path) -> float:
         return 0.0
 
 
-def _stage_and_round(file: Path) -> tuple[int, int]:
+def stage_and_round(file: Path) -> tuple[int, int]:
     """As the name says; (-1, -1) of another name."""
     named = re.fullmatch(r"stage-(\d+)-round-(\d+)", file.stem)
     return (int(named[1]), int(named[2])) if named is not None else (-1, -1)

@@ -77,6 +77,8 @@ class Disk:
         self.saved: tuple[Path, int] | None = None
         """The newest checkpoint's file and round."""
         self.saved_bytes = 0
+        self.damaged: dict[Path, int] = {}
+        """Files of this stage that cannot be used, and the rounds in their names. They stay as they are."""
         self.timings = Timings()
         self._say_again = 0.0
         """When the next refusal of the disk is worth a line."""
@@ -84,6 +86,7 @@ class Disk:
     def restored(self) -> list[Weights]:
         """From all usable checkpoints, the newest first."""
         found, self.saved = [], None
+        self.damaged.clear()
         for path in checkpoint_file.files(self.folder, self.stage) if self.folder is not None else ():
             began = perf_counter()
             try:
@@ -91,7 +94,12 @@ class Disk:
                     path, self.signed.run_id, self.stage, self.part.state
                 )
             except checkpoint_file.CheckpointError as error:
-                self.say("checkpoint_unusable", f"{error}; an older one or the swarm's state is used")
+                if not isinstance(error, checkpoint_file.OtherCheckpoint):
+                    self.damaged[path] = checkpoint_file.stage_and_round(path)[1]
+                self.say(
+                    "checkpoint_unusable",
+                    f"{error}; it stays as it is, and an older one or the swarm's state is used",
+                )
                 continue
             self.timings.append(("load", perf_counter() - began))
             self.digests.restore(held.signed)
@@ -105,7 +113,7 @@ class Disk:
     def forget_after(self, round: int) -> None:
         """The group went on from this round: newer checkpoints here are of a history that was given up."""
         if self.folder is not None:
-            for path in checkpoint_file.set_aside(self.folder, self.stage, round):
+            for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):
                 self.saved = None
                 self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
 
@@ -114,6 +122,11 @@ class Disk:
         if not self.signed.manifest.start.path:
             return Weights(self.part.first_units(), -1, START, tokens=0)
         return snapshots.start.weights() if snapshots.start is not None else None
+
+    @property
+    def lost_round(self) -> int:
+        """The newest round in the names of the damaged files; -1 if a file can be used, or none is there."""
+        return max(self.damaged.values(), default=-1) if self.saved is None else -1
 
     async def save_forever(self, seconds: float, snapshots: Snapshots) -> None:
         """Save about every `seconds`, the same rounds as the others do (`aligned`); never if that is 0."""
@@ -155,10 +168,13 @@ class Disk:
         if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return
         manifest, began = self.signed.manifest, perf_counter()
+        if round in self.damaged.values():
+            return  # A checkpoint of this round would replace the damaged file.
         try:
             path = await asyncio.to_thread(
                 checkpoint_file.write, self.folder, manifest, self.stage, round, weights.chain, weights.units,
                 self.part.state, self.digests.of_round(round), self.past(round), weights.tokens,
+                self.damaged,
             )  # fmt: skip
         except checkpoint_file.DiskError as error:
             now = asyncio.get_running_loop().time()

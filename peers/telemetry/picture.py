@@ -101,6 +101,8 @@ class Picture:
     """Of its newest contribution, before it was clipped."""
     waits_for: tuple[int, ...] = ()
     """Stages without a peer, for which microbatches wait."""
+    stuck: tuple[str, ...] = ()
+    """A sentence about each stage whose peers all wait for weights: what a person can type."""
 
 
 def lag_of(steps: Iterable[tuple[int, int]]) -> int | None:
@@ -166,6 +168,7 @@ def together(pictures: Sequence[Picture]) -> Picture:
         rounds=summed(picture.rounds for picture in pictures),
         events=tuple(sorted(events, key=lambda one: one.time)[-MOST_EVENTS + 1 :]),
         waits_for=tuple(sorted({stage for picture in pictures for stage in picture.waits_for})),
+        stuck=tuple(sorted({line for picture in pictures for line in picture.stuck})),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from peers.telemetry import events as noted
 from peers.telemetry.events import Event
+from swarmnet.identifiers import RUN_DIGITS
 
 NOTHING = "nothing to do"
 TOP = "`swarmnet top`"
@@ -100,6 +101,26 @@ LINKS = {
     "wrong_run": REFUSALS["wrong_run"],
     "wire": Reason("another failure of the wire; the event says which", DOCTOR),
 }
+
+def join_line(run: str, stage: int) -> str:
+    """Return what a peer that took part before types. `run`: the run's id; its first digits are enough."""
+    return f"swarmnet join {run[:RUN_DIGITS]} --stage {stage}"
+
+
+def way_out(run: str, stage: int) -> str:
+    """What brings weights back to a stage that no peer has them of."""
+    return f"The peer that was in stage {stage} before can type: {join_line(run, stage)}"
+
+
+def stuck_lines(stuck: Mapping[int, int], run: str) -> tuple[str, ...]:
+    """A sentence about each stage whose peers wait for weights. `stuck`: stage -> how many peers wait;
+    `run`: its id."""
+    return tuple(
+        f"Stage {stage} is stuck: {waiting} {'peer waits' if waiting == 1 else 'peers wait'} for "
+        f"its weights. {way_out(run, stage)}"
+        for stage, waiting in stuck.items()
+    )
+
 
 REROUTES = {
     "busy": Reason("that peer had no slot free", NOTHING),

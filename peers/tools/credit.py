@@ -76,8 +76,11 @@ def _lines(me: Mapping[str, Any]) -> list[str]:
         told.append(
             f"warning   {me['unusable']} lines of {FILE_NAME} are no receipts for this peer: not counted"
         )
+    stuck = [printable(str(line)) for line in me.get("stuck", ())]
     if not me["accepted"]:
-        told += [f"why 0     {reason}" for reason in _why_none(me)]
+        told += [f"why 0     {reason}" for reason in stuck or _why_none(me)]
+    else:
+        told += [f"stuck     {line}" for line in stuck]
     return told
 
 

@@ -6,13 +6,16 @@ import time
 from typing import Any
 
 from peers.compute.process_memory import resident_bytes
+from peers.network.discovery.record_reader import IN_STEP
 from peers.network.neighbourhood import Neighbourhood
 from peers.telemetry.event_fold import Story, counts_of
 from peers.telemetry.notices import short
 from peers.telemetry.picture import PeerSeen, Picture, as_json, curve
+from peers.telemetry.reasons import stuck_lines
 from peers.worker.sampler import ledger_event
 from peers.worker.worker import Worker
 from swarmnet.membership.machine import BEAT_SECONDS, Known
+from swarmnet.placement.standstill import Standing, stuck_stages
 
 
 def view(
@@ -52,6 +55,7 @@ def picture_of(
     peers = [own, *_neighbours(worker, worker.neighbourhood)]
     group = (seen.round for seen in peers if seen.stage == own.stage and seen.round is not None)
     newest = max(group, default=None)
+    stuck = _stuck(worker)
     return Picture(
         source=source,
         time=now,
@@ -76,8 +80,25 @@ def picture_of(
         memory_bytes=resident_bytes(),
         gradient_norm=update.counts.norms[0] if update is not None else None,
         events=events,
-        waits_for=data.missing,
+        waits_for=tuple(stage for stage in data.missing if stage not in stuck),
+        stuck=stuck_of_worker(worker),
     )
+
+
+def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
+    """Why the run stands still, as far as this peer knows, and what a person can type."""
+    if worker.elsewhere.why:
+        return (worker.elsewhere.why,)
+    return stuck_lines(_stuck(worker), worker.signed.run_id)
+
+
+def _stuck(worker: Worker) -> dict[int, int]:
+    if worker.neighbourhood is None or worker.update is None:
+        return {}
+    linked = [known for known in worker.neighbourhood.membership.peers.values() if known.linked]
+    standing = [Standing(known.stage, not known.ready, known.round) for known in linked]
+    standing.append(Standing(worker.stage, worker.state not in IN_STEP, worker.update.rounds.current))
+    return stuck_stages(standing, worker.manifest.rounds.snapshot_rounds)
 
 
 def _neighbours(worker: Worker, neighbourhood: Neighbourhood) -> list[PeerSeen]:

@@ -59,7 +59,7 @@ from peers.worker.compute_sampler import ComputeTime
 from peers.worker.find_stage import choose, find_run, own_processes
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
-from peers.worker.picture_of_worker import view
+from peers.worker.picture_of_worker import stuck_of_worker, view
 from peers.worker.pipeline.data_path import Text
 from peers.worker.pipeline.epoch_reading import EpochReading
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
@@ -515,7 +515,8 @@ class WorkerRole(Role):
             "stage": worker.stage if worker is not None else -1, "moves": self.moved,
             "group": worker is not None and joined and worker.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
-            "every": signed.manifest.rounds.snapshot_rounds, **summary(kept),
+            "every": signed.manifest.rounds.snapshot_rounds,
+            "stuck": list(stuck_of_worker(worker)) if worker is not None else [], **summary(kept),
         }  # fmt: skip
 
     def _standing(self) -> dict[str, Any]:

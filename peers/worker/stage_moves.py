@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import line_of
-from peers.network.discovery.record_reader import look
+from peers.network.discovery.record_reader import look, waits_for_weights
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.ports import Load
 from peers.runtime.timer import Timer
+from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
 from peers.telemetry.reasons import MOVES
 from peers.telemetry.said import Say
@@ -39,6 +41,7 @@ from swarmnet.placement.machine import (
     Withdraw,
 )
 from swarmnet.placement.policy import Seen, choose_stages, move_rules, view_of
+from swarmnet.placement.standstill import OnDisk, stage_to_restore
 from swarmnet.resources.lines import UNKNOWN, Line
 from swarmnet.run.manifest import Manifest
 
@@ -68,17 +71,20 @@ class Serves(Protocol):
 
 
 async def first_stage(
-    presence: Presence, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN
-) -> int:
-    """The stage that needs a newcomer with that line most, counting the peers that are there."""
-    return (await first_stages(presence, 1, chance, say, never, line))[0]
+    presence: Presence, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN,
+    checkpoints: Path | None = None,
+) -> int:  # fmt: skip
+    """The stage that needs a newcomer with that line most, counting the peers that are there. Before all
+    others one whose weights are in the folder `checkpoints` and not there."""
+    return (await first_stages(presence, 1, chance, say, never, line, checkpoints))[0]
 
 
 async def first_stages(
-    presence: Presence, count: int, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN
-) -> range:
+    presence: Presence, count: int, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN,
+    checkpoints: Path | None = None,
+) -> range:  # fmt: skip
     """The adjacent stages that need a newcomer most which holds so many of them, and can serve none of
-    `never`."""
+    `never`. `checkpoints`: as in `first_stage`, where it holds one."""
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
@@ -86,14 +92,28 @@ async def first_stages(
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
     rules = move_rules(manifest, never, line)
     view = view_of(seen, rules)
-    chosen = choose_stages(view, rules, count, chance)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
+    held = await _on_disk(presence, checkpoints) if count == 1 else []
+    restored = stage_to_restore([record for _, record in seen], held, never)
+    if restored is not None:
+        say("stage", f"takes stage {restored}: its newest weights are on this disk (peers now: {now})")
+        return range(restored, restored + 1)
+    chosen = choose_stages(view, rules, count, chance)
     taken = f"stage {chosen[0]}, which has" if count == 1 else f"stages {named(chosen)}, which have"
     frozen = any(0 < view.frozen(rules, stage) < 1 for stage in chosen)
     why = "experts that nobody trains" if frozen else "the least capacity"
     say("stage", f"takes {taken} {why} (peers now: {now})")
     return chosen
+
+
+async def _on_disk(presence: Presence, checkpoints: Path | None) -> list[OnDisk]:
+    """What the own disk holds of this run, newest file first."""
+    if checkpoints is None:
+        return []
+    stages = len(presence.signed.manifest.stages)
+    held = await asyncio.to_thread(on_disk, checkpoints, presence.signed.run_id)
+    return [one for one in held if one.stage < stages]
 
 
 def named(stages: range) -> str:
@@ -127,6 +147,8 @@ class Moving:
         """Sequence of the first beat that carries the announcement."""
         self._announced_rate = 0.0
         self._looking: asyncio.Task[None] | None = None
+        self._on_disk: frozenset[int] | None = None
+        """Stages whose weights this peer has; None: not read yet. Only the own stage's change meanwhile."""
 
     def begin(self, fetched_bytes: int, state_bytes: int, moved: int) -> None:
         """The worker takes part from now on; it had to fetch so much for that, and has moved so often."""
@@ -212,10 +234,13 @@ class Moving:
             own = self.rules.line
             seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to, round=load.round, line=own)
             view = view_of(seen.items(), self.rules)
+            if min(view.capacities) <= 0 and self._on_disk is None:
+                held = await _on_disk(self.presence, self.worker.settings.checkpoints)
+                self._on_disk = frozenset(one.stage for one in held)
             self.note(
                 noted.Looked(capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
             )
-        self._feed(Looked(view, rate))
+        self._feed(Looked(view, rate, self._on_disk or frozenset()))
 
 
 def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
@@ -233,7 +258,8 @@ def _linked(membership: Membership, lines: Mapping[PeerId, Line]) -> Iterable[tu
         if known.linked:
             rate = _rate(known.service_seconds)
             line = lines.get(peer, UNKNOWN)
-            yield peer, Seen(known.stage, rate, known.moving_to, round=known.round, line=line)
+            waits = not known.ready
+            yield peer, Seen(known.stage, rate, known.moving_to, round=known.round, line=line, waits=waits)
 
 
 def _rate(service_seconds: float) -> float:
@@ -246,7 +272,8 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
     record = signed.record
     age = max(0.0, now - signed.sequence / 1e6)
     rate, line = record.tokens_per_second / tokens, line_of(record)
-    return Seen(record.stage, rate, record.moving_to, age, record.round, line)
+    waits = waits_for_weights(record)
+    return Seen(record.stage, rate, record.moving_to, age, record.round, line, waits)
 
 
 async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord] | None:

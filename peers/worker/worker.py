@@ -94,8 +94,9 @@ class Worker(Parts):
         self.presence = Presence(signed, identity, transport, directory, settings.version, note)
         book = OrderBook(signed, settings.orders, note, say)
         self.elsewhere = Elsewhere(
-            self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty, say
-        )
+            self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty,
+            lambda: self.stage, say,
+        )  # fmt: skip
         self.ending = Ending(
             self, book, self.elsewhere, self.stands, self.leave, hint=settings.export_hint
         )
@@ -140,7 +141,8 @@ class Worker(Parts):
         await self.orders.first_look(OPERATION_SECONDS)
         wish, never, line = self.settings.stage, self.settings.never, self.settings.line
         if wish is None:
-            wish = await first_stage(self.presence, self.chance, self.say, never, line)
+            folder = self.settings.checkpoints
+            wish = await first_stage(self.presence, self.chance, self.say, never, line, folder)
         self.stage = wish
         self._assemble(await self.orders.read_text() if self.stage == 0 else None)
         self._tasks = [
@@ -226,7 +228,7 @@ class Worker(Parts):
         self.states.start = start_digest(manifest, self.stage)
         self.recovery = Recovery(
             self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
-            self.elsewhere.waits, self.settings.start,
+            lambda: self.elsewhere.waits(self.disk.lost_round), self.settings.start,
         )  # fmt: skip
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
@@ -286,7 +288,8 @@ class Worker(Parts):
             return
         if url and folder is not None:
             layout = self.part.state
-            await Restoring(url, self.signed, self.say).bring(folder, self.stage, layout, trained)
+            restoring = Restoring(url, self.signed, self.say)
+            await restoring.bring(folder, self.stage, layout, trained, self.disk.damaged)
             self.recovery.restore()
         await self.recovery.keepers.reach()
 
@@ -311,7 +314,7 @@ class Worker(Parts):
         old = self.update
         weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
         await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
-        given_up, self._given_up = self._given_up, None
+        given_up, self._given_up, self.elsewhere.why = self._given_up, None, ""
         self._behind.clear()
         if old is not None:
             old.close()  # Before: devices have one replica, and what the old one was told comes first.

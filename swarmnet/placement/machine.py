@@ -36,10 +36,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the directory says, asked for by `Look`; None if it did not answer. `rate`: the own, measured."""
+    """What the directory says, asked for by `Look`; None if it did not answer. `rate`: the own, measured.
+    `on_disk`: stages whose weights this peer has."""
 
     view: View | None
     rate: float
+    on_disk: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class Mover:
     _due: float = 0.0
     _period: float = LONGEST_PERIOD_SECONDS
     _staying: set[PeerId] = field(default_factory=set)
+    _on_disk: frozenset[int] = frozenset()
     _in_vain: int = 0
     """Looks in a row at which nothing was in the way of a move but that peers of richer stages go first."""
 
@@ -131,7 +134,8 @@ class Mover:
         match event:
             case Tick():
                 return self._tick(now) if now >= self._due else []
-            case Looked(view, rate):
+            case Looked(view, rate, on_disk):
+                self._on_disk = on_disk
                 return self._looked(view, rate, now)
             case Starving():
                 patience = STARVING_SECONDS if self.rests_until <= now else PATIENT_STARVING_SECONDS
@@ -182,7 +186,8 @@ class Mover:
     def _choose(self, view: View, rate: float) -> Intent | None:
         def passing_over(stages: int) -> Intent | None:
             return choose_move(
-                view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance, stages
+                view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance, stages,
+                self._on_disk,
             )
 
         intent = passing_over(0)

@@ -25,6 +25,7 @@ from random import Random
 from statistics import median, median_high, median_low
 
 from swarmnet.identifiers import PeerId
+from swarmnet.placement.standstill import stuck_stages
 from swarmnet.resources.bandwidth_estimate import gossip_per_peer
 from swarmnet.resources.lines import UNKNOWN, Crossing, Line, carried, crossings
 from swarmnet.run.manifest import Manifest
@@ -88,6 +89,8 @@ class MoveRules:
     """This peer's."""
     groups: int = 1
     """Of experts, of which a peer trains one."""
+    snapshot_rounds: int = 16
+    """Rounds until the run's first snapshot (Rounds.snapshot_rounds)."""
 
     def does(self, stage: int, speed: float, line: Line) -> float:
         """Microbatches per second there, of a peer that does so much work per second."""
@@ -114,6 +117,8 @@ class Seen:
     """Of its stage."""
     line: Line = UNKNOWN
     """As it says."""
+    waits: bool = False
+    """It has no weights yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,8 @@ class View:
     """What peers would carry at each stage, wherever they are (`usually`); empty: as a usual one."""
     there: tuple[int, ...] = ()
     """Peers at each stage; empty: not counted."""
+    stuck: frozenset[int] = frozenset()
+    """Stages in which all peers wait for weights: their capacity is 0."""
 
     def capacity(self, rules: MoveRules, stage: int, speed: float, line: Line) -> float:
         """Of the run's microbatches, what such a peer carries at a stage: of those that visit it and those
@@ -184,20 +191,22 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
         middle = Line(median_low(line.up for line in lines), median_low(line.down for line in lines))
     shares = _shares([record for _, record in peers], rules)
     known = View((), (), len(peers), usual, shares, middle, lines_count(rules, len(peers), middle))
+    stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_rounds))
     capacities, intents = [0.0] * len(work), []
     all_bring: list[list[float]] = []
     for peer, record in peers:
         speed = min(record.rate * work[record.stage] or usual, FASTEST * usual)
         if known.by_lines and record.line.is_known:
             all_bring.append([known.capacity(rules, stage, speed, record.line) for stage in range(len(work))])
-        leaves = known.capacity(rules, record.stage, speed, record.line)
+        carries = known.capacity(rules, record.stage, speed, record.line)
+        leaves = 0.0 if record.stage in stuck else carries
         capacities[record.stage] += leaves
         if 0 <= record.moving_to < len(work) and record.moving_to != record.stage:
             brings = known.capacity(rules, record.moving_to, speed, record.line)
             intents.append(Intent(peer, record.stage, record.moving_to, leaves, brings))
     counts = Counter(record.stage for _, record in peers)
     there = tuple(counts[stage] for stage in range(len(work)))
-    found = replace(known, capacities=tuple(capacities), intents=tuple(intents), there=there)
+    found = replace(known, capacities=tuple(capacities), intents=tuple(intents), there=there, stuck=stuck)
     return replace(found, most_bring=usually(all_bring)) if all_bring else found
 
 
@@ -276,6 +285,9 @@ def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> r
     for place in range(count):
         least = min(_sorted(capacities, window)[place] for window in best)
         best = [window for window in best if _sorted(capacities, window)[place] <= least * TIE]
+    if view.stuck:  # Stages without capacity are alike: those who wait spread over them.
+        fewest = min(sum(view.there[stage] for stage in window) for window in best)
+        best = [window for window in best if sum(view.there[stage] for stage in window) == fewest]
     return chance.choice(best)
 
 
@@ -316,24 +328,29 @@ def _poorest(capacities: Sequence[float], never: frozenset[int]) -> list[int]:
 
 def choose_move(
     view: View, me: PeerId, stage: int, rate: float, rules: MoveRules, download_seconds: float,
-    chance: Random, passed_over: int = 0,
+    chance: Random, passed_over: int = 0, on_disk: frozenset[int] = frozenset(),
 ) -> Intent | None:  # fmt: skip
     """The move that this peer should announce, from one of the richest stages to one of the poorest; None:
     stay. `rate`: what it does here, microbatches per second; 0: not measured yet. `passed_over`: so many
-    richer stages are not waited for."""
+    richer stages are not waited for. `on_disk`: stages whose weights this peer has. To a stuck stage a peer
+    moves only with its weights: another one would wait there, too."""
     if rules.groups > 1 and view.there and view.there[stage] <= rules.groups:
         return None  # Some of the experts here would have nobody.
     others = replace(view, intents=tuple(intent for intent in view.intents if intent.peer != me))
     capacities, _ = carried_out(others, rules, download_seconds)
+    closed = rules.never | (view.stuck - on_disk)
+    restored = [place for place in sorted(on_disk - rules.never) if capacities[place] <= 0]
+    poorest = min((value for place, value in enumerate(capacities) if place not in closed), default=1.0)
     speed = rate * rules.work[stage]
     if rate <= 0:
-        if min(capacities) > 0:
+        if poorest > 0:
             return None  # It will have measured soon.
         speed = view.usual  # While a stage has nobody, nobody measures anything.
     if view.usual > 0:
         speed = min(speed, FASTEST * view.usual)  # As it is counted.
     leaves = view.capacity(rules, stage, speed, rules.line)
-    target = chance.choice(_poorest(_as_seen(view, capacities, rules, speed), rules.never))
+    poor = restored or _poorest(_as_seen(view, capacities, rules, speed), closed)
+    target = chance.choice(poor)
     one = view.one(rules, target)
 
     def goes_first(other: int) -> bool:
@@ -343,7 +360,7 @@ def choose_move(
         richer = capacities[other] > capacities[stage] + leaves
         return richer and worthwhile(capacities, usual, rules, download_seconds, one)
 
-    if min(capacities) > 0 and sum(map(goes_first, range(len(capacities)))) > passed_over:
+    if poorest > 0 and sum(map(goes_first, range(len(capacities)))) > passed_over:
         return None  # Whoever is at the richest stage goes first, or peers would move twice.
     intent = Intent(me, stage, target, leaves, view.capacity(rules, target, speed, rules.line))
     if target == stage or not worthwhile(capacities, intent, rules, download_seconds, one):
@@ -361,6 +378,7 @@ def move_rules(manifest: Manifest, never: frozenset[int] = frozenset(), line: Li
     return MoveRules(
         stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),
         gossip=gossip_per_peer(manifest), line=line, groups=manifest.model.experts.groups,
+        snapshot_rounds=manifest.rounds.snapshot_rounds,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Faults that concern moving: peers are ordered to other stages, and stages lose all their peers."""
+"""Faults that concern stages: peers are ordered to others, stages lose all their peers or all but one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from peers.lab.world.world import World
 from peers.lab.world.world_events import StageLost, ToldToMove
+from peers.state.checkpoint_file import on_disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,40 @@ class LostStage:
         for name in world.killed[self]:
             if world.alive(name) is None:
                 world.start_again(name, True)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyHolder:
+    """All peers of the stage that `name` holds are killed, and only that one comes back: with its disk, and
+    by choosing a stage itself. Meanwhile newcomers without weights have chosen, one more than the thinnest of
+    the other stages has peers: by their number this stage needs nobody."""
+
+    at: float
+    until: float
+    name: str
+    newcomer: str
+
+    async def inject(self, world: World) -> bool:
+        member = world.alive(self.name)
+        if member is None or member.worker.stage < 0:
+            return False
+        stage, others = member.worker.stage, [*range(len(world.manifest.stages))]
+        others.remove(stage)
+        if not others:
+            return False
+        killed, disk = world.living(stage), world.disk / self.name
+        if any(each.name in world.siblings for each in killed) or not world.survives(killed):
+            return False  # Siblings choose no stage each.
+        if stage not in [held.stage for held in on_disk(disk, world.signed.run_id)]:
+            return False
+        world.note("world", 0, StageLost(stage, [each.who for each in killed]))
+        for each in killed:
+            await world.crash(each)
+        for number in range(1 + min(len(world.living(other)) for other in others)):
+            world.start(f"{self.newcomer}-{number}", None)
+        return True
+
+    async def heal(self, world: World) -> None:
+        old = world.members[self.name]
+        if old.ended:
+            world.start(self.name, None, old.life + 1)

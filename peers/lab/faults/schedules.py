@@ -22,7 +22,7 @@ from peers.lab.faults.faults import (
     Skew,
     Slow,
 )
-from peers.lab.faults.moves import LostStage, Move
+from peers.lab.faults.moves import LostStage, Move, OnlyHolder
 from protocols.memory.conditions import Conditions
 
 Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
@@ -118,15 +118,22 @@ def _lost_stage(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
     return [LostStage(at, at + chance.choice([0.0, 0.0, 15.0, 40.0]), chance.choice(names))]
 
 
+def _only_holder(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    pause = chance.choice([2.0, 8.0, 15.0])
+    return [OnlyHolder(at, at + pause, chance.choice(names), f"n{chance.randrange(10**6)}")]
+
+
 KINDS: dict[str, tuple[Draw, int]] = {
     "crash": (_crash, 6), "freeze": (_freeze, 5), "slow": (_slow, 2), "partition": (_partition, 4),
     "one way": (_one_way, 2), "flap": (_flap, 2), "noise": (_noise, 4), "skew": (_skew, 1),
     "join": (_join, 4), "leave": (_leave, 2), "lie": (_lie, 1), "outage": (_outage, 1),
-    "restart": (_restart, 0),
+    "restart": (_restart, 0), "only holder": (_only_holder, 0),
 }  # fmt: skip
 """Name -> how such a fault is drawn, and how often among the others."""
 RESTART_SHARE = 0.2
 """Of the schedules a stage is restarted in: drawn apart from the others, whose seeds mean something."""
+ONLY_HOLDER_SHARE = 0.05
+"""Of the schedules in which the only holder of a stage restarts: drawn apart, as well."""
 NAMED_KINDS: dict[str, Draw] = {"move": _move, "lost stage": _lost_stage}
 """Drawn only when they are named, or with `moves`: beside the others, for the same reason."""
 LOST_STAGE_SHARE = 0.3
@@ -148,6 +155,9 @@ def schedule(
     chance = Random(f"kills {seed}")
     if "restart" in chosen and (chosen == ["restart"] or chance.random() < RESTART_SHARE):
         faults += _restart(chance, chance.uniform(15.0, seconds), names)
+    chance = Random(f"single holder {seed}")
+    if "only holder" in chosen and (chosen == ["only holder"] or chance.random() < ONLY_HOLDER_SHARE):
+        faults += _only_holder(chance, chance.uniform(20.0, seconds), names)
     chance = Random(f"moves {seed}")
     if "move" in kinds or (moves and not kinds):
         for _ in range(chance.randrange(1, 7)):

@@ -385,8 +385,11 @@ class World:
         self.notes.append(Note(round(self.loop.time(), 6), name, life, event))
         if isinstance(event, (GivenBack, Returned)) and not self.real:
             self.returning[name, life] += 1 if isinstance(event, GivenBack) else -1
-        if self.given_up and isinstance(event, Settled) and (member := self.members.get(name)) is not None:
+        member = self.members.get(name) if self.given_up else None
+        if member is not None and isinstance(event, Settled):
             self.given_up.discard(member.worker.stage)
+        elif member is not None and isinstance(event, Say) and event.what == "elsewhere":
+            member.worker.elsewhere.from_seed = member.worker.stage in self.given_up
 
     def settled(self, stage: int) -> dict[str, int]:
         """Name -> newest settled round of the living peers of a stage that have any."""

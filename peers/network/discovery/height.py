@@ -18,7 +18,8 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import export_hint
 from peers.errors import UserError
 from peers.network.discovery.announcer import Presence
-from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS
+from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS, settled_round
+from peers.telemetry.reasons import join_line, way_out
 from peers.telemetry.said import Say
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE, PeerRecord
@@ -69,17 +70,21 @@ class Elsewhere:
         ends: Callable[[], int | None],
         from_seed: bool,
         may_be_empty: Callable[[], bool],
+        stage: Callable[[], int],
         say: Say,
     ) -> None:
         """`ends`: the last round, if the owner has ordered one; `from_seed`: the person knows;
-        `may_be_empty`: whether the run goes on without anybody in the own stage."""
+        `may_be_empty`: whether the run goes on without anybody in the own `stage`."""
         self.presence = presence
         self.ends = ends
         self.from_seed = from_seed
         self.may_be_empty = may_be_empty
+        self.stage = stage
         self.say = say
+        self.why = ""
+        """Why this peer waits for weights, and what a person can type, in one sentence; empty: it does not
+        wait."""
         self._asked_at, self._first, self._height = float("-inf"), -1, -1
-        self._told = False
 
     async def height(self) -> int:
         """The highest settled round that anybody tells; -1: nobody tells one."""
@@ -100,7 +105,13 @@ class Elsewhere:
             # Who has just gone is in the directory for two minutes more, and nobody tells in its place yet.
             first = [one.settled for one in await self._records(0) if one.settled >= 0]
             self._first = median_low(first) if first else -1
-            self._height = max([self._first, *told])
+            # No stage comes far alone, and after two minutes nothing is left of a stage that was lost.
+            manifest, beside = self.presence.signed.manifest, []
+            for stage in manifest.beside(self.stage()):
+                if 0 <= stage < len(manifest.stages):
+                    settled = settled_round(await self._records(stage), stage)
+                    beside += [settled] if settled is not None else []
+            self._height = max([self._first, *told, *beside])
 
     async def _records(self, stage: int) -> list[PeerRecord]:
         found = []
@@ -113,24 +124,41 @@ class Elsewhere:
         archive = "`swarmnet export --hf FOLDER --from ARCHIVE` reads an archive of the run"
         return f"{export_hint(self.presence.signed, Path('STATE'), ())}; {archive}"
 
-    async def waits(self) -> bool:
-        """Whether not to begin from the seed now. UserError where that would be for ever: the run is over."""
-        if self.from_seed or self.may_be_empty():
+    async def waits(self, lost_round: int = -1) -> bool:
+        """Whether not to begin from the seed now; `why` says it then. `lost_round`: the newest round in the
+        names of own checkpoints that are all damaged; -1: there are none. Raises UserError where it would
+        wait for ever: the run is over."""
+        was, self.why = self.why, ""
+        lost = lost_round >= 0
+        if self.from_seed or (not lost and self.may_be_empty()):
             return False
-        height, ends = await self.height(), self.ends()
-        if height < self.presence.signed.manifest.rounds.snapshot_rounds:
+        height, ends = max(lost_round, await self.height()), self.ends()
+        if not lost and height < self.presence.signed.manifest.rounds.snapshot_rounds:
             return False  # Hardly anything would be lost, and no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
             raise UserError(
                 f"this run has ended at round {height}, as its owner ordered: nothing is left to train. "
                 f"The peers that took part have the weights: {self._how_to_export()}"
             )
-        if not self._told:
-            self._told = True
-            self.say(
-                "elsewhere",
-                f"this run has stood at round {height}, and nobody of this stage with its weights is here: "
-                "waits for one of them. Or stop this peer (Ctrl+C) and start it with an archive of the run "
-                "(--from-archive), or, if those weights are given up, from the seed (--set from_seed=true)",
-            )
+        self.why = self._damaged(lost_round) if lost else self._stuck(height)
+        if not was:
+            self.say("elsewhere", self.why)
         return True
+
+    def _damaged(self, round: int) -> str:
+        stage = self.stage()
+        return (
+            f"all checkpoints of stage {stage} on this disk are damaged, the newest of round {round}: "
+            "waits for the weights of another peer and leaves the files as they are; "
+            "to give these weights up, stop this peer (Ctrl+C) and type: "
+            f"{join_line(self.presence.signed.run_id, stage)} --set from_seed=true"
+        )
+
+    def _stuck(self, height: int) -> str:
+        stage = self.stage()
+        return (
+            f"stage {stage} is stuck: this run has come to round {height}, and no peer here has its weights. "
+            "Waits for them. Or stop this peer (Ctrl+C) and start it with an archive of the run "
+            "(--from-archive), or, if those weights are given up, from the seed (--set from_seed=true). "
+            f"{way_out(self.presence.signed.run_id, stage)}"
+        )

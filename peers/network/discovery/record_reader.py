@@ -12,6 +12,7 @@ from protocols.ports import Directory
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
+from swarmnet.placement.standstill import Standing, stuck_stages
 
 LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up (as in announcer.py)."""
@@ -19,6 +20,8 @@ QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
 IN_STEP = ("training", "held")
 """Who is held by the run's owner has the weights and the rounds of its group as before."""
+WAITING = ("connecting", "joining")
+"""A peer in one of these states has no weights yet."""
 EVALUATOR = "evaluator"
 """Its role, in its record."""
 
@@ -49,6 +52,21 @@ async def look(directory: Directory, run: RunId, stages: int) -> dict[PeerId, Si
         found += opened(records.values(), run)
         await asyncio.sleep(0)  # Between many signatures the loop has other work.
     return newest(found)
+
+
+def waits_for_weights(record: PeerRecord) -> bool:
+    return record.state in WAITING
+
+
+def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, int]:
+    """Return stage -> peers that wait there for weights which no peer of it has. A peer that leaves counts
+    no more: its last record outlives it."""
+    standing = [
+        Standing(record.stage, waits_for_weights(record), record.round)
+        for record in records
+        if record.state != "leaving"
+    ]
+    return stuck_stages(standing, snapshot_rounds)
 
 
 def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:

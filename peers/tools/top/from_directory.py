@@ -10,11 +10,13 @@ from peers.network.discovery.record_reader import (
     eval_loss,
     settled_round,
     settled_tokens,
+    stuck_of,
     usual_loss,
     usual_round,
 )
 from peers.telemetry.event_fold import MOST_EVENTS, Curve
 from peers.telemetry.picture import Happened, PeerSeen, Picture, curve, lag_of
+from peers.telemetry.reasons import stuck_lines
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
@@ -30,6 +32,7 @@ class Watch:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self._run = manifest.run_id()
         self.losses = Curve()
         self.events: deque[Happened] = deque(maxlen=MOST_EVENTS)
         self._before: dict[PeerId, SignedRecord] = {}
@@ -96,6 +99,8 @@ class Watch:
             if peer in self._speeds and signed.record.stage == 0
         ]
         held = {record.stage for record in workers}
+        fresh = (signed.record for signed in records.values() if now - signed.sequence / 1e6 <= QUIET_SECONDS)
+        stuck = stuck_of(fresh, self.manifest.rounds.snapshot_rounds)
         return Picture(
             source="the directory, as peers say",
             time=now,
@@ -116,6 +121,7 @@ class Watch:
             received={"all": sum(record.received_bytes for record in workers)},
             events=tuple(self.events),
             waits_for=tuple(stage for stage in range(len(self.manifest.stages)) if stage not in held),
+            stuck=stuck_lines(stuck, self._run),
         )
 
     def _seen(self, peer: PeerId, signed: SignedRecord, now: float) -> PeerSeen:

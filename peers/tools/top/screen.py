@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from textwrap import wrap
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -38,6 +40,7 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
         names = ", ".join(map(str, picture.waits_for[:MOST_STAGES]))
         head.append(Text(f"waits for stages {names}: no peer holds them", style="bold red"))
         head.append(Text(f"hold one: {JOIN}", style="bold red"))
+    head += [Text(part, style="bold red") for line in picture.stuck for part in _wrapped(line, width)]
     known = (
         _tokens(picture),
         _traffic("up", picture.sent),
@@ -57,6 +60,12 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
         if bars is ASCII:  # Names of peers may hold anything printable.
             line.plain = line.plain.encode(console.encoding, "replace").decode(console.encoding)
     return Group(*lines)
+
+
+def _wrapped(sentences: str, width: int) -> list[str]:
+    """Lines of at most `width` characters; a command that a person is to copy has a line of its own."""
+    parts = re.split(r"(?<=: )(?=swarmnet )", printable(sentences))
+    return [line for part in parts for line in wrap(part, width, break_on_hyphens=False)]
 
 
 def _room(picture: Picture, rows: int | None, taken: int) -> tuple[int, int]:

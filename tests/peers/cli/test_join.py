@@ -327,6 +327,15 @@ def test_who_has_joined_by_a_url_with_its_id_goes_on_though_the_web_server_is_go
     refused(swarmnet("join", f"{address}/run.json"), "answers 404")
 
 
+def test_who_took_part_joins_again_with_the_first_digits_of_the_runs_id(swarmnet, started, tmp_path):
+    (tmp_path / "a.json").write_text(published_text(SIGNED))
+    digits = SIGNED.run_id[:16]
+    refused(swarmnet("join", digits), "neither a run id")
+    assert swarmnet("join", tmp_path / "a.json")[0] == 0
+    assert swarmnet("join", digits, "--stage", "0")[0] == 0
+    assert started[-1].stage == 0
+
+
 def test_a_stage_that_the_run_has_not_is_refused_before_anything_is_written(swarmnet, started, web, tmp_path):
     last = len(SIGNED.manifest.stages) - 1
     before = files_below(tmp_path)

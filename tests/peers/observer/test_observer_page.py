@@ -24,6 +24,7 @@ from peers.observer.pages import pages
 from peers.observer.picture import STATES, draw
 from peers.observer.sightings import Sightings
 from peers.runtime.http_server import MOST_REQUESTS, PageServer
+from peers.tools.top.from_directory import Watch
 from swarmnet.run.manifest import Paths
 from swarmnet.run.owner_orders import Order
 
@@ -92,6 +93,19 @@ def test_a_stage_that_lost_a_peer_is_thinner_and_the_weakest():
     assert picture.weakest == 1
     assert picture.rows[3].state == "gone", "in its stage, behind those who are here"
     assert (picture.peers, picture.recent[0].code) == (5, "not_reached")
+
+
+def test_a_stuck_stage_is_named_by_page_and_top_and_no_other_stage_is_called_the_weakest():
+    peers = [record("new", 0, state="joining", round=0), *(record(f"peer-{n}", n) for n in (1, 2))]
+    stuck = f"swarmnet join {SIGNED.run_id[:16]} --stage 0"
+    picture = pictured(*peers)
+    assert picture.weakest is None
+    assert stuck in json.loads(shown(picture).answer(""))["stuck"][0]
+    seen = Watch(SIGNED.manifest).take({one.peer: one for one in peers}, NOON)
+    assert stuck in seen.stuck[0]
+    served = pictured(*peers, record("old", 0))
+    assert not served.stuck
+    assert served.weakest is not None
 
 
 def test_a_swarm_that_is_held_keeps_its_numbers():

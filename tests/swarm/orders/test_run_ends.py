@@ -144,7 +144,7 @@ def test_who_has_no_weights_waits_for_those_who_have_and_takes_them_at_once(tmp_
         for one in newcomers:
             assert one.worker.update is None
             [told] = said(one, "elsewhere")
-            assert int(re.search(r"has stood at round (\d+), and nobody", told)[1]) in range(at, at + 3)
+            assert int(re.search(r"has come to round (\d+), and no peer", told)[1]) in range(at, at + 3)
         swarm.start("a", 0, checkpoints=tmp_path / "a")
         swarm.start("b", 1, checkpoints=tmp_path / "b")
         await swarm.until(lambda: settled(swarm) >= at + 4, 60.0)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from peers.errors import UserError
 from peers.telemetry.picture import Happened, PeerSeen, Picture, as_json, curve, from_json
+from peers.telemetry.reasons import stuck_lines
 from peers.tools.top import screen
 from peers.tools.top.keys import split
 
@@ -89,6 +90,14 @@ def test_idle_time_and_the_gradients_norm_have_a_line_where_they_are_known():
     assert "computing    idle 40%  gradient norm 0.123" in drawn(seen).splitlines()
     assert "computing    idle 0%" in drawn(replace(PICTURE, idle_share=0.0)).splitlines()
     assert "computing" not in drawn(PICTURE)
+
+
+def test_a_stuck_stage_is_named_and_the_command_that_helps_is_whole():
+    stuck = stuck_lines({0: 1}, "ab" * 32)
+    lines = drawn(replace(PICTURE, stuck=stuck)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert f"swarmnet join {'ab' * 8} --stage 0" in lines
+    assert [line for line in lines if line.startswith("Stage 0 is stuck: 1 peer waits for its weights.")]
 
 
 def test_the_memory_has_a_line_where_it_is_known():
