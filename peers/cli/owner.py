@@ -202,7 +202,7 @@ def invite(
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it counts.")] = 30.0,
     key: Key = None,
 ) -> None:
-    """Sign an invite to a run whose access is by invite; its peer gives it to `swarmnet join --invite`."""
+    """Sign an invite to a run. Its peer starts with `swarmnet join RUN --invite @FILE`."""
     from peers.config.run_file import load_signed
     from peers.tools.owner.give_order import check_owner
     from protocols.signed.invites import invite_text, open_invite, prove_invite, seal_invite

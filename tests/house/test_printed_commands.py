@@ -93,7 +93,9 @@ def parse(command: str) -> None:
 
 
 @pytest.mark.parametrize(("place", "command"), ALL)
-def test_a_printed_command_is_taken_as_it_is_printed(place, command):
+def test_a_printed_command_is_taken_as_it_is_printed(place, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text(WORD)  # An option that takes @FILE reads it.
     parse(command)
 
 
