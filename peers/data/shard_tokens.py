@@ -104,12 +104,15 @@ class ShardCache:
         and are what they should be: else how they look says nothing, for others may come in their place."""
         others, digest = Reading(), Digest(self._file, self._tokenizer.end)
 
-        def hear(block: Block) -> None:
+        def check() -> None:
             if self.stopped():
                 raise Stopped
+
+        def hear(block: Block) -> None:
+            check()
             digest.take(block)
 
-        files = shard.checked(others)
+        files = shard.checked(others, check)
         return Text.of(files, others, self._withdrawn, hear), digest, len(files) == len(shard.parts)
 
     def _made(self, shard: Shard, key: str, seen: str, progress: Progress) -> ShardTokens:
