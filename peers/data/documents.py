@@ -95,10 +95,15 @@ class Reading:
         if self.not_utf8:
             more = f", and {self.not_utf8 - 1:,} more" if self.not_utf8 > 1 else ""
             told.append(f"not UTF-8: {self.first_not_utf8}{more}; write it as UTF-8 (iconv -t utf-8)")
+        return told + self.losses()
+
+    def losses(self) -> list[str]:
+        """Return the warnings about what the tokenizer made of the text."""
+        told = []
         if self.ends_in_text:
             told.append(
-                f"documents contain the run's end of text {self.ends_in_text:,} times: remove it from them, as it "
-                "does not end a document there"
+                f"documents contain the run's end of text {self.ends_in_text:,} times, which is no end "
+                "there: remove it from them"
             )
         if self.lost_bytes > MAX_LOST_SHARE * self.encoded_bytes:
             share = self.lost_bytes / self.encoded_bytes

@@ -226,7 +226,7 @@ def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tm
     corpus = tokens_of(places, 300, tokenizer=tokenizer_file)
     assert corpus.dtype == torch.uint16
     assert len(corpus) < 3200 / 2
-    with pytest.raises(TextError, match=r"has \d+ tokens, the model 256: raise model\.vocabulary"):
+    with pytest.raises(TextError, match=r"has ids up to \d+, the model 256 tokens: set model\.vocabulary"):
         tokens_of(places, 256, tokenizer=tokenizer_file)
 
 
