@@ -70,7 +70,7 @@ def test_a_tokenizer_that_is_none_is_refused(lab):
 
 
 def test_a_vocabulary_that_the_tokenizer_does_not_fit_into_is_refused(lab):
-    refused(lab(TOKENIZER.replace("300", "256")), "tokens, the model 256: raise model.vocabulary")
+    refused(lab(TOKENIZER.replace("300", "256")), "the model 256 tokens: set model.vocabulary: 277")
 
 
 def test_an_end_of_text_that_is_several_tokens_is_refused(lab):
@@ -108,7 +108,7 @@ def test_a_folder_without_any_text_is_refused(lab):
     swarmnet = lab(RUN, text=None)
     Path("books.txt").mkdir()
     Path("books.txt/picture.png").write_bytes(b"\0")
-    refused(swarmnet, "holds no text: put .txt, .md, .jsonl files there")
+    refused(swarmnet, "holds no text: put .txt, .md, .jsonl, .ndjson files there")
 
 
 def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(lab):
