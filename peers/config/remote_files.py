@@ -1,14 +1,17 @@
-"""Opens a place that a URL names with fsspec, and applies the rule of run_url.py to each redirect of a web server."""
+"""Options with which fsspec opens a URL: limits of time, and the rule of run_url.py for each redirect."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from peers.config.run_url import may_follow
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession, TraceRequestRedirectParams
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 10.0
 """A read that nothing answers ends in half of `drain_seconds` (20 s), so that Ctrl+C is heeded in time."""
@@ -36,16 +39,18 @@ def web_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str,
     return {"client_kwargs": {"timeout": limits}, "get_client": _new_session}
 
 
-async def _new_session(**options: Any) -> Any:
+async def _new_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what fsspec passes on
     """Return an aiohttp session that refuses redirects."""
     from aiohttp import ClientSession, TraceConfig
 
     tracing = TraceConfig()
-    tracing.on_request_redirect.append(_check_redirect)  # type: ignore[arg-type]
+    tracing.on_request_redirect.append(_check_redirect)
     return ClientSession(trace_configs=[tracing], **options)
 
 
-async def _check_redirect(_session: object, _context: SimpleNamespace, request: Any) -> None:
+async def _check_redirect(
+    _session: ClientSession, _context: SimpleNamespace, request: TraceRequestRedirectParams
+) -> None:
     """Raise RedirectRefused where `may_follow` forbids it; aiohttp calls this before each hop."""
     from yarl import URL
 
@@ -57,13 +62,13 @@ async def _check_redirect(_session: object, _context: SimpleNamespace, request: 
     if not await asyncio.to_thread(may_follow, str(before), str(after)):
         request.response.close()
         raise RedirectRefused(
-            f"the server redirects to {str(after.with_user(None))[:200]}, which is not followed: give that URL "
-            "itself, if you know it"
+            f"the server redirects to {str(after.with_user(None))[:200]}, which is not followed: give that "
+            "URL itself, if you know it"
         )
 
 
 def lasting_cause(error: FileNotFoundError) -> OSError | None:
-    """Return what fsspec hides in a FileNotFoundError: no connection, or a refused redirect. None: no such file."""
+    """Return what fsspec hides in a FileNotFoundError: no connection, or a refused redirect; else None."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__

@@ -81,8 +81,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def may_follow(before: str, after: str) -> bool:
     """Return whether a request for the URL `before` may be redirected to the URL `after`.
 
-    It may to https on the open internet, and to the server that was asked already: the author of a URL must not
-    choose what this machine asks of its own network. Blocking: looks up the name of the server."""
+    It may to https on the open internet, and to the server that was asked already: the author of a URL must
+    not choose what this machine asks of its own network. Blocking: looks up the name of the server."""
     old, new = urlsplit(before), urlsplit(after)
     same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
     return same or (new.scheme == "https" and _on_the_internet(new))

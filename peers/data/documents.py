@@ -108,8 +108,8 @@ class Reading:
         if self.lost_bytes > MAX_LOST_SHARE * self.encoded_bytes:
             share = self.lost_bytes / self.encoded_bytes
             told.append(
-                f"the tokenizer loses {self.lost_bytes:,} bytes of {self.encoded_bytes:,} ({share:.1%}): decoding "
-                "does not give them back; `swarmnet tokenizer` makes one that loses none"
+                f"the tokenizer loses {self.lost_bytes:,} bytes of {self.encoded_bytes:,} ({share:.1%}): "
+                "decoding does not give them back; `swarmnet tokenizer` makes one that loses none"
             )
         return told
 
@@ -228,7 +228,7 @@ class Text:
                 for starts, block in self._of_content(file, content, room, chance):
                     self._unpacked_left -= len(block)
                     if self._unpacked_left < 0:
-                        raise Unreadable(f"unpacks to more than {MAX_UNPACKED_RATIO} times the bytes of the text")
+                        raise Unreadable(f"its text unpacks to over {MAX_UNPACKED_RATIO} times its bytes")
                     yield starts, block
         except OSError as error:
             self.reading.leave_out(f"{file.name}: {error.strerror or error}")
@@ -431,8 +431,8 @@ _CACHED = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def leads_out(folder: Path, path: Path) -> bool:
-    """Return whether a path in `folder` is a link out of it. A snapshot in a Hugging Face cache consists of links
-    into the folder `blobs` of the same repository, which belongs to it."""
+    """Return whether a path in `folder` is a link out of it. A snapshot in a Hugging Face cache consists of
+    links into the folder `blobs` of the same repository, which belongs to it."""
     inside, real = folder.resolve(), path.resolve()
     if real.is_relative_to(inside):
         return False

@@ -1,7 +1,7 @@
 """The files of a text, wherever they lie, and the documents in them, whatever their form: bytes as they are,
-lines of JSON, rows of Parquet; packed by Zstandard or not. What a file holds decides its form, before its name
-does. Zstandard, Parquet and places elsewhere than on this machine are read by the packages zstandard, pyarrow
-and fsspec (the extra `text`).
+lines of JSON, rows of Parquet; packed by Zstandard or not. What a file holds decides its form, before its
+name does. Zstandard, Parquet and places elsewhere than on this machine are read by the packages zstandard,
+pyarrow and fsspec (the extra `text`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROWS_AT_A_TIME = 64
 LARGE_CHUNK_BYTES = 64 * 2**20
 """A row group whose column `text` is larger is read one row at a time: 64 rows may be all of it."""
 MAX_UNPACKED_RATIO = 100
-"""Bytes of text from a byte of its files. Zstandard makes 3 to 5 bytes of prose from one (its own benchmarks)."""
+"""Bytes of text from a byte of its files. Zstandard packs prose to a third (its own benchmarks)."""
 BUFFER_BYTES = 2**20
 UNKNOWN_BYTES = 2**20
 """The size assumed for a file whose server reports none."""
@@ -55,7 +55,7 @@ _REFUSED = (
     (0, b"\xff\xfe", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
     (0, b"\xfe\xff", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
 )
-"""Where a file has which bytes, what that means, and the command that makes text of it (file(1), RFC 1952)."""
+"""Where a file has which bytes, what that means, and the command that unpacks it (from file(1))."""
 _ZSTANDARD, _PARQUET = b"\x28\xb5\x2f\xfd", b"PAR1"
 """The first bytes of each (RFC 8878; the Parquet format)."""
 
@@ -86,8 +86,8 @@ class File(Protocol):
         """Another when the file has changed."""
 
     def open(self, seekable: bool = False) -> BufferedReader:
-        """Open it, as a stream unless it must be `seekable`. Raises OSError: it is not there, or cannot be read
-        here; TextUnreachable."""
+        """Open it, as a stream unless it must be `seekable`. Raises OSError: it is not there, or cannot be
+        read here; TextUnreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ class RemoteFolder:
             name = name or str(path).rpartition("/")[2]  # The URL leads to a file.
             if info.get("size") is None and has_suffix(name, ALL_SUFFIXES):
                 info = self._info(path)
-            size = info.get("size")
-            files[name] = RemoteFile(shown, UNKNOWN_BYTES if size is None else int(size), _seen(info), self, path)
+            size = UNKNOWN_BYTES if info.get("size") is None else int(info["size"])
+            files[name] = RemoteFile(shown, size, _seen(info), self, path)
         return files
 
     def _info(self, path: str) -> dict[str, Any]:
@@ -169,8 +169,8 @@ class RemoteFolder:
             return info
 
     def open(self, path: str, seekable: bool = False) -> BufferedReader:
-        """Open a file. A web server sends it as one stream, unless it must be `seekable`: not every server sends
-        parts of a file."""
+        """Open a file. A web server sends it as one stream, unless it must be `seekable`: not every server
+        sends parts of a file."""
         web = is_web(self._secret_url)
         options = {"block_size": 0} if web and not seekable else {}
         with self._reached():
@@ -199,7 +199,8 @@ class RemoteFolder:
 
 def _seen(info: dict[str, Any]) -> str:
     """What a place tells of a file's version, whichever of it; there is no one word for it."""
-    told = (info.get(key) for key in ("size", "ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created"))
+    keys = ("size", "ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created")
+    told = (info.get(key) for key in keys)
     return "/".join(str(each) for each in told if each is not None)
 
 
@@ -312,8 +313,8 @@ def _content(name: str, stream: BufferedReader, packed: bool) -> Content:
 
 
 def _is_lines(name: str, head: bytes) -> bool:
-    """Return whether a file is lines of JSON: by its name, else by its first line. Raises Unreadable for one JSON
-    document, which is no text."""
+    """Return whether a file is lines of JSON: by its name, else by its first line. Raises Unreadable for one
+    JSON document, which is no text."""
     inner = name.lower().removesuffix(PACKED)
     if inner.endswith(LINE_SUFFIXES):
         return True
@@ -372,7 +373,7 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
         raise Unreadable(f"is no Parquet file, or not whole: {str(error).partition(chr(10))[0]}") from None
 
 
-def _rows_at_a_time(group: Any) -> int:
+def _rows_at_a_time(group: Any) -> int:  # noqa: ANN401 - of a package without types
     """Return how many rows of a row group are read together, by its metadata. Raises Unreadable for one that
     unpacks to more than MAX_UNPACKED_RATIO times its bytes."""
     columns = [group.column(at) for at in range(group.num_columns)]
@@ -385,7 +386,7 @@ def _rows_at_a_time(group: Any) -> int:
     return 1
 
 
-def _row(scalar: Any) -> str | Unreadable:
+def _row(scalar: Any) -> str | Unreadable:  # noqa: ANN401 - of a package without types
     """One value of the column `text`."""
     value = getattr(scalar, "value", scalar)  # Of a dictionary.
     if value is None or not value.is_valid or not hasattr(value, "as_buffer"):

@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> bytes: ...
 
     def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """Return how many bytes of UTF-8 `pieces` are, and how many of these decoding `tokens`, theirs, does not
+        """Return how many bytes of UTF-8 `pieces` are, and how many of these decoding their `tokens` does not
         give back."""
 
     @property
@@ -108,12 +108,14 @@ class ByteTokenizer:
 def read_settings(path: Path) -> tuple[str, list[str]]:
     """Return a tokenizer.json without the settings that change a text, as JSON, and what these were.
 
-    Truncation cuts a text, padding adds tokens, and sampling encodes it otherwise each time. Raises TextError."""
+    Truncation cuts a text, padding adds tokens, and sampling encodes it otherwise each time.
+    Raises TextError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise TextError(f"tokenizer {path} is longer than {MAX_FILE_BYTES >> 20} MiB: name a tokenizer.json")
+            longest = f"{MAX_FILE_BYTES >> 20} MiB"
+            raise TextError(f"tokenizer {path} is longer than {longest}: name a tokenizer.json")
         text = data.decode()
         content = json.loads(text)
     except OSError as error:
@@ -155,7 +157,8 @@ class FileTokenizer:
         if not path.is_file():
             raise TextError(f"tokenizer {path} does not exist")
         text, removed = read_settings(path)
-        self.warning = f"tokenizer {path}: switched off, as it changes a text: {', '.join(removed)}" if removed else ""
+        changes = f"tokenizer {path}: switched off, as it changes a text: {', '.join(removed)}"
+        self.warning = changes if removed else ""
         self._loaded: Any = self._run(lambda: Loaded.from_str(text), "is not a tokenizer.json")
         self._loaded.encode_special_tokens = True
         self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
@@ -209,7 +212,8 @@ class FileTokenizer:
     def _token_of(self, end: str) -> int:
         """Return the id of the end of text. Raises TextError."""
         token = self._loaded.token_to_id(end)
-        return _only_token(self.encode(end.encode()).tolist() if token is None else [int(token)], end, self._path)
+        tokens = self.encode(end.encode()).tolist() if token is None else [int(token)]
+        return _only_token(tokens, end, self._path)
 
     def _run(self, use: Callable[[], Result], failed: str) -> Result:
         """Run a call of the package. Raises TextError for what it raises: bare Exception for a bad file, and
@@ -231,8 +235,8 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
     """Return the one token that an end of text is. Raises TextError."""
     if len(tokens) != 1:
         raise TextError(
-            f"data.end_of_text {end!r} is {len(tokens)} tokens of tokenizer {tokenizer}; it must be one: add it to "
-            "the tokenizer as a special token, or name another"
+            f"data.end_of_text {end!r} is {len(tokens)} tokens of tokenizer {tokenizer}; it must be one: "
+            "add it to the tokenizer as a special token, or name another"
         )
     return tokens[0]
 
@@ -250,8 +254,8 @@ def open_tokenizer(file: Path | None, vocabulary: int, end_of_text: str = "") ->
         tokenizer = ByteTokenizer()
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
-            f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} tokens: "
-            f"set model.vocabulary: {tokenizer.vocabulary}"
+            f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} "
+            f"tokens: set model.vocabulary: {tokenizer.vocabulary}"
         )
     return tokenizer
 

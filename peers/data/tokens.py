@@ -9,9 +9,11 @@ reading it does. The file is written beside and moved when it is whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -32,6 +34,9 @@ FOLDER = "text"
 NEWEST = "newest.json"
 FORM = "swarmnet tokens 2"
 """Goes into the hash: another way to cut or join documents makes other tokens."""
+
+FREE_BYTES = 1 << 30
+"""Left free on the disk: checkpoints, the largest of which are some GB, must find room beside the text."""
 
 Progress = Callable[[int, int], None]
 """Bytes of text that are tokens now, and bytes in all."""
@@ -170,6 +175,8 @@ def written(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) ->
     try:
         with part.open("wb") as file:
             for some in encoded(text, tokenizer, progress):
+                if shutil.disk_usage(path.parent).free < FREE_BYTES:
+                    raise OSError(errno.ENOSPC, f"less than {FREE_BYTES >> 20} MiB of the disk are free")
                 file.write(some.numpy().tobytes())
                 count += len(some)
             file.flush()

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peers.config.run_url import MOST_BYTES
 from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
+from peers.config.run_url import MOST_BYTES
 from peers.state.archive_store import ArchiveError, Store, sha256
 from swarmnet.identifiers import RunId
 

@@ -20,7 +20,6 @@ from peers.errors import UserError, how_to_install
 from peers.runtime.supervision import reason
 from peers.telemetry.said import Say
 
-
 READ_LIMIT = 64 * 1024 * 1024
 """Bytes of a file of which nothing says how long it is."""
 _BLOCK_BYTES = 1024 * 1024
@@ -66,7 +65,7 @@ def open_store(url: str) -> Store:
 def _within(data: bytes, limit: int, place: str) -> bytes:
     """Return the file. Raises ArchiveError where it is longer than `limit` bytes."""
     if len(data) > limit:
-        raise ArchiveError(f"{place} is longer than {limit:,} bytes: it is no file of an archive; name another place")
+        raise ArchiveError(f"{place} is longer than {limit:,} bytes, as no such file is: name another place")
     return data
 
 
@@ -128,9 +127,9 @@ class FsspecStore:
                     raise cause from None
                 return None
 
-    def _first_bytes(self, files: Any, path: str, count: int) -> bytes:
-        """Return as many bytes of a file, or all. A web server may send more than it is asked for: it is read as
-        a stream."""
+    def _first_bytes(self, files: Any, path: str, count: int) -> bytes:  # noqa: ANN401 - a package without types
+        """Return as many bytes of a file, or all. A web server may send more than it is asked for: it is read
+        as a stream."""
         if not is_web(self._secret_url):
             data: bytes = files.cat_file(path, start=0, end=count)
             return data

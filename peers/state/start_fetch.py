@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from peers.config.atomic_files import is_there

@@ -32,8 +32,8 @@ class Held:
 
 def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> Held:
     """A checkpoint's model, or an exported one (None: here); `warn` hears of newer files that cannot be
-    used, and of what was switched off in a tokenizer.json. `tokenizer`: the run's tokenizer.json, which lies in an exported model already. Raises ExportError,
-    TextError or UserError."""
+    used, and of what was switched off in a tokenizer.json. `tokenizer`: the run's tokenizer.json, which
+    lies in an exported model already. Raises ExportError, TextError or UserError."""
     place = source or Path()
     if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE
