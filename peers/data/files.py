@@ -108,7 +108,7 @@ class LocalFile:
 
     def open(self, seekable: bool = False) -> BufferedReader:
         """See `File.open`."""
-        return self.path.open("rb", BUFFER_BYTES)
+        return BufferedReader(self.path.open("rb", buffering=0), BUFFER_BYTES)
 
 
 class RemoteFolder:

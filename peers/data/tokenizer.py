@@ -23,8 +23,6 @@ BATCH_BYTES = 2**20
 """Encoded at a time, on as many threads as the package takes."""
 MAX_FILE_BYTES = 64 * 2**20
 """Of a tokenizer.json: one of 262,144 tokens takes 33 MB (Gemma 3)."""
-_SAMPLING = ("dropout", "alpha", "nbest_size")
-"""Keys of a model in a tokenizer.json with which a text has other tokens each time (BPE dropout; Unigram)."""
 _PROBE = "A text: naïve, 日本語, 12.5 %.\n\n\tif x == 1:  " + "a" * 32 + "b\r\n"
 """Encoded when a tokenizer.json is loaded: an expression that backtracks without end shows there."""
 _SPACES = (b" ", b"\t", b"\r")
@@ -108,8 +106,8 @@ class ByteTokenizer:
 def read_settings(path: Path) -> tuple[str, list[str]]:
     """Return a tokenizer.json without the settings that change a text, as JSON, and what these were.
 
-    Truncation cuts a text, padding adds tokens, and sampling encodes it otherwise each time.
-    Raises TextError."""
+    Truncation cuts a text, padding adds tokens, and with dropout a text has other tokens each time. Raises
+    TextError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -127,7 +125,7 @@ def read_settings(path: Path) -> tuple[str, list[str]]:
     model = content.get("model")
     removed = _remove(content, ("truncation", "padding"))
     if isinstance(model, dict):
-        removed += [f"model.{each}" for each in _remove(model, _SAMPLING)]
+        removed += [f"model.{each}" for each in _remove(model, ("dropout",))]
     return (json.dumps(content, ensure_ascii=False) if removed else text), removed
 
 

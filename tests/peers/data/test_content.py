@@ -64,6 +64,7 @@ def test_parquet_is_known_by_its_content(tmp_path, read):
         ("a.json", b'[\n {"text": "first"}\n]\n', "jq -c "),
         ("a.txt", "text".encode("utf-16"), "iconv -f utf-16 "),
     ],
+    ids=["gzip", "gzip as text", "gzip within Zstandard", "one JSON document", "UTF-16"],
 )
 def test_what_cannot_be_read_is_left_out_with_the_cure(tmp_path, name, content, cure):
     (tmp_path / name).write_bytes(content)
@@ -143,7 +144,8 @@ def test_a_text_unpacks_to_a_hundred_times_its_bytes_at_most(tmp_path):
 
 
 def test_rows_that_share_a_string_are_read_one_at_a_time(tmp_path):
-    shared = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1] * 32), pyarrow.array(["a" * (8 << 20), "b"]))
+    strings = pyarrow.array(["a" * (8 << 20), "b"])
+    shared = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1] * 32), strings)
     parquet.write_table(pyarrow.table({"text": shared}), tmp_path / "a.parquet", store_schema=False)
     before = pyarrow.total_allocated_bytes()
     with LocalFile.at(tmp_path / "a.parquet").open() as file:
@@ -154,8 +156,8 @@ def test_rows_that_share_a_string_are_read_one_at_a_time(tmp_path):
 
 
 def test_a_string_that_is_too_long_is_left_out(tmp_path):
-    parquet.write_table(pyarrow.table({"text": ["a" * (LINE_LIMIT + 1), "b" * 10**6]}), tmp_path / "a.parquet",
-                        compression="none", use_dictionary=False)  # fmt: skip
+    table = pyarrow.table({"text": ["a" * (LINE_LIMIT + 1), "b" * 10**6]})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
     text, reading = in_epochs(tmp_path / "a.parquet")
     assert text == b"b" * 10**6
     assert "row 1: a string of more than" in reading.first_left_out
@@ -174,7 +176,7 @@ def test_a_disk_that_is_nearly_full_takes_no_tokens(tmp_path, monkeypatch):
 
 def test_a_server_that_does_not_answer_is_no_empty_text(unused_port):
     url = f"http://127.0.0.1:{unused_port}"
-    with pytest.raises(TextUnreachable, match=f"{url}/ cannot be read: nothing answers there: connection refused"):
+    with pytest.raises(TextUnreachable, match=r"/ cannot be read: nothing answers there: connection refused"):
         shards_of(BOOKS, f"{url}/", Reading())
     with pytest.raises(StoreUnreachable, match=r"Cannot connect|refused"):
         open_store(f"{url}/archive").read("run.json")
@@ -232,11 +234,11 @@ def test_a_redirect_of_a_text_or_an_archive_leads_to_no_other_server(web, other_
     other_web.files["/secret.txt"] = b"secret"
     for name in ("/a.txt", "/archive/run.json", "/text/index.json"):
         web.redirects[name] = f"http://localhost:{other_web.port}/secret.txt"
-    with pytest.raises(TextError, match="redirects to .*, which is not followed"):
+    with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
         in_epochs(f"{web.url}/a.txt")
-    with pytest.raises(TextError, match="redirects to .*, which is not followed"):
+    with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
         shards_of(Source("books", "books", index="ab" * 32), f"{web.url}/text", Reading())
-    with pytest.raises(ArchiveError, match="redirects to .*, which is not followed"):
+    with pytest.raises(ArchiveError, match=r"redirects to .*, which is not followed"):
         Archive(open_store(f"{web.url}/archive")).open()
     assert other_web.asked == []
     web.redirects["/a.txt"] = f"{web.url}/b.txt"

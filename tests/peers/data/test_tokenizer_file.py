@@ -34,21 +34,23 @@ def made(path, model, *ends):
 def changed(path, **settings):
     content = json.loads(path.read_text())
     for name, value in settings.items():
-        part = content["model"] if name in ("dropout", "alpha", "nbest_size") else content
+        part = content["model"] if name == "dropout" else content
         part[name] = value
     path.write_text(json.dumps(content))
     return path
 
 
 PADDING = {
-    "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
-    "pad_token": "[PAD]",
+    "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+    "pad_type_id": 0, "pad_token": "[PAD]",
 }  # fmt: skip
 TRUNCATION = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
 
 
 @pytest.mark.parametrize(
-    "settings", [{"truncation": TRUNCATION}, {"padding": PADDING}, {"dropout": 0.5}], ids=lambda one: next(iter(one))
+    "settings",
+    [{"truncation": TRUNCATION}, {"padding": PADDING}, {"dropout": 0.5}],
+    ids=["truncation", "padding", "dropout"],
 )
 def test_settings_that_change_a_text_are_switched_off_and_named(tokenizer_file, tmp_path, settings):
     text = b"def function(self): return self\n" * 20
@@ -63,14 +65,6 @@ def test_settings_that_change_a_text_are_switched_off_and_named(tokenizer_file, 
     exported, removed = read_settings(tokenizer_file)
     assert removed
     assert not json.loads(exported).get("truncation")
-
-
-def test_a_unigram_model_samples_nothing(tmp_path):
-    model = models.Unigram([("<unk>", 0.0), ("a", -1.0), ("aa", -1.5), ("aaa", -2.0)], unk_id=0)
-    path = changed(made(tmp_path / "tokenizer.json", model), alpha=0.5, nbest_size=-1)
-    tokenizer = FileTokenizer(path)
-    assert len({tuple(tokenizer.encode(b"a" * 40).tolist()) for _ in range(8)}) == 1
-    assert "alpha" in tokenizer.warning
 
 
 def test_the_largest_id_counts_where_ids_have_gaps(tmp_path):
