@@ -80,6 +80,8 @@ def reason_of(error: BaseException) -> str:
     inner = getattr(error, "os_error", error)  # aiohttp keeps the system's error there.
     if getattr(inner, "errno", None) == errno.ECONNREFUSED:
         return "nothing answers there: connection refused"
+    if isinstance(error, RedirectRefused):
+        return str(error)
     if isinstance(error, TimeoutError) and not str(error):
         return "nothing answers there in time"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from peers.config.remote_files import RedirectRefused, is_web, lasting_cause, reason_of, web_options
+from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
 from peers.config.run_url import without_secret
 from peers.errors import how_to_install
 
@@ -192,9 +192,9 @@ class RemoteFolder:
         except Exception as error:  # noqa: BLE001 - see above
             raise self._failed(error) from None
 
-    def _failed(self, error: Exception) -> TextError:
-        told = f"text {self.url} cannot be read: {reason_of(error).replace(self._secret_url, self.url)}"
-        return TextError(told) if isinstance(error, RedirectRefused) else TextUnreachable(told)
+    def _failed(self, error: Exception) -> TextUnreachable:
+        told = reason_of(error).replace(self._secret_url, self.url)
+        return TextUnreachable(f"text {self.url} cannot be read: {told}")
 
 
 def _seen(info: dict[str, Any]) -> str:

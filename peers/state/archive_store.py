@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
-from peers.config.remote_files import RedirectRefused, is_web, lasting_cause, web_options
+from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
 from peers.config.run_url import without_secret
 from peers.errors import UserError, how_to_install
 from peers.runtime.supervision import reason
@@ -174,9 +174,7 @@ class FsspecStore:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
-            told = reason(error).replace(self._secret_url, self.url)
-            if isinstance(error, RedirectRefused):
-                raise ArchiveError(f"{place}: {what}: {told}") from None
+            told = reason_of(error).replace(self._secret_url, self.url)
             raise StoreUnreachable(f"{place}: {what}: {told}") from None
 
     def _opened(self, place: str, what: str) -> tuple[Any, str]:
