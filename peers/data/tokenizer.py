@@ -219,9 +219,10 @@ class FileTokenizer:
         try:
             return use()
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise TextError(f"tokenizer {self._path} {failed}: {error}; use another tokenizer.json") from None
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                why = f"tokenizer {self._path} {failed}: {error}"
+                raise TextError(f"{why}; use another tokenizer.json") from None
+            raise
 
 
 def _histogram(text: str) -> np.ndarray:
