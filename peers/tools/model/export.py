@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
+from peers.data.tokenizer import read_settings
 from peers.state.model_config import SIZE_KEYS, join_reasons, read_config
 from peers.state.safetensors_file import open_tensors
-from peers.data.tokenizer import read_settings
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import multiplied_out, projectors
 from swarmnet.model.linear import merged
