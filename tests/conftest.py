@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from nursery import Nursery
 from typed import typing
+from web_server import WebServer
 
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
@@ -78,3 +80,23 @@ def tokenizer_file(tmp_path):
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+@pytest.fixture
+def unused_port():
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture
+def web():
+    with WebServer() as server:
+        yield server
+
+
+@pytest.fixture
+def other_web():
+    with WebServer() as server:
+        yield server

@@ -138,7 +138,8 @@ def _write_export(
         write(hf, shape, model.path(), tokenizer=file, end=end, replace=replace, finish=finish)
     passed_over = [f"passed over: {trouble}" for trouble in model.passed_over]
     left_out = [f"left out of the model card: {trouble}" for trouble in known.troubles]
-    for told in [*passed_over, *left_out, *([unchecked] if unchecked else [])]:
+    switched_off = [tokenizer.warning] if tokenizer.warning else []
+    for told in [*passed_over, *switched_off, *left_out, *([unchecked] if unchecked else [])]:
         warn(told)
     if scored is not None:
         of = "held-out text" if eval_text is None else eval_text

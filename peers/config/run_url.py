@@ -65,20 +65,27 @@ def fetch_run(url: str) -> SignedManifest:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """To https on the open internet, or to where the request went already: whoever hands out a URL must not
-    choose what this machine asks of its own network."""
+    """Follows what `may_follow` allows."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: http.client.HTTPMessage, newurl: str,
     ) -> urllib.request.Request | None:  # fmt: skip
         """See HTTPRedirectHandler. Raises HTTPError for what is not followed."""
-        before, after = urlsplit(req.full_url), urlsplit(newurl)
-        same = (before.scheme, before.netloc) == (after.scheme, after.netloc)
-        if not same and not (after.scheme == "https" and _on_the_internet(after)):
+        if not may_follow(req.full_url, newurl):
             told = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
             raise urllib.error.HTTPError(req.full_url, code, told, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def may_follow(before: str, after: str) -> bool:
+    """Return whether a request for the URL `before` may be redirected to the URL `after`.
+
+    It may to https on the open internet, and to the server that was asked already: the author of a URL must
+    not choose what this machine asks of its own network. Blocking: looks up the name of the server."""
+    old, new = urlsplit(before), urlsplit(after)
+    same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
+    return same or (new.scheme == "https" and _on_the_internet(new))
 
 
 def _on_the_internet(url: SplitResult) -> bool:

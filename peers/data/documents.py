@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sys
 import sysconfig
 from codecs import getincrementaldecoder
@@ -22,16 +23,18 @@ from peers.config.atomic_files import is_file, is_folder, is_there
 from peers.config.run_url import is_url, without_secret
 from peers.data.files import (
     INDEX,
+    LINE_LIMIT,
     LINES,
-    PACKED,
+    MAX_UNPACKED_RATIO,
     PLAIN_SUFFIXES,
     ROWS,
+    Content,
     File,
     LocalFile,
     Unreadable,
-    form_of,
+    has_suffix,
+    open_content,
     rows_of,
-    unpacked,
 )
 from peers.data.files import TextError as TextError
 from swarmnet.run.manifest import STANDARD_LIBRARY
@@ -49,8 +52,10 @@ LONGEST_CORPUS_BYTES = 64 * 2**20
 BETWEEN_DOCUMENTS = b"\n\n"
 BLOCK_BYTES = 2**20
 """Read at a time."""
-LINE_LIMIT = 16 * 2**20
-"""A longer line of a .jsonl file is left out: it would be in memory three times."""
+LEAST_UNPACKED_BYTES = 64 * 2**10
+"""A text may unpack to as many, however small its files are."""
+MAX_LOST_SHARE = 0.001
+"""More of a text that its tokens do not give back is worth a warning: 1 byte of 1,000."""
 _BINARY_BYTES = 8192
 """A zero byte among the first so many is in no text; git looks at as many."""
 
@@ -69,6 +74,14 @@ class Reading:
     not_utf8: int = 0
     """Files that are read, but hold other bytes."""
     first_not_utf8: str = ""
+    ends_in_text: int = 0
+    """How often documents contain the run's end of text."""
+    encoded_bytes: int = 0
+    """Bytes of UTF-8 that a tokenizer.json was given."""
+    lost_bytes: int = 0
+    """Bytes of those that decoding does not give back."""
+    tokenizer: str = ""
+    """What the tokenizer warns of (`Tokenizer.warning`)."""
 
     def leave_out(self, what: str) -> None:
         self.left_out += 1
@@ -76,14 +89,42 @@ class Reading:
 
     def warnings(self) -> list[str]:
         """One line for each kind of trouble; empty: there was none."""
-        told = []
+        told = [self.tokenizer] if self.tokenizer else []
         if self.left_out:
-            more = f", and {self.left_out - 1:,} more" if self.left_out > 1 else ""
-            told.append(f"left out of the text: {self.first_left_out}{more}")
+            told.append(f"left out of the text: {self._first_and_count()}")
         if self.not_utf8:
             more = f", and {self.not_utf8 - 1:,} more" if self.not_utf8 > 1 else ""
             told.append(f"not UTF-8: {self.first_not_utf8}{more}; write it as UTF-8 (iconv -t utf-8)")
+        return told + self.losses()
+
+    def losses(self) -> list[str]:
+        """Return the warnings about what the tokenizer made of the text."""
+        told = []
+        if self.ends_in_text:
+            told.append(
+                f"documents contain the run's end of text {self.ends_in_text:,} times, which is no end "
+                "there: remove it from them"
+            )
+        if self.lost_bytes > MAX_LOST_SHARE * self.encoded_bytes:
+            share = self.lost_bytes / self.encoded_bytes
+            told.append(
+                f"the tokenizer loses {self.lost_bytes:,} bytes of {self.encoded_bytes:,} ({share:.1%}): "
+                "decoding does not give them back; `swarmnet tokenizer` makes one that loses none"
+            )
         return told
+
+    def reason(self) -> str:
+        """Return what was left out, to follow a sentence that misses it; empty: nothing was left out."""
+        return f"; left out: {self._first_and_count()}" if self.left_out else ""
+
+    def add_left_out(self, other: Reading) -> None:
+        """Count what another reading left out, as before what this one did."""
+        self.left_out += other.left_out
+        self.first_left_out = other.first_left_out or self.first_left_out
+
+    def _first_and_count(self) -> str:
+        more = f", and {self.left_out - 1:,} more" if self.left_out > 1 else ""
+        return self.first_left_out + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +201,7 @@ class Text:
         if self._all_bytes > self.longest_bytes:
             chance.shuffle(files)
         room = self.longest_bytes
+        self._unpacked_left = max(LEAST_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self._all_bytes)
         for file in files:
             before = self.reading.documents
             for starts, block in self._of_file(file, room, chance):
@@ -175,36 +217,42 @@ class Text:
             if room <= 0:
                 return
         if not self.reading.documents and not self._may_be_empty:
-            why = f": {self.reading.first_left_out}" if self.reading.left_out else ""
-            raise TextError(f"no text in {', '.join(self.places)}{why}")
+            raise TextError(f"no text in {', '.join(self.places)}{self.reading.reason()}")
 
     def _of_file(self, file: _File, room: int, chance: random.Random) -> Iterator[Block]:
         """Of one that is larger than `room`, some part of about that length."""
         try:
-            if self._is_withdrawn(file):
-                return
-            with unpacked(file.file) as opened:
-                form = form_of(file.name)
-                if form == LINES:
-                    share = min(1.0, room / max(1, file.bytes))
-                    yield from self._of_lines(file.name, opened, share, chance)
-                elif form == ROWS:
-                    yield from self._of_rows(file.name, opened)
-                else:
-                    if file.bytes > room and not file.name.endswith(PACKED):
-                        opened.seek(chance.randrange(file.bytes - room + 1))
-                    yield from self._of_bytes(file, opened, room)
+            with open_content(file.file) as content:
+                if self._is_withdrawn(file, content.form):
+                    return
+                for starts, block in self._of_content(file, content, room, chance):
+                    self._unpacked_left -= len(block)
+                    if self._unpacked_left < 0:
+                        raise Unreadable(f"its text unpacks to over {MAX_UNPACKED_RATIO} times its bytes")
+                    yield starts, block
         except OSError as error:
             self.reading.leave_out(f"{file.name}: {error.strerror or error}")
         except Unreadable as error:
             self.reading.leave_out(f"{file.name}: {error}")
 
-    def _is_withdrawn(self, file: _File) -> bool:
+    def _of_content(
+        self, file: _File, content: Content, room: int, chance: random.Random
+    ) -> Iterator[Block]:
+        if content.form == LINES:
+            share = min(1.0, room / max(1, file.bytes))
+            return self._of_lines(file.name, content.stream, share, chance)
+        if content.form == ROWS:
+            return self._of_rows(file.name, content.stream)
+        if file.bytes > room and not content.packed:
+            content.stream.seek(chance.randrange(file.bytes - room + 1))
+        return self._of_bytes(file, content.stream, room)
+
+    def _is_withdrawn(self, file: _File, form: str) -> bool:
         """Of a file that is one document."""
-        if not self.withdrawn or form_of(file.name):
+        if not self.withdrawn or form:
             return False
-        with unpacked(file.file) as opened:
-            return hashlib.file_digest(opened, "sha256").digest() in self.withdrawn
+        with open_content(file.file) as content:
+            return hashlib.file_digest(content.stream, "sha256").digest() in self.withdrawn
 
     def _of_bytes(self, file: _File, opened: BufferedReader, room: int) -> Iterator[Block]:
         middle = opened.tell() > 0
@@ -252,8 +300,8 @@ class Text:
 
     def _of_rows(self, file: str, opened: BufferedReader) -> Iterator[Block]:
         for number, text in enumerate(rows_of(file, opened), 1):
-            if not isinstance(text, str):
-                self.reading.leave_out(f"{file}: row {number}: no string in its column text")
+            if isinstance(text, Unreadable):
+                self.reading.leave_out(f"{file}: row {number}: {text}")
                 continue
             encoded = text.encode("utf-8", "replace")
             if encoded and hashlib.sha256(encoded).digest() not in self.withdrawn:
@@ -343,32 +391,70 @@ def files_of(
         return [place]
     if not is_folder(place):
         raise TextError(f"text {path} does not exist")
-    reading, files = reading or Reading(), []
-    inside = place.resolve()
-    for file in _walk(place, frozenset(), reading):
-        real = file.resolve()
+    reading = Reading() if reading is None else reading
+    others, files = Reading(), []
+    for file in _walk(place, frozenset(), others):
         if file == place / INDEX:
             continue
-        if not file.name.endswith(suffixes):
-            reading.leave_out(f"{file}: of a folder only {', '.join(suffixes)} are read")
-        elif not real.is_relative_to(inside):
-            reading.leave_out(f"{file} is a link to {real}, out of {place}: put a copy of it in its place")
-        elif is_file(file) or not is_there(file):  # Of what is not there its size will tell.
-            files.append(file)
+        if why := _why_not(file, place, suffixes):
+            others.leave_out(why)
         else:
-            reading.leave_out(f"{file}: is no file")
+            files.append(file)
+    reading.left_out += others.left_out
+    reading.first_left_out = reading.first_left_out or others.first_left_out
     if not files:
-        raise TextError(f"folder {path} holds no text: put {', '.join(suffixes)} files there")
+        raise TextError(
+            f"folder {path} holds no text: put {', '.join(suffixes)} files there{others.reason()}"
+        )
     return files
 
 
+def _why_not(file: Path, place: Path, suffixes: tuple[str, ...]) -> str:
+    """Return why a file in the folder `place` is not read; empty: it is."""
+    if (shown := displayed(file)) != str(file):
+        return f"{shown}: its name is not UTF-8: rename it"
+    if not has_suffix(file.name, suffixes):
+        return f"{file}: of a folder only {', '.join(suffixes)} are read"
+    if leads_out(place, file):
+        return f"{file} is a link to {file.resolve()}, out of {place}: put a copy of it in its place"
+    if is_file(file) or not is_there(file):  # Of what is not there its size will tell.
+        return ""
+    return f"{file}: is no file"
+
+
+def displayed(path: Path) -> str:
+    """Return a path for people: bytes of its name that are not UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+_CACHED = re.compile(r"(models|datasets|spaces)--.+")
+
+
+def leads_out(folder: Path, path: Path) -> bool:
+    """Return whether a path in `folder` is a link out of it. A snapshot in a Hugging Face cache consists of
+    links into the folder `blobs` of the same repository, which belongs to it."""
+    inside, real = folder.resolve(), path.resolve()
+    if real.is_relative_to(inside):
+        return False
+    for each in (inside, *inside.parents):
+        if each.name == "snapshots" and _CACHED.fullmatch(each.parent.name):
+            return not real.is_relative_to(each.parent / "blobs")
+    return True
+
+
 def _walk(root: Path, left_out: frozenset[str], reading: Reading | None = None) -> Iterator[Path]:
-    def refused(error: OSError) -> None:
+    def leave_out(path: Path, why: str) -> None:
         if reading is not None:
-            reading.leave_out(f"{error.filename}: {error.strerror}")
+            reading.leave_out(f"{displayed(path)}{why}")
+
+    def refused(error: OSError) -> None:
+        leave_out(Path(error.filename), f": {error.strerror}")
 
     for folder, subfolders, names in os.walk(root, onerror=refused):
         subfolders[:] = sorted(name for name in set(subfolders) - left_out if not name.startswith("."))
+        for each in (Path(folder, name) for name in subfolders):
+            if each.is_symlink():
+                leave_out(each, " is a link to a folder, which is not followed: name that folder itself")
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
+from peers.data.documents import Reading
 from peers.data.files import TextError, TextUnreachable
 from peers.data.shard_tokens import ShardCache, ShardTokens
 from peers.data.shards import Shard
@@ -83,6 +84,8 @@ class Circle:
 
     empty: set[str] = field(default_factory=set)
     """Shards that hold no sequence."""
+    left_out: Reading = field(default_factory=Reading)
+    """What was left out of those."""
 
     def count(self, shard: ShardTokens) -> int:
         return window_count(len(shard.tokens), self.sequence_tokens)
@@ -122,6 +125,7 @@ class Circle:
             whose = f"the source `{self.name}`" if self.name else "the run's text"
             raise TextError(
                 f"no shard of {whose} holds a sequence of {self.sequence_tokens + 1} tokens: add text"
+                f"{self.left_out.reason()}"
             )
         return following(self.reader, there, epoch, shard)
 
@@ -231,6 +235,7 @@ class EpochText:
                     circle.ahead = epoch, opened
                 else:
                     circle.empty.add(name)
+                    circle.left_out.add_left_out(opened.reading)
 
     async def _open(self, shard: Shard) -> ShardTokens:
         pause = FIRST_PAUSE_SECONDS

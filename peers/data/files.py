@@ -1,11 +1,14 @@
 """The files of a text, wherever they lie, and the documents in them, whatever their form: bytes as they are,
-lines of JSON, rows of Parquet; packed by Zstandard or not. Zstandard, Parquet and places elsewhere than on
-this machine are read by the packages zstandard, pyarrow and fsspec (the extra `text`).
+lines of JSON, rows of Parquet; packed by Zstandard or not. What a file holds decides its form, before its
+name does. Zstandard, Parquet and places elsewhere than on this machine are read by the packages zstandard,
+pyarrow and fsspec (the extra `text`).
 """
 
 from __future__ import annotations
 
 import io
+import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
 from peers.config.run_url import without_secret
 from peers.errors import how_to_install
 
@@ -22,15 +26,38 @@ if TYPE_CHECKING:
 INDEX = "index.json"
 """Names the files of a text with their SHA-256 (peers/data/shards.py)."""
 LINES, ROWS, PACKED = ".jsonl", ".parquet", ".zst"
-PLAIN_SUFFIXES = (".txt", ".md", LINES)
+LINE_SUFFIXES = (LINES, ".ndjson")
+PROSE_SUFFIXES = (".txt", ".md")
+PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES)
 ALL_SUFFIXES = (*PLAIN_SUFFIXES, *(suffix + PACKED for suffix in PLAIN_SUFFIXES), ROWS)
 """What is read in epochs. Of a text that is drawn from, packed files are not: where in them the text that a
 peer takes lies is known only when all of it is unpacked."""
 MOST_WINDOW_BYTES = 2**27
 """What a Zstandard frame may ask for as memory: the most that its own command unpacks without more ado."""
+LINE_LIMIT = 16 * 2**20
+"""A longer line of JSON, or string of Parquet, is left out: it would be in memory three times."""
 ROWS_AT_A_TIME = 64
 """Of Parquet: each is a document, the longest of web crawls some MB."""
+LARGE_CHUNK_BYTES = 64 * 2**20
+"""A row group whose column `text` is larger is read one row at a time: 64 rows may be all of it."""
+MAX_UNPACKED_RATIO = 100
+"""Bytes of text from a byte of its files. Zstandard packs prose to a third (its own benchmarks)."""
 BUFFER_BYTES = 2**20
+UNKNOWN_BYTES = 2**20
+"""The size assumed for a file whose server reports none."""
+_REFUSED = (
+    (0, b"\x1f\x8b\x08", "is packed by gzip", "gunzip --keep {}"),
+    (4, b"1AY&SY", "is packed by bzip2", "bunzip2 --keep {}"),
+    (0, b"\xfd7zXZ\0", "is packed by xz", "unxz --keep {}"),
+    (0, b"PK\x03\x04", "is a ZIP archive", "unzip {}"),
+    (257, b"ustar", "is a tar archive", "tar -xf {}"),
+    (0, b"%PDF-", "is a PDF", "pdftotext {}"),
+    (0, b"\xff\xfe", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
+    (0, b"\xfe\xff", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
+)
+"""Where a file has which bytes, what that means, and the command that unpacks it (from file(1))."""
+_ZSTANDARD, _PARQUET = b"\x28\xb5\x2f\xfd", b"PAR1"
+"""The first bytes of each (RFC 8878; the Parquet format)."""
 
 
 class Unreadable(Exception):
@@ -58,8 +85,9 @@ class File(Protocol):
     def seen(self) -> str:
         """Another when the file has changed."""
 
-    def open(self) -> BufferedReader:
-        """Raises OSError: it is not there, or cannot be read here; TextUnreachable."""
+    def open(self, seekable: bool = False) -> BufferedReader:
+        """Open it, as a stream unless it must be `seekable`. Raises OSError: it is not there, or cannot be
+        read here; TextUnreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +106,9 @@ class LocalFile:
     def name(self) -> str:
         return str(self.path)
 
-    def open(self) -> BufferedReader:
-        return self.path.open("rb")
+    def open(self, seekable: bool = False) -> BufferedReader:
+        """See `File.open`."""
+        return BufferedReader(self.path.open("rb", buffering=0), BUFFER_BYTES)
 
 
 class RemoteFolder:
@@ -93,7 +122,7 @@ class RemoteFolder:
         except ImportError:
             raise TextError(f"{self.url} needs the package fsspec: {how_to_install('text')}") from None
         try:
-            self._files, root = fsspec.core.url_to_fs(url)
+            self._files, root = fsspec.core.url_to_fs(url, **web_options(url))
         except (ImportError, ValueError) as error:  # No such kind of place, or its package is not installed.
             raise TextError(f"text {self.url} cannot be opened: {error}") from None
         self._root = root.rstrip("/")
@@ -103,20 +132,50 @@ class RemoteFolder:
         return RemoteFile(f"{self.url.rstrip('/')}/{name}", bytes, "", self, f"{self._root}/{name}")
 
     def found(self) -> dict[str, RemoteFile]:
-        """Every file there, by its name relative to the folder. Raises TextUnreachable."""
+        """Every file there, by its name relative to the folder. Raises TextUnreachable; TextError: nothing is
+        there."""
         with self._reached():
-            listed = self._files.find(self._root, detail=True)
+            try:
+                listed = self._files.find(self._root, detail=True)
+                if not listed and (info := self._files.info(self._root))["type"] == "file":
+                    listed = {self._root: info}
+            except FileNotFoundError as error:
+                if lasting_cause(error) is not None:
+                    raise
+                raise TextError(
+                    f"text {self.url}: the server has no such file, and no list of files: give the URL of a "
+                    "file, or put an index there (`swarmnet index FOLDER`)"
+                ) from None
         files = {}
         for path, info in listed.items():
             name = str(path).removeprefix(self._root).lstrip("/")
             shown = f"{self.url.rstrip('/')}/{name}" if name else self.url
             name = name or str(path).rpartition("/")[2]  # The URL leads to a file.
-            files[name] = RemoteFile(shown, int(info.get("size") or 0), _seen(info), self, path)
+            if info.get("size") is None and has_suffix(name, ALL_SUFFIXES):
+                info = self._info(path)
+            size = UNKNOWN_BYTES if info.get("size") is None else int(info["size"])
+            files[name] = RemoteFile(shown, size, _seen(info), self, path)
         return files
 
-    def open(self, path: str) -> BufferedReader:
+    def _info(self, path: str) -> dict[str, Any]:
+        """Return what the server reports of one file; nothing where it refuses to."""
         with self._reached():
-            return BufferedReader(_Remote(self._files.open(path, "rb"), self._reached), BUFFER_BYTES)
+            try:
+                info: dict[str, Any] = self._files.info(path)
+            except FileNotFoundError as error:
+                if lasting_cause(error) is not None:
+                    raise
+                return {}
+            return info
+
+    def open(self, path: str, seekable: bool = False) -> BufferedReader:
+        """Open a file. A web server sends it as one stream, unless it must be `seekable`: not every server
+        sends parts of a file."""
+        web = is_web(self._secret_url)
+        options = {"block_size": 0} if web and not seekable else {}
+        with self._reached():
+            file = _Remote(self._files.open(path, "rb", **options), self._reached, seekable or not web)
+            return BufferedReader(file, BUFFER_BYTES)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -124,41 +183,66 @@ class RemoteFolder:
         gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named without importing them."""
         try:
             yield
-        except (TextError, FileNotFoundError):
+        except (TextError, Unreadable):
             raise
+        except FileNotFoundError as error:
+            if (cause := lasting_cause(error)) is None:
+                raise
+            raise self._failed(cause) from None
         except Exception as error:  # noqa: BLE001 - see above
-            told = f"{type(error).__name__}: {error}".replace(self._secret_url, self.url)
-            raise TextUnreachable(f"text {self.url} cannot be read: {told}") from None
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> TextUnreachable:
+        told = reason_of(error).replace(self._secret_url, self.url)
+        return TextUnreachable(f"text {self.url} cannot be read: {told}")
 
 
 def _seen(info: dict[str, Any]) -> str:
     """What a place tells of a file's version, whichever of it; there is no one word for it."""
-    told = (info.get(key) for key in ("size", "ETag", "etag", "md5Hash", "LastModified", "mtime", "created"))
+    keys = ("size", "ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created")
+    told = (info.get(key) for key in keys)
     return "/".join(str(each) for each in told if each is not None)
 
 
 class _Remote(io.RawIOBase):
     """A remote file whose failures are TextUnreachable."""
 
-    def __init__(self, file: IO[bytes], reached: Callable[[], AbstractContextManager[None]]) -> None:
-        self._file, self._reached = file, reached
+    def __init__(
+        self, file: IO[bytes], reached: Callable[[], AbstractContextManager[None]], seekable: bool
+    ) -> None:
+        self._file, self._reached, self._seekable = file, reached, seekable
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
-        return True
+        return self._seekable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with self._reached():
+        with self._parts():
             return int(self._file.seek(offset, whence))
+
+    @contextmanager
+    def _parts(self) -> Iterator[None]:
+        """As `reached`. Raises Unreadable where the server sends no part of a file, which fsspec reports as a
+        ValueError."""
+        with self._reached():
+            try:
+                yield
+            except ValueError:
+                if not self._seekable:
+                    raise
+                raise Unreadable(
+                    "its server sends no part of a file (HTTP Range), which Parquet needs: download it, and "
+                    "name the file on this machine"
+                ) from None
 
     def tell(self) -> int:
         return int(self._file.tell())
 
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer)
-        with self._reached():
+        with self._parts():
             some = self._file.read(len(view))
         view[: len(some)] = some
         return len(some)
@@ -177,48 +261,137 @@ class RemoteFile:
     folder: RemoteFolder
     path: str
 
-    def open(self) -> BufferedReader:
-        return self.folder.open(self.path)
+    def open(self, seekable: bool = False) -> BufferedReader:
+        """See `File.open`."""
+        return self.folder.open(self.path, seekable)
 
 
-def form_of(name: str) -> str:
+def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a name ends in one of `suffixes`, in whatever case."""
+    return name.lower().endswith(suffixes)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is in a file, unpacked, from its beginning."""
+
+    form: str
     """LINES, ROWS, or empty: bytes as they are."""
-    inner = name.removesuffix(PACKED)
-    return next((form for form in (LINES, ROWS) if inner.endswith(form)), "")
+    packed: bool
+    stream: BufferedReader
 
 
 @contextmanager
-def unpacked(file: File) -> Iterator[BufferedReader]:
-    """What is in the file, from its beginning. Raises OSError, TextError, and Unreadable also while it is
-    read."""
-    with file.open() as opened:
-        if not file.name.endswith(PACKED):
-            yield opened
+def open_content(file: File) -> Iterator[Content]:
+    """Open a file as what it holds. Raises OSError, TextError, and Unreadable also while it is read."""
+    with file.open() as stream:
+        head = stream.peek(BUFFER_BYTES)
+        if head.startswith(_ZSTANDARD) or has_suffix(file.name, (PACKED,)):
+            with _unpacked(file.name, stream) as inner:
+                yield _content(file.name, inner, packed=True)
             return
-        try:
-            import zstandard
-        except ImportError:
-            raise TextError(f"{file.name} needs the package zstandard: {how_to_install('text')}") from None
-        unpacking = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
-        try:
-            with unpacking.stream_reader(opened, read_across_frames=True) as reader:
-                yield BufferedReader(reader, BUFFER_BYTES)
-        except zstandard.ZstdError as error:
-            raise Unreadable(f"is not packed by Zstandard, or not whole: {error}") from None
+        if not _is_parquet(file.name, head):
+            yield _content(file.name, stream, packed=False)
+            return
+    with file.open(seekable=True) as stream:
+        yield Content(ROWS, False, stream)
 
 
-def rows_of(name: str, opened: BufferedReader) -> Iterator[object]:
-    """The column `text` of a Parquet file, some rows in memory at a time. Raises TextError, Unreadable."""
+def _is_parquet(name: str, head: bytes) -> bool:
+    return head.startswith(_PARQUET) or has_suffix(name, (ROWS,))
+
+
+def _content(name: str, stream: BufferedReader, packed: bool) -> Content:
+    """Raises Unreadable."""
+    head = stream.peek(BUFFER_BYTES)
+    if packed and _is_parquet(name, head):
+        raise Unreadable(f"is Parquet within Zstandard: unzstd {shlex.quote(name)}")
+    for place, magic, meaning, cure in _REFUSED:
+        if head[place : place + len(magic)] == magic:
+            raise Unreadable(f"{meaning}: {cure.format(shlex.quote(name))}")
+    return Content(LINES if _is_lines(name, head) else "", packed, stream)
+
+
+def _is_lines(name: str, head: bytes) -> bool:
+    """Return whether a file is lines of JSON: by its name, else by its first line. Raises Unreadable for one
+    JSON document, which is no text."""
+    inner = name.lower().removesuffix(PACKED)
+    if inner.endswith(LINE_SUFFIXES):
+        return True
+    line, ends, _ = head.lstrip().partition(b"\n")
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = {} if line.startswith(b'{"') and not ends and len(head) >= BUFFER_BYTES else None
+    if isinstance(record, dict):
+        return "text" in record or not inner.endswith(PROSE_SUFFIXES)
+    if inner.endswith(".json") and line[:1] in (b"{", b"["):
+        quoted = shlex.quote(name)
+        raise Unreadable(f"is one JSON document and no lines of JSON: jq -c '.[]' {quoted} > {quoted}l")
+    return False
+
+
+@contextmanager
+def _unpacked(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
+    """Raises TextError, and Unreadable also while it is read."""
+    try:
+        import zstandard
+    except ImportError:
+        raise TextError(f"{name} needs the package zstandard: {how_to_install('text')}") from None
+    unpacking = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
+    try:
+        with unpacking.stream_reader(stream, read_across_frames=True) as reader:
+            yield BufferedReader(reader, BUFFER_BYTES)
+    except zstandard.ZstdError as error:
+        raise Unreadable(f"is not packed by Zstandard, or not whole: {error}") from None
+
+
+def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
+    """The column `text` of a Parquet file, or why a row has none; some rows in memory at a time. Raises
+    TextError, Unreadable."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise TextError(f"{name} needs the package pyarrow: {how_to_install('text')}") from None
     try:
-        file = parquet.ParquetFile(opened, buffer_size=BUFFER_BYTES, pre_buffer=False)
+        file = parquet.ParquetFile(stream, buffer_size=BUFFER_BYTES, pre_buffer=False)
         if "text" not in file.schema_arrow.names:
             raise Unreadable("has no column text")
-        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=["text"], use_threads=False):
-            yield from batch.column(0).to_pylist()
+        columns = (file.schema.column(at) for at in range(len(file.schema)))
+        if any((one.path, one.physical_type) == ("text", "BYTE_ARRAY") for one in columns):
+            # A dictionary stays one: a string that many rows share is in memory once.
+            file = parquet.ParquetFile(
+                stream, buffer_size=BUFFER_BYTES, pre_buffer=False, metadata=file.metadata,
+                read_dictionary=["text"],
+            )  # fmt: skip
+        for group in range(file.num_row_groups):
+            rows = _rows_at_a_time(file.metadata.row_group(group))
+            for batch in file.iter_batches(rows, row_groups=[group], columns=["text"], use_threads=False):
+                yield from map(_row, batch.column(0))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise Unreadable(f"is no Parquet file, or not whole: {str(error).partition(chr(10))[0]}") from None
+
+
+def _rows_at_a_time(group: Any) -> int:  # noqa: ANN401 - of a package without types
+    """Return how many rows of a row group are read together, by its metadata. Raises Unreadable for one that
+    unpacks to more than MAX_UNPACKED_RATIO times its bytes."""
+    columns = [group.column(at) for at in range(group.num_columns)]
+    text = [one for one in columns if one.path_in_schema.partition(".")[0] == "text"]
+    unpacked = sum(one.total_uncompressed_size for one in text)
+    if unpacked <= LARGE_CHUNK_BYTES:
+        return ROWS_AT_A_TIME
+    if unpacked > MAX_UNPACKED_RATIO * sum(one.total_compressed_size for one in text):
+        raise Unreadable(f"unpacks to {unpacked:,} bytes, more than {MAX_UNPACKED_RATIO} times its own")
+    return 1
+
+
+def _row(scalar: Any) -> str | Unreadable:  # noqa: ANN401 - of a package without types
+    """One value of the column `text`."""
+    value = getattr(scalar, "value", scalar)  # Of a dictionary.
+    if value is None or not value.is_valid or not hasattr(value, "as_buffer"):
+        return Unreadable("no string in its column text")
+    if value.as_buffer().size > LINE_LIMIT:
+        return Unreadable(f"a string of more than {LINE_LIMIT:,} bytes")
+    text = value.as_py()
+    return text if isinstance(text, str) else Unreadable("no string in its column text")

@@ -137,6 +137,7 @@ def shards_here(
         )
         shards = all_shards(data.sources, here.places, reading)
         cache.keep_only(shard for some in shards.values() for shard in some)
+        reading.tokenizer = cache.warning
     except TextUnreachable:
         raise
     except TextError as error:
@@ -153,8 +154,8 @@ def first_shard_here(manifest: Manifest, config: PeerFile, progress: Progress) -
         opened = cache.open(every[0], progress)
     except TextError as error:
         raise UserError(str(error)) from None
-    opened.reading.left_out += reading.left_out
-    opened.reading.first_left_out = reading.first_left_out or opened.reading.first_left_out
+    opened.reading.add_left_out(reading)
+    opened.reading.tokenizer = reading.tokenizer
     return Tokens(opened.tokens, opened.reading, opened.made, shards=len(every))
 
 

@@ -24,7 +24,7 @@ from peers.config.atomic_files import write_atomically
 from peers.data.documents import Block, Reading, Text, TextError
 from peers.data.shards import Shard
 from peers.data.tokenizer import Tokenizer, dtype_for, open_tokenizer
-from peers.data.tokens import FOLDER, Digest, Progress, mapped, written
+from peers.data.tokens import FOLDER, Digest, Progress, keep_losses, mapped, written
 from peers.errors import UserError
 
 SHARDS = "shards"
@@ -64,6 +64,11 @@ class ShardCache:
         self.stopped: Callable[[], bool] = lambda: False
         """Asked while a shard is read or made."""
 
+    @property
+    def warning(self) -> str:
+        """What the tokenizer warns of."""
+        return self._tokenizer.warning
+
     def keep_only(self, shards: Iterable[Shard]) -> None:
         """Remove what is of other shards, or of another tokenizer, or was not finished. Raises TextError."""
         kept = {self._key(shard) for shard in shards}
@@ -88,6 +93,7 @@ class ShardCache:
                 text, digest, whole = self._read(shard)
                 deque(text.blocks(), maxlen=0)
                 if kept.get("hash") == digest.hexadecimal():
+                    keep_losses(text.reading, kept.get("reading"))
                     self._note(key, seen if whole else "", digest.hexadecimal(), len(tokens), text.reading)
                     return ShardTokens(shard.name, tokens, text.reading, made=False)
             return self._made(shard, key, seen, progress)
@@ -104,12 +110,15 @@ class ShardCache:
         and are what they should be: else how they look says nothing, for others may come in their place."""
         others, digest = Reading(), Digest(self._file, self._tokenizer.end)
 
-        def hear(block: Block) -> None:
+        def check() -> None:
             if self.stopped():
                 raise Stopped
+
+        def hear(block: Block) -> None:
+            check()
             digest.take(block)
 
-        files = shard.checked(others)
+        files = shard.checked(others, check)
         return Text.of(files, others, self._withdrawn, hear), digest, len(files) == len(shard.parts)
 
     def _made(self, shard: Shard, key: str, seen: str, progress: Progress) -> ShardTokens:

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from peers.config.atomic_files import is_folder, is_there
 from peers.config.run_url import is_url, without_secret
-from peers.data.documents import Reading, TextError, files_of
-from peers.data.files import ALL_SUFFIXES, File, LocalFile, RemoteFolder, Unreadable
+from peers.data.documents import Reading, TextError, files_of, leads_out
+from peers.data.files import ALL_SUFFIXES, BUFFER_BYTES, File, LocalFile, RemoteFolder, Unreadable, has_suffix
 from peers.data.files import INDEX as INDEX
 from swarmnet.run.manifest import STANDARD_LIBRARY, Source
 
@@ -64,17 +64,22 @@ class Shard:
     def bytes(self) -> int:
         return sum(one.file.bytes for one in self.parts)
 
-    def checked(self, reading: Reading) -> list[File]:
-        """Its files that are what the index says; `reading` hears of the others. Raises TextUnreachable."""
-        return [one.file for one in self.parts if _is_as_pinned(one, reading)]
+    def checked(self, reading: Reading, check: Callable[[], None] = lambda: None) -> list[File]:
+        """Its files that are what the index says; `reading` hears of the others. `check` runs with each block
+        that is read, and what it raises ends the reading. Raises TextUnreachable."""
+        return [one.file for one in self.parts if _is_as_pinned(one, reading, check)]
 
 
-def _is_as_pinned(part: Part, reading: Reading) -> bool:
+def _is_as_pinned(part: Part, reading: Reading, check: Callable[[], None]) -> bool:
     if not part.sha256:
         return True
+    digest = hashlib.sha256()
     try:
         with part.file.open() as opened:
-            actual = hashlib.file_digest(opened, "sha256").hexdigest()
+            while block := opened.read(BUFFER_BYTES):
+                check()
+                digest.update(block)
+            actual = digest.hexdigest()
     except OSError as error:
         reading.leave_out(f"{part.file.name}: {error.strerror or error}")
         return False
@@ -89,8 +94,8 @@ def shards_of(source: Source, place: str, reading: Reading) -> list[Shard]:
     named = _pinned(source, place, reading) if source.index else _lying(place, reading)
     found = [(name, part) for name, part in sorted(named) if part.file.bytes > 0]
     if not found:
-        why = reading.first_left_out or "what is there is empty"
-        raise TextError(f"the source `{source.name}` has no text at {without_secret(place)}: {why}")
+        why = reading.reason() or "; what is there is empty"
+        raise TextError(f"the source `{source.name}` has no text at {without_secret(place)}{why}")
     shards: list[Shard] = []
     waiting: list[tuple[str, Part]] = []
     for one in found:
@@ -112,7 +117,7 @@ def _lying(place: str, reading: Reading) -> Iterator[tuple[str, Part]]:
     if is_url(place):
         folder = RemoteFolder(place)
         for name, file in folder.found().items():
-            if name.endswith(ALL_SUFFIXES):
+            if has_suffix(name, ALL_SUFFIXES):
                 yield name, Part(file)
             elif name != INDEX:
                 reading.leave_out(f"{file.name}: of a folder only {', '.join(ALL_SUFFIXES)} are read")
@@ -156,12 +161,11 @@ def _opener(place: str) -> tuple[RemoteFolder | Path, Callable[[Pinned], File]]:
         remote = RemoteFolder(place)
         return remote, lambda one: remote.file(one.name, one.bytes)
     root = Path(place).expanduser()
-    inside = root.resolve()
 
     def local(one: Pinned) -> File:
         path = root / one.name
-        if not path.resolve().is_relative_to(inside):
-            raise OSError(0, "is a link that leads out of the folder")
+        if leads_out(root, path):
+            raise OSError(0, "is a link that leads out of the folder: put a copy of it in its place")
         return LocalFile.at(path)
 
     return root, local
@@ -212,7 +216,7 @@ def is_plain(name: str) -> bool:
     return (
         0 < len(name) <= _MOST_NAME and name.isprintable() and not path.is_absolute()
         and not any(part == ".." or part.startswith(".") for part in path.parts)
-        and not set(name) & set('\\:?#%*|"<>') and str(path) == name and name.endswith(ALL_SUFFIXES)
+        and not set(name) & set('\\:?#%*|"<>') and str(path) == name and has_suffix(name, ALL_SUFFIXES)
     )  # fmt: skip
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,10 @@ PIECE_BYTES = 64 * 1024
 line end: 1 MiB 1.4 s, 4 MiB 40 s and 1 GB of memory (docs/log.md)."""
 BATCH_BYTES = 2**20
 """Encoded at a time, on as many threads as the package takes."""
+MAX_FILE_BYTES = 64 * 2**20
+"""Of a tokenizer.json: one of 262,144 tokens takes 33 MB (Gemma 3)."""
+_PROBE = "A text: naïve, 日本語, 12.5 %.\n\n\tif x == 1:  " + "a" * 32 + "b\r\n"
+"""Encoded when a tokenizer.json is loaded: an expression that backtracks without end shows there."""
 _SPACES = (b" ", b"\t", b"\r")
 _LONGEST_CHARACTER = 4
 """Bytes of UTF-8."""
@@ -32,10 +38,19 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> Tensor:
         """Tokens of `text`: one dimension, of `dtype_for(vocabulary)`."""
 
-    def encode_pieces(self, pieces: Sequence[bytes]) -> Tensor:
-        """Tokens of pieces of text that follow each other, each at most some PIECE_BYTES long."""
+    def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
+        """Return the tokens of each of these pieces of text, each at most some PIECE_BYTES long. Raises
+        TextError for what the tokenizer cannot read."""
 
     def decode(self, tokens: Sequence[int]) -> bytes: ...
+
+    def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
+        """Return how many bytes of UTF-8 `pieces` are, and how many of these decoding their `tokens` does not
+        give back."""
+
+    @property
+    def warning(self) -> str:
+        """What of the file was switched off; empty: nothing."""
 
     @property
     def end(self) -> Ending:
@@ -49,6 +64,10 @@ class Ending:
     text: bytes = BETWEEN_DOCUMENTS
     token: int | None = None
     """Which the model says where a text ends; None: it never does."""
+
+    def count(self, text: bytes) -> int:
+        """Return how often a document contains it, where it is one token."""
+        return 0 if self.token is None else text.count(self.text)
 
 
 def dtype_for(vocabulary: int) -> torch.dtype:
@@ -64,77 +83,178 @@ class ByteTokenizer:
 
     vocabulary: int = 256
     end: Ending = Ending()
+    warning: str = ""
 
     def encode(self, text: bytes) -> Tensor:
         if not text:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
-    def encode_pieces(self, pieces: Sequence[bytes]) -> Tensor:
-        return self.encode(b"".join(pieces))
+    def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
+        """See `Tokenizer.encode_pieces`."""
+        return [self.encode(piece) for piece in pieces]
+
+    def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
+        """See `Tokenizer.lost_bytes`."""
+        return 0, 0
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         # A model may have more than 256 outputs; those beyond are no text.
         return bytes(token for token in tokens if token < 256)
 
 
-class FileTokenizer:
-    """A `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced."""
+def read_settings(path: Path) -> tuple[str, list[str]]:
+    """Return a tokenizer.json without the settings that change a text, as JSON, and what these were.
 
-    def __init__(self, path: Path) -> None:
-        self.end = Ending()
+    Truncation cuts a text, padding adds tokens, and with dropout a text has other tokens each time. Raises
+    TextError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            longest = f"{MAX_FILE_BYTES >> 20} MiB"
+            raise TextError(f"tokenizer {path} is longer than {longest}: name a tokenizer.json")
+        text = data.decode()
+        content = json.loads(text)
+    except OSError as error:
+        raise TextError(f"tokenizer {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
+        raise TextError(f"{path} is not a tokenizer.json: {error}") from None
+    if not isinstance(content, dict):
+        raise TextError(f"{path} is not a tokenizer.json: it is no JSON object")
+    model = content.get("model")
+    removed = _remove(content, ("truncation", "padding"))
+    if isinstance(model, dict):
+        removed += [f"model.{each}" for each in _remove(model, ("dropout",))]
+    return (json.dumps(content, ensure_ascii=False) if removed else text), removed
+
+
+def _remove(settings: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Set these settings to null; return which were set, with their values."""
+    found = [name for name in names if settings.get(name) not in (None, 0)]
+    told = [f"{name} {json.dumps(settings[name])[:80]}" for name in found]
+    settings.update(dict.fromkeys(found))
+    return told
+
+
+Result = TypeVar("Result")
+
+
+class FileTokenizer:
+    """A `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced.
+
+    Special tokens that are written in a text are plain text; the end of text is put in by its id alone."""
+
+    def __init__(self, path: Path, end_of_text: str = "") -> None:
+        """Raises TextError."""
+        self._path, self.end = path, Ending()
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError:
             raise TextError(f"{path} needs the package `tokenizers`: {how_to_install('hf')}") from None
         if not path.is_file():
             raise TextError(f"tokenizer {path} does not exist")
-        try:
-            self._loaded: Any = Loaded.from_str(path.read_text("utf-8"))
-        except Exception as error:  # noqa: BLE001 - the package raises bare Exception for a bad file
-            raise TextError(f"{path} is not a tokenizer.json: {error}") from None
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self._loaded.get_vocab_size())
+        text, removed = read_settings(path)
+        changes = f"tokenizer {path}: switched off, as it changes a text: {', '.join(removed)}"
+        self.warning = changes if removed else ""
+        self._loaded: Any = self._run(lambda: Loaded.from_str(text), "is not a tokenizer.json")
+        self._loaded.encode_special_tokens = True
+        self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
+        """The largest id, and 1: ids may have gaps."""
+        self.encode_pieces([_PROBE.encode()])
+        if end_of_text:
+            self.end = Ending(end_of_text.encode(), self._token_of(end_of_text))
 
     def encode(self, text: bytes) -> Tensor:
-        return self.encode_pieces(list(pieces_of([text])))
+        """See `Tokenizer.encode`."""
+        pieces = self.encode_pieces(list(pieces_of([text])))
+        return torch.cat([torch.empty(0, dtype=dtype_for(self.vocabulary)), *pieces])
 
-    def encode_pieces(self, pieces: Sequence[bytes]) -> Tensor:
-        texts = [piece.decode("utf-8", "replace") for piece in pieces]
-        encoded = self._loaded.encode_batch_fast(texts, add_special_tokens=False)
-        dtype = dtype_for(self.vocabulary)
-        return torch.cat(
-            [torch.empty(0, dtype=dtype), *(torch.tensor(one.ids, dtype=dtype) for one in encoded)]
+    def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
+        """See `Tokenizer.encode_pieces`."""
+        parts = [self._parts(piece.decode("utf-8", "replace")) for piece in pieces]
+        flat = [part for each in parts for part in each]
+        encoded = iter(
+            self._run(
+                lambda: self._loaded.encode_batch_fast(flat, add_special_tokens=False),
+                f"cannot encode a text of {sum(map(len, pieces)):,} bytes",
+            )
         )
+        dtype = dtype_for(self.vocabulary)
+        return [
+            torch.tensor([token for _ in each for token in next(encoded).ids], dtype=dtype) for each in parts
+        ]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """A character whose last bytes are still to come is left away."""
         text = str(self._loaded.decode(list(tokens), skip_special_tokens=False))
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 
+    def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
+        """See `Tokenizer.lost_bytes`. Which bytes occur how often is compared, not where they are."""
+        given = _histogram("".join(piece.decode("utf-8", "replace") for piece in pieces))
+        ids = [each.tolist() for each in tokens]
+        decoded = self._run(lambda: self._loaded.decode_batch(ids, skip_special_tokens=True), "cannot decode")
+        lost = np.maximum(given - _histogram("".join(decoded)), 0)
+        return int(given.sum()), int(lost.sum())
+
+    def _parts(self, text: str) -> list[str]:
+        """Return a text cut within each end of text, which so never becomes that token."""
+        if self.end.token is None:
+            return [text]
+        end = self.end.text.decode()
+        first, *rest = text.split(end)
+        starts = [first, *(end[1:] + each for each in rest)]
+        return [each + end[:1] for each in starts[:-1]] + starts[-1:]
+
+    def _token_of(self, end: str) -> int:
+        """Return the id of the end of text. Raises TextError."""
+        token = self._loaded.token_to_id(end)
+        tokens = self.encode(end.encode()).tolist() if token is None else [int(token)]
+        return _only_token(tokens, end, self._path)
+
+    def _run(self, use: Callable[[], Result], failed: str) -> Result:
+        """Run a call of the package. Raises TextError for what it raises: bare Exception for a bad file, and
+        PanicException of Rust, which is no Exception, for an expression that gives up."""
+        try:
+            return use()
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                why = f"tokenizer {self._path} {failed}: {error}"
+                raise TextError(f"{why}; use another tokenizer.json") from None
+            raise
+
+
+def _histogram(text: str) -> np.ndarray:
+    """Return how often each byte occurs in a text as UTF-8, int64 [256]."""
+    return np.bincount(np.frombuffer(text.encode(), np.uint8), minlength=256)
+
+
+def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
+    """Return the one token that an end of text is. Raises TextError."""
+    if len(tokens) != 1:
+        raise TextError(
+            f"data.end_of_text {end!r} is {len(tokens)} tokens of tokenizer {tokenizer}; it must be one: "
+            "add it to the tokenizer as a special token, or name another"
+        )
+    return tokens[0]
+
 
 def open_tokenizer(file: Path | None, vocabulary: int, end_of_text: str = "") -> Tokenizer:
     """A tokenizer.json, or None: bytes. `end_of_text`: the manifest's. Raises TextError if the model's
     vocabulary is smaller, or if the end of a text is not one token."""
-    tokenizer = ByteTokenizer() if file is None else FileTokenizer(file)
-    if end_of_text:
-        tokens = tokenizer.encode(end_of_text.encode()).tolist()
-        if len(tokens) != 1:
-            raise TextError(
-                f"data.end_of_text {end_of_text!r} is {len(tokens)} tokens of tokenizer {file or BYTES}; it "
-                "must be one: add it to the tokenizer as a special token, or name another"
-            )
-        end = Ending(end_of_text.encode(), tokens[0])
-        if isinstance(tokenizer, FileTokenizer):
-            tokenizer.end = end
-        else:
-            tokenizer = ByteTokenizer(end=end)
+    tokenizer: Tokenizer
+    if file is not None:
+        tokenizer = FileTokenizer(file, end_of_text)
+    elif end_of_text:
+        end = end_of_text.encode()
+        tokenizer = ByteTokenizer(end=Ending(end, _only_token(list(end), end_of_text, BYTES)))
+    else:
+        tokenizer = ByteTokenizer()
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
-            f"tokenizer {file or BYTES} has {tokenizer.vocabulary} tokens, the model {vocabulary}: "
-            "raise model.vocabulary"
+            f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} "
+            f"tokens: set model.vocabulary: {tokenizer.vocabulary}"
         )
     return tokenizer
 

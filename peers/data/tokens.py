@@ -9,10 +9,12 @@ reading it does. The file is written beside and moved when it is whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -30,8 +32,11 @@ from swarmnet.run.manifest import BYTES
 
 FOLDER = "text"
 NEWEST = "newest.json"
-FORM = "swarmnet tokens 1"
+FORM = "swarmnet tokens 2"
 """Goes into the hash: another way to cut or join documents makes other tokens."""
+
+FREE_BYTES = 1 << 30
+"""Left free on the disk: checkpoints, the largest of which are some GB, must find room beside the text."""
 
 Progress = Callable[[int, int], None]
 """Bytes of text that are tokens now, and bytes in all."""
@@ -65,6 +70,8 @@ def tokens_on_disk(
     if newest.get("hash") == key:
         kept = mapped(folder / f"{key}.tokens", newest.get("tokens"), dtype)
         if kept is not None:
+            keep_losses(text.reading, newest.get("text"))
+            text.reading.tokenizer = opened.warning
             return Tokens(kept, text.reading, made=False)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,25 +92,40 @@ def tokens_on_disk(
     if kept is None:
         raise TextError(f"{folder / key}.tokens changed while it was read: start again")
     before = newest.get("tokens")
+    text.reading.tokenizer = opened.warning
     return Tokens(kept, text.reading, made=True, before=before if isinstance(before, int) else None)
 
 
 def encoded(text: Text, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
-    """The tokens of about BATCH_BYTES of text at a time."""
-    batch: list[bytes] = []
+    """The tokens of about BATCH_BYTES of text at a time. `text.reading` counts what they lose."""
+    batch: list[bytes | None] = []
     waiting = 0
-    for piece in _pieces(text, tokenizer.end.text):
+    for piece in _pieces(text):
         batch.append(piece)
-        waiting += len(piece)
+        waiting += len(piece or b"")
         if waiting >= BATCH_BYTES:
-            yield tokenizer.encode_pieces(batch)
+            yield _tokens_of(batch, tokenizer, text.reading)
             batch, waiting = [], 0
             progress(text.reading.bytes, text.total_bytes)
-    yield tokenizer.encode_pieces(batch)
+    yield _tokens_of(batch, tokenizer, text.reading)
 
 
-def _pieces(text: Text, between: bytes) -> Iterator[bytes]:
-    """What the tokenizer is given: whole documents where they are short, and what stands between them."""
+def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: Reading) -> Tensor:
+    """Return the tokens of pieces, and of the end of text where there is None."""
+    pieces = [piece for piece in batch if piece is not None]
+    tokens = tokenizer.encode_pieces(pieces)
+    given, lost = tokenizer.lost_bytes(pieces, tokens)
+    reading.encoded_bytes += given
+    reading.lost_bytes += lost
+    reading.ends_in_text += sum(map(tokenizer.end.count, pieces))
+    dtype, token, each = dtype_for(tokenizer.vocabulary), tokenizer.end.token, iter(tokens)
+    end = tokenizer.encode(tokenizer.end.text) if token is None else torch.tensor([token], dtype=dtype)
+    parts = [end if piece is None else next(each) for piece in batch]
+    return torch.cat([torch.empty(0, dtype=dtype), *parts])
+
+
+def _pieces(text: Text) -> Iterator[bytes | None]:
+    """What the tokenizer is given: whole documents where they are short, and None between two."""
     number = 0
 
     def document_of(block: Block) -> int:
@@ -113,7 +135,7 @@ def _pieces(text: Text, between: bytes) -> Iterator[bytes]:
 
     for count, blocks in groupby(text.blocks(), key=document_of):
         if count > 1:
-            yield between
+            yield None
         yield from pieces_of(block for _, block in blocks)
 
 
@@ -153,6 +175,8 @@ def written(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) ->
     try:
         with part.open("wb") as file:
             for some in encoded(text, tokenizer, progress):
+                if shutil.disk_usage(path.parent).free < FREE_BYTES:
+                    raise OSError(errno.ENOSPC, f"less than {FREE_BYTES >> 20} MiB of the disk are free")
                 file.write(some.numpy().tobytes())
                 count += len(some)
             file.flush()
@@ -173,6 +197,14 @@ def mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
         return torch.from_file(str(path), shared=False, size=count, dtype=dtype)
     except (OSError, RuntimeError):
         return None
+
+
+def keep_losses(reading: Reading, noted: object) -> None:
+    """Take from a note about the same text what only encoding it counts."""
+    if isinstance(noted, Mapping):
+        for name in ("ends_in_text", "encoded_bytes", "lost_bytes"):
+            count = noted.get(name)
+            setattr(reading, name, count if type(count) is int and count >= 0 else 0)
 
 
 def _newest(folder: Path) -> dict[str, object]:

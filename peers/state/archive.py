@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
+from peers.config.run_url import MOST_BYTES
 from peers.state.archive_store import ArchiveError, Store, sha256
 from swarmnet.identifiers import RunId
 
@@ -62,7 +63,7 @@ class Archive:
     def open(self, signed: SignedManifest | None = None) -> SignedManifest:
         """Read the index. `signed`: the run that it must be, or becomes if the archive is empty. Raises
         ArchiveError."""
-        held = self.store.read(RUN)
+        held = self.store.read(RUN, MOST_BYTES)
         if held is None:
             if signed is None:
                 raise ArchiveError(f"{self.store.url} is no archive of a run: it has no {RUN}")
@@ -86,7 +87,7 @@ class Archive:
 
     def checkpoint(self, entry: Entry) -> bytes:
         """Raises ArchiveError where it is not what the index says."""
-        data = self.store.read(entry.name)
+        data = self.store.read(entry.name, entry.bytes)
         if data is None:
             raise ArchiveError(f"{self.store.url}/{entry.name} is missing, though the index names it")
         if len(data) != entry.bytes or sha256(data) != entry.sha256:
@@ -166,7 +167,7 @@ class Archive:
         self.entries = entries
 
     def _read_index(self, run_id: RunId) -> tuple[Entry, ...]:
-        data = self.store.read(INDEX)
+        data = self.store.read(INDEX, INDEX_LIMIT)
         if data is None:
             return ()
         try:

@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
+from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
 from peers.config.run_url import without_secret
 from peers.errors import UserError, how_to_install
 from peers.runtime.supervision import reason
 from peers.telemetry.said import Say
+
+READ_LIMIT = 64 * 1024 * 1024
+"""Bytes of a file of which nothing says how long it is."""
+_BLOCK_BYTES = 1024 * 1024
+"""Read at a time from a web server."""
 
 
 class ArchiveError(UserError):
@@ -31,8 +37,9 @@ class StoreUnreachable(ArchiveError):
 class Store(Protocol):
     url: str
 
-    def read(self, name: str) -> bytes | None:
-        """The file, or None: not there. ArchiveError where it cannot be read."""
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
+        """Return a file, or None: not there. Raises ArchiveError where it cannot be read, or is longer than
+        `limit` bytes, of which no more are in memory."""
 
     def write(self, name: str, data: bytes) -> None:
         """Raises UserError."""
@@ -55,17 +62,25 @@ def open_store(url: str) -> Store:
     return FsspecStore(url)
 
 
+def _within(data: bytes, limit: int, place: str) -> bytes:
+    """Return the file. Raises ArchiveError where it is longer than `limit` bytes."""
+    if len(data) > limit:
+        raise ArchiveError(f"{place} is longer than {limit:,} bytes, as no such file is: name another place")
+    return data
+
+
 class FolderStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = str(folder)
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
         """See `Store.read`."""
         try:
             if is_there(self.folder / name) and not is_file(self.folder / name):
                 raise ArchiveError(f"{self.folder / name}: is no file (a link to a device?): remove it")
-            return (self.folder / name).read_bytes()
+            with (self.folder / name).open("rb") as file:
+                return _within(file.read(limit + 1), limit, str(self.folder / name))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -102,12 +117,27 @@ class FsspecStore:
         with self._connected("cannot be opened"):
             pass
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
         """See `Store.read`."""
-        with self._connected("cannot be read", name) as (files, path), contextlib.suppress(FileNotFoundError):
-            data: bytes = files.cat_file(path)
+        with self._connected("cannot be read", name) as (files, path):
+            try:
+                return _within(self._first_bytes(files, path, limit + 1), limit, f"{self.url}/{name}")
+            except FileNotFoundError as error:
+                if (cause := lasting_cause(error)) is not None:
+                    raise cause from None
+                return None
+
+    def _first_bytes(self, files: Any, path: str, count: int) -> bytes:  # noqa: ANN401 - a package without types
+        """Return as many bytes of a file, or all. A web server may send more than it is asked for: it is read
+        as a stream."""
+        if not is_web(self._secret_url):
+            data: bytes = files.cat_file(path, start=0, end=count)
             return data
-        return None
+        parts = bytearray()
+        with files.open(path, "rb", block_size=0) as file:
+            while len(parts) < count and (part := file.read(min(_BLOCK_BYTES, count - len(parts)))):
+                parts += part
+        return bytes(parts)
 
     def write(self, name: str, data: bytes) -> None:
         """See `Store.write`."""
@@ -144,13 +174,14 @@ class FsspecStore:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
-            told = reason(error).replace(self._secret_url, self.url)
+            told = reason_of(error).replace(self._secret_url, self.url)
             raise StoreUnreachable(f"{place}: {what}: {told}") from None
 
     def _opened(self, place: str, what: str) -> tuple[Any, str]:
         """fsspec's file system, and the archive's path there."""
         try:
-            files, root = self._connect(self._secret_url, skip_instance_cache=True)
+            options = web_options(self._secret_url)
+            files, root = self._connect(self._secret_url, skip_instance_cache=True, **options)
         except (ImportError, ValueError) as error:  # No such kind of store, or its package is not installed.
             raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
         return files, root

@@ -24,11 +24,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from peers.config.atomic_files import is_there
 from peers.config.peer_file import default_state
+from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
 from peers.config.run_url import is_url, without_secret
 from peers.errors import how_to_install
 from peers.state.start_folder import CONFIG, INDEX, MOST_JSON_BYTES, StartError, hash_of, read_json
@@ -44,7 +45,7 @@ LARGEST_NUMBER = 8
 BESIDE_BYTES = 256 << 20
 """For what is not weights: heads of safetensors files (100 MB each at most, by their format; some 100 bytes a
 tensor in truth), configuration, index, tokenizer (17 MB for a vocabulary of 151,643)."""
-CONNECT_SECONDS, SILENCE_SECONDS = 20.0, 30.0
+SILENCE_SECONDS = 30.0
 BEGIN_SECONDS = 60.0
 SLOWEST = 100_000
 """Bytes per second, over the whole: 0.8 Mbit/s. What is slower is given up, so that nobody waits for ever."""
@@ -188,16 +189,11 @@ class _Source:
         self.url, self._secret_url = without_secret(url).rstrip("/"), url
         if {"?", "#"} & set(url):
             raise StartError(f"{self.url}: a ? or a # cannot stand in the URL of a folder; leave it out")
-        self._is_web = urlsplit(url).scheme in ("http", "https")
-        options: dict[str, Any] = {}
+        self._is_web = is_web(url)
         try:
             import fsspec
 
-            if self._is_web:
-                from aiohttp import ClientTimeout
-
-                limits = ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
-                options = {"client_kwargs": {"timeout": limits}}
+            options = web_options(url, SILENCE_SECONDS)
         except ImportError:
             raise StartError(f"{self.url} needs the package fsspec: {how_to_install('text')}") from None
         try:
@@ -269,9 +265,15 @@ class _Source:
         """Whatever a backend raises becomes StartError (as in peers/data/files.py)."""
         try:
             yield
-        except (StartError, FileNotFoundError):
+        except StartError:
             raise
+        except FileNotFoundError as error:
+            if (cause := lasting_cause(error)) is None:
+                raise
+            raise self._failed(name, cause) from None
         except Exception as error:  # noqa: BLE001 - fsspec's backends have kinds of their own
-            said = str(error) or f"nothing within {SILENCE_SECONDS:g} s"
-            told = f"{type(error).__name__}: {said}".replace(self._secret_url, self.url)
-            raise StartError(f"{self.url}/{name}: cannot be fetched: {told}") from None
+            raise self._failed(name, error) from None
+
+    def _failed(self, name: str, error: Exception) -> StartError:
+        told = reason_of(error).replace(self._secret_url, self.url)
+        return StartError(f"{self.url}/{name}: cannot be fetched: {told}")

@@ -409,6 +409,12 @@ class WorkerRole(Role):
             process.report.say("text", warning, level="warning")
             process.log.record(said.Remark(warning, "text_left_out"))
         process.tell(said.Text(text_line(read), **asdict(read.reading)))
+        there, needed = len(read.tokens), signed.manifest.data.sequence_tokens + 1
+        if there < needed:
+            raise UserError(
+                f"the run's text has {there:,} tokens here, and a sequence takes {needed:,}: add text"
+                f"{read.reading.reason()}"
+            )
         return Corpus(signed, read.tokens)
 
     def _text_opened(self) -> None:

@@ -144,7 +144,11 @@ class Worker(Parts):
             folder = self.settings.checkpoints
             wish = await first_stage(self.presence, self.chance, self.say, never, line, folder)
         self.stage = wish
-        self._assemble(await self.orders.read_text() if self.stage == 0 else None)
+        try:
+            text = await until_left(self._leaving, self.orders.read_text()) if self.stage == 0 else None
+        except Left:
+            return
+        self._assemble(text)
         self._tasks = [
             self.loop.create_task(self.presence.announce_forever(self.stage, self._record), name="announce"),
             self.loop.create_task(self.presence.look_forever(self.looking.look), name="look up"),

@@ -86,7 +86,8 @@ def _judge_read(read: Tokens | None, window: int) -> Line:
     text, warnings = text_line(read), read.reading.warnings()
     data = {**asdict(read.reading), "tokens": len(read.tokens)}
     if len(read.tokens) < window:
-        return Line("text", "fail", f"{text}: a sequence takes {window:,}", "add text", data)
+        short = f"{text}: a sequence takes {window:,}{read.reading.reason()}"
+        return Line("text", "fail", short, "add text", data)
     if warnings:
         return Line("text", "warn", "; ".join([text, *warnings]), "mend or take away what is named", data)
     return Line("text", "ok", text, data=data)

@@ -11,7 +11,6 @@ program can compute the model without drawing them.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
+from peers.data.tokenizer import read_settings
 from peers.state.model_config import SIZE_KEYS, join_reasons, read_config
 from peers.state.safetensors_file import open_tensors
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
@@ -233,7 +233,7 @@ def _write(
     if tokenizer is None:
         _write_json(folder / "tokenizer.json", _byte_tokenizer())
     else:
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+        (folder / "tokenizer.json").write_text(read_settings(tokenizer)[0], encoding="utf-8")
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:

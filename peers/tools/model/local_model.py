@@ -32,18 +32,25 @@ class Held:
 
 def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> Held:
     """A checkpoint's model, or an exported one (None: here); `warn` hears of newer files that cannot be
-    used. `tokenizer`: the run's tokenizer.json, which lies in an exported model already. Raises ExportError,
-    TextError or UserError."""
+    used, and of what was switched off in a tokenizer.json. `tokenizer`: the run's tokenizer.json, which
+    lies in an exported model already. Raises ExportError, TextError or UserError."""
     place = source or Path()
     if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE
         window = parse(manifest.read_bytes()).data.sequence_tokens if is_file(manifest) else None
         file = tokenizer or (None if shape.vocabulary == BYTES else place / "tokenizer.json")
         opened = open_tokenizer(file, shape.vocabulary, load_end(place))
+        _pass_on(opened, warn)
         return Held(load_weights(place), shape, opened, window)
     newest = checkpoint_file.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
     opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocabulary, data.end_of_text)
+    _pass_on(opened, warn)
     return Held(newest.whole(), shape, opened, data.sequence_tokens)
+
+
+def _pass_on(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
+    if tokenizer.warning:
+        warn(tokenizer.warning)

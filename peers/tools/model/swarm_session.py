@@ -75,7 +75,10 @@ def tokenizer_of(client: SwarmClient) -> Tokenizer:
     """The run's. Raises TextError."""
     manifest = client.manifest
     file = tokenizer_file(manifest.data, client.tokenizer)
-    return open_tokenizer(file, manifest.model.vocabulary, manifest.data.end_of_text)
+    opened = open_tokenizer(file, manifest.model.vocabulary, manifest.data.end_of_text)
+    if opened.warning:
+        client.say("text", opened.warning)
+    return opened
 
 
 async def stream(

@@ -155,6 +155,8 @@ def _other_tokenizer(manifest: Manifest, model: Path, used: Path) -> list[str]:
 
 def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator[str]:
     """Raises TextError."""
+    if reads is not None and reads.warning:
+        yield f"data.tokenizer: {reads.warning}"
     places: dict[str, str] = {}
     for source in manifest.data.sources:
         place = source_beside(folder, source)
@@ -169,7 +171,7 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         next(text.blocks(), None)  # Raises TextError where there is nothing in it.
         yield from (f"data.sources: {source.name}: {told}" for told in text.reading.warnings())
     if len(places) == len(manifest.data.sources):
-        _require_a_window(manifest, places, reads)
+        yield from _require_a_window(manifest, places, reads)
 
 
 def _read_as(manifest: Manifest, places: Mapping[str, str]) -> Text:
@@ -184,16 +186,21 @@ def _read_as(manifest: Manifest, places: Mapping[str, str]) -> Text:
     return Text.of(files, others)
 
 
-def _require_a_window(manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None) -> None:
+def _require_a_window(
+    manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None
+) -> Iterator[str]:
+    """Warnings about the tokens of the text's beginning. Raises TextError."""
     needed = manifest.data.sequence_tokens + 1  # swarmnet/model/sampling.py
     there = 0
-    for count in _counts(_read_as(manifest, places), reads):
+    text = _read_as(manifest, places)
+    for count in _counts(text, reads):
         there += count
         if there >= needed:
+            yield from (f"data.tokenizer: {told}" for told in text.reading.losses())
             return
     raise TextError(
         f"data.sources: the text has {there} tokens, and a sequence takes {needed}: add text, or make "
-        "data.sequence_tokens smaller"
+        f"data.sequence_tokens smaller{text.reading.reason()}"
     )
 
 

@@ -52,7 +52,12 @@ class EpochReading:
         says = Says(self._opened, self._read, self._trouble, self._progress)
         me = process.identity.peer_id
         text = self.text = EpochText(signed, me, shards, cache, config.state, says)
-        await text.begin()
+        begun = False
+        try:
+            await text.begin()
+            begun = True
+        finally:
+            self._stopped = not begun  # The thread that reads ends with its next block.
         self._ahead = asyncio.create_task(text.read_ahead(), name="read ahead")
         self._ahead.add_done_callback(self._ended)
         there, size = text.coverage(), sum(each.bytes for some in shards.values() for each in some)

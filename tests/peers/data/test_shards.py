@@ -116,7 +116,7 @@ def test_half_a_packed_file_is_left_out_from_where_it_ends(tmp_path):
 def test_a_text_that_is_drawn_from_has_no_packed_files_in_its_folder(tmp_path):
     folder, reading = in_every_form(tmp_path / "books"), Reading()
     assert [path.name for path in files_of(str(folder), reading)] == ["a.jsonl"]
-    assert "of a folder only .txt, .md, .jsonl are read" in reading.first_left_out
+    assert "of a folder only .txt, .md, .jsonl, .ndjson are read" in reading.first_left_out
     assert len(files_of(str(folder), suffixes=ALL_SUFFIXES)) == 4
 
 

@@ -95,7 +95,7 @@ def test_missing_text_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"not text")
-    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, \.jsonl files there"):
+    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, \.jsonl, \.ndjson files there"):
         text_of(tmp_path)
     (tmp_path / "empty.txt").write_bytes(b" \n")
     with pytest.raises(TextError, match=r"no text in .*picture\.png"):
@@ -226,7 +226,7 @@ def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tm
     corpus = tokens_of(places, 300, tokenizer=tokenizer_file)
     assert corpus.dtype == torch.uint16
     assert len(corpus) < 3200 / 2
-    with pytest.raises(TextError, match=r"has \d+ tokens, the model 256: raise model\.vocabulary"):
+    with pytest.raises(TextError, match=r"has ids up to \d+, the model 256 tokens: set model\.vocabulary"):
         tokens_of(places, 256, tokenizer=tokenizer_file)
 
 

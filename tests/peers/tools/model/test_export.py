@@ -98,6 +98,9 @@ def test_an_own_tokenizer_travels_with_the_model(tmp_path: Path) -> None:
     tokenizer.write_text("{}")
     export(tmp_path / "model", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=tokenizer)
     assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
+    tokenizer.write_text('{"truncation": {"max_length": 5}}')
+    export(tmp_path / "other", LLAMA, stage_weights(LLAMA, (3,)), tokenizer=tokenizer)
+    assert json.loads((tmp_path / "other" / "tokenizer.json").read_text()) == {"truncation": None}
 
 
 def test_an_existing_folder_is_replaced_only_when_allowed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Before a run is signed its text and tokenizer are opened: what cannot work is refused, what is odd said."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,8 +70,26 @@ def test_a_tokenizer_that_is_none_is_refused(lab):
     refused(swarmnet, "tokenizer.json is not a tokenizer.json")
 
 
+def test_what_a_tokenizer_changes_and_loses_is_said_as_at_loading(lab):
+    swarmnet = lab(text="naïve\n" * 20)
+    content = json.loads(Path("tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}]}
+    Path("tokenizer.json").write_text(json.dumps(content))
+    told = [line for line in warnings(swarmnet) if "data.tokenizer" in line]
+    assert len(told) == 2
+    assert 'switched off, as it changes a text: truncation {"' in told[0]
+    assert "the tokenizer loses" in told[1]
+
+
+def test_lines_without_a_text_are_counted_where_a_sequence_is_too_short(lab):
+    swarmnet = lab(RUN.replace("books.txt", "books.jsonl"), text=None)
+    Path("books.jsonl").write_text('{"messages": []}\n' * 3 + '{"text": "short"}\n')
+    refused(swarmnet, 'books.jsonl:1: no field "text"', "and 2 more")
+
+
 def test_a_vocabulary_that_the_tokenizer_does_not_fit_into_is_refused(lab):
-    refused(lab(TOKENIZER.replace("300", "256")), "tokens, the model 256: raise model.vocabulary")
+    refused(lab(TOKENIZER.replace("300", "256")), "the model 256 tokens: set model.vocabulary: 277")
 
 
 def test_an_end_of_text_that_is_several_tokens_is_refused(lab):
@@ -108,7 +127,7 @@ def test_a_folder_without_any_text_is_refused(lab):
     swarmnet = lab(RUN, text=None)
     Path("books.txt").mkdir()
     Path("books.txt/picture.png").write_bytes(b"\0")
-    refused(swarmnet, "holds no text: put .txt, .md, .jsonl files there")
+    refused(swarmnet, "holds no text: put .txt, .md, .jsonl, .ndjson files there")
 
 
 def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(lab):

@@ -1,0 +1,87 @@
+"""Options with which fsspec opens a URL: limits of time, and the rule of run_url.py for each redirect."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from peers.config.run_url import may_follow
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession, TraceRequestRedirectParams
+
+CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 10.0
+"""A read that nothing answers ends in half of `drain_seconds` (20 s), so that Ctrl+C is heeded in time."""
+_WEB = ("http", "https")
+
+
+class RedirectRefused(OSError):
+    """A web server redirects to a place that this machine must not ask."""
+
+
+def is_web(url: str) -> bool:
+    """Return whether a URL is read over HTTP."""
+    return urlsplit(url).scheme in _WEB
+
+
+def web_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
+    """Return fsspec's options for a URL: limits of time and of redirects for the web, none for other places.
+
+    Raises ImportError without aiohttp."""
+    if not is_web(url):
+        return {}
+    from aiohttp import ClientTimeout
+
+    limits = ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=silence_seconds)
+    return {"client_kwargs": {"timeout": limits}, "get_client": _new_session}
+
+
+async def _new_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what fsspec passes on
+    """Return an aiohttp session that refuses redirects."""
+    from aiohttp import ClientSession, TraceConfig
+
+    tracing = TraceConfig()
+    tracing.on_request_redirect.append(_check_redirect)
+    return ClientSession(trace_configs=[tracing], **options)
+
+
+async def _check_redirect(
+    _session: ClientSession, _context: SimpleNamespace, request: TraceRequestRedirectParams
+) -> None:
+    """Raise RedirectRefused where `may_follow` forbids it; aiohttp calls this before each hop."""
+    from yarl import URL
+
+    headers, before = request.response.headers, request.url
+    wanted = headers.get("Location") or headers.get("URI")
+    if not wanted:
+        return
+    after = before.join(URL(wanted))
+    if not await asyncio.to_thread(may_follow, str(before), str(after)):
+        request.response.close()
+        raise RedirectRefused(
+            f"the server redirects to {str(after.with_user(None))[:200]}, which is not followed: give that "
+            "URL itself, if you know it"
+        )
+
+
+def lasting_cause(error: FileNotFoundError) -> OSError | None:
+    """Return what fsspec hides in a FileNotFoundError: no connection, or a refused redirect; else None."""
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return None if isinstance(cause, FileNotFoundError) else cause
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a place cannot be read, in one line."""
+    inner = getattr(error, "os_error", error)  # aiohttp keeps the system's error there.
+    if getattr(inner, "errno", None) == errno.ECONNREFUSED:
+        return "nothing answers there: connection refused"
+    if isinstance(error, RedirectRefused):
+        return str(error)
+    if isinstance(error, TimeoutError) and not str(error):
+        return "nothing answers there in time"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,261 @@
+"""What a file holds decides how it is read, for both readers; what is not read is named with its reason."""
+
+import asyncio
+import gzip
+import hashlib
+import os
+from types import SimpleNamespace
+
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+
+from peers.data.documents import Reading, Text, TextError, files_of, joined
+from peers.data.files import LINE_LIMIT, LocalFile, TextUnreachable, rows_of
+from peers.data.shard_tokens import ShardCache, Stopped
+from peers.data.shards import INDEX, index_of, shards_of
+from peers.state.archive import Archive
+from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
+from peers.worker.worker import Worker
+from swarmnet.run.manifest import Source
+
+BOOKS = Source("books", "books")
+LINES = b'{"text": "first"}\n{"text": "second"}\n'
+
+
+def silent(_done, _all):
+    """Progress that no test looks at."""
+
+
+def drawn(place):
+    text = Text([str(place)])
+    return joined(text), text.reading
+
+
+def in_epochs(place):
+    reading = Reading()
+    texts = [Text.of(shard.checked(reading), reading) for shard in shards_of(BOOKS, str(place), reading)]
+    return b"\n\n".join(map(joined, texts)), texts[0].reading
+
+
+@pytest.fixture(params=[drawn, in_epochs])
+def read(request):
+    return request.param
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "B.JSONL", "a.data", "a.txt", "a.jsonl.zst", "A.ZST"])
+def test_lines_of_json_are_known_by_their_content(tmp_path, read, name):
+    (tmp_path / name).write_bytes(zstandard.compress(LINES) if name.lower().endswith("zst") else LINES)
+    assert read(tmp_path / name)[0] == b"first\n\nsecond"
+
+
+def test_parquet_is_known_by_its_content(tmp_path, read):
+    parquet.write_table(pyarrow.table({"text": ["first", "second"]}), tmp_path / "a.bin")
+    assert read(tmp_path / "a.bin")[0] == b"first\n\nsecond"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cure"),
+    [
+        ("a.jsonl.gz", gzip.compress(LINES), "gunzip --keep "),
+        ("a.txt", gzip.compress(LINES), "gunzip --keep "),
+        ("a.txt.zst", zstandard.compress(gzip.compress(LINES)), "gunzip --keep "),
+        ("a.json", b'[\n {"text": "first"}\n]\n', "jq -c "),
+        ("a.txt", "text".encode("utf-16"), "iconv -f utf-16 "),
+    ],
+    ids=["gzip", "gzip as text", "gzip within Zstandard", "one JSON document", "UTF-16"],
+)
+def test_what_cannot_be_read_is_left_out_with_the_cure(tmp_path, name, content, cure):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TextError, match=cure):
+        drawn(tmp_path / name)
+    text, reading = in_epochs(tmp_path / name)
+    assert text == b""
+    assert cure in reading.first_left_out
+
+
+def test_prose_that_begins_with_json_stays_prose(tmp_path, read):
+    prose = b'{"size": 3} is what the file says.\n'
+    (tmp_path / "a.txt").write_bytes(prose + b"More.\n")
+    (tmp_path / "b.md").write_bytes(b'{"size": 3}\nis what the file says.\n')
+    assert read(tmp_path)[0] == prose + b'More.\n\n\n{"size": 3}\nis what the file says.\n'
+
+
+def test_a_name_that_is_not_utf_8_is_left_out_and_named(tmp_path, read):
+    (tmp_path / "a.txt").write_text("text")
+    with open(os.fsencode(tmp_path) + b"/b\xff.txt", "w") as file:
+        file.write("other")
+    text, reading = read(tmp_path)
+    assert text == b"text"
+    assert r"b\xff.txt: its name is not UTF-8" in reading.first_left_out
+    index_of(tmp_path, Reading(), silent)
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """A snapshot in a Hugging Face cache, whose files are links to blobs."""
+    repository = tmp_path / "datasets--me--books"
+    folder = repository / "snapshots" / "ab12"
+    folder.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "12ab").write_bytes(LINES)
+    (folder / "a.jsonl").symlink_to("../../blobs/12ab")
+    return folder
+
+
+def test_a_snapshot_of_a_hugging_face_cache_is_read(snapshot, read):
+    assert read(snapshot)[0] == b"first\n\nsecond"
+
+
+def test_a_link_out_of_the_cache_stays_refused(snapshot, tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    (snapshot / "a.jsonl").unlink()
+    (snapshot.parent.parent / "blobs" / "cd").symlink_to(tmp_path / "secret.txt")
+    for number, target in enumerate(("../../blobs/cd", "../../../secret.txt")):
+        (snapshot / f"{number}.txt").symlink_to(target)
+    with pytest.raises(TextError, match=r"0\.txt is a link to .*secret\.txt.* put a copy .*, and 1 more$"):
+        files_of(str(snapshot))
+
+
+@pytest.mark.parametrize("order", ["drawn", "epochs"])
+def test_lines_without_a_text_are_counted_where_there_is_no_text(tmp_path, order):
+    (tmp_path / "a.jsonl").write_text('{"messages": []}\n' * 3)
+    why = r'a\.jsonl:1: no field "text" with a string in it, and 2 more'
+    if order == "drawn":
+        with pytest.raises(TextError, match=why):
+            drawn(tmp_path)
+        return
+    reading = ShardCache(None, 256, tmp_path / "state").open(
+        shards_of(BOOKS, str(tmp_path), Reading())[0], silent
+    ).reading
+    assert why.replace("\\", "") in reading.reason()
+
+
+# -- packed text ---------------------------------------------------------------------------------------
+
+
+def test_a_text_unpacks_to_a_hundred_times_its_bytes_at_most(tmp_path):
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a" * (64 << 20)))
+    (shard,) = shards_of(BOOKS, str(tmp_path), Reading())
+    opened = ShardCache(None, 256, tmp_path / "state").open(shard, silent)
+    assert len(opened.tokens) <= 100 * shard.bytes
+    assert "unpacks to over 100 times" in opened.reading.first_left_out
+
+
+def test_rows_that_share_a_string_are_read_one_at_a_time(tmp_path):
+    strings = pyarrow.array(["a" * (8 << 20), "b"])
+    shared = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1] * 32), strings)
+    parquet.write_table(pyarrow.table({"text": shared}), tmp_path / "a.parquet", store_schema=False)
+    before = pyarrow.total_allocated_bytes()
+    with LocalFile.at(tmp_path / "a.parquet").open() as file:
+        rows = rows_of("a", file)
+        next(rows)
+        assert pyarrow.total_allocated_bytes() - before < 64 << 20, "32 rows of 8 MiB"
+        assert len(list(rows)) == 63
+
+
+def test_a_string_that_is_too_long_is_left_out(tmp_path):
+    table = pyarrow.table({"text": ["a" * (LINE_LIMIT + 1), "b" * 10**6]})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    text, reading = in_epochs(tmp_path / "a.parquet")
+    assert text == b"b" * 10**6
+    assert "row 1: a string of more than" in reading.first_left_out
+
+
+def test_a_disk_that_is_nearly_full_takes_no_tokens(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
+    (shard,) = shards_of(BOOKS, str(tmp_path / "a.txt"), Reading())
+    with pytest.raises(TextError, match="less than 1024 MiB of the disk are free"):
+        ShardCache(None, 256, tmp_path / "state").open(shard, silent)
+
+
+# -- elsewhere -----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_no_empty_text(unused_port):
+    url = f"http://127.0.0.1:{unused_port}"
+    with pytest.raises(TextUnreachable, match=r"/ cannot be read: nothing answers there: connection refused"):
+        shards_of(BOOKS, f"{url}/", Reading())
+    with pytest.raises(StoreUnreachable, match=r"Cannot connect|refused"):
+        open_store(f"{url}/archive").read("run.json")
+
+
+def test_a_server_without_an_index_is_said(web):
+    with pytest.raises(TextError, match=r"no list of files: .*swarmnet index") as raised:
+        shards_of(BOOKS, f"{web.url}/", Reading())
+    assert not isinstance(raised.value, TextUnreachable)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_file_whose_size_is_not_known_is_read(web, sized):
+    web.sized = sized
+    web.files["/"] = b'<a href="a.txt">a</a>'
+    web.files["/a.txt"] = b"text " * 10
+    assert in_epochs(f"{web.url}/")[0] == b"text " * 10
+
+
+def test_a_server_that_sends_no_parts_is_read_as_a_stream(web, tmp_path):
+    text = os.urandom(6 << 20).hex().encode()
+    web.files["/a.txt"] = text
+    assert in_epochs(f"{web.url}/a.txt")[0] == text, "12 MB"
+    table = pyarrow.table({"text": [text.decode()[at : at + 10**6] for at in range(0, 10**7, 10**6)]})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    web.files["/a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+    assert "sends no part of a file" in in_epochs(f"{web.url}/a.parquet")[1].first_left_out
+
+
+def test_a_peer_that_leaves_does_not_read_a_file_to_its_end(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"text" * 10**6)
+    (tmp_path / INDEX).write_bytes(index := index_of(tmp_path, Reading(), silent))
+    source = Source("books", "books", index=hashlib.sha256(index).hexdigest())
+    (shard,) = shards_of(source, str(tmp_path), Reading())
+    cache, asked = ShardCache(None, 256, tmp_path / "state"), []
+    cache.stopped = lambda: asked.append(1) or True
+    with pytest.raises(Stopped):
+        cache.open(shard, silent)
+    assert len(asked) == 1, "it is asked before the first block is hashed"
+
+
+async def test_a_peer_leaves_while_its_text_is_not_there_yet():
+    async def first_look(_seconds):
+        leaving.set()
+
+    leaving, never = asyncio.Event(), asyncio.Event()
+    worker = SimpleNamespace(
+        _leaving=leaving, settings=SimpleNamespace(stage=0, never=frozenset(), line=None),
+        orders=SimpleNamespace(first_look=first_look, read_text=never.wait),
+    )  # fmt: skip
+    await asyncio.wait_for(Worker.run(worker), 20)
+
+
+def test_a_redirect_of_a_text_or_an_archive_leads_to_no_other_server(web, other_web):
+    other_web.files["/secret.txt"] = b"secret"
+    for name in ("/a.txt", "/archive/run.json", "/text/index.json"):
+        web.redirects[name] = f"http://localhost:{other_web.port}/secret.txt"
+    with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
+        in_epochs(f"{web.url}/a.txt")
+    with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
+        shards_of(Source("books", "books", index="ab" * 32), f"{web.url}/text", Reading())
+    with pytest.raises(ArchiveError, match=r"redirects to .*, which is not followed"):
+        Archive(open_store(f"{web.url}/archive")).open()
+    assert other_web.asked == []
+    web.redirects["/a.txt"] = f"{web.url}/b.txt"
+    web.files["/b.txt"] = b"text"
+    assert in_epochs(f"{web.url}/a.txt")[0] == b"text", "the server that was asked already"
+
+
+@pytest.mark.parametrize("place", ["folder", "memory", "web"])
+def test_a_file_of_an_archive_without_end_is_not_read_whole(web, tmp_path, place):
+    (tmp_path / "run.json").write_bytes(b" " * 2000)
+    web.files["/archive/run.json"] = b" " * (64 << 20)
+    url = {"folder": str(tmp_path), "memory": "memory://endless", "web": f"{web.url}/archive"}[place]
+    store = open_store(url)
+    if place == "memory":
+        store.write("run.json", b" " * 2000)
+    with pytest.raises(ArchiveError, match="is longer than 1,000 bytes"):
+        store.read("run.json", 1000)
+    assert web.sent < 32 << 20
+    if place != "web":
+        assert store.read("run.json", 2000) == b" " * 2000
