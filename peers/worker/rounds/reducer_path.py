@@ -96,6 +96,8 @@ class ReducerPath:
         head = evidence[: head_bytes(len(self.reduced.slice_bytes))]
         grant = grant_of(peer, signature)
         self._keep(round, Contributor.of(peer, slices.id, slices.tokens, grant), head, slices.data)
+        # They take no result that names a peer whom they do not know.
+        self.neighbourhood.introduce(peer, tuple(self.rounds.neighbours))
         self.feed(events.SlicesArrived(peer, round, True))
 
     def add_up(self, round: int) -> AddUp:
