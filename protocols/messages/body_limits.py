@@ -16,6 +16,7 @@ from protocols.messages.table import (
 )
 from protocols.messages.terms import Bodies
 from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
 from swarmnet.inference.machine import MOST_SEQUENCES
 from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
@@ -34,11 +35,12 @@ def longest_bodies(
     logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
     contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
+    grant = SIGNATURE_BYTES if slices_bytes else 0
     return {
         Act: manifest.body_bytes,
         Grad: manifest.gradient_bytes,
         Contribution: contribution,
-        Slices: slices,
+        Slices: grant + slices,
         Evidence: max(contribution, slices) if slices else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
         ManifestIs: MANIFEST_LIMIT,

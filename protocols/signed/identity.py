@@ -124,6 +124,12 @@ def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
     checked = CHECKED.get()
     if checked is not None:
         checked.count += 1
+    return is_signed(peer, statement, signature)
+
+
+def is_signed(peer: PeerId, statement: bytes, signature: bytes) -> bool:
+    """As `verify`, but the answer is not remembered and does not count against a link: for signatures that
+    are met once, as many as the round has contributors, in a message that its maker has signed."""
     try:
         public_key(peer).verify(signature, statement)
     except (InvalidSignature, ValueError):

@@ -4,6 +4,8 @@ What the contributor signs is an envelope around the digests of all slices, 16 b
 slice:
 
     body       envelope around SHA-256 (first 16 B) of slice 0, 1, ... | the slices that this receiver reduces
+
+On their way to a reducer the contributor's signature of its grant (grants.py), 64 bytes, comes before that.
 """
 
 from __future__ import annotations

@@ -148,6 +148,17 @@ class ResultRead:
 
 
 @dataclass(frozen=True, slots=True)
+class StrangersNamed:
+    """A result came, and names contributors that do not belong to the group, as far as this peer knows."""
+
+    peer: PeerId
+    """That sent it."""
+    reference: Reference
+    contributors: tuple[PeerId, ...]
+    """That are no members."""
+
+
+@dataclass(frozen=True, slots=True)
 class IdsAsked:
     peer: PeerId
     rounds: tuple[int, ...]
@@ -228,7 +239,7 @@ Event = (
     Committed | Contributed | Sliced | SlicesArrived | ResultRead | ProgressArrived
     | HistorySigned | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
-    | EndOrdered | StoodStill | Convicted | Unanswered | Leave | Tick
+    | EndOrdered | StoodStill | Convicted | Unanswered | StrangersNamed | Leave | Tick
 )  # fmt: skip
 
 
@@ -328,7 +339,8 @@ class SendChain:
 
 @dataclass(frozen=True, slots=True)
 class AskChain:
-    """Our histories parted before what Progress tells: ask for the sets up to round `last`."""
+    """Ask for the sets up to round `last`: our histories parted before what Progress tells, or the draw of
+    reducers follows from a round before the state that was fetched."""
 
     peer: PeerId
     last: int
@@ -384,7 +396,7 @@ class SignHistory:
     """Who has another history."""
 
 
-OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted
+OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted | StrangersNamed
 Effect = (
     MakeContribution | SayNothing | Reduce
     | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound

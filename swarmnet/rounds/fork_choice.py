@@ -180,7 +180,9 @@ class Histories:
     def chain_arrived(
         self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...], now: float
     ) -> list[Effect]:
-        """The neighbour's older sets, asked for because the fork lies before what Progress tells."""
+        """The neighbour's older sets, asked for because the fork lies before what Progress tells, or because
+        this peer does not know them."""
+        self.chain.learn(first, before, sets)
         view = self.neighbours.get(peer)
         if view is None or view.relation != "forked" or first < 0:
             return []

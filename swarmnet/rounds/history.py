@@ -92,6 +92,19 @@ class Chain:
         index = round - self.base - 1
         return self.sets[index] if 0 <= index < len(self.sets) else None
 
+    def learn(self, first: int, before: bytes, sets: Sequence[SettledSet]) -> bool:
+        """Take in sets of the rounds `first`, first + 1, ... that lie before what is known here. `before`:
+        the chain's value before them. Returns whether they are true and news: they must lead to a value that
+        is known, which only the sets that were settled do."""
+        values = list(accumulate(sets[: max(0, self.base + 1 - first)], link, initial=before))
+        count = len(values) - 1
+        if not count or first + count - 1 != self.base or values[-1] != self.values[0]:
+            return False
+        self.values[:1] = values
+        self.sets[:0] = sets[:count]
+        self.base -= count
+        return True
+
     def earlier(self, until: int) -> Earlier | None:
         """The newest sets up to `until`, for a later life; None if that round is not known."""
         first = max(self.base, until - REMEMBERED_ROUNDS) + 1

@@ -22,7 +22,7 @@ come with a Tick. Times in seconds on the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from swarmnet.identifiers import PeerId
@@ -61,10 +61,12 @@ class GroupRounds:
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: Offers | None = None, earlier: Earlier | None = None,
         maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
+        is_member: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:  # fmt: skip
         """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
         this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered. `draw`:
-        of reducers, where there are any."""
+        of reducers, where there are any; `is_member`: whether a peer belongs to the group (what results
+        name)."""
         self.rules = rules
         self.rates = rates
         self.last: int | None = None
@@ -86,11 +88,12 @@ class GroupRounds:
         """Lost allies, and until when they hold up settling unless they are heard again."""
         self.pulls = Pulls()
         self.maker_counts = maker_counts
-        self.waiting = Waiting()
+        self.waiting = Waiting(is_member)
         self._convicted: dict[PeerId, int] = {}
         self._decided = Decided()
         self.offers = offers or Offers(rules, draw)
-        self.reducing = Reducing(rules, draw, me, self._allies) if draw is not None else None
+        self.reducing = Reducing(rules, draw, me, self._allies, self.chain) if draw is not None else None
+        self._leaves = False  # If it does: what is gathered becomes a contribution when a round may close.
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
         self.gossip = Gossip(now)
@@ -151,8 +154,7 @@ class GroupRounds:
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
-            case (events.Sliced() | events.SlicesArrived() | events.ResultRead() | events.Unanswered()
-                  | events.Convicted()):  # fmt: skip
+            case _ if isinstance(event, events.OfReducers):
                 self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
@@ -189,7 +191,8 @@ class GroupRounds:
             case events.StoodStill(seconds):
                 self.stood_still(seconds, now)
             case events.Leave():
-                if self.open_round.tokens and not self.past_last:
+                self._leaves = self.open_round.tokens > 0 and not self.past_last
+                if self._leaves and self._knows_draw():
                     self._close(now)
         self._advance(now)
         self._due = self._next_due()
@@ -215,8 +218,8 @@ class GroupRounds:
     def handed_over(self) -> bool:
         """Whether the own contributions that are not settled are in a set that some neighbour names too."""
         told = [view.sets for view in self.neighbours.values()]
-        if self.pending or not told:
-            return not self.pending
+        if self._leaves or self.pending or not told:
+            return not self._leaves and not self.pending
         return are_told(self.me, self.rounds, told) and (
             self.reducing is None or self.offers.are_held(self.rounds)
         )
@@ -352,6 +355,8 @@ class GroupRounds:
         if reference in self._decided:
             return self._held_of_others(reference.round, reference.peer) < MOST_MAKERS - 1
         maker, round = reference.peer, reference.round
+        if self.waiting.names_strangers(reference.id):
+            return False
         return self.maker_counts(maker, round) and self._has_room(round, maker)
 
     def _has_room(self, round: int, maker: PeerId) -> bool:
@@ -418,17 +423,14 @@ class GroupRounds:
         """What it made leaves these rounds, unless half of the group has settled them so."""
         self._convicted[peer] = first
         for number, state in self.rounds.items():
-            if number < first:
-                continue
-            if peer in state.held and self.agreement.standing(number, state, now) == state.digest:
+            stands = self.agreement.standing(number, state, now) == state.digest
+            if number < first or (peer in state.held and stands):
                 continue
             self._decided.withdraw(peer, number)
-            if peer not in state.held:
-                continue
-            state.remove(peer)
-            self._effects.append(events.RemoveContribution(number, peer))
-            if state.sealed:
-                state.sealed_at = now
+            if peer in state.held:
+                state.remove(peer)
+                self._effects.append(events.RemoveContribution(number, peer))
+                state.sealed_at = now if state.sealed else state.sealed_at
         self.gossip.changed(URGENT_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
@@ -441,21 +443,19 @@ class GroupRounds:
         )
 
     def _follow(self, now: float) -> None:
-        while self.current < self.settled + 1 + kept_rounds(self.rules):
+        while self._knows_draw() and self.current < self.settled + 1 + kept_rounds(self.rules):
             state = self.rounds.get(self.current)
             if not self.open_round.is_left(self.agreement, state is not None and bool(state.held), now):
                 return
             self._close(now)
 
     def _close(self, now: float) -> None:
-        number = self.current
+        number, self._leaves = self.current, False
         self._opened(number).closed_at = now
         contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
-        reducers: tuple[PeerId, ...] = ()
-        if self.reducing is not None:
-            reducers = self.reducing.reducers(number)
-            if not contributes:
-                self._effects.append(events.SayNothing(number, tuple(sorted(set(reducers) - {self.me}))))
+        reducers = self.reducing.reducers(number) if self.reducing is not None else ()
+        if reducers and not contributes:
+            self._effects.append(events.SayNothing(number, tuple(sorted(set(reducers) - {self.me}))))
         if contributes:
             self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
             self.open_round.tokens = 0
@@ -472,18 +472,15 @@ class GroupRounds:
         match event:
             case events.Convicted(peer, first):
                 self._convict(peer, first, now)
-            case events.Unanswered(peer, round):
-                if self.reducing is not None:
-                    self.reducing.avoid(peer, round)
-            case events.Sliced(round, identity, reducers):
+            case events.Sliced(round, identity):
                 self.offers.made(round, identity, now)
-                if self.reducing is not None:
-                    self.reducing.sliced(round, identity, reducers)
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
-            case events.SlicesArrived(peer, round, has_slices):
-                if self.reducing is not None and self.settled < round <= self.current + self.rules.window:
-                    self.reducing.spoken(peer, round, has_slices, round < self.current, now)
+            case events.StrangersNamed(peer, reference, strangers):
+                self.pulls.arrived(reference.id)
+                self.waiting.strangers(peer, reference, strangers)
+        if self.reducing is not None:
+            self.reducing.take(event, self.settled, self.current, now)
 
     def _read(self, reference: events.Reference | None, table: Table | None) -> None:
         if reference is not None and table is not None:
@@ -494,9 +491,9 @@ class GroupRounds:
     def _advance(self, now: float) -> None:
         if self.agreement.follows and now >= self._following.until:
             self._follow_others(False)
-        if self.open_round.full(now) and self._may_close():
-            self._close(now)
+        self._close_if_due(now)
         if self.reducing is not None:
+            self._effects += self.reducing.asks(self.current, now)
             self._effects += [events.Reduce(round) for round in self.reducing.due(now)]
         if self.parted:
             self.parted = {peer: until for peer, until in self.parted.items() if until > now}
@@ -516,6 +513,7 @@ class GroupRounds:
             self._raise_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
+            self._close_if_due(now)  # Its reducers may follow from this round.
         self._effects += self.offers.decide(self.settled, tuple(self._allies), now)
         self._look_at_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)
@@ -539,9 +537,16 @@ class GroupRounds:
         self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 
+    def _knows_draw(self) -> bool:  # Of the reducers of the current round, if it has any.
+        return self.reducing is None or self.reducing.knows(self.current)
+
+    def _close_if_due(self, now: float) -> None:
+        if (self.open_round.full(now) and self._may_close()) or (self._leaves and self._knows_draw()):
+            self._close(now)
+
     def _may_close(self) -> bool:
         close_enough = self.current <= self.settled + kept_rounds(self.rules)
-        return self.in_step and close_enough and not self.past_last
+        return self.in_step and close_enough and not self.past_last and self._knows_draw()
 
     def _may_apply(self, number: int, now: float) -> bool:
         state = self.rounds.get(number)
@@ -576,9 +581,7 @@ class GroupRounds:
             return
         anchor, value = self.histories.anchor()
         sets = told_sets(self.history | self.rounds, anchor, self.current)
-        self._effects.append(
-            events.SendProgress(
-                tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
-                self.settled, self.in_step, anchor, value, sets,
-            )
-        )  # fmt: skip
+        self._effects.append(events.SendProgress(
+            tuple(self.neighbours), self.current, self.open_round.tokens, tuple(sorted(self.contributed)),
+            self.settled, self.in_step, anchor, value, sets,
+        ))  # fmt: skip

@@ -8,7 +8,7 @@ knew better would only part from it. Part of `GroupRounds`, without IO.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
@@ -96,7 +96,10 @@ class Waiting:
     """Contributions whose makers do not count here, and which neighbours name each: bounded, since a name
     costs nothing. What finds no room is named again as long as the sets differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: True) -> None:
+        self._is_member = is_member
+        self._strangers: OrderedDict[ContributionId, tuple[int, frozenset[PeerId]]] = OrderedDict()
+        """Of a result its round, and the contributors that were no members when it came."""
         self._named: dict[ContributionId, tuple[Reference, list[PeerId]]] = {}
         self._alone: Counter[PeerId] = Counter()
         """Of what only this neighbour names, how many."""
@@ -115,6 +118,20 @@ class Waiting:
         holders.append(peer)
         self._count(holders, 1)
         self._named[reference.id] = (reference, holders)
+
+    def strangers(self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]) -> None:
+        """A result that `peer` sent names contributors that do not belong to the group: keys cost nothing to
+        make, and of two results the one with more contributors counts. It enters no set before they are known
+        as members, or half of the group holds it."""
+        self._strangers[reference.id] = reference.round, frozenset(contributors)
+        if len(self._strangers) > MOST_WAITING:
+            self._strangers.popitem(last=False)
+        self.named(peer, reference)
+
+    def names_strangers(self, identity: ContributionId) -> bool:
+        """Whether a result names contributors that do not belong to the group yet."""
+        _, contributors = self._strangers.get(identity, (-1, frozenset[PeerId]()))
+        return not all(map(self._is_member, contributors))
 
     def holders(self, identity: ContributionId) -> tuple[PeerId, ...]:
         found = self._named.get(identity)
@@ -144,6 +161,8 @@ class Waiting:
 
     def forget_until(self, round: int) -> None:
         """Rounds up to this one are settled."""
+        for identity in [name for name, (of, _) in self._strangers.items() if of <= round]:
+            del self._strangers[identity]
         for identity in [name for name, (reference, _) in self._named.items() if reference.round <= round]:
             self.end(identity)
 

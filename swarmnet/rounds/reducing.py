@@ -15,31 +15,86 @@ from collections.abc import Iterable, Mapping
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.events import AskChain, OfReducers, Sliced, SlicesArrived, Unanswered
+from swarmnet.rounds.history import START, Chain
 from swarmnet.rounds.result_table import Draw, Table
 from swarmnet.run.manifest import Rounds
 
 WAIT_SHARE = 0.5
 """Of a round's deadline, for slices."""
-
-
+ASK_SECONDS = 1.0
+"""Between two questions for older sets: an answer is some kilobytes and one round trip away."""
+SEARCH_SECONDS = 10.0
+"""After so long nobody in sight has these sets: a group that begins anew from an archive knows none of them.
+Ten allies have been asked by then."""
 MOST_LEFT_OUT = 3
 """Results in a row in which a reducer leaves this peer's slices out: who is late on the way to one may be in
 time for another."""
+MOST_AVOIDED_BLOCKS = 64
+"""So long at most is a reducer avoided: at 16 rounds a block a thousand rounds, in which it gives no answer
+about two."""
+
+
+class SeedSearch:
+    """The chain's values from which draws follow, and the search for those before the own history."""
+
+    def __init__(self, draw: Draw, allies: Mapping[PeerId, NeighbourView], chain: Chain) -> None:
+        self._draw, self._allies, self._chain = draw, allies, chain
+        self._asked: Counter[PeerId] = Counter()
+        self._began = self._ask_at = float("inf")
+        """Infinite: nothing is missing."""
+        self._is_over = False
+
+    def seed(self, round: int) -> bytes | None:
+        """Return the chain's value from which the draw of a round follows; None: it is not known yet."""
+        number = self._draw.seed_round(round)
+        if number < 0:
+            return START
+        if number < self._chain.base and self._is_over:
+            return self._chain.values[0]  # All who began with this state have it.
+        return self._chain.at(number)
+
+    def to_ask(self, round: int, now: float) -> PeerId | None:
+        """Return the ally to ask now for the sets up to the oldest that is known here; None: nobody."""
+        if self._is_over or not 0 <= self._draw.seed_round(round) < self._chain.base:
+            self._began = self._ask_at = float("inf")
+            return None
+        self._began = min(self._began, now)
+        if now >= self._began + SEARCH_SECONDS:
+            self._is_over, self._ask_at = True, float("inf")
+            return None
+        if self._ask_at > now and self._ask_at < float("inf"):
+            return None
+        self._ask_at = now + ASK_SECONDS
+        ally = min(self._allies, key=lambda peer: (self._asked[peer], peer), default=None)
+        if ally is not None:
+            self._asked[ally] += 1
+        return ally
+
+    def next_deadline(self) -> float:
+        return self._ask_at
 
 
 class Reducing:
     """What one peer has to add up."""
 
-    def __init__(self, rules: Rounds, draw: Draw, me: PeerId, allies: Mapping[PeerId, NeighbourView]) -> None:
+    def __init__(
+        self, rules: Rounds, draw: Draw, me: PeerId, allies: Mapping[PeerId, NeighbourView], chain: Chain
+    ) -> None:
+        """`chain`: of this peer's settled sets, from which the draws of later rounds follow."""
         self.rules, self.draw, self.me = rules, draw, me
+        self._chain = chain
+        self._search = SeedSearch(draw, allies, chain)
         self.members: frozenset[PeerId] = frozenset((me,))
         """Those among whom reducers are drawn: who takes part in the group as far as known, this peer
         included."""
         self._allies = allies
-        self._avoided: dict[PeerId, int] = {}
-        """Members that this peer sends nothing to before that round."""
+        self._avoided: dict[PeerId, tuple[int, int]] = {}
+        """Members that this peer sends nothing to before that round, and for how many rounds in all."""
         self._sent: dict[int, tuple[ContributionId, tuple[PeerId, ...]]] = {}
         """The own contribution to a round, and to whom its slices went."""
+        self._read: defaultdict[int, set[PeerId]] = defaultdict(set)
+        """Whose results of a round have come, of those to whom the own slices went."""
         self._left_out: Counter[PeerId] = Counter()
         self._spoken: defaultdict[int, set[PeerId]] = defaultdict(set)
         """Who has sent its slices of a round, or a word that it has none."""
@@ -49,23 +104,46 @@ class Reducing:
         """Rounds that are to be added up, and when at the latest."""
         self._done: set[int] = set()
 
+    def knows(self, round: int) -> bool:
+        """Whether the reducers of a round can be drawn. Not before the round has settled from which the draw
+        follows; a newcomer has to learn what settled before the state that it fetched."""
+        return self._search.seed(round) is not None
+
+    def asks(self, round: int, now: float) -> list[AskChain]:
+        """Return the question to ask now for older sets, if without them a round's reducers cannot be
+        drawn."""
+        ally = self._search.to_ask(round, now)
+        return [AskChain(ally, self._chain.base)] if ally is not None else []
+
     def reducers(self, round: int) -> tuple[PeerId, ...]:
-        """To whom the slices of a round go, by shard."""
-        avoided = {peer for peer, until in self._avoided.items() if round < until}
-        return self.draw.reducers(round, self.members - avoided)
+        """To whom the slices of a round go, by shard. The caller asks first whether it `knows`."""
+        seed = self._search.seed(round)
+        assert seed is not None, "rounds are not closed before their reducers can be drawn"
+        avoided = {peer for peer, (until, _) in self._avoided.items() if round < until}
+        return self.draw.reducers(round, self.members - avoided, seed)
 
     def avoid(self, peer: PeerId, round: int) -> None:
-        """Let somebody else reduce for as many rounds as one is drawn for. Others may send to it: both
-        results count."""
-        if peer != self.me:
-            self._avoided[peer] = round + self.draw.block_rounds
+        """Let another peer reduce for as many rounds as one is drawn for; twice as long each time where it
+        happens again within as many rounds afterwards. Others may send to it: both results count if both are
+        large."""
+        if peer == self.me:
+            return
+        until, rounds = self._avoided.get(peer, (-1, 0))
+        if round >= until + rounds:
+            rounds = self.draw.block_rounds
+        elif round >= until:
+            rounds = min(2 * rounds, MOST_AVOIDED_BLOCKS * self.draw.block_rounds)
+        self._avoided[peer] = max(until, round + rounds), rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
-        """Who is drawn among all that are known in the block of that round and in the next: links to them
-        must stand before they are needed."""
-        known = (self.me, *others)
-        later = round + self.draw.block_rounds
-        return frozenset((*self.draw.reducers(round, known), *self.draw.reducers(later, known)))
+        """Who is drawn among all that are known in the block of that round and in the next, as far as these
+        draws are known: links to them must stand before they are needed."""
+        known, found = (self.me, *others), set[PeerId]()
+        for number in (round, round + self.draw.block_rounds):
+            seed = self._search.seed(number)
+            if seed is not None:
+                found.update(self.draw.reducers(number, known, seed))
+        return frozenset(found)
 
     def sliced(self, round: int, contribution: ContributionId, reducers: tuple[PeerId, ...]) -> None:
         """The own contribution is on its way."""
@@ -78,9 +156,13 @@ class Reducing:
         sent = {shard for shard, reducer in enumerate(reducers) if reducer == maker != self.me}
         if contribution is None or not sent:
             return
+        self._read[round].add(maker)
         if table.holding(contribution) >= sent:
             del self._left_out[maker]
-            return
+        else:
+            self._leaves_out(maker, round)
+
+    def _leaves_out(self, maker: PeerId, round: int) -> None:
         self._left_out[maker] += 1
         if self._left_out[maker] >= MOST_LEFT_OUT:
             del self._left_out[maker]
@@ -105,6 +187,17 @@ class Reducing:
         if is_closed and round not in self._done:
             self._until.setdefault(round, now + WAIT_SHARE * self.rules.deadline_seconds)
 
+    def take(self, event: OfReducers, settled: int, current: int, now: float) -> None:
+        """Of events of a group whose newest settled round and round under way are these."""
+        match event:
+            case Unanswered(peer, round):
+                self.avoid(peer, round)
+            case Sliced(round, identity, reducers):
+                self.sliced(round, identity, reducers)
+            case SlicesArrived(peer, round, has_slices):
+                if settled < round <= current + self.rules.window:
+                    self.spoken(peer, round, has_slices, round < current, now)
+
     def takes(self, peer: PeerId, round: int) -> bool:
         """Whether slices of that peer can still be added up."""
         return round not in self._done and peer not in self._given[round]
@@ -118,15 +211,19 @@ class Reducing:
         return rounds
 
     def next_deadline(self) -> float:
-        return min(self._until.values(), default=float("inf"))
+        return min([self._search.next_deadline(), *self._until.values()])
 
     def forget_until(self, settled: int) -> None:
-        """Rounds up to this one are settled."""
-        for kept in (self._spoken, self._given, self._until, self._sent):
+        """Rounds up to this one are settled. A reducer whose result is not there has left out everything."""
+        for round in [round for round in self._sent if round <= settled]:
+            _, reducers = self._sent[round]
+            for maker in sorted({*reducers} - {self.me} - self._read[round]):
+                self._leaves_out(maker, round + self.rules.window)
+        for kept in (self._spoken, self._given, self._until, self._sent, self._read):
             for round in [round for round in kept if round <= settled]:
                 del kept[round]
         self._done = {round for round in self._done if round > settled}
-        self._avoided = {peer: until for peer, until in self._avoided.items() if until > settled}
+        self._avoided = {peer: of for peer, of in self._avoided.items() if sum(of) > settled}
 
     def _all_spoke(self, round: int) -> bool:
         return not any(self._is_awaited(peer, round) for peer in self._silent(round))

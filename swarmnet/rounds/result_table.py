@@ -5,11 +5,13 @@ and sends each to one *reducer*, who adds up those of its shards and publishes t
 Results are what a round's set consists of. A table stands at the head of each, and names the sums that
 follow:
 
-    contributors u16 | for each: peer 8 B, contribution 16 B, tokens u32 | shards u16
+    contributors u16 | for each: peer 16 B, contribution 16 B, tokens u32, grant 96 B | shards u16
                      | for each: shard u16, one bit for each contributor
                      | SHA-256 of the sums, first 16 B | sums                             (big-endian)
 
-sorted, each once, and nobody in it who is in none of its shards: a table has one valid form.
+sorted, each once, and nobody in it who is in none of its shards: a table has one valid form. A *grant* is a
+contributor's public key and its signature (protocols/signed/grants.py): it lets one reducer add up the slices
+of exactly these shards, so a reducer can name no peer that did not send it slices.
 """
 
 from __future__ import annotations
@@ -17,22 +19,27 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.run.manifest import Manifest
 
-TAG_BYTES = 8
-"""Of a peer's id: two of 700 peers have the same one by chance in 1 of 10^13 rounds, and a contributor of a
-result is told by its contribution, too."""
+TAG_BYTES = 16
+"""Of a peer in a table: two keys with the same 16 bytes cost 2^64 hashes. With 8 bytes they cost 2^32, which
+is minutes on a GPU, and no reducer can publish a table that names both."""
+GRANT_BYTES = 96
+"""A public key of 32 bytes and a signature of 64 (Ed25519)."""
+NO_GRANT = bytes(GRANT_BYTES)
+"""Of a contributor whose grant does not matter: in simulations without signatures, and where a contributor is
+computed from evidence. No key verifies it."""
 NAME_BYTES = 16
 """Of a contribution's id, all of it. By half of it somebody could make two of one name (2^32 hashes), give a
 reducer the one and show the other as proof that its sums are false (audits.py)."""
 DIGEST_BYTES = 16
 MOST_CONTRIBUTORS = 1024
 _COUNT = struct.Struct(">H")
-_CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{NAME_BYTES}sI")
+_CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{NAME_BYTES}sI{GRANT_BYTES}s")
 MOST_TOKENS = (1 << 32) - 1
 
 
@@ -43,7 +50,7 @@ class ContributionError(ValueError):
 
 @lru_cache(4096)
 def tag_of(peer: PeerId) -> bytes:
-    """By which tables name a peer."""
+    """Return the 16 bytes by which tables name a peer."""
     return hashlib.sha256(peer.encode()).digest()[:TAG_BYTES]
 
 
@@ -57,10 +64,14 @@ class Contributor:
     """Its contribution's id."""
     tokens: int
     """That the contribution says it stands for, in all shards."""
+    grant: bytes = field(default=NO_GRANT, compare=False, repr=False)
+    """Its public key and signature for the maker of the result. It does not say who the contributor is."""
 
     @classmethod
-    def of(cls, peer: PeerId, identity: ContributionId, tokens: int) -> Contributor:
-        return cls(tag_of(peer), identity[:NAME_BYTES], min(max(0, tokens), MOST_TOKENS))
+    def of(
+        cls, peer: PeerId, identity: ContributionId, tokens: int, grant: bytes = NO_GRANT
+    ) -> Contributor:
+        return cls(tag_of(peer), identity[:NAME_BYTES], min(max(0, tokens), MOST_TOKENS), grant)
 
     def made(self, identity: ContributionId) -> bool:
         return self.contribution == identity[:NAME_BYTES]
@@ -82,6 +93,14 @@ class Table:
         slices that are in it."""
         return sum(one.tokens for held in self.shards.values() for one in held) // shards
 
+    def shards_of(self) -> dict[Contributor, frozenset[int]]:
+        """Return the shards in which each contributor is, in the table's order."""
+        found: dict[Contributor, set[int]] = {one: set() for one in self.contributors}
+        for shard, held in self.shards.items():
+            for one in held:
+                found[one].add(shard)
+        return {one: frozenset(shards) for one, shards in found.items()}
+
     def holding(self, identity: ContributionId) -> frozenset[int]:
         """The shards that have a slice of this contribution."""
         return frozenset(
@@ -91,7 +110,9 @@ class Table:
     def written(self) -> bytes:
         contributors = self.contributors
         parts = [_COUNT.pack(len(contributors))]
-        parts += [_CONTRIBUTOR.pack(one.peer, one.contribution, one.tokens) for one in contributors]
+        parts += [
+            _CONTRIBUTOR.pack(one.peer, one.contribution, one.tokens, one.grant) for one in contributors
+        ]
         parts.append(_COUNT.pack(len(self.shards)))
         for shard, held in sorted(self.shards.items()):
             bits = sum(1 << place for place, one in enumerate(contributors) if one in held)
@@ -159,16 +180,23 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
 
 
 def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int, tuple[PeerId, ...]]:
-    """For each shard, the reducers whose results count in it: in the order of the draw, all whose
-    contributors are in none before. A contributor counts once, and who was not drawn takes nobody from who
-    was."""
+    """Return for each shard the makers of the results that count in it, the largest result first.
+
+    A result with fewer than half as many contributors in a shard as the round's largest does not count there.
+    Of results that share a contributor the one with more contributors counts; of equally large ones
+    `Draw.rank` decides. It is a pure function of a round's set, so all peers compute the same."""
+    sizes = [len(held) for table in tables.values() for held in table.shards.values()]
+    largest = max(sizes, default=0)
     counted: dict[int, tuple[PeerId, ...]] = {}
     for shard in sorted({shard for table in tables.values() for shard in table.shards}):
+        large = {
+            maker: table.shards[shard] for maker, table in tables.items()
+            if 2 * len(table.shards.get(shard, ())) >= largest
+        }  # fmt: skip
         seen: set[bytes] = set()
         taken: list[PeerId] = []
-        makers = (maker for maker, table in tables.items() if shard in table.shards)
-        for maker in sorted(makers, key=lambda maker: draw.place(round, shard, maker)):
-            peers = {one.peer for one in tables[maker].shards[shard]}
+        for maker in sorted(large, key=lambda one: (-len(large[one]), draw.rank(round, shard, one))):
+            peers = {one.peer for one in large[maker]}
             if not seen & peers:
                 seen |= peers
                 taken.append(maker)
@@ -180,33 +208,56 @@ def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int
 class Draw:
     """Who reduces what: drawn anew for every block of rounds, for each shard by itself (rendezvous hashing,
     Thaler and Ravishankar 1998), so that somebody who comes or goes changes little, and those who see the
-    same peers draw the same."""
+    same peers draw the same.
+
+    A block's draw depends on the chain of settled sets shortly before the block begins. So a peer cannot try
+    keys until one is drawn: when the draw is known, the block begins. Ties between results follow from the
+    run's id and the round alone: peers that know only a settled set must break them alike."""
 
     seed: bytes
     """Of the run."""
     block_rounds: int
     shards: int
+    window: int
+    """Of the run's rounds."""
 
-    def place(self, round: int, shard: int, peer: PeerId) -> bytes:
-        """The smallest is drawn."""
-        return _place(self.seed, round // self.block_rounds, shard, peer)
+    def seed_round(self, round: int) -> int:
+        """Return the round after which the chain's value is the seed of this round's block; negative: none,
+        the seed is START (history.py)."""
+        return self.first_round(round) - self.window - 1
 
-    def reducers(self, round: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
-        """For each shard, of these."""
+    def first_round(self, round: int) -> int:
+        """Return the first round of this round's block."""
+        return round - round % self.block_rounds
+
+    def rank(self, round: int, shard: int, maker: PeerId) -> bytes:
+        """Return what decides between equally large results: the smallest counts."""
+        return _place(self.seed, b"", round, shard, maker)
+
+    def place(self, round: int, shard: int, peer: PeerId, value: bytes) -> bytes:
+        """Return a peer's place in the draw of a round's block: the smallest is drawn. `value`: of the chain
+        after `seed_round`."""
+        return _place(self.seed, value, round // self.block_rounds, shard, peer)
+
+    def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
+        """For each shard, of these. `value`: of the chain after `seed_round`."""
         known = tuple(peers)
         return tuple(
-            min(known, key=lambda peer, shard=shard: self.place(round, shard, peer))  # type: ignore[misc]
+            min(known, key=lambda peer, shard=shard: self.place(round, shard, peer, value))  # type: ignore[misc]
             for shard in range(self.shards)
         )
 
 
 def draw_of(manifest: Manifest) -> Draw:
-    return Draw(bytes.fromhex(manifest.run_id()), manifest.rounds.snapshot_rounds, manifest.sync.shards)
+    rules = manifest.rounds
+    return Draw(
+        bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, manifest.sync.shards, rules.window
+    )
 
 
 @lru_cache(1 << 16)
-def _place(seed: bytes, block: int, shard: int, peer: PeerId) -> bytes:
-    return hashlib.sha256(seed + f"\n{block}\n{shard}\n{peer}".encode()).digest()
+def _place(seed: bytes, value: bytes, number: int, shard: int, peer: PeerId) -> bytes:
+    return hashlib.sha256(seed + value + f"\n{number}\n{shard}\n{peer}".encode()).digest()
 
 
 def _mask_bytes(contributors: int) -> int:

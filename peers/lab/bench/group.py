@@ -21,6 +21,7 @@ from protocols.messages.table import AskIds as WireAskIds
 from protocols.messages.table import Contribution, Message, Slices, encode
 from protocols.messages.table import Want as WireWant
 from protocols.signed.envelope import ENVELOPE_BYTES
+from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.machine import SILENT_SECONDS
@@ -37,6 +38,8 @@ SHARE_MICROBATCHES = 4
 """Each peer's share of a round: rounds of about four seconds."""
 BLOCK_ROUNDS = 16
 """As `rounds.snapshot_rounds` begins with: reducers are drawn anew so often."""
+WINDOW = 2
+"""Of the rounds: a late contribution corrects within them."""
 MAKE_SECONDS = 0.1
 """From closing a round to the own contribution."""
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.01, 0.1
@@ -105,7 +108,7 @@ class StubGroup:
         self, peers: int, contribution_bytes: int, seed: int, shards: int = 0, kills: bool = False
     ) -> None:
         self.chance = Random(seed)
-        self.draw = Draw(bytes([seed]), BLOCK_ROUNDS, shards) if shards else None
+        self.draw = Draw(bytes([seed]), BLOCK_ROUNDS, shards, WINDOW) if shards else None
         self.kills = kills
         self.dead: dict[PeerId, int] = {}
         """Who was killed, and the round in which."""
@@ -116,7 +119,7 @@ class StubGroup:
         """By round: where there are reducers, what was cut."""
         self.contribution_bytes = contribution_bytes
         self.rules = Rounds(
-            target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=2
+            target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=WINDOW
         )
         self.now = 0.0
         self.queue: list[tuple[float, int, PeerId, object]] = []
@@ -225,7 +228,8 @@ class StubGroup:
             if peer == me:
                 self.post_at(self.now + MAKE_SECONDS, me, spoken)
             else:
-                size = head_bytes(len(reducers)) + self.contribution_bytes * len(shards) // len(reducers)
+                head = SIGNATURE_BYTES + head_bytes(len(reducers))
+                size = head + self.contribution_bytes * len(shards) // len(reducers)
                 self.send(me, peer, Slices(round, shards), spoken, size)
         if me not in reducers:
             self.post_at(self.now + MAKE_SECONDS, me, Spoken(me, round, (), None))

@@ -11,12 +11,14 @@ from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.update_compute import AddUp, Cut, Made, UpdateWork
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import Slices
+from protocols.signed.grants import Reduction, grant_of, require_grant
+from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.method import ContributionError, Reduced
 from swarmnet.rounds import events
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.result_table import Contributor
+from swarmnet.rounds.result_table import MOST_CONTRIBUTORS, Contributor, tag_of
 
 Kept = dict[int, dict[Contributor, bytes]]
 """Slices by shard."""
@@ -59,11 +61,13 @@ class ReducerPath:
             return
         self.feed(events.Sliced(cut.round, cut.id, cut.reducers))
         for peer in others:  # Everybody begins with another one.
-            shards = [shard for shard, reducer in enumerate(cut.reducers) if reducer == peer]
-            body = b"".join([cut.head, *(cut.slices[shard] for shard in shards)])
+            shards = cut.shards_of(peer)
+            body = b"".join([cut.grants[peer], cut.head, *(cut.slices[shard] for shard in shards)])
             self.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
-        mine = {shard: cut.slices[shard] for shard, peer in enumerate(cut.reducers) if peer == self.me}
-        self._keep(cut.round, Contributor.of(self.me, cut.id, cut.tokens), cut.head, mine)
+        mine = {shard: cut.slices[shard] for shard in cut.shards_of(self.me)}
+        if mine:
+            grant = grant_of(self.me, cut.grants[self.me])
+            self._keep(cut.round, Contributor.of(self.me, cut.id, cut.tokens, grant), cut.head, mine)
         self.feed(events.SlicesArrived(self.me, cut.round, bool(mine)))
 
     def take(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
@@ -71,23 +75,29 @@ class ReducerPath:
         if not shards and not body:
             self.feed(events.SlicesArrived(peer, round, False))
             return
-        if not self.rounds.takes_slices(peer, round):
+        if not self.rounds.takes_slices(peer, round) or not self._has_room(round, peer):
             self.count("not_counted")
             return
+        signature, evidence = body[:SIGNATURE_BYTES], body[SIGNATURE_BYTES:]
+        reduction = Reduction(self.work.run_id, self.work.stage, round, self.me)
         try:
-            slices = open_slices(body, self.work.run_id, shards, self.reduced.slice_bytes)
+            slices = open_slices(evidence, self.work.run_id, shards, self.reduced.slice_bytes)
             if (slices.sender, slices.stage, slices.round) != (peer, self.work.stage, round):
                 raise Malformed("slices that somebody else signed, or for another round")
             for shard, data in slices.data.items():
                 self.reduced.check_slice(shard, data)
+            require_grant(signature, reduction, slices)
         except BadSignature as error:
             self.count(error.code)
             raise
         except (WireError, ContributionError) as error:
             self.refuse(peer, getattr(error, "code", "malformed"), str(error))
             return
-        head = body[: head_bytes(len(self.reduced.slice_bytes))]
-        self._keep(round, Contributor.of(peer, slices.id, slices.tokens), head, slices.data)
+        head = evidence[: head_bytes(len(self.reduced.slice_bytes))]
+        grant = grant_of(peer, signature)
+        self._keep(round, Contributor.of(peer, slices.id, slices.tokens, grant), head, slices.data)
+        # They take no result that names a peer whom they do not know.
+        self.neighbourhood.introduce(peer, tuple(self.rounds.neighbours))
         self.feed(events.SlicesArrived(peer, round, True))
 
     def add_up(self, round: int) -> AddUp:
@@ -109,9 +119,13 @@ class ReducerPath:
         for kept in (self.kept, self._heads, self._adding):
             kept.pop(round, None)
 
+    def _has_room(self, round: int, peer: PeerId) -> bool:
+        """Whether this contributor, too, fits into the table of this peer's result, which has 1024 at most,
+        each under a tag of its own."""
+        tags = {contributor.peer for contributor in self._heads.get(round, ())}
+        return len(tags) < MOST_CONTRIBUTORS and tag_of(peer) not in tags
+
     def _keep(self, round: int, contributor: Contributor, head: bytes, slices: Mapping[int, bytes]) -> None:
-        if not slices:
-            return
         kept = self.kept.setdefault(round, {})
         for shard, data in slices.items():
             kept.setdefault(shard, {})[contributor] = data

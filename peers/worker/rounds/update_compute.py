@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import perf_counter
 from typing import Protocol
@@ -12,6 +12,7 @@ from typing import Protocol
 from peers.compute.stage_part import Computes, Holds
 from peers.worker.rounds.counters import RoundCounts
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.grants import Reduction, sign_grant
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
@@ -80,6 +81,12 @@ class Cut:
     """Goes before the slices (protocols/signed/slices.py)."""
     slices: tuple[bytes, ...] = ()
     id: ContributionId | None = None
+    grants: Mapping[PeerId, bytes] = field(default_factory=dict)
+    """For each reducer the signature that lets it add up its slices (protocols/signed/grants.py)."""
+
+    def shards_of(self, reducer: PeerId) -> list[int]:
+        """Return the shards whose slices go to this reducer, in order."""
+        return [shard for shard, drawn in enumerate(self.reducers) if drawn == reducer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +372,12 @@ class UpdateWork:
         assert self.method.reduced is not None
         slices = self.method.reduced.slices(payload)
         head, identity = sign_slices(self.identity, self.run_id, self.stage, round, tokens, slices)
-        return Cut(round, reducers, tokens, head, tuple(slices), identity)
+        cut = Cut(round, reducers, tokens, head, tuple(slices), identity)
+        grants = {}
+        for reducer in set(reducers):
+            reduction = Reduction(self.run_id, self.stage, round, reducer)
+            grants[reducer] = sign_grant(self.identity, reduction, identity, tokens, cut.shards_of(reducer))
+        return replace(cut, grants=grants)
 
     def _add_up(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> Made:
         """The result, for the round's set."""

@@ -55,6 +55,7 @@ from protocols.messages.table import (
     Want,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
+from protocols.signed.grants import Reduction, contributors_of, require_grants
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.request_budget import RequestBudget
 from swarmnet.optimizer.method import ContributionError
@@ -66,7 +67,7 @@ from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
 from swarmnet.rounds.own_contributions import ASK_SECONDS, LEARNED_ROUNDS, Offers, Past
-from swarmnet.rounds.result_table import tag_of
+from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
@@ -110,7 +111,7 @@ class UpdatePath:
         draw = work.method.reduced.draw if work.method.reduced is not None else None
         self.rounds = GroupRounds(
             manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
-            weights.past.earlier, maker_counts, rates, draw,
+            weights.past.earlier, maker_counts, rates, draw, self._is_member,
         )  # fmt: skip
         self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -150,6 +151,9 @@ class UpdatePath:
         return ReducerPath(
             reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
         )
+
+    def _is_member(self, peer: PeerId) -> bool:
+        return peer == self.me or self.neighbourhood.membership.is_member(peer)
 
     def start(self) -> None:
         self.work.publish()
@@ -457,17 +461,20 @@ class UpdatePath:
         if reference.id in self.stored and not self.rounds.takes(reference):
             self._count("repeated")  # It may have left the set since it came, and belong to it after all.
             return
-        if reference.round <= self.rounds.settled:
-            self._count("late")
-            return
         if not self.rounds.takes(reference):
-            self._count("not_taken")
+            self._count("late" if reference.round <= self.rounds.settled else "not_taken")
             return
         stored = Stored(reference, body, opened.tokens)
         try:
+            if table is not None and not self._may_name(peer, reference, table):
+                self._count("not_counted")
+                return
             self.work.method.check(stored.payload)
-        except ContributionError as error:
-            self._refused(peer, "malformed", str(error))
+        except BadSignature as error:
+            self._count(error.code)
+            raise
+        except (WireError, ContributionError) as error:
+            self._refused(peer, getattr(error, "code", "malformed"), str(error))
             return
         self._store(reference, body, opened.tokens, opened.signed)
         self._count("accepted")
@@ -475,6 +482,16 @@ class UpdatePath:
         self.feed(events.ContributionArrived(peer, reference, table))
         if table is not None:
             self._reduces.audits.came(reference, body, table)
+
+    def _may_name(self, peer: PeerId, reference: events.Reference, table: Table) -> bool:
+        """Whether a result's contributors belong to the group, or it waits. Raises as `require_grants`."""
+        strangers = tuple(one for one in contributors_of(table) if not self._is_member(one))
+        if strangers:
+            self.feed(events.StrangersNamed(peer, reference, strangers))
+        if strangers and not self.rounds.takes(reference):
+            return False
+        require_grants(table, Reduction(self.work.run_id, self.work.stage, reference.round, reference.peer))
+        return True
 
     def _has_size(self, reference: events.Reference) -> bool:
         size, reduced = reference.size - ENVELOPE_BYTES, self.work.method.reduced
@@ -490,8 +507,7 @@ class UpdatePath:
         """Who has contributed to a set."""
         if self.work.method.reduced is None:
             return tuple(reference.peer for reference in references)
-        tags = self.rounds.offers.makers(references)
-        known = (self.me, *self.neighbourhood.known())
+        tags, known = self.rounds.offers.makers(references), (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
     def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:

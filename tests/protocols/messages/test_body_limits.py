@@ -23,7 +23,7 @@ from protocols.messages.table import (
 )
 from protocols.messages.terms import ANYTHING, Terms
 from protocols.signed.envelope import ENVELOPE_BYTES
-from protocols.signed.identity import Identity
+from protocols.signed.identity import SIGNATURE_BYTES, Identity
 from protocols.signed.slices import sign_slices
 from swarmnet.identifiers import RunId
 from swarmnet.inference.machine import MOST_SEQUENCES
@@ -92,7 +92,8 @@ def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(sta
     me = Identity.from_seed(b"me")
     slices = method.slices(method.contribute(gradient, 1, 0, me.peer_id))
     head, _ = sign_slices(me, RunId("ab" * 32), stage, 0, 1, slices)
-    assert len(head) + sum(map(len, slices)) == limits[Slices], "all of them, to one reducer"
+    whole = SIGNATURE_BYTES + len(head) + sum(map(len, slices))
+    assert whole == limits[Slices], "all of them, to one reducer"
     assert limits[Contribution] == ENVELOPE_BYTES + method.longest_result
     assert limits[Evidence] == max(limits[Contribution], limits[Slices]), "a result, or a slice"
 

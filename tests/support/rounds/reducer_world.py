@@ -15,6 +15,7 @@ from peers.worker.rounds.update_compute import AddUp
 from peers.worker.rounds.update_path import UpdatePath
 from protocols.messages.table import Progress
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.grants import Reduction, grant_of, sign_grant
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
@@ -27,7 +28,7 @@ from swarmnet.rounds.result_table import Contributor, Draw
 RUN = RunId("ab" * 32)
 ME, B, C, STRANGER = (Identity.from_seed(name) for name in (b"me", b"b", b"c", b"stranger"))
 SHARDS = 3
-DRAW = Draw(bytes.fromhex(RUN), 4, SHARDS)
+DRAW = Draw(bytes.fromhex(RUN), 4, SHARDS, 4)
 ALL = [0, 1, 2]
 
 
@@ -55,7 +56,7 @@ class World:
             queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None, known=lambda: (),
             membership=SimpleNamespace(
                 live=lambda stage: self.live, candidates=list, reduces=lambda peers: None,
-                shares_rounds=lambda peer: True,
+                shares_rounds=lambda peer: True, is_member=lambda peer: peer != STRANGER.peer_id,
             ),
             linked=lambda stage: (),
         )  # fmt: skip
@@ -103,19 +104,40 @@ def signed(who: Identity, round: int = 0, stage: int = 0, serial: int = 1):
     return sign_slices(who, RUN, stage, round, 20, slices_of(who, round, serial))
 
 
-def body_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
+def evidence_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
+    """Slices as they prove what a contributor said."""
     slices = slices_of(who, round, of.get("serial", 1))
     return signed(who, round, **of)[0] + b"".join(slices[shard] for shard in shards)
 
 
-def contributor(who: Identity, round: int = 0) -> Contributor:
-    return Contributor.of(who.peer_id, signed(who, round)[1], 20)
+def signature_of(who: Identity, reducer: Identity = ME, round: int = 0, shards=tuple(ALL), **of) -> bytes:
+    """That lets a reducer add up these slices."""
+    reduction = Reduction(RUN, of.get("stage", 0), round, reducer.peer_id)
+    return sign_grant(who, reduction, signed(who, round, **of)[1], 20, shards)
 
 
-def result_of(maker: Identity, round: int = 0, contributors=(B, C), shards=tuple(ALL)):
-    """A result as it travels, and its name."""
+def body_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
+    """Slices on their way to this peer."""
+    return signature_of(who, ME, round, shards, **of) + evidence_of(who, round, shards, **of)
+
+
+def contributor(
+    who: Identity, round: int = 0, reducer: Identity = ME, shards=tuple(ALL), serial: int = 1
+) -> Contributor:
+    grant = grant_of(who.peer_id, signature_of(who, reducer, round, shards, serial=serial))
+    return Contributor.of(who.peer_id, signed(who, round, serial=serial)[1], 20, grant)
+
+
+def result_of(
+    maker: Identity, round: int = 0, contributors=(B, C), shards=tuple(ALL), grants_to: Identity | None = None
+):
+    """A result as it travels, and its name. `grants_to`: whom its contributors let add them up, not its
+    maker."""
+    granted = grants_to or maker
     held = {
-        shard: {contributor(who, round): slices_of(who, round)[shard] for who in contributors}
+        shard: {
+            contributor(who, round, granted, shards): slices_of(who, round)[shard] for who in contributors
+        }
         for shard in shards
     }
     reduced = StubReduced(DRAW)

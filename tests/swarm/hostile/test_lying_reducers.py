@@ -23,6 +23,8 @@ MANIFEST = tiny_manifest(
     ),
 )  # fmt: skip
 FOUND_WITHIN = 10
+"""Rounds in which it has lied: in others it is not drawn. Four peers look into a shard of it with a chance of
+an eighth each, so 0.5 % of liars go on for so long."""
 
 
 def another(slices: list[bytes]) -> list[bytes]:
@@ -100,7 +102,7 @@ def play(how) -> Played:
 
 
 @pytest.mark.parametrize("how", [another, left_out])
-def test_a_reducer_whose_sums_are_false_is_found_within_ten_rounds_and_its_results_are_undone(how):
+def test_a_reducer_whose_sums_are_false_is_found_within_ten_lies_and_its_results_are_undone(how):
     played = play(how)
     swarm, liar = played.swarm, played.liar.peer
     for worker in (*played.honest(), swarm.members["late"].worker):
@@ -109,7 +111,7 @@ def test_a_reducer_whose_sums_are_false_is_found_within_ten_rounds_and_its_resul
     assert {note.name for note in found} == set(HONEST), "everybody has checked the proof"
     first = min(found, key=lambda note: note.time)
     assert first.fields["peer"] == liar
-    assert first.fields["round"] < min(played.lies) + FOUND_WITHIN
+    assert sum(lie <= first.fields["round"] for lie in played.lies) <= FOUND_WITHIN
     assert max(note.time for note in found) - first.time < 1.0
     lying = played.lying_ids()
     assert first.fields["id"] in lying

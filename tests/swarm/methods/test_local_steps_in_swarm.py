@@ -9,7 +9,7 @@ from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifes
 
 from peers.lab.world.virtual_time import run
 from swarmnet.rounds.contribution_sets import kept_rounds
-from swarmnet.rounds.result_table import draw_of, read_head
+from swarmnet.rounds.result_table import read_head
 from swarmnet.run.manifest import Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
@@ -121,17 +121,18 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
 
     swarm.on_note = look
 
-    def reduces(name, other):
+    def reduces(name):
         """Whether that peer has something to add up of the round under way."""
-        one, both = swarm.members[name], [swarm.members[known].peer for known in (name, other)]
-        return one.peer in draw_of(SHARDED).reducers(one.worker.update.rounds.current, both)
+        one = swarm.members[name]
+        current, reducing = one.worker.update.rounds.current, one.worker.update.rounds.reducing
+        return reducing.knows(current) and one.peer in reducing.reducers(current)
 
     async def story():
         swarm.open()
         for name, stage in SIX.items():
             swarm.start(name, stage, in_flight=2)
         await swarm.until(lambda: swarm.committed(0) >= 200, 60.0)
-        await swarm.until(lambda: reduces("c", "d"), 60.0)
+        await swarm.until(lambda: reduces("c"), 60.0)
         await swarm.crash("c")
         newcomer = swarm.start("g")
         await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)

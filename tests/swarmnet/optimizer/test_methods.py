@@ -48,7 +48,7 @@ def taken(method, peer, payload):
     """What a tally takes of a contribution: where there are reducers the result of this one alone."""
     if method.reduced is None:
         return payload
-    one = Contributor.of(peer, ContributionId(tag_of(peer) * 2), 1)
+    one = Contributor.of(peer, ContributionId(tag_of(peer)), 1)
     return method.reduced.reduce(
         {shard: {one: data} for shard, data in enumerate(method.reduced.slices(payload))}
     )

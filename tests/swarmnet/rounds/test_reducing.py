@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.reducing import WAIT_SHARE, Reducing
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Rounds
@@ -11,7 +12,8 @@ from swarmnet.run.manifest import Rounds
 RULES = Rounds(deadline_seconds=4.0)
 HALF = WAIT_SHARE * RULES.deadline_seconds
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
-DRAW = Draw(b"run", 4, 3)
+WINDOW = RULES.window
+DRAW = Draw(b"run", 4, 3, WINDOW)
 INFINITE = float("inf")
 
 
@@ -21,9 +23,22 @@ def seen(in_step: bool = True, settled: int = -1) -> NeighbourView:
     return view
 
 
+def settled(last: int) -> Chain:
+    """A history up to this round."""
+    chain = Chain()
+    for number in range(last + 1):
+        chain.append(SettledSet(1, b"%12d" % number))
+    return chain
+
+
+def value(round: int) -> bytes:
+    """From which the reducers of a round are drawn in that history."""
+    return settled(400).at(DRAW.seed_round(round)) if DRAW.seed_round(round) >= 0 else START
+
+
 def reducing(*members: PeerId, **allies: NeighbourView) -> Reducing:
     """Of a peer that is drawn for everything where it is the only member."""
-    found = Reducing(RULES, DRAW, ME, {PeerId(name): view for name, view in allies.items()})
+    found = Reducing(RULES, DRAW, ME, {PeerId(name): view for name, view in allies.items()}, settled(400))
     found.members = frozenset((ME, *members))
     return found
 
@@ -35,7 +50,7 @@ def round_of(reducing: Reducing, mine: bool) -> int:
 
 def test_the_slices_of_a_round_go_to_those_who_are_drawn_among_the_members():
     assert reducing().reducers(7) == (ME,) * 3
-    assert reducing(A, B).reducers(7) == DRAW.reducers(7, (B, ME, A))
+    assert reducing(A, B).reducers(7) == DRAW.reducers(7, (B, ME, A), value(7))
 
 
 def test_it_waits_for_everybody_who_is_in_step():
@@ -60,12 +75,36 @@ def test_who_leaves_out_what_this_peer_sends_three_times_in_a_row_is_sent_nothin
     one = reducing(A)
     for number, is_in in enumerate([False, False, True, False, False]):
         tells(one, number, is_in)
-    drawn = [number for number in range(5, 9) if A in DRAW.reducers(number, one.members)]
+    drawn = [number for number in range(5, 9) if A in DRAW.reducers(number, one.members, value(number))]
     assert drawn, "it has its turn in this block"
     assert all(A in one.reducers(number) for number in drawn)
     tells(one, 5, False)
     assert not any(A in one.reducers(number) for number in drawn)
     assert any(A in one.reducers(number) for number in range(10, 40)), "it may again"
+
+
+def test_whose_result_never_comes_is_sent_nothing_for_a_while_like_who_leaves_out():
+    one = reducing(A)
+    drawn = [number for number in range(10, 14) if A in one.reducers(number)]
+    assert drawn, "it has its turn in this block"
+    for number in range(5, 8):
+        assert all(A in one.reducers(number) for number in drawn)
+        one.sliced(number, ContributionId(b"%16d" % number), (A, ME, A))
+        one.forget_until(number)
+    assert not any(A in one.reducers(number) for number in range(7 + WINDOW, 7 + WINDOW + 4))
+
+
+def test_who_gives_no_answer_again_and_again_is_avoided_twice_as_long_each_time():
+    one, avoided, until = reducing(A), [], 0
+    for _ in range(9):
+        one.avoid(A, until)
+        one.avoid(A, until)  # Of another shard.
+        one.forget_until(until)
+        begins, until = until, next(number for number in range(until, 10**4) if number >= one._avoided[A][0])
+        avoided.append(until - begins)
+    assert avoided == [4, 8, 16, 32, 64, 128, 256, 256, 256]
+    one.avoid(A, until + 256)
+    assert one._avoided[A] == (until + 256 + 4, 4), "it has been good for as long"
 
 
 def test_a_word_of_nothing_is_as_good_as_slices():

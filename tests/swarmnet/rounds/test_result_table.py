@@ -32,12 +32,14 @@ from swarmnet.run.manifest import Manifest, Sync
 
 SHARDS = 8
 PEERS = [PeerId(f"peer {number}") for number in range(12)]
-DRAW = Draw(b"run", 4, SHARDS)
+WINDOW = 2
+DRAW = Draw(b"run", 4, SHARDS, WINDOW)
+VALUE = b"of the chain"
 SUMS = b"what was added up"
 
 
 def named(number: int, tokens: int = 100) -> Contributor:
-    return Contributor.of(PEERS[number], identity(number), tokens)
+    return Contributor.of(PEERS[number], identity(number), tokens, bytes([number]) * 96)
 
 
 def identity(number: int) -> ContributionId:
@@ -51,7 +53,8 @@ def table_of(**shards: tuple[int, ...]) -> Table:
 
 CONTRIBUTORS = st.builds(
     Contributor,
-    st.binary(min_size=8, max_size=8), st.binary(min_size=16, max_size=16), st.integers(0, MOST_TOKENS),
+    st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16),
+    st.integers(0, MOST_TOKENS), st.binary(min_size=96, max_size=96),
 )  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def test_no_table_is_read_from_less_than_its_bytes(table, data):
 def written(contributors, shards):
     """As the layout has it, right or wrong: `shards` are pairs of a number and the bits of one byte."""
     parts = [len(contributors).to_bytes(2, "big")]
-    parts += [one.peer + one.contribution + one.tokens.to_bytes(4, "big") for one in contributors]
+    parts += [one.peer + one.contribution + one.tokens.to_bytes(4, "big") + one.grant for one in contributors]
     parts += [len(shards).to_bytes(2, "big")]
     parts += [shard.to_bytes(2, "big") + bytes([bits]) for shard, bits in shards]
     return b"".join(parts)
@@ -172,64 +175,85 @@ def test_tokens_are_told_as_far_as_four_bytes_go(said, kept):
 
 
 def first_in(round, shard, makers):
-    return sorted(makers, key=lambda maker: DRAW.place(round, shard, maker))
+    return sorted(makers, key=lambda maker: DRAW.rank(round, shard, maker))
 
 
-def test_of_results_that_share_somebody_the_first_of_the_draw_counts():
-    for round in range(0, 40, 4):
+def test_of_equally_large_results_that_share_somebody_the_run_and_the_round_decide():
+    counts = set()
+    for round in range(8):
         first, second = first_in(round, 2, PEERS[:2])
         results = {PEERS[0]: table_of(s2=(3, 4)), PEERS[1]: table_of(s2=(4, 5))}
         assert counting(results, DRAW, round) == {2: (first,)}
         backwards = dict(reversed(results.items()))
         assert counting(backwards, DRAW, round) == {2: (first,)}, "the order in which they came is nothing"
         assert second not in counting(results, DRAW, round)[2]
+        counts.add(first)
+    assert counts == {*PEERS[:2]}, "no key wins every round"
 
 
-def test_results_that_share_nobody_count_all_of_them_in_the_order_of_the_draw():
-    makers = PEERS[:3]
-    results = {maker: table_of(s2=(3 + number,)) for number, maker in enumerate(makers)}
-    assert counting(results, DRAW, 0) == {2: tuple(first_in(0, 2, makers))}
+@pytest.mark.parametrize(("results", "counts"), [
+    pytest.param([(3, 4, 5, 6), (3,)], [0], id="alone beside all"),
+    pytest.param([(3, 4), (4, 5, 6)], [1], id="who shares one with more"),
+    pytest.param([(3, 4, 5, 6), (7,)], [0], id="fewer than half, though it shares nobody"),
+    pytest.param([(3, 4, 5, 6), (7, 8)], [0, 1], id="half"),
+    pytest.param([(3, 4, 5), (5, 6), (6, 7)], [0, 2], id="who shares with one that does not count"),
+])  # fmt: skip
+def test_which_results_count_depends_on_how_many_contributors_they_have(results, counts):
+    """Whoever the draw prefers: in every round, so also in those where it prefers the other."""
+    tables = {PEERS[n]: table_of(s2=of) for n, of in enumerate(results)}
+    for round in range(20):
+        assert counting(tables, DRAW, round) == {2: tuple(PEERS[n] for n in counts)}
 
 
-def test_who_was_not_drawn_takes_nobody_from_who_was():
-    """Even if its result names everybody; and what it has alone counts."""
-    drawn, other, third = first_in(0, 2, PEERS[:3])
-    results = {other: table_of(s2=(3, 4, 5)), drawn: table_of(s2=(3,)), third: table_of(s2=(6,))}
-    assert counting(results, DRAW, 0)[2] == (drawn, third), "not even those who are only in the greedy one"
-
-
-def test_shards_are_counted_each_by_itself():
-    results = {PEERS[0]: table_of(s0=(3,), s1=(4,)), PEERS[1]: table_of(s1=(4,), s2=(3,))}
-    counted = counting(results, DRAW, 0)
-    assert counted == {0: (PEERS[0],), 1: (first_in(0, 1, PEERS[:2])[0],), 2: (PEERS[1],)}
+def test_a_shard_is_measured_by_the_largest_result_of_all_shards():
+    held = {"s0": (3, 4, 5, 6)}, {"s1": (3,)}, {"s2": (3, 4)}
+    results = {maker: table_of(**of) for maker, of in zip(PEERS, held, strict=False)}
+    assert counting(results, DRAW, 0) == {0: (PEERS[0],), 1: (), 2: (PEERS[2],)}
     assert counting({}, DRAW, 0) == {}
 
 
-@given(st.dictionaries(st.sampled_from(PEERS[:6]), tables(), max_size=6), st.integers(0, 100))
-def test_nobody_is_counted_twice_in_a_shard_and_nobody_is_left_out_for_nothing(results, round):
+@given(
+    st.dictionaries(st.sampled_from(PEERS[:6]), tables(), max_size=6), st.integers(0, 100), st.randoms()
+)
+def test_nobody_is_counted_twice_in_a_shard_and_nobody_is_left_out_for_nothing(results, round, chance):
+    largest = max((len(held) for table in results.values() for held in table.shards.values()), default=0)
+    shuffled = list(results.items())
+    chance.shuffle(shuffled)
+    assert counting(dict(shuffled), DRAW, round) == counting(results, DRAW, round)
     for shard, makers in counting(results, DRAW, round).items():
         peers = [one.peer for maker in makers for one in results[maker].shards[shard]]
         assert len(peers) == len(set(peers))
+        assert all(2 * len(results[maker].shards[shard]) >= largest for maker in makers)
         for maker, table in results.items():
-            if shard in table.shards and maker not in makers:
-                assert {one.peer for one in table.shards[shard]} & set(peers), "it clashed with one"
+            held = table.shards.get(shard, frozenset())
+            if 2 * len(held) >= largest and held and maker not in makers:
+                larger = [results[other].shards[shard] for other in makers if other != maker]
+                those = {one.peer for of in larger if len(of) >= len(held) for one in of}
+                assert {one.peer for one in held} & those, "it clashed with one that is as large"
 
 
 def test_all_who_see_the_same_peers_draw_the_same():
-    assert DRAW.reducers(5, PEERS) == Draw(b"run", 4, SHARDS).reducers(5, frozenset(reversed(PEERS)))
-    assert len(DRAW.reducers(5, PEERS)) == SHARDS
-    assert DRAW.reducers(5, PEERS[:1]) == (PEERS[0],) * SHARDS
+    drawn = DRAW.reducers(5, PEERS, VALUE)
+    assert drawn == Draw(b"run", 4, SHARDS, WINDOW).reducers(5, frozenset(reversed(PEERS)), VALUE)
+    assert len(drawn) == SHARDS
+    assert DRAW.reducers(5, PEERS[:1], VALUE) == (PEERS[0],) * SHARDS
 
 
-def test_a_draw_holds_for_a_block_of_rounds_and_is_another_in_the_next_and_in_another_run():
-    drawn = [DRAW.reducers(round, PEERS) for round in range(12)]
+def test_a_draw_holds_for_a_block_of_rounds_and_is_another_in_the_next_in_another_run_and_history():
+    drawn = [DRAW.reducers(round, PEERS, VALUE) for round in range(12)]
     assert [len(set(drawn[block : block + 4])) for block in (0, 4, 8)] == [1, 1, 1]
-    assert len({drawn[0], drawn[4], drawn[8], Draw(b"other", 4, SHARDS).reducers(0, PEERS)}) == 4
+    elsewhere = Draw(b"other", 4, SHARDS, WINDOW).reducers(0, PEERS, VALUE)
+    assert len({drawn[0], drawn[4], drawn[8], elsewhere, DRAW.reducers(0, PEERS, b"another value")}) == 5
+
+
+def test_a_draw_follows_from_the_round_that_lies_the_window_and_one_before_its_block():
+    assert [DRAW.seed_round(round) for round in (0, 3, 4, 7, 8)] == [-3, -3, 1, 1, 5]
 
 
 def test_who_goes_changes_only_the_shards_that_it_had_and_who_comes_only_those_that_it_gets():
     for gone in PEERS:
-        before, after = DRAW.reducers(0, PEERS), DRAW.reducers(0, [peer for peer in PEERS if peer != gone])
+        others = [peer for peer in PEERS if peer != gone]
+        before, after = DRAW.reducers(0, PEERS, VALUE), DRAW.reducers(0, others, VALUE)
         assert all(now == then for now, then in zip(after, before, strict=True) if then != gone)
         assert gone not in after
 
@@ -237,8 +261,8 @@ def test_who_goes_changes_only_the_shards_that_it_had_and_who_comes_only_those_t
 def test_shards_are_spread_over_all_peers():
     """Each of n shards goes to one of p peers with equal chance: a peer gets n/p, with a deviation of
     sqrt(n (1/p) (1 - 1/p)). Nobody is five of them off, which chance does to 1 of 10^5 such tests."""
-    many, blocks = Draw(b"run", 1, 64), 50
-    times = Counter(peer for block in range(blocks) for peer in many.reducers(block, PEERS))
+    many, blocks = Draw(b"run", 1, 64, WINDOW), 50
+    times = Counter(peer for block in range(blocks) for peer in many.reducers(block, PEERS, VALUE))
     shards, share = 64 * blocks, 1 / len(PEERS)
     bound = 5 * sqrt(shards * share * (1 - share))
     assert set(times) == set(PEERS)
@@ -248,11 +272,12 @@ def test_shards_are_spread_over_all_peers():
 def test_the_draw_of_a_run_is_that_of_its_id_its_blocks_and_its_shards():
     manifest = Manifest("x", PeerId("owner"), sync=Sync(method="local-steps", exchange="sharded", shards=5))
     draw = draw_of(manifest)
-    assert draw == Draw(bytes.fromhex(manifest.run_id()), manifest.rounds.snapshot_rounds, 5)
-    place = draw.seed + f"\n{20 // draw.block_rounds}\n3\n{PEERS[0]}".encode()
-    assert draw.place(20, 3, PEERS[0]) == hashlib.sha256(place).digest(), "as docs/wire.md has it"
+    rules = manifest.rounds
+    assert draw == Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, 5, rules.window)
+    place = draw.seed + VALUE + f"\n{20 // draw.block_rounds}\n3\n{PEERS[0]}".encode()
+    assert draw.place(20, 3, PEERS[0], VALUE) == hashlib.sha256(place).digest(), "as docs/wire.md has it"
 
 
-def test_a_peers_tag_is_the_beginning_of_its_ids_hash():
-    assert tag_of(PEERS[0]) == hashlib.sha256(PEERS[0].encode()).digest()[:8]
+def test_a_peers_tag_is_the_beginning_of_its_ids_hash_and_too_long_to_be_made_twice():
+    assert tag_of(PEERS[0]) == hashlib.sha256(PEERS[0].encode()).digest()[:16]
     assert len({tag_of(peer) for peer in PEERS}) == len(PEERS)

@@ -16,7 +16,7 @@ from swarmnet.run.manifest import Rounds
 RULES = Rounds(window=2)
 DELAY = 4
 SHARDS = 3
-DRAW = Draw(b"run", 4, SHARDS)
+DRAW = Draw(b"run", 4, SHARDS, RULES.window)
 ME, OTHER, X, Y = (PeerId(name) for name in ("me", "other", "x", "y"))
 ALLIES = (PeerId("a"), PeerId("b"))
 LATER = 50
@@ -80,14 +80,24 @@ def test_where_it_is_in_no_shard_all_of_it_comes_back(results):
 
 
 def test_a_result_that_does_not_count_holds_nothing():
-    first, second = sorted((X, Y), key=lambda maker: DRAW.place(3, 1, maker))
-    without, within = holding(3, others=(1,)), holding(3, 1)
+    first, second = sorted((X, Y), key=lambda maker: DRAW.rank(3, 1, maker))
+    third = Contributor.of(PeerId("third"), ContributionId(b"t" * 16), 10)
+    within = holding(3, 1)
+    without = Table({1: holding(3, others=(1,)).shards[1] | {third}})
     assert offers_of(3, **{first: without, second: within}).decide(LATER, ALLIES, 0.0) == [
         GiveBack(3, mine(3), (0, 1, 2))
     ]
     assert offers_of(3, **{first: within, second: without}).decide(LATER, ALLIES, 0.0) == [
         GiveBack(3, mine(3), (0, 2))
     ]
+
+
+def test_what_only_a_small_result_holds_comes_back():
+    """Fewer than half of the round's largest: the peer has reduced for itself alone."""
+    others = [Contributor.of(PeerId(f"p{n}"), ContributionId(bytes([n]) * 16), 10) for n in range(5)]
+    alone = Table({0: frozenset((Contributor.of(ME, mine(3), 10),))})
+    offers = offers_of(3, x=alone, y=Table({2: frozenset(others), 1: holding(3, 1).shards[1] | {*others}}))
+    assert offers.decide(LATER, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 2))]
 
 
 def unread(*makers: PeerId) -> Offers:

@@ -25,6 +25,7 @@ from swarmnet.model.state_layout import at_rest
 from swarmnet.optimizer.method import Method, add_own, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
+from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import Sync
 
@@ -143,7 +144,7 @@ def set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId
     """What a round's set consists of: what peers contributed, or what reducers make of it, all in time."""
     if method.reduced is None:
         return told
-    reducers, slices = method.reduced.draw.reducers(round, told), {}
+    reducers, slices = method.reduced.draw.reducers(round, told, START), {}
     for peer, payload in told.items():
         who = Contributor.of(peer, ContributionId(tag_of(peer)), 1)
         slices[who] = method.reduced.slices(payload)

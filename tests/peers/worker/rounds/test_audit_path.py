@@ -19,6 +19,7 @@ from reducer_world import (
     World,
     body_of,
     contributor,
+    evidence_of,
     played,
     slices_of,
 )
@@ -30,6 +31,7 @@ from protocols.messages.table import AskSlices, Contribution, Evidence, Lied, Sl
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.rounds.audits import MOST_OF_RESULT
+from swarmnet.rounds.history import SettledSet
 from swarmnet.rounds.result_table import Table, head_of
 
 D = Identity.from_seed(b"d")
@@ -41,7 +43,7 @@ DRAWN_FOR = 4
 def result_of(maker: Identity, contributors=(B, D), lies: bool = False, round: int = 0):
     """As it travels, and its name. A lie: the first contributor's slice of SHARD stands there as another."""
     held = {
-        shard: {contributor(who, round): slices_of(who, round)[shard] for who in contributors}
+        shard: {contributor(who, round, maker): slices_of(who, round)[shard] for who in contributors}
         for shard in ALL
     }
     sums = b""
@@ -56,7 +58,7 @@ def result_of(maker: Identity, contributors=(B, D), lies: bool = False, round: i
 
 
 def slice_of(who: Identity, round: int = 0, shard: int = SHARD, **of) -> bytes:
-    return body_of(who, round, (shard,), **of)
+    return evidence_of(who, round, (shard,), **of)
 
 
 class Looking(World):
@@ -211,8 +213,10 @@ def test_who_does_not_give_the_slices_is_no_liar_but_reduces_nothing_here_for_a_
         assert world.audits.convicted == {}
         reducing = world.path.rounds.reducing
         block = range(current, current + DRAWN_FOR)
+        for number in block:
+            world.path.rounds.chain.append(SettledSet(4, b"%12d" % number))
         assert not any(C.peer_id in reducing.reducers(number) for number in block)
-        assert any(C.peer_id in reducing.draw.reducers(number, reducing.members) for number in block)
+        assert any(C.peer_id in reducing.soon(number, reducing.members) for number in block)
         world.answer(C, name, HONEST)
         assert world.codes() == [code], "too late"
         world.path.close()

@@ -15,9 +15,11 @@ from reducer_world import (
     World,
     body_of,
     contributor,
+    evidence_of,
     head_only,
     played,
     result_of,
+    signature_of,
     signed,
     slices_of,
 )
@@ -99,7 +101,7 @@ def test_slices_that_the_method_does_not_take_are_refused_though_they_are_signed
         world = World()
         wrong = tuple(reversed(slices_of(B)))
         head, _ = sign_slices(B, RUN, 0, 0, 20, wrong)
-        world.hear(B, Slices(0, ALL), head + b"".join(wrong))
+        world.hear(B, Slices(0, ALL), bytes(64) + head + b"".join(wrong))
         assert world.refused == [(B.peer_id, "malformed")]
         assert world.nothing_is_kept()
         world.path.close()
@@ -107,15 +109,59 @@ def test_slices_that_the_method_does_not_take_are_refused_though_they_are_signed
     played(story)
 
 
-def test_a_forged_signature_is_counted_and_ends_the_link():
+@pytest.mark.parametrize("place", [10, 64 + 60], ids=["of the grant", "of the slices"])
+def test_a_forged_signature_is_counted_and_ends_the_link(place):
     def story() -> None:
         world = World()
         forged = bytearray(body_of(B))
-        forged[60] ^= 1
+        forged[place] ^= 1
         with pytest.raises(BadSignature):
             world.hear(B, Slices(0, ALL), bytes(forged))
         assert world.path.outcomes == {"bad_signature": 1}
         assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+GRANTS = [
+    pytest.param(signature_of(B, C), id="for another reducer"),
+    pytest.param(signature_of(B, shards=(0, 1)), id="for other shards"),
+    pytest.param(signature_of(B, round=1), id="for another round"),
+    pytest.param(signature_of(B, stage=1), id="for another stage"),
+    pytest.param(signature_of(B, serial=2), id="for another contribution"),
+    pytest.param(signature_of(C), id="of another peer"),
+    pytest.param(bytes(64), id="none"),
+]
+
+
+@pytest.mark.parametrize("signature", GRANTS)
+def test_slices_without_a_grant_for_just_these_are_refused(signature):
+    """Nobody would take the result that names them."""
+    def story() -> None:
+        world = World()
+        with pytest.raises(BadSignature):
+            world.hear(B, Slices(0, ALL), signature + evidence_of(B))
+        assert world.nothing_is_kept()
+        world.path.close()
+
+    played(story)
+
+
+@pytest.mark.parametrize(
+    ("what", "other"), [("MOST_CONTRIBUTORS", 1), ("tag_of", lambda peer: contributor(B).peer)],
+    ids=["too many", "two keys with one tag"],
+)  # fmt: skip
+def test_only_slices_are_taken_that_a_table_can_name(monkeypatch, what, other):
+    """Else the reducer makes a table that it cannot read itself, which has ended its process."""
+    monkeypatch.setattr(f"peers.worker.rounds.reducer_path.{what}", other)
+
+    def story() -> None:
+        world = World()
+        world.hear(B, Slices(0, ALL), body_of(B))
+        world.hear(C, Slices(0, ALL), body_of(C))
+        assert world.path.outcomes == {"not_counted": 1}
+        assert set(world.path.reducers.kept[0][0]) == {contributor(B)}
         world.path.close()
 
     played(story)
@@ -176,6 +222,31 @@ def test_a_result_enters_the_set_of_its_round():
         assert world.path.outcomes == {"accepted": 1}
         assert [reference.id for reference in world.path.rounds.rounds[0].held.values()] == [name]
         assert world.offers.makers([Reference(0, C.peer_id, name, len(data))]), "and is read"
+        world.path.close()
+
+    played(story)
+
+
+def test_a_result_that_names_who_granted_nothing_ends_the_link_of_whoever_passes_it_on():
+    """Here what they granted to B."""
+    def story() -> None:
+        world = World()
+        with pytest.raises(BadSignature):
+            world.hear(B, Contribution(), result_of(C, grants_to=B)[0])
+        assert world.path.outcomes == {"bad_signature": 1}
+        assert not world.path.stored
+        world.path.close()
+
+    played(story)
+
+
+def test_a_result_that_names_peers_outside_the_group_waits():
+    def story() -> None:
+        world = World()
+        world.hear(B, Contribution(), result_of(C, contributors=(B, STRANGER))[0])
+        assert world.path.outcomes == {"not_counted": 1}
+        assert not world.path.stored
+        assert world.refused == []
         world.path.close()
 
     played(story)
@@ -274,9 +345,11 @@ def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
         head, name = signed(ME)
         slices = slices_of(ME)
         reducers = (B.peer_id, ME.peer_id, B.peer_id)
-        world.path._worked([Cut(0, reducers, 20, head, slices, name)], 0.0)
+        grants = {B.peer_id: signature_of(ME, B, shards=(0, 2)), ME.peer_id: signature_of(ME, shards=(1,))}
+        world.path._worked([Cut(0, reducers, 20, head, slices, name, grants)], 0.0)
         sent = [(peer, message, body) for peer, message, body in world.posted if isinstance(message, Slices)]
-        assert sent == [(B.peer_id, Slices(0, [0, 2]), head + slices[0] + slices[2])]
+        body = grants[B.peer_id] + head + slices[0] + slices[2]
+        assert sent == [(B.peer_id, Slices(0, [0, 2]), body)]
         assert world.path.reducers.kept[0] == {1: {contributor(ME): slices[1]}}
         assert list(world.offers.open) == [name]
         world.path.close()

@@ -24,7 +24,14 @@ from swarmnet.optimizer.own_steps.reduced_steps import Numbers
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
-from swarmnet.rounds.result_table import MOST_CONTRIBUTORS, Contributor, Table, head_of, longest_head, tag_of
+from swarmnet.rounds.result_table import (
+    MOST_CONTRIBUTORS,
+    Contributor,
+    Table,
+    head_of,
+    longest_head,
+    tag_of,
+)
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Sync
 
 SHAPE = ModelShape(
@@ -55,7 +62,7 @@ def told(peer, round=0, run=RUN, group=None):
 
 
 def contributor(peer):
-    return Contributor.of(peer, ContributionId(tag_of(peer) * 2), 100)
+    return Contributor.of(peer, ContributionId(tag_of(peer)), 100)
 
 
 def cut(payloads, shards=range(SHARDS), run=RUN):

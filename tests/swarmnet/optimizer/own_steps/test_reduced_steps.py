@@ -37,7 +37,7 @@ REDUCERS = [PeerId(f"reducer {number}") for number in range(4)]
 
 
 def contributor(peer, tokens=100):
-    return Contributor.of(peer, ContributionId(tag_of(peer) * 2), tokens)
+    return Contributor.of(peer, ContributionId(tag_of(peer)), tokens)
 
 
 def told_by(count=3, layout=LAYOUT, run=RUN, round=0):
@@ -242,13 +242,13 @@ def test_results_of_one_shard_that_share_nobody_count_by_how_many_they_speak_for
     assert float((together - (2 * alone[0] + alone[1]) / 3).abs().max()) <= 0.5
 
 
-def test_of_results_that_share_a_contributor_only_the_first_of_the_draw_counts():
+def test_of_equally_large_results_that_share_a_contributor_only_one_counts():
     method, payloads = method_of(RUN, LAYOUT), told_by(3)
     results = {
         REDUCERS[0]: method.reduce(cut(method, {peer: payloads[peer] for peer in PEERS[:2]}, (0,))),
         REDUCERS[1]: method.reduce(cut(method, {peer: payloads[peer] for peer in PEERS[1:3]}, (0,))),
     }
-    winner = min(results, key=lambda maker: method.draw.place(0, 0, maker))
+    winner = min(results, key=lambda maker: method.draw.rank(0, 0, maker))
     assert torch.equal(step_of(method, results), step_of(method, {winner: results[winner]}))
 
 

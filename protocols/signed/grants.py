@@ -1,0 +1,99 @@
+"""Grants: what a contributor signs for each reducer, so that it may add up its slices.
+
+A result's table carries the grant of each contributor. So a reducer can name only peers that sent it slices,
+each with the contribution that it made, and in exactly the shards that it sent. A grant is worth nothing to
+another reducer, in another round, stage or run:
+
+    wire       public key 32 B | signature 64 B
+    statement  domain | run id 32 B | contributor's key 32 B | reducer's key 32 B | stage i16 | round u32
+               | contribution 16 B | tokens u32 | one bit for each shard, the first one lowest
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocols.errors import BadSignature, Malformed
+from protocols.signed.envelope import run_bytes
+from protocols.signed.identity import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    is_signed,
+    peer_id_of,
+    public_key_bytes,
+)
+from protocols.signed.slices import Slices
+from swarmnet.identifiers import PeerId, RunId
+from swarmnet.rounds.result_table import MOST_TOKENS, NAME_BYTES, Table, tag_of
+
+_DOMAIN = b"swarmnet grant 1\0"
+_STATEMENT = struct.Struct(
+    f">{len(_DOMAIN)}s32s{PUBLIC_KEY_BYTES}s{PUBLIC_KEY_BYTES}shI{NAME_BYTES}sI"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Where a grant is valid: one reducer's result for one round."""
+
+    run_id: RunId
+    stage: int
+    round: int
+    reducer: PeerId
+
+    def statement(self, contributor: bytes, contribution: bytes, tokens: int, shards: Iterable[int]) -> bytes:
+        """Return what a contributor with this public key signs."""
+        bits = sum(1 << shard for shard in shards)
+        head = _STATEMENT.pack(
+            _DOMAIN, run_bytes(self.run_id), contributor, public_key_bytes(self.reducer), self.stage,
+            self.round, contribution, min(max(0, tokens), MOST_TOKENS),
+        )  # fmt: skip
+        return head + bits.to_bytes(-(-bits.bit_length() // 8), "little")
+
+
+def sign_grant(
+    identity: Identity, reduction: Reduction, contribution: bytes, tokens: int, shards: Iterable[int]
+) -> bytes:
+    """Return the signature, 64 bytes."""
+    return identity.sign(reduction.statement(identity.public_key, contribution, tokens, shards))
+
+
+def require_grant(signature: bytes, reduction: Reduction, slices: Slices) -> None:
+    """Raise BadSignature unless the sender of these slices lets this reducer add up all of them."""
+    key = public_key_bytes(slices.sender)
+    statement = reduction.statement(key, slices.id, slices.tokens, slices.data)
+    if not is_signed(slices.sender, statement, signature):
+        raise BadSignature(f"slices of {slices.sender} without a grant for {reduction.reducer}")
+
+
+def grant_of(contributor: PeerId, signature: bytes) -> bytes:
+    """Return a grant as a table carries it."""
+    return public_key_bytes(contributor) + signature
+
+
+def contributors_of(table: Table) -> tuple[PeerId, ...]:
+    """Return the peers that a table names, in order. Raises Malformed where a grant is of another peer."""
+    found = []
+    for one in table.contributors:
+        peer = peer_id_of(one.grant[:PUBLIC_KEY_BYTES])
+        if tag_of(peer) != one.peer:
+            raise Malformed(f"a grant of {peer}, where the table names {one.peer.hex()}")
+        found.append(peer)
+    return tuple(found)
+
+
+def require_grants(table: Table, reduction: Reduction) -> None:
+    """Raise BadSignature unless each contributor has let this reducer add up these slices; Malformed as
+    `contributors_of`. About 0.1 ms for each contributor."""
+    shards = table.shards_of()
+    for peer, one in zip(contributors_of(table), table.contributors, strict=True):
+        key, signature = one.grant[:PUBLIC_KEY_BYTES], one.grant[-SIGNATURE_BYTES:]
+        statement = reduction.statement(key, one.contribution, one.tokens, shards[one])
+        if not is_signed(peer, statement, signature):
+            raise BadSignature(
+                f"the result of {reduction.reducer} for round {reduction.round} names slices of {peer} in "
+                f"the shards {sorted(shards[one])}, which it has not granted"
+            )
