@@ -15,7 +15,8 @@ class Said(Event, frozen=True):
 
 
 Topic = Literal[
-    "archive", "archived", "behind", "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
+    "archive", "archived", "behind", "bootstraps_found", "bootstraps_lost",
+    "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
     "chunks_not_kept", "clock", "compiled", "compiles", "devices", "devices_lost", "directory_split",
     "directory_whole", "elsewhere", "ended", "experts", "found", "height_not_kept", "holder", "joined",
     "kept", "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
