@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-from processes import free_port  # type: ignore[import-not-found]
 
 from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
@@ -43,6 +42,13 @@ BEGIN_SECONDS = 120.0
 """Three processes import torch on a busy machine."""
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 async def until(condition: Any, what: str, seconds: float) -> float:
     """Return the seconds that passed until it held. Raises TimeoutError."""
     began = time.monotonic()
@@ -59,12 +65,17 @@ def events(peer: DemoPeer, name: str) -> list[event_log.Line]:
     return [event for event in event_log.read(log) if event.name == name] if log.exists() else []
 
 
-async def play(folder: Path, away: float) -> dict[str, float]:
-    """Play one absence. Returns seconds from the return: to the first link, and to training."""
-    folder.mkdir()
+def make_run(folder: Path) -> Path:
+    """Publish the run in a new folder, which is returned."""
+    folder.mkdir(parents=True)
     file = folder / "run.yaml"
     file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
     publish(file, load_or_create(folder / "owner.key"), folder / "run.json")
+    return folder
+
+
+async def play(folder: Path, away: float) -> dict[str, float]:
+    """Play one absence. Returns seconds from the return: to the first link, and to training."""
     listen = {"listen": [f"/ip4/127.0.0.1/tcp/{free_port()}"]}
     boot_keys = {"role": "bootstrap", "run": "run.json", **LOOPBACK, **listen}
     boot = await start(folder, "boot", boot_keys)
@@ -100,10 +111,9 @@ async def main(absences: list[float], keep: Path | None) -> int:
     late = 0
     kept = nullcontext(str(keep)) if keep else tempfile.TemporaryDirectory(prefix="swarmnet-soak-")
     with kept as folder:
-        Path(folder).mkdir(exist_ok=True)
         for away in absences:
             try:
-                seconds = await play(Path(folder) / f"away-{away:g}", away)
+                seconds = await play(make_run(Path(folder) / f"away-{away:g}"), away)
             except TimeoutError as error:
                 late += 1
                 print(f"away {away:g} s: {error}", flush=True)

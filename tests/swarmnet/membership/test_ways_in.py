@@ -15,7 +15,7 @@ OTHER = PeerId("other")
 
 
 def ask_until(ways, table, away_until, end, remembered=()):
-    """Look each second; the bootstrap leaves the table at 0 s. Returns when it was asked, and `lost` by time."""
+    """Look each second; the bootstrap leaves the table at 0 s. Returns when it was asked, and `lost`."""
     asked, lost = [], []
     ways.look({BOOT, *table}, remembered, -1.0)
     now = 0.0
