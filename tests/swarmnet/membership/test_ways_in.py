@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, WaysIn
+from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, STEADY_SECONDS, WaysIn
 
 BOOT = PeerId("boot")
 OTHER = PeerId("other")
@@ -37,7 +37,7 @@ def test_a_bootstrap_is_asked_soon_after_its_return_however_long_it_was_away(awa
     assert back - away <= 1.2 * LONGEST_ASK_SECONDS + 1.0
     assert lost[0]
     assert not lost[-1]
-    assert len(asked) <= 6 + away / (0.8 * LONGEST_ASK_SECONDS) + 60.0 / (0.8 * LONGEST_ASK_SECONDS)
+    assert len(asked) <= 6 + away / (0.8 * LONGEST_ASK_SECONDS) + 60.0 / (0.8 * STEADY_SECONDS)
 
 
 def test_a_bootstrap_in_the_table_is_asked_now_and_then_since_it_may_have_started_anew():
@@ -47,7 +47,7 @@ def test_a_bootstrap_in_the_table_is_asked_now_and_then_since_it_may_have_starte
         if ways.look({BOOT}, (), float(now)):
             ways.asked(BOOT, True, float(now))
             due.append(now)
-    assert max(b - a for a, b in pairwise(due)) <= 1.2 * LONGEST_ASK_SECONDS + 1.0
+    assert max(b - a for a, b in pairwise(due)) <= 1.2 * STEADY_SECONDS + 1.0
     assert not ways.lost
 
 
