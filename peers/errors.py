@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 
 class UserError(Exception):
@@ -22,6 +23,14 @@ class ConfigError(UserError):
 
 class UnknownRun(UserError):
     """A run whose manifest nobody has: most likely its id is not right."""
+
+
+class IdentityInUse(UserError):
+    """An earlier process with this identity still runs. `started`: Unix time at which it started."""
+
+    def __init__(self, started: float) -> None:
+        when = datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        super().__init__(f"another process uses this identity (started at {when})")
 
 
 class DevicesLost(Exception):

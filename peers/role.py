@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from peers.config.peer_file import PeerFile
@@ -22,6 +22,7 @@ from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable
 from protocols.p2pd.transport import P2pdTransport
 from protocols.signed.identity import Identity
+from swarmnet.membership.own_start import OwnStart
 
 if TYPE_CHECKING:
     from peers.compute.siblings import Siblings  # which computes, and brings torch
@@ -48,6 +49,7 @@ class Process:
     """Where the process holds several stages."""
     number: int = 0
     """Among its siblings; the first one leads."""
+    own_start: OwnStart = field(default_factory=OwnStart)
     joined: Callable[[], str] = str
     """Called when some bootstrap has answered; what to say of it, if anything."""
 

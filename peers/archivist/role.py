@@ -52,7 +52,10 @@ class ArchivistRole(Role):
             await asyncio.to_thread(open_model, model, signed.manifest)
         note = process.log.record
         book = OrderBook(signed, config.state / "order.bin", note, process.say)
-        presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
+        presence = Presence(
+            signed, process.identity, network.transport, directory, version("swarmnet"), note,
+            process.own_start,
+        )  # fmt: skip
         claims = Claims("serving", plain_name(config.name), "archivist")
 
         def record() -> bytes:

@@ -96,6 +96,8 @@ class Neighbourhood:
         self.admission: Admission = OpenToAll()
         self.met: Callable[[], Collection[PeerId]] = tuple
         """Peers that answer for another reason: to dial them leads to no new address."""
+        self.own_record: Callable[[SignedRecord], None] = lambda signed: None
+        """Called with each record that the own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Neighbour -> newcomers whose records it was told."""
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
@@ -112,13 +114,15 @@ class Neighbourhood:
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
-        """Say Bye and end all links. Who finds the newest record later must not take it for news."""
+        """Say Bye and end all links. Who finds the newest record later must not take it for news. An empty
+        reason sends no Bye."""
         self._closed = True
         self._timer.close()
         self._silence.close()
         self._dials.close()
         self.clock.close()
-        await self._lanes.close([*([Known([self.record])] if self.record else []), Bye(reason)])
+        own = [Known([self.record])] if self.record else []
+        await self._lanes.close([*own, Bye(reason)] if reason else [])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -185,7 +189,9 @@ class Neighbourhood:
                 raise
             self.traffic.refused[error.code] += 1  # From the directory, where anybody stores.
             return None
-        if not self.admission.shuns(signed.peer):
+        if signed.peer == self.membership.me:
+            self.own_record(signed)
+        elif not self.admission.shuns(signed.peer):
             self._recorded(signed, data, teller)
         return signed.peer
 
@@ -200,10 +206,15 @@ class Neighbourhood:
         if by_invite and before is not None and before.invited and not record.invite:
             data = before.record  # Others are told the one that proves it.
         addresses = dialable(record.addresses, self.transport.addresses)
-        self.membership.recorded(
+        started = before.started if before is not None else record.started
+        is_news = self.membership.recorded(
             signed.peer, record.stage, record.role, addresses, signed.sequence, data,
             self.clock.time(), teller, invited,
         )  # fmt: skip
+        if is_news:
+            self.membership.peers[signed.peer].started = record.started
+            if record.started != started:  # Maybe two processes: each must see the other's record.
+                self.post(signed.peer, "group", Known([data]))
         if before is not None and before.linked and before.stage != stage:
             # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")

@@ -63,8 +63,9 @@ class ObserverRole(Role):
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
         presence = Presence(
-            signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record
-        )
+            signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record,
+            process.own_start,
+        )  # fmt: skip
         walk = Walk(
             signed.run_id, me, directory, self.sightings, self.orders, process.config.bootstrap,
             process.log.record,

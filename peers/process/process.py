@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import shlex
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ import uvloop
 
 from peers.config.peer_file import PeerFile
 from peers.config.sibling_file import sibling_file
-from peers.errors import UserError, as_user_errors
+from peers.errors import IdentityInUse, UserError, as_user_errors
 from peers.process.sessions import Sessions
 from peers.role import Process, Role
 from peers.runtime.control_server import Control, Request
@@ -143,7 +144,7 @@ class Peer:
         metrics = Metrics(process=number == 0)
         return Process(
             config, identity, report, metrics, log, self.pulse, self._stop, control, siblings, number,
-            self._joined if number == 0 else str,
+            joined=self._joined if number == 0 else str,
         )  # fmt: skip
 
     def _siblings(self, identity: Identity) -> list[Process]:
@@ -191,6 +192,12 @@ class Peer:
             self.log.record(noted.Fault(code=code, reason=why))
             ended = noted.Stopped(code, why)
             return FAULT
+        except IdentityInUse as error:
+            ended = noted.Stopped("not_possible", str(error))
+            key = shlex.quote(str(self.config.identity))
+            raise UserError(
+                f"{error}. Stop it, or give this computer its own identity: mv {key} {key}.copied"
+            ) from None
         except UserError as error:
             ended = noted.Stopped("not_possible", str(error))
             raise

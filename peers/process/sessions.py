@@ -15,6 +15,7 @@ from peers.network.counted_directory import CountedDirectory
 from peers.network.dht_sampler import DirectoryObserver
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.mdns import neighbours
+from peers.network.discovery.rejoining import Rejoining
 from peers.network.reachability_probe import TEXTS, Reachable, Way, has_a_network
 from peers.role import Network, Process, Role
 from peers.telemetry import said
@@ -107,6 +108,11 @@ class Sessions:
             if self.config.metrics.address is not None and has_a_network(transport.addresses):
                 beside.append(asyncio.create_task(self._reachable(transport).run(), name="reachable"))
             cache = PeerCache(self.config.state / "peers.json")
+            rejoining = Rejoining(
+                directory, self.config.bootstrap, cache.read, me=transport.peer, say=process.say,
+                set_lost=process.metrics.network.bootstraps_lost.set, chance=Random(),
+            )  # fmt: skip
+            beside.append(asyncio.create_task(rejoining.run(), name="rejoining"))
             async with neighbours(self.config, transport.peer, transport.addresses, process.say) as lan:
                 await self._unless_ended(Network(transport, directory, counted, cache, lan))
         finally:

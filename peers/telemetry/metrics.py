@@ -334,6 +334,10 @@ class Network:
             "dht_split_suspected",
             "1 while the directory does not return half or more of the peers that are linked here, else 0.",
         )
+        self.bootstraps_lost = declare.gauge(
+            "dht_bootstraps_lost",
+            "1 while no bootstrap is in the directory's routing table or answers, else 0.",
+        )
         self._declare_connections(declare)
 
     def _declare_connections(self, declare: Declare) -> None:

@@ -15,10 +15,12 @@ class Said(Event, frozen=True):
 
 
 Topic = Literal[
-    "archive", "archived", "behind", "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
+    "archive", "archived", "behind", "bootstraps_found", "bootstraps_lost",
+    "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
     "chunks_not_kept", "clock", "compiled", "compiles", "devices", "devices_lost", "directory_split",
-    "directory_whole", "elsewhere", "ended", "experts", "found", "height_not_kept", "holder", "joined",
-    "kept", "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
+    "directory_whole", "elsewhere", "ended", "experts", "found", "height_not_kept", "holder",
+    "identity_shared", "joined", "kept",
+    "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
     "no_weights", "not_evaluated", "not_ready", "notsaved", "order", "order_not_kept", "order_unusable",
     "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "stage", "state",
     "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable", "weights",

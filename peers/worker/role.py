@@ -376,6 +376,7 @@ class WorkerRole(Role):
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
             line=self._line(manifest), held=self.held,
             export_hint=export_hint(signed, config.state, config.bootstrap),
+            own_start=self.process.own_start,
         )  # fmt: skip
 
     def _joules_from_now(self) -> Callable[[], float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarmnet.membership.own_start import OwnStart
 from swarmnet.resources.lines import UNKNOWN, Line
 
 
@@ -37,6 +38,8 @@ class Settings:
     """Leaves its stage for one that needs it more (stage_moves.py)."""
     never: frozenset[int] = frozenset()
     """Stages that it cannot serve."""
+    own_start: OwnStart = field(default_factory=OwnStart)
+    """Of the process."""
     moved: int = 0
     """How often it has done so."""
     line: Line = UNKNOWN

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from peers.compute.executor import UPDATE, Compute
 from peers.compute.stage_part import Holds, MakePart, real_part
 from peers.config.run_file import SignedManifest
+from peers.errors import IdentityInUse
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.discovery import Looking, met
 from peers.network.discovery.height import Elsewhere
@@ -45,9 +46,11 @@ from peers.worker.settings import Settings
 from peers.worker.stage_moves import Moving, first_stage
 from peers.worker.starting_state import Recovery, newest_wish
 from protocols.messages.body_limits import bodies_for_workers
+from protocols.messages.table import Known
 from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
+from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
@@ -91,7 +94,9 @@ class Worker(Parts):
         self.manifest = signed.manifest
         self.identity = identity
         self.transport = transport
-        self.presence = Presence(signed, identity, transport, directory, settings.version, note)
+        self.presence = Presence(
+            signed, identity, transport, directory, settings.version, note, settings.own_start
+        )
         book = OrderBook(signed, settings.orders, note, say)
         self.elsewhere = Elsewhere(
             self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty,
@@ -121,6 +126,8 @@ class Worker(Parts):
         self._given_up: Resynchronise | None = None
         """Why the state is fetched again, while it is."""
         self._in_step_before = False
+        self._answered_own = 0
+        """Sequence of the newest record of a later process with this identity."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -209,6 +216,7 @@ class Worker(Parts):
             Hearing(self, self.orders, self._changed.set), self.signed.wire(), self.note,
             self._longest_bodies(),
         )  # fmt: skip
+        self.neighbourhood.own_record = self._see_own
         self.neighbourhood.met = self.presence.directory.met
         self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
         self.digests = SignedDigests(
@@ -473,6 +481,25 @@ class Worker(Parts):
         if self.neighbourhood is not None:
             self.neighbourhood.record = record
         return record
+
+    def _see_own(self, signed: SignedRecord) -> None:
+        """End if an earlier process uses this identity. Answer a later one's record with a new own one."""
+        assert self.neighbourhood is not None
+        try:
+            is_later = self.presence.judge_own(signed)
+        except IdentityInUse as error:
+            self._goodbye = ""  # The others must not take the earlier process for gone.
+            if not self.compute.failed.done():
+                self.compute.failed.set_result(error)
+            return
+        if is_later and signed.sequence > self._answered_own:
+            if not self._answered_own:
+                self.say("identity_shared", "another process has started with this identity; it ends soon")
+            self._answered_own = signed.sequence
+            self.presence.announce_now()
+            self._record()
+            for peer in self.linked():
+                self.neighbourhood.post(peer, "group", Known([self.neighbourhood.record]))
 
     # -- between the parts ----------------------------------------------------------------------------
 

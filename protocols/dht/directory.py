@@ -7,6 +7,7 @@ remembered until their own signed expiry.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -23,6 +24,7 @@ from protocols.daemon.hivemind_imports import (
     ValueWithExpiration,
     dht_pb2,
 )
+from protocols.daemon.listening import listens_at_any
 from protocols.daemon.names import resolve_dialable
 from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
 from protocols.dht.answers import Uploads
@@ -217,6 +219,32 @@ class DhtDirectory:
                 await self._node.find_nearest_nodes([self._node.node_id])
         except TimeoutError:
             logger.debug("the first look around took too long; later calls fill the table")
+        return answered
+
+    async def ask_again(self, multiaddrs: Sequence[str], deadline_seconds: float) -> set[PeerId]:
+        """Dial these nodes and ping them, so that both sides have each other in their tables. Returns the
+        peers that answered. ValueError for a text that is no multiaddr."""
+        places: dict[PeerId, list[str]] = {}
+        for peer, address in map(split_multiaddr, dict.fromkeys(multiaddrs)):
+            places.setdefault(peer, []).append(address)
+        before = set(self.met())
+
+        async def ask(peer: PeerId, addresses: list[str]) -> bool:
+            try:
+                async with asyncio.timeout(deadline_seconds):
+                    if not await listens_at_any(addresses, CALL_SECONDS):
+                        return False
+                    await self._gate.connect(peer, addresses, deadline_seconds)
+                    return await self._node.protocol.call_ping(PeerID.from_base58(peer)) is not None
+            except (WireError, TimeoutError):
+                return False
+
+        outcomes = await asyncio.gather(*(ask(peer, addresses) for peer, addresses in places.items()))
+        answered = {peer for peer, outcome in zip(places, outcomes, strict=True) if outcome}
+        if answered - before:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALL_SECONDS):
+                    await self._node.find_nearest_nodes([self._node.node_id])
         return answered
 
     async def keep_time_forever(self) -> None:

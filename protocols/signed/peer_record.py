@@ -57,6 +57,9 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """When that was written, seconds since 1970."""
     sent_bytes: Number = 0
     received_bytes: Number = 0
+    started: Number = 0
+    """When the peer's process started, microseconds of the swarm's time since 1970; 0: it does not say. Two
+    living processes of one identity are known by it (swarmnet/membership/own_start.py)."""
     invite: Invite = b""
     """What the peer shows of its invite (invites.py), where the run takes peers by invite. From here on, what
     is as it is by default at the end does not travel."""

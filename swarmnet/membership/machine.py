@@ -98,6 +98,8 @@ class Known:
     """The run is by invite, and the owner's for it was seen."""
     met_at: float = float("-inf")
     """When its first record came."""
+    started: int = 0
+    """When its process started, by its newest record; 0: unknown."""
     worked: bool = False
     """It is a maker of settled sets of the own group."""
 

@@ -348,3 +348,4 @@ class DirectoryOutage:
 
     async def heal(self, world: World) -> None:
         world.directory_silent = False
+        world.directory_back_at = world.loop.time()

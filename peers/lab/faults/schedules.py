@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Literal
 
+from peers.lab.faults.bootstrap_faults import draw_bootstrap_away
 from peers.lab.faults.faults import (
     Crash,
     DirectoryOutage,
@@ -128,12 +129,15 @@ KINDS: dict[str, tuple[Draw, int]] = {
     "one way": (_one_way, 2), "flap": (_flap, 2), "noise": (_noise, 4), "skew": (_skew, 1),
     "join": (_join, 4), "leave": (_leave, 2), "lie": (_lie, 1), "outage": (_outage, 1),
     "restart": (_restart, 0), "only holder": (_only_holder, 0),
+    "bootstrap": (draw_bootstrap_away, 0),
 }  # fmt: skip
 """Name -> how such a fault is drawn, and how often among the others."""
 RESTART_SHARE = 0.2
 """Of the schedules a stage is restarted in: drawn apart from the others, whose seeds mean something."""
 ONLY_HOLDER_SHARE = 0.05
 """Of the schedules in which the only holder of a stage restarts: drawn apart, as well."""
+BOOTSTRAP_SHARE = 0.03
+"""Of the schedules the bootstrap is away in, so that 1,000 of them contain some thirty absences."""
 NAMED_KINDS: dict[str, Draw] = {"move": _move, "lost stage": _lost_stage}
 """Drawn only when they are named, or with `moves`: beside the others, for the same reason."""
 LOST_STAGE_SHARE = 0.3
@@ -158,6 +162,9 @@ def schedule(
     chance = Random(f"single holder {seed}")
     if "only holder" in chosen and (chosen == ["only holder"] or chance.random() < ONLY_HOLDER_SHARE):
         faults += _only_holder(chance, chance.uniform(20.0, seconds), names)
+    chance = Random(f"bootstrap {seed}")
+    if "bootstrap" in chosen and (chosen == ["bootstrap"] or chance.random() < BOOTSTRAP_SHARE):
+        faults += draw_bootstrap_away(chance, chance.uniform(15.0, seconds), names)
     chance = Random(f"moves {seed}")
     if "move" in kinds or (moves and not kinds):
         for _ in range(chance.randrange(1, 7)):

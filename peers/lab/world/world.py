@@ -25,6 +25,7 @@ from peers.compute.executor import Compute, InlineCompute
 from peers.compute.shared_executor import SharedCompute
 from peers.compute.stage_part import MakePart, StagePart, real_part
 from peers.config.run_file import SignedManifest
+from peers.lab.world.bootstraps import BOOTSTRAP, Bootstrap
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
@@ -38,6 +39,7 @@ from protocols.memory.directory import MemoryDirectory
 from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
+from swarmnet.membership.ways_in import WaysIn
 from swarmnet.run.manifest import Manifest, owner_statement
 
 CHECKPOINT_SECONDS = 7.0
@@ -126,6 +128,7 @@ class _Directory(MemoryDirectory):
     def __init__(self, world: World, peer: PeerId, name: str) -> None:
         super().__init__(world.network, peer)
         self._world, self._name = world, name
+        self._ways = WaysIn([BOOTSTRAP], Random(f"ways in {peer}"))
 
     def now(self) -> float:
         # Long after the clock's start, so that a clock that is wrong is never before 1970.
@@ -144,6 +147,16 @@ class _Directory(MemoryDirectory):
         if self._world.directory_silent:
             await asyncio.sleep(deadline_seconds)
             raise Unreachable("no node of the directory answers")
+        bootstrap, now = self._world.bootstrap, self._world.loop.time()
+        if not (bootstrap.has_met(self._peer) or bootstrap.answer(self._peer)):
+            await asyncio.sleep(deadline_seconds)
+            raise Unreachable("no bootstrap answers")
+        for asked in self._ways.look([] if bootstrap.away else [BOOTSTRAP], (), now):
+            self._ways.asked(asked, bootstrap.answer(self._peer), now)
+
+    def _reaches(self, peer: PeerId) -> bool:
+        is_shown = peer == self._peer or self._world.bootstrap.connects(self._peer, peer)
+        return is_shown and super()._reaches(peer)
 
 
 class World:
@@ -176,6 +189,9 @@ class World:
         self.parts: dict[str, MakePart] = {}
         """Where the tensor work is real: by name, those of peers that hold a stage in another way."""
         self.directory_silent = False
+        self.directory_back_at = float("-inf")
+        """When the last silence of the directory ended."""
+        self.bootstrap = Bootstrap()
         self.siblings: dict[str, str] = {}
         """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
         self._shared: dict[tuple[str, int], SharedCompute[InlineCompute]] = {}

@@ -8,15 +8,17 @@ from contextlib import suppress
 from random import Random
 
 from peers.config.run_file import SignedManifest
+from peers.errors import IdentityInUse
 from peers.network.discovery.claims import Claims, told_line
 from peers.telemetry import events as noted
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
-from protocols.signed.peer_record import TOLD_GROUPS
-from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, seal_record
+from protocols.signed.peer_record import NO_STAGE, TOLD_GROUPS
+from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record, seal_record
 from swarmnet.identifiers import PeerId
+from swarmnet.membership.own_start import OwnStart
 
 OPERATION_SECONDS = 10.0
 """Deadline of one directory operation: two silent nodes on the way cost hivemind 6 s (measured)."""
@@ -43,13 +45,16 @@ class Presence:
         directory: Directory,
         version: str,
         note: noted.Note,
+        own_start: OwnStart | None = None,
     ) -> None:
+        """`own_start`: of the process; None: of this object."""
         self.signed = signed
         self.identity = identity
         self.transport = transport
         self.directory = directory
         self.version = version
         self.note = note
+        self.own_start = own_start if own_start is not None else OwnStart()
         self._news = asyncio.Event()
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
@@ -94,17 +99,34 @@ class Presence:
             self.transport.peer, stage, claims.role, list(self.transport.addresses), claims.round,
             claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
-            claims.sent_bytes, claims.received_bytes, invite,
+            claims.sent_bytes, claims.received_bytes, self.own_start.begin(self.directory.now()), invite,
             -1 if claims.settled_tokens is None else claims.settled_tokens, claims.device,
             int(claims.joules), claims.text_shards, claims.text_shards_read, *told_line(claims.line),
             claims.experts_group, claims.experts_trained[:TOLD_GROUPS],
         )  # fmt: skip
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
+    def judge_own(self, signed: SignedRecord) -> bool:
+        """Compare a record of the own key with the own start. Returns whether a later process has signed it.
+        Raises IdentityInUse if an earlier process is proved to live."""
+        started = signed.record.started
+        other = self.own_start.saw(started, signed.sequence, self.directory.now())
+        if other == "earlier":
+            raise IdentityInUse(started / 1e6)
+        return other == "later"
+
+    async def _look_for_own(self, stage: int) -> None:
+        """Judge the record that the directory has of this peer. A later process must see this one's soon."""
+        data = (await self.look_up(stage) or {}).get(self.transport.peer)
+        if data is not None and self.judge_own(open_record(data, self.signed.run_id)):
+            self.announce_now()
+
     async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
         """Store the own record, and the manifest for newcomers, again and again."""
         run, early = self.signed.run_id, EARLY
         while True:
+            if stage == NO_STAGE:  # A worker looks at its stages anyway.
+                await self._look_for_own(stage)
             try:
                 stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)

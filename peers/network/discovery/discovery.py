@@ -12,6 +12,8 @@ from swarmnet.membership.overlay import RINGS
 
 ENOUGH = RINGS
 """Peers of the group that take part, to learn from where it stands: neighbours of a large one on one side."""
+RECORD_LOOKS = 13
+"""So many looks, of 10 s, last longer than a record (RECORD_SECONDS, 120 s)."""
 
 
 class Looking:
@@ -22,10 +24,14 @@ class Looking:
         self.stages = stages
         self.say = say
         self.split = DirectorySplit()
+        self._others = dict.fromkeys(range(stages), RECORD_LOOKS)
+        """Stages in which another process may use this identity, and looks in a row without its record."""
 
     async def look(self) -> None:
         """Learn who holds the own stage and the ones that microbatches come from or go to."""
         membership = self.neighbourhood.membership
+        # Before the own stage: an own record that is newer would hide the other process's.
+        await self._look_for_own(set(range(self.stages)) - {membership.stage, *membership.beside})
         answered: set[int] = set()
         found: set[PeerId] = set()
         for stage in sorted({membership.stage, *membership.beside}):
@@ -39,6 +45,20 @@ class Looking:
             self.neighbourhood.learn_all(records.values())
         if answered:
             self._compare(answered, found)
+
+    async def _look_for_own(self, stages: set[int]) -> None:
+        """Look in these stages for a record of the own key: in all at first, then where there was one."""
+        me = self.neighbourhood.membership.me
+        for stage in sorted(stages & self._others.keys()):
+            records = await self.presence.look_up(stage)
+            if records is None:
+                continue
+            self._others[stage] += 1
+            if me in records:
+                self._others[stage] = 0
+                self.neighbourhood.learn_all([records[me]])
+            elif self._others[stage] > RECORD_LOOKS:
+                del self._others[stage]
 
     def _compare(self, answered: set[int], found: set[PeerId]) -> None:
         peers = self.neighbourhood.known().items()

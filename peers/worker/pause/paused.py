@@ -74,8 +74,9 @@ class Doorkeeper:
 async def rest(process: Process, signed: SignedManifest, network: Network, version: str, told: str) -> None:
     """Be there, paused and without a stage, until cancelled. `told`: the status line."""
     presence = Presence(
-        signed, process.identity, network.transport, network.directory, version, process.log.record
-    )
+        signed, process.identity, network.transport, network.directory, version, process.log.record,
+        process.own_start,
+    )  # fmt: skip
     claims = Claims("paused", name=plain_name(process.config.name))
 
     def record() -> bytes:

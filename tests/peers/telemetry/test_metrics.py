@@ -31,6 +31,7 @@ UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_n
 UNITLESS = {
     # 1 or 0: is it so?
     **dict.fromkeys(("ready", "state", "paused", "round_phase", "network_reachable", "dht_split_suspected",
+                     "dht_bootstraps_lost",
                      "swarm_held", "swarm_bootstrap_up", "swarm_peer_up"), "1 (if|for|while) .*"),
     # Which one.
     "stage": "Index of .*",

@@ -1,0 +1,64 @@
+"""The fault that the bootstrap is away, and the proof that a newcomer finds the others afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from peers.lab.faults.faults import Fault, Join
+from peers.lab.world.world import World
+
+AWAY_SECONDS = (5.0, 5.0, 20.0, 20.0, 65.0, 180.0, 600.0)
+"""Issue 47 names 5 to 600 s. Long ones are rare, since a schedule lasts at least as long."""
+JOIN_SECONDS = 60.0
+"""Within which a newcomer must find the others (issue 47)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapAway:
+    """The bootstrap is killed, and comes back with the same key and port."""
+
+    at: float
+    until: float
+
+    async def inject(self, world: World) -> bool:
+        if world.bootstrap.away:
+            return False
+        world.bootstrap.leave()
+        return True
+
+    async def heal(self, world: World) -> None:
+        world.bootstrap.come_back()
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomerFinds:
+    """No fault: by now this newcomer must be linked to a peer. Not judged after a silent directory."""
+
+    at: float
+    name: str
+
+    @property
+    def until(self) -> float:
+        return self.at
+
+    async def inject(self, world: World) -> bool:
+        member = world.alive(self.name)
+        silent = world.directory_silent or world.directory_back_at > self.at - JOIN_SECONDS
+        if member is None or silent or len(world.living()) < 2:
+            return False
+        known = world.members[self.name].worker.neighbourhood
+        if known is None or not any(peer.reached for peer in known.known().values()):
+            late = AssertionError(f"has found no peer within {JOIN_SECONDS:g} s of the bootstrap's return")
+            world.escaped.append((self.name, late))
+        return True
+
+    async def heal(self, world: World) -> None: ...
+
+
+def draw_bootstrap_away(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+    """One absence, a newcomer at its end, and the look whether that one finds the others."""
+    back = at + chance.choice(AWAY_SECONDS)
+    newcomer = f"n{chance.randrange(10**6)}"
+    return [BootstrapAway(at, back), Join(back + 0.1, newcomer), NewcomerFinds(back + JOIN_SECONDS, newcomer)]

@@ -1,0 +1,78 @@
+"""Keeps a running peer findable: its bootstraps are asked again, with and without an earlier failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from random import Random
+from typing import Protocol
+
+from peers.network.discovery.bootstrap import ANSWER_SECONDS
+from peers.telemetry.said import Say
+from protocols.dht.directory import split_multiaddr
+from swarmnet.identifiers import PeerId
+from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, WaysIn
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the routing table, which cost nothing."""
+
+
+class Rejoinable(Protocol):
+    """The part of a directory that this module uses (DhtDirectory)."""
+
+    def met(self) -> Collection[PeerId]: ...
+
+    async def ask_again(self, multiaddrs: Sequence[str], deadline_seconds: float) -> set[PeerId]: ...
+
+
+class Rejoining:
+    """Asks in the pauses that `WaysIn` chooses, and reports a change to the log and the metric."""
+
+    def __init__(
+        self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
+        *, me: PeerId, say: Say, set_lost: Callable[[float], object], chance: Random,
+    ) -> None:  # fmt: skip
+        """`bootstraps`, `remembered`: multiaddrs; `set_lost` sets the gauge."""
+        self.directory = directory
+        self.bootstraps = [address for address in bootstraps if split_multiaddr(address)[0] != me]
+        self.remembered = remembered
+        self.me = me
+        self.say = say
+        self.set_lost = set_lost
+        self.ways = WaysIn([split_multiaddr(address)[0] for address in self.bootstraps], chance)
+
+    async def run(self) -> None:
+        """Until it is cancelled. Begins after the peer has joined."""
+        joined = not self.bootstraps
+        while True:
+            joined = joined or bool(self.directory.met())
+            if joined:
+                await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Ask the peers that are due, and report a loss or a return."""
+        before = self.ways.lost
+        clock = asyncio.get_running_loop()
+        remembered: Sequence[str] = self.remembered() if self.ways.wants_remembered else ()
+        addresses = [*self.bootstraps, *remembered]
+        others = [peer for peer in map(_peer_of, remembered) if peer != self.me]
+        due = set(self.ways.look(self.directory.met(), others, clock.time()))
+        if due:
+            tried = [address for address in addresses if _peer_of(address) in due]
+            answered = await self.directory.ask_again(tried, ANSWER_SECONDS)
+            for peer in due:
+                self.ways.asked(peer, peer in answered, clock.time())
+        self.set_lost(float(self.ways.lost))
+        if self.ways.lost and not before:
+            self.say(
+                "bootstraps_lost",
+                f"no bootstrap answers any more, so newcomers may not find this peer: it asks again at least "
+                f"every {LONGEST_ASK_SECONDS * 1.2:.0f} s; training goes on",
+            )
+        elif before and not self.ways.lost:
+            self.say("bootstraps_found", "a bootstrap answers again: newcomers find this peer")
+
+
+def _peer_of(address: str) -> PeerId:
+    return split_multiaddr(address)[0]
