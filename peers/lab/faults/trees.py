@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,8 @@ class Node:
     ids: tuple[str, ...]
     parts: tuple[bytes, ...] = ()
     """What its set adds to the weights: payloads, or their slices."""
+    others: list[tuple[str, ...]] = field(default_factory=list)
+    """Other sets with the same digest: a result that does not count adds nothing to the weights."""
     parent: Key | None = None
     """None: the initial weights."""
     weights: Weights = field(default_factory=lambda: np.zeros(SIZE, np.int32))
@@ -172,8 +174,18 @@ class _Reader:
         self.stage.held[key] = self.stage.held.get(key, held) & held
         known = self.stage.nodes.setdefault(key, Node(ids))
         # Of a model as small as the real ones here a reducer may have no weights, and a result no effect.
-        if set(known.ids) != set(ids) and not self._is_real:
+        if set(known.ids) != set(ids) and self._is_reduced:
+            known.others.append(ids)
+        elif set(known.ids) != set(ids) and not self._is_real:
             yield Violation("one digest, one set", f"{self.me} round {key[0]}")
+
+
+def _counting(
+    reduced: StubReduced, of_set: Sequence[Made], peer_of: Mapping[str, str], round: int
+) -> tuple[bytes, ...]:
+    """Return the slices that count of these results."""
+    results = {PeerId(peer_of[one.who.partition(".")[0]]): one.payload for one in of_set}
+    return tuple(reduced.counting(results, round))
 
 
 def _weigh(
@@ -191,9 +203,12 @@ def _weigh(
         if reduced is None:
             node.parts = tuple(members[name].payload for name in node.ids)
         else:
-            of_set = (members[name] for name in node.ids)
-            results = {PeerId(peer_of[one.who.partition(".")[0]]): one.payload for one in of_set}
-            node.parts = tuple(reduced.counting(results, key[0]))
+            node.parts, *others = (
+                _counting(reduced, [members[name] for name in ids if name in members], peer_of, key[0])
+                for ids in (node.ids, *node.others)
+            )
+            if any(sorted(parts) != sorted(node.parts) for parts in others):
+                yield Violation("one digest, one set", f"round {key[0]}")
         step = np.zeros(SIZE, np.int32)
         for part in node.parts:
             step += fingerprint(part)
