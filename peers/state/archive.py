@@ -194,7 +194,7 @@ def _entry(content: dict[str, Any], tokens: object) -> Entry:
     found = _NAME.fullmatch(entry.name)
     if found is None or (int(found[1]), int(found[2])) != (entry.stage, entry.round):
         raise ValueError(f"an entry named {entry.name!r}")
-    if not (0 <= entry.bytes < _FAR and 0 <= entry.archived < _FAR):
+    if not (isinstance(entry.bytes, int) and 0 <= entry.bytes < _FAR and 0 <= entry.archived < _FAR):
         raise ValueError(f"{entry.name} has {entry.bytes} bytes, archived at {entry.archived}")
     return entry
 

@@ -104,7 +104,7 @@ def test_an_order_of_before_without_chains_is_still_read(chains):
 def test_an_order_of_before_with_chains_is_refused_and_says_what_to_do(tmp_path):
     document = ["order", "", True, 0, [], [], [], [1600.0, [["a", "c", "e"]]]]
     data = seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
-    with pytest.raises(Malformed, match="chains are no longer spoken; give the order anew: swarmnet order"):
+    with pytest.raises(Malformed, match="chains are no longer spoken; the owner has to give the order again"):
         open_order(data, RUN, OWNER.peer_id)
     (tmp_path / "order.bin").write_bytes(data)
     said: list[str] = []
@@ -112,7 +112,7 @@ def test_an_order_of_before_with_chains_is_refused_and_says_what_to_do(tmp_path)
     assert book.order == NO_ORDER
     assert len(said) == 1
     assert "order.bin" in said[0]
-    assert "give the order anew" in said[0]
+    assert "give the order again" in said[0]
 
 
 def test_only_the_owner_gives_orders_and_only_for_the_run():
