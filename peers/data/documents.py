@@ -109,7 +109,7 @@ class Reading:
             share = self.lost_bytes / self.encoded_bytes
             told.append(
                 f"the tokenizer loses {self.lost_bytes:,} bytes of {self.encoded_bytes:,} ({share:.1%}): "
-                "decoding does not give them back; `swarmnet tokenizer` makes one that loses none"
+                "decoding does not give them back; `swarmnet tokenizer FILE` makes one that loses none"
             )
         return told
 

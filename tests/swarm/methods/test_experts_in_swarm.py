@@ -11,6 +11,7 @@ from watched import Watched, moved
 from peers.lab.world.virtual_time import run
 from peers.worker.record_fields import claims_of
 from peers.worker.rounds.update_compute import TookUp, experts_line
+from peers.worker.sampler import BALANCE_SECONDS
 from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import trained_layout
 from swarmnet.optimizer.method import method_of
@@ -49,6 +50,7 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         await swarm.until(lambda: swarm.of("made", "n"), 60.0)
         since = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) >= since + 150, 120.0)
+        await swarm.during(BALANCE_SECONDS)
         await swarm.stop_watching()
         await swarm.close()
 

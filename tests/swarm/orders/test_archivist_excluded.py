@@ -26,6 +26,7 @@ from protocols.messages.table import Refuse
 from protocols.signed.identity import Identity
 from protocols.signed.invites import seal_invite
 from protocols.signed.orders import SignedOrder, seal_order
+from swarmnet.membership.own_start import OwnStart
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import NO_ORDER
 
@@ -60,7 +61,7 @@ class Running:
         process = SimpleNamespace(
             config=config, identity=ARCHIVIST, log=log, report=SimpleNamespace(status=lambda status: None),
             say=lambda event, text, **_: self.said.append(text), known_as=lambda run: None,
-            metrics=Metrics(process=False),
+            metrics=Metrics(process=False), own_start=OwnStart(),
         )  # fmt: skip
         me = ARCHIVIST.peer_id
         self.network = SimpleNamespace(
