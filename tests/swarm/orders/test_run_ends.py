@@ -111,7 +111,7 @@ def test_who_comes_to_a_run_that_has_ended_is_told_so():
         order = swarm.sealed(owner_orders.end(NO_ORDER, 11, ""))
         await swarm.network.directory(REMEMBERS.peer_id).put_order(swarm.signed.run_id, order.data, 5.0)
         late = swarm.start("a", 0)
-        with pytest.raises(UserError, match=r"has ended at round 13.* swarmnet export"):
+        with pytest.raises(UserError, match=r"has ended at round 13.*`swarmnet export"):
             await swarm.end_of(late)
         late.dead = True
         remembering.cancel()
