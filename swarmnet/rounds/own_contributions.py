@@ -188,6 +188,10 @@ class Offers:
         first = until + 1 - LEARNED_ROUNDS
         return {round: self._sets[round] for round in sorted(self._sets) if first <= round <= until}
 
+    def remembers(self, round: int) -> bool:
+        """Return whether the settled set of this round is known here, so that others can be told of it."""
+        return round in self._sets
+
     def made(self, round: int, identity: ContributionId, now: float) -> None:
         self.open[identity], self._made_at[identity] = round, now
 

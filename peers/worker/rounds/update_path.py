@@ -63,10 +63,11 @@ from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
+from swarmnet.rounds.fetch_scheduler import MOST_ASKS
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.makers import MakerCounts
-from swarmnet.rounds.own_contributions import ASK_SECONDS, LEARNED_ROUNDS, Offers, Past
+from swarmnet.rounds.own_contributions import ASK_SECONDS, Offers, Past
 from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
@@ -132,9 +133,8 @@ class UpdatePath:
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = Giving(self._send, queued, self.clock)
         rare = manifest.rounds.longest_seconds
-        self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare)
-        self._open_ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
-        self._settled_ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(rare)
+        self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare, MOST_ASKS)
+        self._ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
         self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
         """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
@@ -354,13 +354,12 @@ class UpdatePath:
                 self._refused(peer, "malformed", reason)
 
     def _tells_ids(self, peer: PeerId, round: int) -> bool:
-        """Open sets change, and differ for a moment; settled ones are asked for once or after a lost link."""
-        settled, rules = self.rounds.settled, self.manifest.rounds
-        remembered = max(LEARNED_ROUNDS, kept_rounds(rules))
-        if not settled - remembered <= round <= self.rounds.current + rules.window:
-            return False  # Nothing is held of it, and each key costs memory.
-        budget = self._open_ids if round > settled else self._settled_ids
-        return budget.spend((peer, round), self.clock.time())
+        """Whether to answer. An honest peer asks one other for a round's set once in ASK_SECONDS, and without
+        an answer it takes its contribution for lost: so the budget is as large."""
+        rounds = self.rounds
+        if not (rounds.offers.remembers(round) or round in rounds.rounds):
+            return False  # There is no answer, and each key costs memory.
+        return self._ids.spend((peer, round), self.clock.time())
 
     def _chain(self, peer: PeerId, message: ChainIs) -> None:
         size = len(message.digests) // max(1, len(message.counts))

@@ -10,6 +10,7 @@ from peers.lab.world.virtual_time import run
 from peers.worker.rounds.wire_events import read_reference
 from protocols.messages.table import Announce, AskChain, AskIds, Want
 from swarmnet.membership.request_budget import BURST
+from swarmnet.rounds.fetch_scheduler import MOST_ASKS
 
 TIMES = 100
 
@@ -79,7 +80,7 @@ def heard():
 
 def test_each_body_is_given_a_few_times(heard):
     assert heard["ids"] > 0
-    assert heard["Contribution"] <= BURST * heard["ids"]
+    assert heard["Contribution"] <= MOST_ASKS * heard["ids"]
 
 
 def test_ids_and_chains_are_told_a_few_times(heard):
