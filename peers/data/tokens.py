@@ -199,11 +199,11 @@ def mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
         return None
 
 
-def keep_losses(reading: Reading, noted: object) -> None:
+def keep_losses(reading: Reading, saved: object) -> None:
     """Take from a note about the same text what only encoding it counts."""
-    if isinstance(noted, Mapping):
+    if isinstance(saved, Mapping):
         for name in ("ends_in_text", "encoded_bytes", "lost_bytes"):
-            count = noted.get(name)
+            count = saved.get(name)
             setattr(reading, name, count if type(count) is int and count >= 0 else 0)
 
 

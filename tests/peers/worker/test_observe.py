@@ -26,7 +26,7 @@ OF_THE_PROCESS = {"build_info", "peer_info", "daemon_restarts_total", "stage_mov
 """Set by the peer process itself: tests/peers/cli/test_bad_input.py looks at a real one."""
 OF_FAULTS = {"train_nonfinite_total", "refused_total", "state_chunks_refused_total", "round_lag",
              "network_clock_offset_seconds", "microbatches_dropped_total", "stages_missing",
-             "dht_split_suspected", "audits_total"}  # fmt: skip
+             "dht_split_suspected", "dht_bootstraps_lost", "audits_total"}  # fmt: skip
 """A swarm in which nobody lies or breaks has none; each is made to move below."""
 OF_SLOW_LINES = {"network_subflows", "network_messages_repeated_total"}
 """A line in memory carries all that there is."""
