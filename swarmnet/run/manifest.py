@@ -416,6 +416,9 @@ class Manifest:
     """What the model is for, for those who think of joining."""
     contact: str = ""
     """How to reach the run's creator."""
+    license: str = field(default="", metadata={ADDED: True})
+    """License of the trained model, as an SPDX identifier such as `apache-2.0`; the exported model card names
+    it. Empty: not stated."""
     model: ModelShape = field(default_factory=ModelShape)
     data: Data = field(default_factory=Data)
     rounds: Rounds = field(default_factory=Rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 
 from swarmnet.run.boundary import contradictions
@@ -50,6 +51,8 @@ def check(manifest: Manifest) -> None:
     problems = [
         (manifest.wire_version != WIRE_VERSION,
          f"wire_version is {manifest.wire_version}, this program speaks {WIRE_VERSION}"),
+        (re.fullmatch(r"[A-Za-z0-9.+-]{0,64}", manifest.license) is None,
+         f"license is {manifest.license[:80]!r}; expected an SPDX identifier such as apache-2.0"),
         (not manifest.stages or min(manifest.stages, default=0) < 1,
          "stages: every stage needs at least one layer"),
         (sum(manifest.stages) != model.layers,

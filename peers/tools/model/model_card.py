@@ -84,6 +84,7 @@ def _head(manifest: Manifest) -> list[str]:
         "pipeline_tag: text-generation",
         "tags: [swarmnet, decentralized-training]",
         f"model_name: {json.dumps(manifest.name)}",
+        *([f"license: {json.dumps(manifest.license)}"] if manifest.license else []),
         "---",
     ]
 
@@ -103,6 +104,7 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
         ("owner", f"`{manifest.owner}`, who signed the run"),
         ("contact", plain(manifest.contact)),
         ("intended use", plain(manifest.intended_use)),
+        ("license", plain(manifest.license) or "not stated"),
         ("architecture", f"{FAMILY[shape.qk_norm, shape.experts.count > 0]}: {shape.layers} layers, width "
                          f"{shape.width}, vocabulary {shape.vocabulary}"),
         *_experts(shape),

@@ -32,7 +32,8 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.rounds.receipts import Receipt
-from swarmnet.run.manifest import Data, Lora, Manifest, ModelShape, Paths, Source, Start
+from swarmnet.run.manifest import Data, Lora, Manifest, ManifestError, ModelShape, Paths, Source, Start
+from swarmnet.run.manifest_check import check
 
 SHAPE = ModelShape(
     width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64, rope_theta=5e5
@@ -316,6 +317,16 @@ def test_a_run_that_skips_says_by_how_much_its_middle_is_scaled(tmp_path):
     assert "2 of the 4 stages between the first and the last" in page
     assert "what their layers add is scaled by 0.5" in page
     assert "left out in training" not in card(MANIFEST, facts(tmp_path, MANIFEST), None, None, Path("model"))
+
+
+def test_the_license_of_a_run_is_that_of_its_model():
+    licensed = replace(MANIFEST, license="apache-2.0")
+    page = card(licensed, Facts(contributions=Facts().contributions), None, None, Path("model"))
+    assert head_of(page)["license"] == "apache-2.0"
+    assert "| license | apache-2.0 |" in page
+    assert licensed.run_id() != MANIFEST.run_id()
+    with pytest.raises(ManifestError, match="SPDX"):
+        check(replace(MANIFEST, license="apache 2\nmodel: x"))
 
 
 def test_what_strangers_wrote_stays_text():
