@@ -13,6 +13,7 @@ from peers.telemetry.picture import Happened, PeerSeen
 from peers.telemetry.reasons import code_of
 from peers.telemetry.said import Paused, Pausing, Remark, Resuming
 from swarmnet.pipeline.ledger import RecentLoss
+from swarmnet.resources.upload_need import ContributionFates
 
 SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long (as in worker/sampler.py)."""
@@ -91,6 +92,7 @@ class Story:
         self.tokens = 0
         """Since it started; a new process counts anew."""
         self.rounds: Counter[str] = Counter()
+        self.contributions = ContributionFates()
         self.microbatches: dict[str, int] = {}
         self.sent: dict[str, int] = {}
         self.received: dict[str, int] = {}
@@ -135,6 +137,7 @@ class Story:
     # -- events ---------------------------------------------------------------------------------------
 
     def _follow(self, event: Event, at: float) -> None:
+        self._follow_contributions(event)
         match event:
             case noted.Started(peer, role=role):
                 self.peer, self.role = peer, role
@@ -185,6 +188,21 @@ class Story:
                 self.state = "paused"
             case noted.Stopped():
                 self.state = "stopped"
+            case _:
+                pass
+
+    def _follow_contributions(self, event: Event) -> None:
+        match event:
+            case noted.Made(round, id):
+                self.contributions.make(id, round)
+            case noted.GivenBack(id=id):
+                self.contributions.give_back(id)
+            case noted.Settled(round):
+                self.contributions.settle(round)
+            case noted.Resynchronise():
+                self.contributions.lose_open()
+            case noted.Started():
+                self.contributions = ContributionFates()
             case _:
                 pass
 

@@ -101,8 +101,9 @@ class Picture:
     """Of its newest contribution, before it was clipped."""
     waits_for: tuple[int, ...] = ()
     """Stages without a peer, for which microbatches wait."""
-    stuck: tuple[str, ...] = ()
-    """A sentence about each stage whose peers all wait for weights: what a person can type."""
+    warnings: tuple[str, ...] = ()
+    """What keeps the run or this peer's work from counting, a sentence each, with what a person can type: of
+    stages whose peers all wait for weights, and of an upload that is too slow."""
 
 
 def lag_of(steps: Iterable[tuple[int, int]]) -> int | None:
@@ -168,7 +169,7 @@ def together(pictures: Sequence[Picture]) -> Picture:
         rounds=summed(picture.rounds for picture in pictures),
         events=tuple(sorted(events, key=lambda one: one.time)[-MOST_EVENTS + 1 :]),
         waits_for=tuple(sorted({stage for picture in pictures for stage in picture.waits_for})),
-        stuck=tuple(sorted({line for picture in pictures for line in picture.stuck})),
+        warnings=tuple(sorted({line for picture in pictures for line in picture.warnings})),
     )
 
 

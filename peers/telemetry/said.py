@@ -22,8 +22,9 @@ Topic = Literal[
     "identity_shared", "joined", "kept",
     "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
     "no_weights", "not_evaluated", "not_ready", "notsaved", "order", "order_not_kept", "order_unusable",
-    "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "stage", "state",
-    "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable", "weights",
+    "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "slow_upload", "stage",
+    "state", "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable",
+    "weights",
 ]  # fmt: skip
 """What a line is about that has nothing but its text."""
 Say = Callable[[Topic, str], None]

@@ -76,11 +76,11 @@ def _lines(me: Mapping[str, Any]) -> list[str]:
         told.append(
             f"warning   {me['unusable']} lines of {FILE_NAME} are no receipts for this peer: not counted"
         )
-    stuck = [printable(str(line)) for line in me.get("stuck", ())]
+    warnings = [printable(str(line)) for line in me.get("warnings", ())]
     if not me["accepted"]:
-        told += [f"why 0     {reason}" for reason in stuck or _why_none(me)]
+        told += [f"why 0     {reason}" for reason in warnings or _why_none(me)]
     else:
-        told += [f"stuck     {line}" for line in stuck]
+        told += [f"warning   {line}" for line in warnings]
     return told
 
 

@@ -20,17 +20,18 @@ from swarmnet.placement.standstill import Standing, stuck_stages
 
 def view(
     worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None,
-    utilization: float | None = None,
+    utilization: float | None = None, warnings: tuple[str, ...] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that `swarmnet top` shows, as plain JSON data. `story` has heard the peer's event log from
     its start; `state`: what the role says it is at when it has no worker (paused, connecting); `idle`: the
-    share of the last seconds in which it computed nothing; `utilization`: of what its device can do."""
-    return as_json(picture_of(worker, story, name, state, idle, utilization))
+    share of the last seconds in which it computed nothing; `utilization`: of what its device can do;
+    `warnings`: sentences of the role, beside those of the worker."""
+    return as_json(picture_of(worker, story, name, state, idle, utilization, warnings))
 
 
 def picture_of(
     worker: Worker | None, story: Story, name: str = "", state: str = "", idle: float | None = None,
-    utilization: float | None = None,
+    utilization: float | None = None, warnings: tuple[str, ...] = (),
 ) -> Picture:  # fmt: skip
     now, losses, events = time.time(), curve(story.losses.points), tuple(story.events)
     source = f"peer {name or short(story.peer)}"
@@ -81,7 +82,7 @@ def picture_of(
         gradient_norm=update.counts.norms[0] if update is not None else None,
         events=events,
         waits_for=tuple(stage for stage in data.missing if stage not in stuck),
-        stuck=stuck_of_worker(worker),
+        warnings=(*stuck_of_worker(worker), *warnings),
     )
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -74,7 +74,10 @@ from peers.worker.startup_summary import (
     swarm_line,
     traffic_line,
 )
+from peers.worker.upload_watch import UPLOAD_SECONDS, UploadWatch
 from peers.worker.worker import Worker
+from protocols.signed.records import SignedRecord
+from swarmnet.identifiers import PeerId
 from swarmnet.resources.lines import Line, told_by_sibling
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.run.manifest import Manifest
@@ -116,6 +119,7 @@ class WorkerRole(Role):
         self.story = Story()
         """For `swarmnet top`: hears the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
+        self.upload = UploadWatch(config, self.story, process.say)
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
         self.held: range | None = None
         """All stages of its process, where these are several and known."""
@@ -199,12 +203,28 @@ class WorkerRole(Role):
 
     async def _introduce(self, signed: SignedManifest, network: Network) -> None:
         """Say what was found of the run, and once this machine's pace is known, what goes over its line."""
-        process, limits = self.process, self.process.config.limits
+        process = self.process
         records = await found(network.directory, signed, process.identity.peer_id)
         process.say("swarm", swarm_line(records))
         await self._taken.wait()
+        self.upload.look(signed, records, self._first.start)
+        await asyncio.gather(self._say_traffic(signed, records), self._watch_upload(signed, network))
+
+    async def _say_traffic(
+        self, signed: SignedManifest, records: Mapping[PeerId, SignedRecord] | None
+    ) -> None:
+        process, limits = self.process, self.process.config.limits
         pace = await pace_of(self._tokens, PACE_MICROBATCHES * signed.manifest.microbatch_tokens)
         process.say("line", traffic_line(signed.manifest, self._first, pace, records, limits))
+
+    async def _watch_upload(self, signed: SignedManifest, network: Network) -> None:
+        """Compare the line with what the run needs, again and again where there is something to say."""
+        while True:
+            await asyncio.sleep(UPLOAD_SECONDS)
+            worker = self.worker
+            if worker is not None and worker.stage >= 0 and self.upload.is_doubted:
+                records = await found(network.directory, signed, self.process.identity.peer_id)
+                self.upload.look(signed, records, worker.stage)
 
     def _tokens(self) -> int:
         """Committed by the present worker."""
@@ -484,7 +504,8 @@ class WorkerRole(Role):
         state = "paused" if self.pausing else ""
         idle = self.compute_time.idle_share
         used = self.observer.utilization if self.observer is not None else None
-        return view(self.worker, self.story, self.process.config.name, state, idle, used)
+        name, warnings = self.process.config.name, self.upload.warnings
+        return view(self.worker, self.story, name, state, idle, used, warnings)
 
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()
@@ -523,7 +544,8 @@ class WorkerRole(Role):
             "group": worker is not None and joined and worker.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "every": signed.manifest.rounds.snapshot_rounds,
-            "stuck": list(stuck_of_worker(worker)) if worker is not None else [], **summary(kept),
+            "warnings": [*(stuck_of_worker(worker) if worker is not None else ()), *self.upload.warnings],
+            **summary(kept),
         }  # fmt: skip
 
     def _standing(self) -> dict[str, Any]:

@@ -33,14 +33,19 @@ def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: 
 
     Hidden states with labels go down, gradients come up; each contribution reaches and leaves a peer about
     once, or each result, and as many slices as one contribution has."""
-    of_group = tokens_per_second * group
-    each = contributions_per_second(manifest, of_group, group) / group
-    gossip = contribution_bytes(manifest, stage) * each * (group - 1)
-    if manifest.sync.exchange == "sharded" and group > 1:
-        results = result_bytes(manifest, stage) * rounds_per_second(manifest, of_group)
-        gossip = contribution_bytes(manifest, stage) * each + results
+    gossip = gossip_of(manifest, stage, tokens_per_second * group, group)
     bodies, rate = crossings(manifest)[stage], tokens_per_second / manifest.microbatch_tokens
     return Traffic(rate * bodies.sent + gossip, rate * bodies.received + gossip)
+
+
+def gossip_of(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:
+    """Return the bytes per second of contributions and results that a peer of a group sends, and receives.
+    `tokens_per_second`: of the whole group."""
+    each = contributions_per_second(manifest, tokens_per_second, group) / group
+    if manifest.sync.exchange == "sharded" and group > 1:
+        results = result_bytes(manifest, stage) * rounds_per_second(manifest, tokens_per_second)
+        return contribution_bytes(manifest, stage) * each + results
+    return contribution_bytes(manifest, stage) * each * (group - 1)
 
 
 def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:

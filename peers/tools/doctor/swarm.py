@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from peers.config import line_file
@@ -30,16 +31,19 @@ from peers.errors import UserError
 from peers.network.addresses import Addresses, in_the_open
 from peers.network.discovery import mdns
 from peers.network.discovery.bootstrap import PeerCache, find_manifest
-from peers.network.discovery.record_reader import opened
+from peers.network.discovery.record_reader import look, opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
+from peers.telemetry.event_fold import Story
 from peers.telemetry.event_log import read_lately
 from peers.telemetry.events import Started
 from peers.telemetry.said import Listening, NotRelayed, Relayed
 from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap
+from peers.tools.doctor.siblings import stage_held
 from peers.tools.doctor.stage_memory import Memory, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
+from peers.worker.upload_watch import upload_need_of, upload_words, weakest_stage
 from protocols.daemon.multiaddr import is_circuit
 from protocols.daemon.names import resolve_dialable
 from protocols.dht.directory import DhtDirectory, split_multiaddr
@@ -53,6 +57,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.records import SKEW_SECONDS
 from swarmnet.identifiers import PeerId
 from swarmnet.resources import lines
+from swarmnet.resources.upload_need import judge_upload
 from swarmnet.run.manifest import Manifest
 
 CONNECT_SECONDS = 8.0
@@ -126,7 +131,7 @@ class Examination:
                 if (self.helpers or self._run_is_a_file) and self.wanted & OF_THE_RUN:
                     await self._run(transport, directory)
                 if "bandwidth" in self.wanted:
-                    await self._bandwidth(transport)
+                    await self._bandwidth(transport, directory)
                 if "reachability" in self.wanted:
                     await self._reachability(transport)
         except CannotStart as error:
@@ -301,7 +306,7 @@ class Examination:
                     known.add(found.peer)
                     self.helpers.append(Helper(found.peer, direct[0]))
 
-    async def _bandwidth(self, transport: P2pdTransport) -> None:
+    async def _bandwidth(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
         """Up and down, with the first helper that measures."""
         why = "no peer of the swarm answers"
         for helper in self.helpers[:HELPERS]:
@@ -327,8 +332,33 @@ class Examination:
             )
             line_file.keep(self.subject.config.state, lines.Line(up, down))
             self.tell(Line("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
+            await self._upload(directory, up)
             return
         self.tell(Line("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
+
+    async def _upload(self, directory: DhtDirectory, measured: float) -> None:
+        """Whether that is enough for the run, beside what the running peer's newest contributions met."""
+        config, signed = self.subject.config, self.signed
+        if signed is None or config.role != "worker":
+            return
+        try:
+            found = await look(directory, signed.run_id, len(signed.manifest.stages))
+        except WireError:
+            return
+        own = self.subject.identity.peer_id
+        records = [each.record for peer, each in found.items() if peer != own]
+        stage = stage_held(config, 0, self.subject.running)
+        if stage is None or stage >= len(signed.manifest.stages):
+            stage = weakest_stage(signed.manifest, records)
+        story = Story()
+        for line in read_lately(config.state / "events.jsonl") if self.subject.running else ():
+            story.take(line)
+        need = upload_need_of(signed.manifest, records, stage)
+        fates, up = story.contributions, min(config.limits.upload or inf, measured)
+        verdict = judge_upload(up, need, fates.decided, fates.late)
+        if verdict is not None:
+            data = {"up_bytes_per_second": round(up), "needed_bytes_per_second": round(need)}
+            self.tell(Line("bandwidth", "warn", *upload_words(config, verdict), data))
 
     async def _reachability(self, transport: P2pdTransport) -> None:
         """What others see when they knock; a helper that is busy with others is asked again."""

@@ -121,7 +121,7 @@ class Watch:
             received={"all": sum(record.received_bytes for record in workers)},
             events=tuple(self.events),
             waits_for=tuple(stage for stage in range(len(self.manifest.stages)) if stage not in held),
-            stuck=stuck_lines(stuck, self._run),
+            warnings=stuck_lines(stuck, self._run),
         )
 
     def _seen(self, peer: PeerId, signed: SignedRecord, now: float) -> PeerSeen:

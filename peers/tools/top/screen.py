@@ -40,7 +40,7 @@ def frame(picture: Picture, console: Console, foot: str = "", rows: int | None =
         names = ", ".join(map(str, picture.waits_for[:MOST_STAGES]))
         head.append(Text(f"waits for stages {names}: no peer holds them", style="bold red"))
         head.append(Text(f"hold one: {JOIN}", style="bold red"))
-    head += [Text(part, style="bold red") for line in picture.stuck for part in _wrapped(line, width)]
+    head += [Text(part, style="bold red") for line in picture.warnings for part in _wrapped(line, width)]
     known = (
         _tokens(picture),
         _traffic("up", picture.sent),

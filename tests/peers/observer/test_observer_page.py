@@ -102,7 +102,7 @@ def test_a_stuck_stage_is_named_by_page_and_top_and_no_other_stage_is_called_the
     assert picture.weakest is None
     assert stuck in json.loads(shown(picture).answer(""))["stuck"][0]
     seen = Watch(SIGNED.manifest).take({one.peer: one for one in peers}, NOON)
-    assert stuck in seen.stuck[0]
+    assert stuck in seen.warnings[0]
     served = pictured(*peers, record("old", 0))
     assert not served.stuck
     assert served.weakest is not None

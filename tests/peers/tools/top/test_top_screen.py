@@ -94,7 +94,7 @@ def test_idle_time_and_the_gradients_norm_have_a_line_where_they_are_known():
 
 def test_a_stuck_stage_is_named_and_the_command_that_helps_is_whole():
     stuck = stuck_lines({0: 1}, "ab" * 32)
-    lines = drawn(replace(PICTURE, stuck=stuck)).splitlines()
+    lines = drawn(replace(PICTURE, warnings=stuck)).splitlines()
     assert max(map(len, lines)) <= 80
     assert f"swarmnet join {'ab' * 8} --stage 0" in lines
     assert [line for line in lines if line.startswith("Stage 0 is stuck: 1 peer waits for its weights.")]

@@ -538,7 +538,7 @@ TOLD = {
         ({"state": "training"}, "after every 16 settled rounds"),
         ({"state": "training", "made": 3}, "swarmnet doctor"),
         ({"state": "training", "made": 3, "uptime_seconds": 30.0}, "nothing to count yet"),
-        ({"state": "training", "made": 3, "stuck": ["Stage 0 is stuck"]}, "why 0     Stage 0 is stuck"),
+        ({"state": "training", "made": 3, "warnings": ["Stage 0 is stuck"]}, "why 0     Stage 0 is stuck"),
         ({"state": "training", "accepted": 1234, "tokens": 99, "since": 0.0}, "1,234 contributions accepted"),
     ],
 )

@@ -1,0 +1,92 @@
+"""Warns where this peer's upload is too slow for its run: before it trains, and by how its work fares."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from peers.config.line_file import known_line
+from peers.config.peer_file import PeerFile
+from peers.config.run_file import SignedManifest
+from peers.network.discovery.record_reader import IN_STEP
+from peers.runtime.find_running import PEER_FILE
+from peers.telemetry.event_fold import Story
+from peers.telemetry.reasons import slow_upload
+from peers.telemetry.said import Say
+from protocols.signed.peer_record import PeerRecord
+from protocols.signed.records import SignedRecord
+from swarmnet.identifiers import PeerId
+from swarmnet.resources.upload_need import UploadVerdict, judge_upload, needed_upload
+from swarmnet.run.manifest import Manifest
+
+UPLOAD_SECONDS = 30.0
+"""Between two looks: records are up to two minutes old, and some rounds settle in this time."""
+
+
+def upload_need_of(manifest: Manifest, records: Iterable[PeerRecord], stage: int) -> float:
+    """Return the bytes per second that a newcomer to `stage` must send, by the records of the others.
+
+    They say what each peer could compute. Their run is at most as fast as its slowest stage.
+    """
+    working = [record for record in records if record.state in IN_STEP]
+    pace = min(_paces(manifest, working))
+    return needed_upload(manifest, stage, pace, 1 + sum(record.stage == stage for record in working))
+
+
+def weakest_stage(manifest: Manifest, records: Iterable[PeerRecord]) -> int:
+    """Return the slowest stage, where a newcomer is likely to go."""
+    paces = _paces(manifest, [record for record in records if record.state in IN_STEP])
+    return paces.index(min(paces))
+
+
+def _paces(manifest: Manifest, working: Sequence[PeerRecord]) -> list[float]:
+    """Return the tokens per second of each stage."""
+    return [
+        sum(record.tokens_per_second for record in working if record.stage == stage)
+        for stage in range(len(manifest.stages))
+    ]
+
+
+def upload_words(config: PeerFile, verdict: UploadVerdict) -> tuple[str, str]:
+    """Return what is wrong with this peer's upload, and what helps."""
+    state = shlex.quote(str(config.state))
+    restart = ""
+    if config.limits.upload == verdict.line:
+        joined = (config.state / PEER_FILE).is_file()
+        restart = f"swarmnet join --state {state}" if joined else "swarmnet run PEER.yaml"
+    return slow_upload(verdict, state, restart)
+
+
+class UploadWatch:
+    """The sentence about this peer's upload, while there is one."""
+
+    def __init__(self, config: PeerFile, story: Story, say: Say) -> None:
+        """`story`: hears this peer's events."""
+        self._config, self._story, self._say = config, story, say
+        self._need = 0.0
+        self._said: UploadVerdict | None = None
+        self.warnings: tuple[str, ...] = ()
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether another look could change anything, which costs look-ups."""
+        fates = self._story.contributions
+        return bool(self.warnings) or judge_upload(inf, 0.0, fates.decided, fates.late) is not None
+
+    def look(self, signed: SignedManifest, records: Mapping[PeerId, SignedRecord] | None, stage: int) -> None:
+        """Judge the upload anew, and say what is wrong when that begins or is proved.
+
+        `records`: of the others; None: not known, so the need is as before."""
+        if records is not None:
+            others = [signed.record for signed in records.values()]
+            self._need = upload_need_of(signed.manifest, others, stage)
+        fates = self._story.contributions
+        verdict = judge_upload(known_line(self._config).up, self._need, fates.decided, fates.late)
+        before, self._said, self.warnings = self._said, verdict, ()
+        if verdict is None:
+            return
+        words = ": ".join(upload_words(self._config, verdict))
+        self.warnings = (words,)
+        if before is None or verdict.has_proof > before.has_proof:
+            self._say("slow_upload", words)
