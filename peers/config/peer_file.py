@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -108,6 +108,11 @@ RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a pu
 StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whole number | auto")]
 
 
+OTHER_METRICS_PORTS = range(9430, 9440)
+"""A second peer of a machine takes the first free one of these if its file names no port. The ready files in
+configs/ use 9411 to 9420."""
+
+
 class MetricsFile(BaseModel):
     """Where this peer can be watched."""
 
@@ -130,6 +135,11 @@ class MetricsFile(BaseModel):
     def address(self) -> tuple[str, int] | None:
         """Host and port, or None: off."""
         return None if self.listen == "off" else split_host_and_port(self.listen)
+
+    @property
+    def other_ports(self) -> Sequence[int]:
+        """Return the ports that are tried where that one is taken: none where the file names it."""
+        return () if "listen" in self.model_fields_set else OTHER_METRICS_PORTS
 
 
 def _a(role: str) -> str:

@@ -46,11 +46,6 @@ OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
 """Words of the control socket that a worker answers (`roles/worker.py`)."""
 
 
-OTHER_METRICS_PORTS = range(9430, 9440)
-"""A second peer of a machine takes the first free one of these if its file names no port. The ready files in
-configs/ use 9411 to 9420."""
-
-
 Roles = Mapping[str, Callable[[Process], Role]]
 """By the word in a peer file: those that stand above a process (peers/cli/run.py)."""
 NO_OTHERS: Roles = MappingProxyType({})
@@ -168,7 +163,7 @@ class Peer:
         if address is not None:
             exporter = Exporter(
                 address, self._metrics_text, self.pulse.problem, self._not_ready, self.config.metrics.hosts,
-                others=() if "listen" in self.config.metrics.model_fields_set else OTHER_METRICS_PORTS,
+                others=self.config.metrics.other_ports,
             )  # fmt: skip
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"

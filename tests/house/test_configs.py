@@ -14,9 +14,8 @@ import typer
 from ruamel.yaml import YAML
 
 from peers.cli import main as cli
-from peers.config.peer_file import MetricsFile, PeerFile, load
+from peers.config.peer_file import OTHER_METRICS_PORTS, MetricsFile, PeerFile, load
 from peers.config.quantities import byte_count
-from peers.process.process import OTHER_METRICS_PORTS
 from peers.tools.owner.run_check import check_file
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -113,25 +113,37 @@ def metrics(config: PeerFile, running: bool) -> Line:
     text, data = f"{config.metrics.listen}", {"listen": config.metrics.listen}
     if running:
         return Line("metrics", "ok", f"served by the running peer at {text}", data=data)
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    host, number = address
+    why = _refused(host, number)
+    if not why:
+        return Line("metrics", "ok", f"{text} is free", data=data)
+    for other in config.metrics.other_ports:
+        if not _refused(host, other):
+            return Line("metrics", "ok", f"{number} is taken; a peer that starts now uses {other}", data=data)
+    fix = "metrics: {listen: 127.0.0.1:0} in the peer file (any free port)"
+    return Line("metrics", "fail", f"{text}: {why}", fix, data)
+
+
+def _refused(host: str, port: int) -> str:
+    """Return why nothing can be served there; empty: it can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+            probe.bind((host, port))
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        return Line(
-            "metrics", "fail", f"{text}: {why}", "set metrics.listen=127.0.0.1:0 (any free port)", data
-        )
-    return Line("metrics", "ok", f"{text} is free", data=data)
+        return (error.strerror or str(error)).lower()
+    return ""
 
 
-def second_opinion(able: bool) -> Line:
-    """Whether py-libp2p is there."""
+def second_opinion(able: bool, is_bootstrap: bool) -> Line:
+    """Return whether py-libp2p is there. Only a bootstrap needs it, to dial others back."""
     if able:
         version = importlib.metadata.version("libp2p")
         return Line("libp2p", "ok", f"py-libp2p {version}, for a second opinion and for dialling others back",
                     data={"version": version})  # fmt: skip
+    if not is_bootstrap:
+        return Line("libp2p", "ok", "py-libp2p is not installed; only a bootstrap needs it")
     text = "py-libp2p is not installed: no second opinion here, and nobody can be dialled back from here"
     compiler = "sudo apt install build-essential python3-dev libgmp-dev"
     fix = f"{compiler}; then {how_to_install('libp2p')}"

@@ -34,6 +34,18 @@ def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> Line:
     return Line("bootstrap", "warn", text, fix)
 
 
+def undialled(reasons: Sequence[str], must_be_reached: bool) -> Line:
+    """Return the line where no peer dialled back. `reasons`: of each peer that answered. A worker can do
+    nothing about peers that cannot dial, and trains without."""
+    data = {"verdict": "unknown"}
+    why = "; ".join(reasons) or "no peer of the swarm answers"
+    if reasons and not must_be_reached:
+        text = f"cannot be checked in this swarm: {why}; training works all the same"
+        return Line("reachability", "ok", text, data=data)
+    fix = "name a bootstrap that has py-libp2p, or try again in a minute"
+    return Line("reachability", "warn", f"nobody could dial back: {why}", fix, data)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     verdict: Verdict

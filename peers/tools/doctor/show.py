@@ -84,7 +84,7 @@ def run_doctor(
     report = Report(wanted_checks(only), out or sys.stdout, as_json)
     with as_user_errors(IdentityError):
         running = is_held(config.state)
-        found = _machine(config, running, report)
+        found = _machine(config, running, must_be_reached, report)
         if not swarm and not only and not as_json:
             unseen = ", ".join(UNSEEN)
             report.out.write(f"not looked at, for no swarm is named (--run, --bootstrap): {unseen}\n")
@@ -103,7 +103,9 @@ def run_doctor(
     return 1 if report.failed else 0
 
 
-def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphics | None:
+def _machine(
+    config: PeerFile, running: bool, must_be_reached: bool, report: Report
+) -> graphics.Graphics | None:
     """What needs no network. What is known of GPUs; None without torch."""
     available, total = machine.free_memory()
     checks: dict[str, Callable[[], Sequence[Line]]] = {
@@ -112,7 +114,7 @@ def _machine(config: PeerFile, running: bool, report: Report) -> graphics.Graphi
         "files": lambda: [machine.open_files()],
         "port": lambda: siblings.ports(config, running),
         "metrics": lambda: [machine.metrics(config, running)],
-        "libp2p": lambda: [machine.second_opinion(can_dial())],
+        "libp2p": lambda: [machine.second_opinion(can_dial(), must_be_reached)],
     }
     report.tell(machine.python())
     found = graphics.look()

@@ -39,7 +39,7 @@ from peers.telemetry.events import Started
 from peers.telemetry.said import Listening, NotRelayed, Relayed
 from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell
-from peers.tools.doctor.reachability import judge, line_of, no_bootstrap
+from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
 from peers.tools.doctor.siblings import stage_held
 from peers.tools.doctor.stage_memory import Memory, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
@@ -375,10 +375,7 @@ class Examination:
                 return
             if not any(why.endswith(BUSY) for why in reasons.values()):
                 break
-        why = "; ".join(reasons.values()) or "no peer of the swarm answers"
-        fix = "name a bootstrap that has py-libp2p, or try again in a minute"
-        data = {"verdict": "unknown"}
-        self.tell(Line("reachability", "warn", f"nobody could dial back: {why}", fix, data))
+        self.tell(undialled(tuple(reasons.values()), self.subject.must_be_reached))
 
     async def _ask_helpers(
         self, transport: P2pdTransport, addresses: Addresses, reasons: dict[PeerId, str]

@@ -24,7 +24,7 @@ from peers.runtime.state_lock import is_held
 from peers.tools.doctor import gpu, machine, stage_memory
 from peers.tools.doctor.gpu import AMD, NVIDIA, Graphics
 from peers.tools.doctor.line import Line
-from peers.tools.doctor.reachability import judge, no_bootstrap
+from peers.tools.doctor.reachability import judge, no_bootstrap, undialled
 from peers.tools.doctor.show import CHECKS, Report, run_doctor, wanted_checks
 from peers.tools.doctor.stage_memory import Memory
 from peers.tools.doctor.swarm import verdicts
@@ -231,10 +231,27 @@ def test_a_taken_port_fails_and_that_of_the_running_peer_does_not(tmp_path):
         assert machine.metrics(wish, running=True).level == "ok"
 
 
-def test_without_py_libp2p_the_command_that_brings_it_is_told():
-    line = machine.second_opinion(able=False)
+@pytest.mark.parametrize(("taken", "level"), [({9410}, "ok"), ({9410, *range(9430, 9440)}, "fail")])
+def test_a_taken_port_of_metrics_that_no_file_names_is_no_failure_while_another_is_free(
+    tmp_path, monkeypatch, taken, level
+):
+    monkeypatch.setattr(machine, "_refused", lambda _host, port: "in use" if port in taken else "")
+    assert machine.metrics(config(tmp_path, metrics={}), running=False).level == level
+
+
+def test_without_py_libp2p_a_bootstrap_is_told_the_command_that_brings_it_and_a_worker_needs_none():
+    line = machine.second_opinion(able=False, is_bootstrap=True)
     assert line.level == "warn"
     assert line.fix.endswith(f"VENV={sys.prefix} scripts/setup libp2p")
+    assert machine.second_opinion(able=False, is_bootstrap=False).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "must", "level"),
+    [(["a has no py-libp2p"], False, "ok"), (["a has no py-libp2p"], True, "warn"), ([], False, "warn")],
+)
+def test_peers_that_cannot_dial_back_are_no_warning_for_a_worker(reasons, must, level):
+    assert undialled(reasons, must).level == level
 
 
 def test_a_held_lock_means_that_the_peer_runs_and_nothing_is_made(tmp_path):
