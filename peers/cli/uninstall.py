@@ -26,7 +26,7 @@ def uninstall(
         list[Path] | None, typer.Option(help="An owner's key that is to go, too. Repeatable.")
     ] = None,
 ) -> None:
-    """Remove all that peers left here: states, service units, temporary folders. Asks before it does."""
+    """Remove all that peers left here: states and service units. Asks before it does."""
     from peers.tools import leftovers
     from peers.tools.systemd_unit import unit_home
 
@@ -55,7 +55,6 @@ def _lines(found: Leftovers) -> list[str]:
         lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{runs}")
     lines += [f"  shared   {path}" for path in found.shared]
     lines += [f"  unit     {path}" for path in found.units]
-    lines += [f"  temp     {path}" for path in found.temporary]
     lines += [f"  key      {path}   an owner's, as it was named" for path in found.keys]
     lines.append("stays:")
     lines += [f"  {path}   {why}" for path, why in found.stays if path not in found.keys]

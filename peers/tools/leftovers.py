@@ -7,7 +7,6 @@ import contextlib
 import fnmatch
 import json
 import os
-import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +61,6 @@ class Leftovers:
     shared: list[Path] = field(default_factory=list)
     """Files that all peers of this machine write."""
     units: list[Path] = field(default_factory=list)
-    temporary: list[Path] = field(default_factory=list)
     keys: list[Path] = field(default_factory=list)
     """Owner keys that were named, to be removed."""
     stays: list[tuple[Path, str]] = field(default_factory=list)
@@ -70,7 +68,7 @@ class Leftovers:
 
     @property
     def empty(self) -> bool:
-        others = self.shared or self.units or self.temporary or self.keys
+        others = self.shared or self.units or self.keys
         return not (any(state.ours for state in self.states) or others)
 
 
@@ -89,14 +87,20 @@ def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) ->
         found.states.append(state)
         found.stays += [(path, "no peer made it") for path in state.others]
     for folder in temporary.folders():
-        if folder.stat().st_uid != os.geteuid():
-            continue
-        used = temporary.is_used(folder) or any(map(_held, folder.glob("**/lock")))
-        if used:
-            found.stays.append((folder, "a process uses it"))
-        else:
-            found.temporary.append(folder)
+        if folder.stat().st_uid == os.geteuid():
+            size = _bytes_in(folder) / 1e6
+            found.stays.append((folder, f"{size:,.2f} MB of a demo or a command; no state here names it"))
     return found
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of its files, without those that go while they are counted. No link is followed."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(place) / name).lstat().st_size
+    return total
 
 
 def _below(home: Path, found: Leftovers) -> Iterator[Path]:
@@ -191,12 +195,6 @@ def _identity(path: Path) -> str | None:
         return None
 
 
-def _held(lock: Path) -> bool:
-    with contextlib.suppress(UserError):
-        return is_held(lock.parent)
-    return True  # Another user's.
-
-
 def require_rest(found: Leftovers) -> None:
     """UserError where a peer runs."""
     running = [str(state.folder) for state in found.states if state.running]
@@ -217,9 +215,6 @@ def remove(found: Leftovers) -> list[str]:
     for state in found.states:
         with only_one(state.folder):
             told += _removed(state)
-    for folder in found.temporary:
-        shutil.rmtree(folder, ignore_errors=True)  # It does not follow links.
-        told.append(_told(folder))
     return told
 
 
