@@ -10,7 +10,6 @@ import typer
 
 from peers.cli.run import text_or_file
 from peers.errors import UserError, as_user_errors, how_to_install
-from swarmnet.run.manifest import STANDARD_LIBRARY
 
 if TYPE_CHECKING:
     from peers.tools.model.evaluate import Score
@@ -238,13 +237,19 @@ def evaluate(
         return
     with as_user_errors(ExportError, TextError):
         text = _text_to_score(eval_text)
+
+        def judged_by(is_library_alone: bool) -> None:
+            if eval_text is None and not is_library_alone:
+                warn(OWN_TEXT)
+
         if live:
             from peers.cli.swarm_model import evaluate as through_swarm
 
             assert run is not None
-            score = through_swarm(run, bootstrap or [], invite, text, tokenizer)
+            score = through_swarm(run, bootstrap or [], invite, text, tokenizer, found=judged_by)
         else:
             model = held(source, warn, tokenizer)
+            judged_by(model.is_library_alone)
             window = model.window or DEFAULT_WINDOW
             score = score_weights(model.weights, model.shape, text, model.tokenizer, window=window)
     _print_score(score)
@@ -252,7 +257,7 @@ def evaluate(
 
 def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) -> bytes | None:
     """What an export is scored on; None: nothing. `score`: what a person said. Raises TextError."""
-    only_the_library = all(source.path == STANDARD_LIBRARY for source in manifest.data.sources)
+    only_the_library = manifest.data.is_library_alone
     wanted = score if score is not None else chosen is not None or only_the_library
     text = _text_to_score(chosen) if wanted else None
     if chosen is None and score is not False and not only_the_library:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -121,16 +121,18 @@ async def _several(
 
 
 def evaluate(
-    run: str, bootstraps: Sequence[str], invite: str | None, text: bytes, tokenizer: Path | None = None
-) -> Score:
+    run: str, bootstraps: Sequence[str], invite: str | None, text: bytes, tokenizer: Path | None = None,
+    *, found: Callable[[bool], None] = lambda _: None,
+) -> Score:  # fmt: skip
     """The score of the model that the run's live peers hold. Ctrl+C and SIGTERM end it with what it has so
-    far."""
+    far. `found`: hears whether the run reads Python's library and nothing else."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
     progress, talk = Progress(), Conversation()
 
     async def whole() -> Score:
         async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
+            found(client.manifest.data.is_library_alone)
             telling = asyncio.create_task(_tell(progress))
             try:
                 return await score(client, text, conversation=talk, progress=progress)
@@ -145,13 +147,13 @@ def evaluate(
         return None if work.cancelled() else work.result()
 
     with as_user_errors(*EXPECTED):
-        found = asyncio.run(until_told_to_stop())
+        scored = asyncio.run(until_told_to_stop())
     for line in told(talk) if talk.rounds else ():
         say("told", line)
-    if found is None:
+    if scored is None:
         typer.echo(f"stopped after {progress.line()}")
         raise typer.Exit(STOPPED)
-    return found
+    return scored
 
 
 async def _tell(progress: Progress) -> None:

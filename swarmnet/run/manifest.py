@@ -224,6 +224,11 @@ class Data:
     """drawn: each sequence from anywhere in the text, of which a peer reads `text_limit`; epochs: a shard
     after the other, all of it once, then again, however long it is; each peer in its own order."""
 
+    @property
+    def is_library_alone(self) -> bool:
+        """Whether all of the text is Python's library, of which some modules are held out."""
+        return all(source.path == STANDARD_LIBRARY for source in self.sources)
+
 
 @dataclass(frozen=True, slots=True)
 class Rounds:

@@ -28,6 +28,8 @@ class Held:
     tokenizer: Tokenizer
     window: int | None
     """Length of a training sequence in tokens; None: not known."""
+    is_library_alone: bool
+    """Whether it was trained on Python's library and nothing else, as far as is known."""
 
 
 def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> Held:
@@ -37,18 +39,19 @@ def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | Non
     place = source or Path()
     if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE
-        window = parse(manifest.read_bytes()).data.sequence_tokens if is_file(manifest) else None
+        known = parse(manifest.read_bytes()).data if is_file(manifest) else None
+        window, alone = (known.sequence_tokens, known.is_library_alone) if known else (None, False)
         file = tokenizer or (None if shape.vocabulary == BYTES else place / "tokenizer.json")
         opened = open_tokenizer(file, shape.vocabulary, load_end(place))
         _pass_on(opened, warn)
-        return Held(load_weights(place), shape, opened, window)
+        return Held(load_weights(place), shape, opened, window, alone)
     newest = checkpoint_file.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
     opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocabulary, data.end_of_text)
     _pass_on(opened, warn)
-    return Held(newest.whole(), shape, opened, data.sequence_tokens)
+    return Held(newest.whole(), shape, opened, data.sequence_tokens, data.is_library_alone)
 
 
 def _pass_on(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:

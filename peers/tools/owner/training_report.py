@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from peers.data.documents import HELD_OUT
 from peers.telemetry.console import counted
 from peers.tools.owner import run_facts as assumptions
 from peers.tools.owner.run_facts import Facts
 from swarmnet.model.parameters import has_frozen
-from swarmnet.run.manifest import Manifest, Source
+from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest, Source
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -69,8 +70,7 @@ def summary(facts: Facts) -> dict[str, Any]:
             "withdrawn_documents": [asdict(withdrawal) for withdrawal in order.withdrawn],
             "withdrawal": "By a signed order of the run's owner documents are left out by their SHA-256 from "
             "then on; what was learnt from them before is not undone.",
-            "held_out": "modules of Python's standard library named in peers/data/documents.py are never "
-            "trained on",
+            "held_out": _held_out(manifest),
         },
         "compute": {
             "parameters": facts.parameters,
@@ -82,6 +82,13 @@ def summary(facts: Facts) -> dict[str, Any]:
         "experts": _experts(facts),
         "bans": len(order.bans),
     }  # fmt: skip
+
+
+def _held_out(manifest: Manifest) -> str:
+    """Return what the program keeps from training: modules of the one source that it knows."""
+    if all(source.path != STANDARD_LIBRARY for source in manifest.data.sources):
+        return "no text was held out by the program"
+    return f"of the source {STANDARD_LIBRARY} these modules are left out: {', '.join(HELD_OUT)}"
 
 
 def _built_on(manifest: Manifest) -> str:

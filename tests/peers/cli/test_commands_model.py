@@ -113,6 +113,10 @@ def test_a_run_of_its_own_text_is_scored_only_on_a_text_that_a_person_names(
     assert (code, "bits per byte of held-out text" in out) == (0, True)
     assert "warning: the held-out modules of Python's library may be in the text" in err
     assert swarmnet(*command, "--no-score")[::2] == (0, "")
+    warned = "may be in the text that this run was trained on"
+    assert warned in swarmnet("evaluate", "--from", "state")[2]
+    assert swarmnet("evaluate", "--from", "state", "--eval-text", "book.txt")[::2] == (0, "")
+    assert warned in swarmnet("evaluate", "--from", "model")[2]
 
 
 def test_a_score_says_on_which_text_it_was_taken(swarmnet, tmp_path):

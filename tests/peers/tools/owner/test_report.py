@@ -57,6 +57,14 @@ def test_every_source_stands_under_its_kind_with_licence_size_and_date():
     assert "<script>" not in text
 
 
+@pytest.mark.parametrize("sources", [SOURCES, Data().sources, (*SOURCES, *Data().sources)])
+def test_text_is_called_held_out_only_of_the_source_that_holds_some_out(sources):
+    data = replace(MANIFEST.data, sources=sources)
+    told = json.loads(as_json(facts(signed=sign(replace(MANIFEST, data=data)))))["processing"]["held_out"]
+    has_library = "python-stdlib" in {source.path for source in sources}
+    assert ("argparse" in told, "modules" in told) == (has_library, has_library)
+
+
 def test_a_run_that_starts_from_a_model_names_it_and_says_what_of_it_is_trained():
     start = Start("base", "cd" * 32, "https://example.org/base <b>", ("ab" * 32,) * 3)
     model = replace(MANIFEST.model, lora=Lora(rank=4))
