@@ -35,10 +35,10 @@ from swarmnet.placement import policy
 from swarmnet.run.manifest import Span
 
 ROLES = ("worker", "bootstrap", "observer", "archivist", "evaluator", "other")
-STATES = ("joining", "training", "serving", "held", "paused", "leaving", "other", "gone")
+STATES = ("joining", "training", "serving", "held", "ended", "paused", "leaving", "other", "gone")
 """`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
 does not answer."""
-HOLDING = ("training", "joining", "held")
+HOLDING = ("joining", *IN_STEP)
 """Who holds a stage or is about to."""
 SHOWN_VERSIONS = 8
 MOST_CONTRIBUTORS = 20

@@ -36,7 +36,7 @@ PHASES = ("none", "catching_up", "gathering", "contributing", "waiting", "settli
 COMPUTE_PHASES = ("forward", "backward", "last", "step", "encode", "reduce", "apply")
 """What a peer computes, as it takes the time of it."""
 
-STATES = ("connecting", "joining", "training", "held", "paused", "leaving")
+STATES = ("connecting", "joining", "training", "held", "ended", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
 PAUSES = ("user", "schedule", "idle", "battery", "owner", "other")

@@ -15,7 +15,9 @@ from peers.worker.worker import Worker
 
 SHARE_SECONDS = 10.0
 """`idle_share` is an average over so long (as tokens per second are)."""
-PLAIN = {"connecting": "joining", "joining": "joining", "held": "held", "leaving": "leaving"}
+PLAIN = {
+    "connecting": "joining", "joining": "joining", "held": "held", "ended": "held", "leaving": "leaving",
+}  # fmt: skip
 """States of a worker that are the reason themselves."""
 ELSEWHERE = ("waiting", "unrouted")
 """Phases of a microbatch (pipeline.Phase) that is on another stage, or wants to go there."""

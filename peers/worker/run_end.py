@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
+from peers.errors import UserError
 from peers.network.discovery.height import Elsewhere
 from peers.network.discovery.record_reader import IN_STEP
 from peers.network.orders.order_book import OrderBook
+from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
 from peers.worker.parts import Parts
 
@@ -56,6 +59,23 @@ class Ending:
             worker.update.end_at(last)
         if last is not None:
             self.ordered.set()
+
+    async def refuse_if_over(self, folder: Path | None) -> None:
+        """Raise UserError where the run has ended, and intact weights of it are in `folder`. A peer without
+        any may still get them from others."""
+        last = self.last
+        if last is None or folder is None:
+            return
+        held = await asyncio.to_thread(on_disk, folder, self.elsewhere.presence.signed.run_id)
+        if not held:
+            return
+        of_first = max((one.round for one in held if one.stage == 0), default=-1)
+        ended_at = max(of_first, await self.elsewhere.first_stage())
+        if ended_at >= last:
+            raise UserError(
+                f"the run has ended at round {ended_at}, as its owner ordered: nothing is left to train. The "
+                f"weights of this peer are in {folder}; {self.hint}"
+            )
 
     @property
     def starts_nothing(self) -> bool:

@@ -21,6 +21,7 @@ from peers.errors import IdentityInUse
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.discovery import Looking, met
 from peers.network.discovery.height import Elsewhere
+from peers.network.discovery.record_reader import IN_STEP
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.supervision import Left, until_left
@@ -151,6 +152,7 @@ class Worker(Parts):
             folder = self.settings.checkpoints
             wish = await first_stage(self.presence, self.chance, self.say, never, line, folder)
         self.stage = wish
+        await self.ending.refuse_if_over(self.settings.checkpoints)
         try:
             text = await until_left(self._leaving, self.orders.read_text()) if self.stage == 0 else None
         except Left:
@@ -190,10 +192,10 @@ class Worker(Parts):
             self.presence.announce_now()
 
     def stands(self) -> None:
-        """The owner may have paused the run, or let it go on."""
-        if self.state in ("training", "held"):
-            resting = self.orders.paused or self.ending.round is not None
-            self._enter("held" if resting else "training")
+        """The owner may have paused the run, ended it, or let it go on."""
+        if self.state in IN_STEP:
+            held = "held" if self.orders.paused else "training"
+            self._enter(held if self.ending.round is None else "ended")
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """Tasks that run along end with the worker; one that fails before ends the worker."""

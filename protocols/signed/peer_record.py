@@ -12,8 +12,8 @@ NAME_CHARACTERS = 64
 """As long as the peer file's `name` may be."""
 
 State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
-"""connecting, joining, training, serving (without a stage), held (the run's owner paused the run), paused,
-leaving, or a word of a newer version; empty: it does not say."""
+"""connecting, joining, training, serving (without a stage), held (the run's owner paused the run), ended
+(likewise), paused, leaving, or a word of a newer version; empty: it does not say."""
 Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """cpu, cuda, or a word of a newer version; empty: it does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]

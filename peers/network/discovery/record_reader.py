@@ -18,8 +18,8 @@ LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up (as in announcer.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
-IN_STEP = ("training", "held")
-"""Who is held by the run's owner has the weights and the rounds of its group as before."""
+IN_STEP = ("training", "held", "ended")
+"""A peer of a run that its owner paused or ended has the weights and the rounds of its group as before."""
 WAITING = ("connecting", "joining")
 """A peer in one of these states has no weights yet."""
 EVALUATOR = "evaluator"

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from peers.network.discovery.record_reader import (
+    IN_STEP,
     QUIET_SECONDS,
     eval_loss,
     settled_round,
@@ -92,7 +93,7 @@ class Watch:
         peers.sort(key=lambda seen: (seen.stage, seen.name, seen.peer))
         workers = [signed.record for signed in records.values() if signed.record.stage >= 0]
         steps = [(record.stage, record.round) for record in workers
-                 if record.state in ("", "training", "held")]  # fmt: skip
+                 if record.state in ("", *IN_STEP)]  # fmt: skip
         speeds = [
             self._speeds[peer]
             for peer, signed in records.items()

@@ -25,7 +25,8 @@ THIN_PEERS = 2
 """Fewer peers than this, and one loss stops the stage."""
 STYLES = {"warning": "yellow", "error": "bold red", "info": ""}
 STATE_STYLES = {"training": "green", "gone": "red", "stopped": "red", "suspect": "yellow", "quiet": "yellow",
-                "joining": "cyan", "held": "magenta", "paused": "magenta", "leaving": "cyan"}  # fmt: skip
+                "joining": "cyan", "held": "magenta", "ended": "magenta", "paused": "magenta",
+                "leaving": "cyan"}  # fmt: skip
 
 Column = tuple[str, int, Callable[[PeerSeen], str]]
 """Heading, width, and what stands there; right-aligned where the width is negative."""

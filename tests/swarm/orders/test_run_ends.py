@@ -53,11 +53,11 @@ def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_it(tmp_
         for name, stage in (("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 1)):
             swarm.start(name, stage, checkpoints=tmp_path / name)
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        await swarm.give(owner_orders.end(NO_ORDER, 11, "it is good enough"), "d")
+        order = await swarm.give(owner_orders.end(NO_ORDER, 11, "it is good enough"), "d")
         first, last = [swarm.members[name] for name in "abc"], [swarm.members[name] for name in "de"]
         await swarm.until(lambda: all(member.worker.ending.round == 11 for member in first), 120.0)
         await swarm.until(lambda: all(member.worker.ending.round for member in last), 60.0)
-        assert {member.worker.state for member in swarm.members.values()} == {"held"}
+        assert {member.worker.state for member in swarm.members.values()} == {"ended"}
         late = swarm.start("f", 0, checkpoints=tmp_path / "f")  # There are peers still to take it from.
         await swarm.until(lambda: late.worker.ending.round == 11, 40.0)
         for member in swarm.members.values():
@@ -70,6 +70,16 @@ def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_it(tmp_
         swarm.check()
         assert max(round for found in swarm.digests(0).values() for round in found) == 11
         assert shared_rounds(swarm) > 15
+        remembering = await remembered(swarm, 11)
+        await swarm.network.directory(REMEMBERS.peer_id).put_order(swarm.signed.run_id, order.data, 5.0)
+        for name, stage in (("a", 0), ("e", 1)):
+            swarm.network.crash(swarm.members[name].peer)
+            again = swarm.start(name, stage, checkpoints=tmp_path / name)
+            with pytest.raises(UserError, match="has ended at round 11"):
+                await swarm.end_of(again)
+            assert not said(again, "trains")
+            again.dead = True
+        remembering.cancel()
 
     run(story())
 
