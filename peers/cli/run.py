@@ -111,7 +111,8 @@ def publish(
     """Sign a run and write its published file; prints the run id and the line with which others join."""
     from peers.cli.model import warn
     from peers.config import run_file as runs
-    from peers.tools.owner.run_check import check_run, model_beside, start_beside
+    from peers.data.documents import TextError
+    from peers.tools.owner.run_check import check_run, counted_sources, model_beside, start_beside
     from protocols.signed.identity import IdentityError, load_or_create
     from swarmnet.identifiers import PeerId
 
@@ -125,15 +126,20 @@ def publish(
     begins, unlike = start_beside(run_file, manifest, tokenizer, model)
     for unusual in unlike:
         warn(unusual)
+    with as_user_errors(TextError):
+        counted = () if unchecked else counted_sources(manifest, run_file.parent)
     with as_user_errors(IdentityError):
         owner_key = (key or default_state(os.environ, sys.platform) / "owner.key").absolute()
         identity = load_or_create(owner_key)
-    signed, path = runs.publish(run_file, identity, out, wanted, begins, bootstrap or ())
+    signed, path = runs.publish(run_file, identity, out, wanted, begins, bootstrap or (), counted)
     through = " --bootstrap ".join(bootstrap or ["MULTIADDR"])
     typer.echo(f"run    {signed.run_id}")
     typer.echo(f"owner  {signed.manifest.owner}")
     typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
     typer.echo(f"file   {path}")
+    for source in signed.manifest.data.sources:
+        if source.documents:
+            typer.echo(f"size   {source.name}: {source.bytes:,} bytes in {source.documents:,} documents")
     text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
     begin = runs.start_setting(signed.manifest, run_file.parent, model)
     typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text}{begin}")

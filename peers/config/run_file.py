@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -198,11 +199,12 @@ def _contradiction(message: str, typed: Typed) -> str:
 
 def publish(
     run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
-    start: Start | None = None, bootstraps: Sequence[str] = (),
+    start: Start | None = None, bootstraps: Sequence[str] = (), sources: tuple[Source, ...] = (),
 ) -> tuple[SignedManifest, Path]:  # fmt: skip
     """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing. `start`: what
     was found of the model that it starts from, if it does (peers/state/start_folder.py). `bootstraps`: their
-    addresses for the published file, which the signature does not cover."""
+    addresses for the published file, which the signature does not cover. `sources`: those of the run file,
+    with what was counted of their text; empty: nothing was. A run that is published keeps its counts."""
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     if start is not None:
         manifest = replace(manifest, start=start)
@@ -210,6 +212,8 @@ def publish(
         _require_digests(manifest)
     except ManifestError as error:
         raise ConfigError([f"{run_file}: {error}"]) from None
+    path = out or run_file.with_name(f"{_file_name(manifest.name)}.run.json")
+    manifest = _with_counts(manifest, sources, path)
     run_id = manifest.run_id()
     try:
         hint = _checked_bootstraps(list(bootstraps))
@@ -219,10 +223,25 @@ def publish(
     if len(signed.wire()) > MANIFEST_LIMIT:
         raise ConfigError([f"{run_file}: is {len(signed.wire())} bytes when published; "
                            f"the limit is {MANIFEST_LIMIT}: shorten the list of sources"])  # fmt: skip
-    path = out or run_file.with_name(f"{_file_name(manifest.name)}.run.json")
     _refuse_another_run(path, run_id)
     write_atomically(path, published_text(signed).encode())
     return signed, path
+
+
+def _with_counts(manifest: Manifest, sources: tuple[Source, ...], path: Path) -> Manifest:
+    """Return the manifest with what is known of its text: by the published file at `path`, if that is of this
+    run, so that its id stays; else by `sources`."""
+    with suppress(RunFileError):
+        held = load_signed(path).manifest if is_file(path) else manifest
+        stated = {source.name: source for source in manifest.data.sources}
+        plain = tuple(
+            replace(one, bytes=own.bytes, documents=own.documents, sha256=own.sha256)
+            for one in held.data.sources
+            if (own := stated.get(one.name)) is not None
+        )
+        if held != manifest and replace(held, data=replace(held.data, sources=plain)) == manifest:
+            return held
+    return replace(manifest, data=replace(manifest.data, sources=sources)) if sources else manifest
 
 
 def _require_digests(manifest: Manifest) -> None:

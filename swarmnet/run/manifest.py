@@ -181,6 +181,9 @@ class Source:
     index: str = field(default="", metadata={ADDED: True})
     """SHA-256 of the text's `index.json` (`swarmnet index FOLDER`), which names each file with its own: peers
     read nothing else. Empty: every peer reads what its folder holds."""
+    documents: int = field(default=0, metadata={ADDED: True})
+    """How many the text has; 0: not stated. Publishing fills in this, `bytes` and `sha256`, unless they are
+    stated, where the text lies beside the run file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ they lie, as peers of the first stage will open theirs, and values that have nev
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +16,10 @@ from peers.config.explain import is_run_file
 from peers.config.peer_file import load
 from peers.config.run_file import beside, load_manifest, load_signed, source_beside
 from peers.config.run_url import is_url, without_secret
-from peers.data.documents import Reading, Text, TextError
+from peers.data.documents import LONGEST_CORPUS_BYTES, Reading, Text, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import BYTES, Manifest, Start
+from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest, Source, Start
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
@@ -28,6 +31,9 @@ HIGHEST_RATE = 0.08
 tests/swarm/hostile/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
 MICROBATCHES_OF_A_ROUND = 4
 """At least, where they take different ways (docs/benchmarks/quality.md)."""
+
+LONGEST_COUNTED_BYTES = 8 * 2**30
+"""Publishing reads no longer text to its end: this takes about a minute from a disk of 150 MB/s."""
 
 
 def check_file(
@@ -174,10 +180,37 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         yield from _require_a_window(manifest, places, reads)
 
 
-def _read_as(manifest: Manifest, places: Mapping[str, str]) -> Text:
+def counted_sources(manifest: Manifest, folder: Path) -> tuple[Source, ...]:
+    """Return the sources with size, hash and number of documents of the text that lies in `folder`, where the
+    run file states none. Reads that text. Raises TextError."""
+    return tuple(_counted(manifest, source, folder) for source in manifest.data.sources)
+
+
+def _counted(manifest: Manifest, source: Source, folder: Path) -> Source:
+    place = source_beside(folder, source)
+    if place is None or source.path == STANDARD_LIBRARY:
+        return source
+    text = _read_as(manifest, {source.name: place}, sys.maxsize)
+    if text.total_bytes > LONGEST_COUNTED_BYTES:
+        return source
+    for _ in text.blocks():
+        pass
+    found, digest = text.reading, source.index
+    if not digest and is_file(Path(place)):
+        with Path(place).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return replace(
+        source, bytes=source.bytes or found.bytes, documents=source.documents or found.documents,
+        sha256=source.sha256 or digest,
+    )  # fmt: skip
+
+
+def _read_as(
+    manifest: Manifest, places: Mapping[str, str], longest_bytes: int = LONGEST_CORPUS_BYTES
+) -> Text:
     """The text of these sources. Raises TextError."""
     if manifest.data.order == "drawn":
-        return Text(places.values())
+        return Text(places.values(), longest_bytes=longest_bytes)
     from peers.data.shards import all_shards
 
     others, sources = Reading(), [one for one in manifest.data.sources if one.name in places]

@@ -273,6 +273,8 @@ def _source(source: Source) -> str:
         f"origin: {source.origin or NOT_STATED}", f"licence: {source.licence}", f"size: {size}",
         f"collected: {source.collected or NOT_STATED}", f"languages: {source.languages or NOT_STATED}",
     ]  # fmt: skip
+    if source.documents:
+        facts.append(f"documents: {source.documents:,}")
     if source.processing:
         facts.append(f"processing: {source.processing}")
     if source.sha256:

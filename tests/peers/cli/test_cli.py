@@ -1,5 +1,6 @@
 """The commands as people type them: what they print, exit codes, and that mistakes leave nothing behind."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -211,6 +212,25 @@ def test_an_owner_joins_with_the_printed_line_and_reads_the_text_beside_the_run_
     assert swarmnet(*typed, "--state", "here")[0] == 0
     (config,) = started
     assert config.text == {"books": str(tmp_path / "work/books"), "far": str(tmp_path / "work/far")}
+
+
+def test_publishing_counts_the_text_beside_the_run_file_once(swarmnet, tmp_path):
+    books = tmp_path / "work/books"
+    books.mkdir()
+    for name in ("one", "two"):
+        (books / f"{name}.txt").write_text("once upon a time")
+    (tmp_path / "work/far").write_text("and far away")
+    sources = "{name: books, path: books, bytes: 7}, {name: far, path: far}, {name: py, path: python-stdlib}"
+    text = f"name: tiny\ndata: {{sequence_tokens: 8, sources: [{sources}]}}\n"
+    file = write("tiny.yaml", text)
+    assert swarmnet("publish", file)[0] == 0
+    signed = load_signed(Path("tiny.run.json"))
+    found = [(one.bytes, one.documents, one.sha256) for one in signed.manifest.data.sources]
+    assert found == [(7, 2, ""), (12, 1, hashlib.sha256(b"and far away").hexdigest()), (0, 0, "")]
+    (books / "three.txt").write_text("another one")
+    assert swarmnet("publish", file)[0] == 0
+    assert load_signed(Path("tiny.run.json")).run_id == signed.run_id
+    assert swarmnet("publish", write("tiny.yaml", text + "seed: 3\n"))[0] == 2, "another run"
 
 
 def test_the_first_stage_without_the_runs_text_is_refused_and_nothing_is_written(swarmnet, started):
