@@ -17,6 +17,7 @@ from swarmnet.run.manifest import MethodName
 from swarmnet.run.own_steps import AUTHORS
 
 if TYPE_CHECKING:
+    from peers.config.run_file import SignedManifest
     from peers.role import Process, Role
 
 Settings = Annotated[
@@ -133,13 +134,7 @@ def publish(
         identity = load_or_create(owner_key)
     signed, path = runs.publish(run_file, identity, out, wanted, begins, bootstrap or (), counted)
     through = " --bootstrap ".join(bootstrap or ["MULTIADDR"])
-    typer.echo(f"run    {signed.run_id}")
-    typer.echo(f"owner  {signed.manifest.owner}")
-    typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
-    typer.echo(f"file   {path}")
-    for source in signed.manifest.data.sources:
-        if source.documents:
-            typer.echo(f"size   {source.name}: {source.bytes:,} bytes in {source.documents:,} documents")
+    _print_run(signed, owner_key, path)
     text = runs.text_settings(signed.manifest, run_file.parent, tokenizer)
     begin = runs.start_setting(signed.manifest, run_file.parent, model)
     typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text}{begin}")
@@ -149,6 +144,17 @@ def publish(
     if begin:
         typer.echo(f"model  {signed.manifest.start.sha256}")
         typer.echo("start  one peer of each stage or an archivist says where the model is, as `first` does")
+
+
+def _print_run(signed: SignedManifest, owner_key: Path, path: Path) -> None:
+    """Print what was published, and where it lies."""
+    typer.echo(f"run    {signed.run_id}")
+    typer.echo(f"owner  {signed.manifest.owner}")
+    typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
+    typer.echo(f"file   {path}")
+    for source in signed.manifest.data.sources:
+        if source.documents:
+            typer.echo(f"size   {source.name}: {source.bytes:,} bytes in {source.documents:,} documents")
 
 
 def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:
