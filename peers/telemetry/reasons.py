@@ -124,21 +124,21 @@ def stuck_lines(stuck: Mapping[int, int], run: str) -> tuple[str, ...]:
     )
 
 
-def slow_upload(verdict: UploadVerdict, state: str, restart: str = "") -> tuple[str, str]:
-    """Return what is wrong with a peer's upload, and what helps. `state`: the peer's folder; `restart`: the
-    command that starts it, where its own limits.upload is what is too low."""
+def slow_upload(verdict: UploadVerdict, doctor: str, restart: str = "") -> tuple[str, str]:
+    """Return what is wrong with a peer's upload, and what helps. `doctor`: the command that measures it;
+    `restart`: the commands that start the peer, where its own limits.upload is too low."""
     line = f" ({round(8e-6 * verdict.line, 1):g} Mbit/s)" if verdict.line < inf else ""
     proof = "."
     if verdict.has_proof:
         proof = f": {verdict.late} of {verdict.decided} contributions came too late, so they do not count."
     if not verdict.is_short:
         what = f"Your upload{line} may be too slow for this run{proof} Look for the cause"
-        return what, f"`swarmnet doctor {state}`"
+        return what, f"`{doctor}`"
     need = ceil(8e-5 * verdict.need) / 10
     what = f"Your upload{line} is too slow for this run{proof} It needs about {need:g} Mbit/s"
     if restart:
-        return what, f"`swarmnet leave {state}`, then `{restart} --set limits.upload={need:g}Mbit/s`"
-    return what, f"use a faster line, then measure it with `swarmnet doctor {state}`"
+        return what, f"{restart} --set limits.upload={need:g}Mbit/s`"
+    return what, f"use a faster line, then measure it with `{doctor}`"
 
 
 REROUTES = {

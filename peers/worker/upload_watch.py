@@ -48,14 +48,17 @@ def _paces(manifest: Manifest, working: Sequence[PeerRecord]) -> list[float]:
     ]
 
 
-def upload_words(config: PeerFile, verdict: UploadVerdict) -> tuple[str, str]:
-    """Return what is wrong with this peer's upload, and what helps."""
+def upload_words(config: PeerFile, verdict: UploadVerdict, *, runs: bool) -> tuple[str, str]:
+    """Return what is wrong with this peer's upload, and what helps. `runs`: the peer must be ended first."""
     state = shlex.quote(str(config.state))
-    restart = ""
-    if config.limits.upload == verdict.line:
-        joined = (config.state / PEER_FILE).is_file()
-        restart = f"swarmnet join --state {state}" if joined else "swarmnet run PEER.yaml"
-    return slow_upload(verdict, state, restart)
+    doctor, start = f"swarmnet doctor {state}", f"`swarmnet join --state {state}"
+    if not (config.state / PEER_FILE).is_file():
+        doctor, start = "swarmnet doctor PEER.yaml", "`swarmnet run PEER.yaml"
+        if not config.identity.is_file():  # A newcomer.
+            doctor, start = "swarmnet doctor --run RUN --bootstrap ADDRESS", "`swarmnet join RUN"
+    if runs:
+        start = f"`swarmnet leave {state}`, then {start}"
+    return slow_upload(verdict, doctor, start if config.limits.upload == verdict.line else "")
 
 
 class UploadWatch:
@@ -86,7 +89,7 @@ class UploadWatch:
         before, self._said, self.warnings = self._said, verdict, ()
         if verdict is None:
             return
-        words = ": ".join(upload_words(self._config, verdict))
+        words = ": ".join(upload_words(self._config, verdict, runs=True))
         self.warnings = (words,)
         if before is None or verdict.has_proof > before.has_proof:
             self._say("slow_upload", words)

@@ -358,7 +358,8 @@ class Examination:
         verdict = judge_upload(up, need, fates.decided, fates.late)
         if verdict is not None:
             data = {"up_bytes_per_second": round(up), "needed_bytes_per_second": round(need)}
-            self.tell(Line("bandwidth", "warn", *upload_words(config, verdict), data))
+            what, fix = upload_words(config, verdict, runs=self.subject.running)
+            self.tell(Line("bandwidth", "warn", what, fix, data))
 
     async def _reachability(self, transport: P2pdTransport) -> None:
         """What others see when they knock; a helper that is busy with others is asked again."""

@@ -9,10 +9,10 @@ from peers.config.peer_file import PeerFile
 from peers.lab.world.virtual_time import run
 from peers.telemetry.event_fold import Story
 from peers.telemetry.event_log import Line
-from peers.worker.upload_watch import UploadWatch, weakest_stage
+from peers.worker.upload_watch import UploadWatch, upload_words, weakest_stage
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
-from swarmnet.resources.upload_need import needed_upload
+from swarmnet.resources.upload_need import UploadVerdict, needed_upload
 
 MANIFEST = tiny_manifest()
 
@@ -45,6 +45,13 @@ def test_a_limit_that_is_too_low_is_named_before_training_with_the_command_that_
     faster, _ = watch(tmp_path, raised)
     faster.look(sign(MANIFEST), OTHERS, 1)
     assert faster.warnings == (), "the printed limit is enough"
+
+
+def test_a_newcomer_is_given_no_command_of_a_peer_that_is_not_there(tmp_path):
+    config = PeerFile(run="ab" * 32, state=tmp_path, limits={"upload": "80kbit/s"})
+    verdict = UploadVerdict(config.limits.upload, 2 * config.limits.upload)
+    _, cure = upload_words(config, verdict, runs=False)
+    assert cure == "`swarmnet join RUN --set limits.upload=0.2Mbit/s`"
 
 
 @pytest.mark.parametrize(
