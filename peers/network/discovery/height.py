@@ -85,6 +85,8 @@ class Elsewhere:
         """Why this peer waits for weights, and what a person can type, in one sentence; empty: it does not
         wait."""
         self._asked_at, self._first, self._height = float("-inf"), -1, -1
+        self._told = -1
+        """As `_height`, by the first stage and roles that remember it: other stages may differ by a round."""
 
     async def height(self) -> int:
         """The highest settled round that anybody tells; -1: nobody tells one."""
@@ -111,7 +113,8 @@ class Elsewhere:
                 if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
                     beside += [settled] if settled is not None else []
-            self._height = max([self._first, *told, *beside])
+            self._told = max([self._first, *told])
+            self._height = max([self._told, *beside])
 
     async def _records(self, stage: int) -> list[PeerRecord]:
         found = []
@@ -136,8 +139,9 @@ class Elsewhere:
         if not lost and height < self.presence.signed.manifest.rounds.snapshot_rounds:
             return False  # Hardly anything would be lost, and no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
+            ended_at = self._told if self._told >= ends else height
             raise UserError(
-                f"this run has ended at round {height}, as its owner ordered: nothing is left to train. "
+                f"this run has ended at round {ended_at}, as its owner ordered: nothing is left to train. "
                 f"The peers that took part have the weights: {self._how_to_export()}"
             )
         self.why = self._damaged(lost_round) if lost else self._stuck(height)
