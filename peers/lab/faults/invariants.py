@@ -79,7 +79,8 @@ def _every_expert(seen: Seen, number: int) -> Iterator[Violation]:
 
 def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
     living = [me for me, held in seen.living.items() if held == number]
-    last = {me: stage.settled[me][-1][1] for me in living if stage.settled[me]}
+    replaced = _replaced_states(seen)
+    last = {me: stage.settled[me][-1][1] for me in living if stage.settled[me] and me not in replaced}
     if not last:
         yield Violation("progress after the last heal", "nobody that lives has settled anything")
         return
@@ -96,6 +97,21 @@ def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
     yield from _contributions(seen, stage, final)
     yield from _held(stage, final)
     yield from _restarts(seen, number, stage, final)
+
+
+def _replaced_states(seen: Seen) -> set[str]:
+    """Return the peers that have taken up a fetched state and settled nothing since: what they had settled
+    last is of the history that they gave up."""
+    settled: dict[str, int] = {}
+    replaced: set[str] = set()
+    for me, note in makers(seen.notes):
+        match note.what:
+            case noted.Settled(round):
+                settled[me] = round
+                replaced.discard(me)
+            case noted.InStep(settled=fetched) if fetched > settled.get(me, fetched):
+                replaced.add(me)
+    return replaced
 
 
 def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
