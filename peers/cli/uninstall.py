@@ -53,7 +53,6 @@ def _lines(found: Leftovers) -> list[str]:
     for state in found.states:
         runs = "   a peer runs there" if state.running else ""
         lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{runs}")
-    lines += [f"  shared   {path}" for path in found.shared]
     lines += [f"  key      {path}   an owner's, as it was named" for path in found.keys]
     lines.append("stays:")
     lines += [f"  {path}   {why}" for path, why in found.stays if path not in found.keys]

@@ -125,11 +125,9 @@ class MetricsFile(BaseModel):
     hosts: tuple[HostName, ...] = ()
     """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
     a website could read it through the browser of somebody who reaches it."""
-    peak_operations: Annotated[
-        float | None, Field(gt=0, json_schema_extra={"default": "measured at the start"})
-    ] = None
+    peak_operations: Annotated[float | None, Field(gt=0)] = None
     """Floating-point operations per second that the compute device can do at most, such as 67e12 by its
-    maker's word for float32: what utilisation is a share of."""
+    maker's word for float32: what utilisation is a share of. Without it no utilisation is shown."""
 
     @property
     def address(self) -> tuple[str, int] | None:

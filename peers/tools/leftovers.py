@@ -34,8 +34,6 @@ IN = {
     "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
 }  # fmt: skip
 """By kind of folder."""
-OF_ALL_STATES = ("peaks.json", "peaks.lock", ".peaks.json.*.part")
-"""Files beside the state folders, which the peers of a machine share (peers/compute/peak_flops.py)."""
 SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
 
 
@@ -57,8 +55,6 @@ class Leftovers:
     """All that was found."""
 
     states: list[State] = field(default_factory=list)
-    shared: list[Path] = field(default_factory=list)
-    """Files that all peers of this machine write."""
     keys: list[Path] = field(default_factory=list)
     """Owner keys that were named, to be removed."""
     stays: list[tuple[Path, str]] = field(default_factory=list)
@@ -66,8 +62,7 @@ class Leftovers:
 
     @property
     def empty(self) -> bool:
-        others = self.shared or self.keys
-        return not (any(state.ours for state in self.states) or others)
+        return not (any(state.ours for state in self.states) or self.keys)
 
 
 def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) -> Leftovers:
@@ -115,8 +110,6 @@ def _below(home: Path, found: Leftovers) -> Iterator[Path]:
         elif path.suffix == ".key":
             why = "an owner's key: without it nobody gives orders in its runs; --owner-key FILE removes it"
             found.stays.append((path, why))
-        elif path.is_file() and any(fnmatch.fnmatch(path.name, name) for name in OF_ALL_STATES):
-            found.shared.append(path)
         else:
             found.stays.append((path, "no peer made it"))
 
@@ -186,7 +179,7 @@ def remove(found: Leftovers) -> list[str]:
     refuses."""
     require_rest(found)
     told = []
-    for file in (*found.keys, *found.shared):
+    for file in found.keys:
         file.unlink(missing_ok=True)
         told.append(_told(file))
     for state in found.states:

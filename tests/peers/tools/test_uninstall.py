@@ -60,13 +60,10 @@ def test_a_state_goes_whole_and_an_owners_key_stays(swarmnet, home):
     assert all_files(home) == {"owner.key"}
 
 
-def test_what_a_bootstrap_keeps_and_what_all_peers_share_goes_too(swarmnet, home):
+def test_what_a_bootstrap_keeps_goes_too(swarmnet, home):
     (home / "one" / "height.json").write_text("{}")
-    for shared in ("peaks.json", "peaks.lock", ".peaks.json.77.part"):
-        (home / shared).write_text("{}")
     code, out, _ = swarmnet("uninstall", "--yes")
     assert (code, all_files(home)) == (0, {"owner.key"})
-    assert f"  shared   {home / 'peaks.json'}" in out
     assert "no peer made it" not in out
 
 
