@@ -30,12 +30,13 @@ PEAK = {
 
 EVALUATION = {
     "eval_loss":
-        "Loss on held-out text, by the run's newest settled weights, nats per token. Only of an evaluator.",
+        "Loss on held-out text, by the run's newest settled weights, nats per token. Only of an observer "
+        "that evaluates.",
     "eval_round":
         "Round of the weights that were scored, number; of stages that differ, the oldest. Only of an "
-        "evaluator.",
+        "observer that evaluates.",
     "eval_timestamp_seconds":
-        "When the newest score was made, Unix time in seconds. Only of an evaluator.",
+        "When the newest score was made, Unix time in seconds. Only of an observer that evaluates.",
 }  # fmt: skip
 
 
