@@ -26,7 +26,6 @@ from peers.cli import (
     model,
     owner,
     run,
-    service,
     top,
     uninstall,
 )
@@ -153,12 +152,6 @@ def _add_groups(app: typer.Typer) -> None:
         "training": lab.training,
         "learning": lab.learning,
     }
-    services: dict[str, Callable[..., None]] = {
-        "install": service.install,
-        "uninstall": service.uninstall,
-        "status": service.status,
-    }
-    app.add_typer(_add(_group("A peer that starts with the machine (systemd)."), services), name="service")
     ordering = _group("Order something in a run of your own; all its peers see it, and that it is yours.")
     app.add_typer(_add(ordering, order), name="order")
     app.add_typer(_add(_group("Runs that want to be found."), registry), name="registry")

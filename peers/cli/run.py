@@ -74,14 +74,16 @@ def run(
 def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
     from peers.process.process import run_peer_file  # torch and hivemind
 
-    raise typer.Exit(run_peer_file(config, joined, {"evaluator": _evaluator}))
+    others = {"observer": _evaluating_observer} if config.evaluating.seconds else {}
+    raise typer.Exit(run_peer_file(config, joined, others))
 
 
-def _evaluator(process: Process) -> Role:
-    """It visits as `swarmnet evaluate` does, so it stands above the process that it runs in."""
-    from peers.tools.model.evaluator import EvaluatorRole
+def _evaluating_observer(process: Process) -> Role:
+    """Evaluating visits as `swarmnet evaluate` does and loads torch, so it stands above the process."""
+    from peers.observer.role import ObserverRole
+    from peers.tools.model.evaluator import SwarmEvaluator
 
-    return EvaluatorRole(process)
+    return ObserverRole(process, SwarmEvaluator(process))
 
 
 def publish(

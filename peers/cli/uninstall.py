@@ -26,12 +26,12 @@ def uninstall(
         list[Path] | None, typer.Option(help="An owner's key that is to go, too. Repeatable.")
     ] = None,
 ) -> None:
-    """Remove all that peers left here: states and service units. Asks before it does."""
+    """Remove the states that peers left here. Asks before it does."""
     from peers.tools import leftovers
-    from peers.tools.systemd_unit import unit_home
 
     home = default_state(os.environ, sys.platform)
-    found = leftovers.find(home, unit_home(os.environ), state or [], owner_key or [])
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    found = leftovers.find(home, configuration / "systemd" / "user", state or [], owner_key or [])
     if not dry_run:
         leftovers.require_rest(found)
         if not (yes or found.empty or sys.stdin.isatty()):
@@ -53,8 +53,6 @@ def _lines(found: Leftovers) -> list[str]:
     for state in found.states:
         runs = "   a peer runs there" if state.running else ""
         lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{runs}")
-    lines += [f"  shared   {path}" for path in found.shared]
-    lines += [f"  unit     {path}" for path in found.units]
     lines += [f"  key      {path}   an owner's, as it was named" for path in found.keys]
     lines.append("stays:")
     lines += [f"  {path}   {why}" for path, why in found.stays if path not in found.keys]

@@ -9,7 +9,7 @@ links between them do not leave the process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from peers.compute.executor import ThreadCompute
@@ -43,8 +43,6 @@ class Siblings:
         """Number -> process id of its p2pd."""
         self.gpu: GpuWatch | None = None
         """Of the device of all, read by the first of them."""
-        self._peak: float | None = None
-        self._measuring = asyncio.Lock()
         self._upload: Upload | None = None
         self._found: Found | None = None
         self._held: range | None = None
@@ -55,13 +53,6 @@ class Siblings:
         if self._upload is None:
             self._upload = Upload(bytes_per_second)
         return self._upload
-
-    async def peak_of(self, measure: Callable[[], float]) -> float:
-        """What the device can do at most: whoever wants to know it first measures it, alone."""
-        async with self._measuring:
-            if self._peak is None:
-                self._peak = await asyncio.to_thread(measure)
-            return self._peak
 
     # -- what the first one says, and the rest wait for ---------------------------------------------------
 

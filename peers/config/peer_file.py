@@ -125,11 +125,9 @@ class MetricsFile(BaseModel):
     hosts: tuple[HostName, ...] = ()
     """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
     a website could read it through the browser of somebody who reaches it."""
-    peak_operations: Annotated[
-        float | None, Field(gt=0, json_schema_extra={"default": "measured at the start"})
-    ] = None
+    peak_operations: Annotated[float | None, Field(gt=0)] = None
     """Floating-point operations per second that the compute device can do at most, such as 67e12 by its
-    maker's word for float32: what utilisation is a share of."""
+    maker's word for float32: what utilisation is a share of. Without it no utilisation is shown."""
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -188,7 +186,7 @@ class ArchivingFile(BaseModel):
 
 
 class EvaluatingFile(BaseModel):
-    """What an evaluator scores, and how often."""
+    """What an observer scores, and how often."""
 
     model_config = STRICT
 
@@ -196,8 +194,9 @@ class EvaluatingFile(BaseModel):
         default=None, json_schema_extra={"default": "modules of Python that are never trained on"}
     )
     """A file or folder that is not in the run's text; 64 KiB from all over it are scored."""
-    seconds: Annotated[Seconds, Field(ge=1)] = 600.0
-    """Time from one score to the next; never less than twice what a score takes."""
+    seconds: Annotated[Seconds, Field(ge=0)] = 0.0
+    """Time from one score to the next, such as 10min; never less than twice what a score takes. 0: the
+    observer does not evaluate."""
 
 
 class PeerFile(BaseModel):
@@ -205,10 +204,9 @@ class PeerFile(BaseModel):
 
     model_config = STRICT
 
-    role: Literal["worker", "bootstrap", "observer", "archivist", "evaluator"] = "worker"
+    role: Literal["worker", "bootstrap", "observer", "archivist"] = "worker"
     """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds
-    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`; evaluator asks
-    the peers for the loss on text that is held out."""
+    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`."""
     run: RunReference | None = None
     """Which run to train or to watch. All but a bootstrap need it. By id, the manifest is fetched from other
     peers and checked."""
@@ -284,7 +282,7 @@ class PeerFile(BaseModel):
     archiving: ArchivingFile = ArchivingFile()
     """How an archivist archives."""
     evaluating: EvaluatingFile = EvaluatingFile()
-    """What an evaluator scores, and how often."""
+    """What an observer scores, and how often."""
     text: dict[str, PathOrUrl] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name: a file or folder; of a run
     that is read in epochs also a URL that fsspec opens (https://, s3://, ...)."""
@@ -332,9 +330,19 @@ class PeerFile(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _only_an_observer_evaluates(self) -> PeerFile:
+        chosen, error = self.evaluating, ""
+        if chosen.seconds and self.role != "observer":
+            error = f"is for observers; {_a(self.role)} does not evaluate"
+        elif chosen.text is not None and not chosen.seconds:
+            error = "is missing; evaluating.text needs it, such as 10min"
+        if error:
+            raise PydanticCustomError("refused", "{error}", {"key": "evaluating.seconds", "error": error})
+        return self
+
+    @model_validator(mode="after")
     def _needs_run(self) -> PeerFile:
-        purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive",
-                    "evaluator": "to score"}  # fmt: skip
+        purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
         if self.role in purposes and self.run is None:
             error = f"is missing; {_a(self.role)} needs the run {purposes[self.role]}"
             raise PydanticCustomError("refused", "{error}", {"key": "run", "error": error})

@@ -92,7 +92,7 @@ SHOWN = (
     ),
     Shown(
         _gauge("swarm_eval_loss",
-               "Loss on held-out text, nats per token: the median of what evaluators' records claim."),
+               "Loss on held-out text, nats per token: the median of what observers' records claim."),
         lambda board, _: _known(board.picture.eval_loss),
     ),
     Shown(

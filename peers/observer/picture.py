@@ -34,7 +34,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.placement import policy
 from swarmnet.run.manifest import Span
 
-ROLES = ("worker", "bootstrap", "observer", "archivist", "evaluator", "other")
+ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "held", "ended", "paused", "leaving", "other", "gone")
 """`joining` is also who connects; `serving`: a peer without a stage; `gone`: still in the directory, but it
 does not answer."""
@@ -112,7 +112,7 @@ class Picture:
     """Of the first stage, as `settled_tokens`."""
     loss: float | None = None
     eval_loss: float | None = None
-    """On held-out text, as evaluators say; nats per token."""
+    """On held-out text, as observers that evaluate say; nats per token."""
     tokens: int = 0
     """Committed since their starts, over those that this observer has seen."""
     settled_tokens: int | None = None
@@ -139,7 +139,11 @@ class Picture:
         return sum(row.state != "gone" for row in self.rows)
 
 
-def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Ordered = UNASKED) -> Picture:
+def draw(
+    sightings: Sightings, signed: SignedManifest, now: float, ordered: Ordered = UNASKED, *,
+    own_eval_loss: float | None = None,
+) -> Picture:  # fmt: skip
+    """`own_eval_loss`: of this observer's newest score; its own record is not among the sightings."""
     manifest = signed.manifest
     here = list(sightings.here())
     training = [known.record for known in here if state_of(known) in IN_STEP and known.record.stage >= 0]
@@ -160,7 +164,7 @@ def draw(sightings: Sightings, signed: SignedManifest, now: float, ordered: Orde
         round=current,
         settled=settled_round(training, 0),
         loss=usual_loss(training),
-        eval_loss=eval_loss(known.record for known in here),
+        eval_loss=eval_loss((known.record for known in here), own_eval_loss),
         settled_tokens=settled_tokens(training, 0),
         tokens=max(contributions.of_stage(stage, most) for stage in stages),
         tokens_per_second=max(flow),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Protocol
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.announcer import Presence
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
+from peers.network.discovery.record_reader import OBSERVER
 from peers.observer.crawler import Walk
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.owner_orders import Orders
@@ -26,11 +29,24 @@ from protocols.signed.peer_record import NO_STAGE
 DRAW_SECONDS = 1.0
 
 
+class Evaluator(Protocol):
+    """Scores the run besides, where the peer file says so (peers/tools/model/evaluator.py)."""
+
+    @property
+    def loss(self) -> float | None: ...
+
+    @property
+    def round(self) -> int: ...
+
+    async def run(self, signed: SignedManifest, network: Network, changed: Callable[[], None]) -> None: ...
+
+
 class ObserverRole(Role):
     """Role `observer`. What it has seen outlives a session."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, evaluator: Evaluator | None = None) -> None:
         self.process = process
+        self.evaluator = evaluator
         self.board: Board | None = None
         self.sightings: Sightings | None = None
         self.orders: Orders | None = None
@@ -70,19 +86,29 @@ class ObserverRole(Role):
             signed.run_id, me, directory, self.sightings, self.orders, process.config.bootstrap,
             process.log.record,
         )  # fmt: skip
-        claims = Claims("serving", plain_name(process.config.name), "observer")
-        await until_one_ends(
-            walk=walk.run(),
-            draw=self._draw_forever(signed, walk, network),
-            announce=presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, claims)),
-        )
+        work = {
+            "walk": walk.run(),
+            "draw": self._draw_forever(signed, walk, network),
+            "announce": presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, self.claims())),
+        }
+        if self.evaluator is not None:
+            work["evaluate"] = self.evaluator.run(signed, network, presence.announce_now)
+        await until_one_ends(**work)
+
+    def claims(self) -> Claims:
+        """Returns what this peer's record says of it, with the newest score if it evaluates."""
+        name, evaluator = plain_name(self.process.config.name), self.evaluator
+        if evaluator is None:
+            return Claims("serving", name, OBSERVER)
+        return Claims("serving", name, OBSERVER, max(0, evaluator.round), loss=evaluator.loss)
 
     async def _draw_forever(self, signed: SignedManifest, walk: Walk, network: Network) -> None:
         assert self.board is not None
         while True:
             now = network.directory.now()
             walk.sightings.look(now)
-            picture = draw(walk.sightings, signed, now, walk.orders.ordered)
+            own = self.evaluator.loss if self.evaluator is not None else None
+            picture = draw(walk.sightings, signed, now, walk.orders.ordered, own_eval_loss=own)
             self.board.show(picture, walk.walked_at, walk.bootstraps)
             self.process.report.status(Status(
                 "observing", round=picture.round, loss=picture.loss, tokens=picture.tokens,

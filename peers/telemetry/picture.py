@@ -74,7 +74,7 @@ class Picture:
     """Rounds behind the newest that is known of the same stage: each stage has rounds of its own."""
     loss: float | None = None
     eval_loss: float | None = None
-    """On held-out text, by an evaluator's newest word; nats per token."""
+    """On held-out text, by the newest word of an observer that evaluates; nats per token."""
     losses: tuple[float, ...] = ()
     """Oldest first."""
     tokens: int = 0

@@ -105,7 +105,7 @@ class Resuming(Said, frozen=True):
     reason: str
 
 class Evaluated(Said, frozen=True):
-    """An evaluator's score, in nats per token and bits per byte, on so many bytes with that SHA-256."""
+    """An observer's score, in nats per token and bits per byte, on so many bytes with that SHA-256."""
     loss: float
     bits_per_byte: float
     round: int

@@ -7,14 +7,13 @@ import contextlib
 import fnmatch
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.config.peer_file import PeerFile
 from peers.errors import UserError
 from peers.runtime.state_lock import is_held, only_one
-from peers.tools import systemd_unit
 from protocols.daemon import temporary
 from protocols.signed.identity import IdentityError
 from protocols.signed.identity import load as load_identity
@@ -35,8 +34,6 @@ IN = {
     "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
 }  # fmt: skip
 """By kind of folder."""
-OF_ALL_STATES = ("peaks.json", "peaks.lock", ".peaks.json.*.part")
-"""Files beside the state folders, which the peers of a machine share (peers/compute/peak_flops.py)."""
 SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
 
 
@@ -58,9 +55,6 @@ class Leftovers:
     """All that was found."""
 
     states: list[State] = field(default_factory=list)
-    shared: list[Path] = field(default_factory=list)
-    """Files that all peers of this machine write."""
-    units: list[Path] = field(default_factory=list)
     keys: list[Path] = field(default_factory=list)
     """Owner keys that were named, to be removed."""
     stays: list[tuple[Path, str]] = field(default_factory=list)
@@ -68,16 +62,15 @@ class Leftovers:
 
     @property
     def empty(self) -> bool:
-        others = self.shared or self.units or self.keys
-        return not (any(state.ours for state in self.states) or others)
+        return not (any(state.ours for state in self.states) or self.keys)
 
 
 def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) -> Leftovers:
     """Below `home`, where this system keeps state, and in the folders that are named besides (`more`).
     `units`: where a user's systemd units lie; `keys`: owner keys that are to go, too. Raises UserError for
     what is not what it was named as."""
-    found = Leftovers(units=_units(units))
-    folders = [*_below(home, found), *(_named(path) for path in more), *_states_of(found.units)]
+    found = Leftovers()
+    folders = [*_below(home, found), *(_named(path) for path in more)]
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     owners = {owner for folder in folders if (owner := _owner(folder / "run.json"))}
     found.keys = [_owner_key(path) for path in keys]
@@ -86,6 +79,9 @@ def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) ->
         _sort(folder, "state", state, owners, found)
         found.states.append(state)
         found.stays += [(path, "no peer made it") for path in state.others]
+    for unit in sorted(units.glob("swarmnet*.service")):
+        removal = f"systemctl --user disable --now {unit.name} && rm {shlex.quote(str(unit))}"
+        found.stays.append((unit, f"a unit, removed by hand: {removal}"))
     for folder in temporary.folders():
         if folder.stat().st_uid == os.geteuid():
             size = _bytes_in(folder) / 1e6
@@ -114,8 +110,6 @@ def _below(home: Path, found: Leftovers) -> Iterator[Path]:
         elif path.suffix == ".key":
             why = "an owner's key: without it nobody gives orders in its runs; --owner-key FILE removes it"
             found.stays.append((path, why))
-        elif path.is_file() and any(fnmatch.fnmatch(path.name, name) for name in OF_ALL_STATES):
-            found.shared.append(path)
         else:
             found.stays.append((path, "no peer made it"))
 
@@ -136,28 +130,6 @@ def _owner_key(path: Path) -> Path:
     except IdentityError as error:
         raise UserError(f"--owner-key {path}: {error}; nothing was removed") from None
     return path.resolve()
-
-
-def _units(folder: Path) -> list[Path]:
-    """Those that `swarmnet service install` wrote."""
-    found = []
-    for path in sorted(folder.glob("swarmnet-*.service")):
-        with contextlib.suppress(OSError):
-            if path.is_file() and systemd_unit.WRITTEN in path.read_text(errors="replace").splitlines()[:1]:
-                found.append(path)
-    return found
-
-
-def _states_of(units: Sequence[Path]) -> Iterator[Path]:
-    """The state folders of the peers that units start."""
-    from peers.config.peer_file import load
-
-    for unit in units:
-        file = systemd_unit.started_by(unit)
-        with contextlib.suppress(UserError):  # Its peer file is gone, or not right any more.
-            config: PeerFile | None = load(file, os.environ) if file is not None else None
-            if config is not None and config.state.is_dir() and _is_state(config.state):
-                yield config.state
 
 
 def _owner(run: Path) -> str | None:
@@ -207,11 +179,9 @@ def remove(found: Leftovers) -> list[str]:
     refuses."""
     require_rest(found)
     told = []
-    for file in (*found.keys, *found.shared):
+    for file in found.keys:
         file.unlink(missing_ok=True)
         told.append(_told(file))
-    for unit in found.units:
-        told += systemd_unit.remove(unit).lines
     for state in found.states:
         with only_one(state.folder):
             told += _removed(state)

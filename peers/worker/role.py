@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -27,11 +25,9 @@ from peers.compute.gpu import GpuWatch, nvml_of
 from peers.compute.limits_watch import LimitsWatch, Why
 from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit_together, together
-from peers.compute.peak_flops import MachinePeak
 from peers.compute.process_memory import let_go, resident_bytes, trim
 from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
 from peers.config.line_file import known_line
-from peers.config.peer_file import default_state
 from peers.config.run_file import SignedManifest, export_hint
 from peers.data.local_text import (
     Tokenizing,
@@ -133,9 +129,7 @@ class WorkerRole(Role):
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
-        self.peak = config.metrics.peak_operations
-        states = default_state(os.environ, sys.platform)
-        self.machine_peak = MachinePeak(states, self.device, config.threads)
+        process.metrics.peak.set("declared_peak_operations_per_second", config.metrics.peak_operations)
         self.siblings = process.siblings
         paused = self if self.siblings is None else self.siblings
         warn = partial(process.report.say, "limits", level="warning")
@@ -177,29 +171,11 @@ class WorkerRole(Role):
                 if self.pausing:
                     await self._rest(signed, network)
                 else:
-                    await self._know_peak()
                     goes_on = await self._stage(signed, network)
         finally:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
-
-    async def _know_peak(self) -> None:
-        """What the device can do at most: declared, or the most that was ever measured on this machine."""
-        if self.peak is None:
-            measure, siblings = self.machine_peak.know, self.siblings
-            measuring = asyncio.to_thread(measure) if siblings is None else siblings.peak_of(measure)
-            self.peak = await measuring
-        self._newest_peak()
-
-    def _newest_peak(self) -> float | None:
-        """As it is known by now, for the metrics too."""
-        declared = self.process.config.metrics.peak_operations
-        if declared is None and self.peak is not None:
-            self.peak = max(self.peak, self.machine_peak.look() or 0.0)
-        which = "measured" if declared is None else "declared"
-        self.process.metrics.peak.set(f"{which}_peak_operations_per_second", self.peak)
-        return self.peak
 
     async def _introduce(self, signed: SignedManifest, network: Network) -> None:
         """Say what was found of the run, and once this machine's pace is known, what goes over its line."""
@@ -294,13 +270,10 @@ class WorkerRole(Role):
 
     def _observer(self, worker: Worker, network: Network) -> Observer:
         process = self.process
-        observer = Observer(
-            worker, process.metrics, process.report, process.log, self.compute_time, self.peak, network.dht
-        )
-        observer.newest_peak = self._newest_peak
-        if process.config.metrics.peak_operations is None:
-            observer.done = self.machine_peak.seen
-        return observer
+        return Observer(
+            worker, process.metrics, process.report, process.log, self.compute_time,
+            process.config.metrics.peak_operations, network.dht,
+        )  # fmt: skip
 
     def _computing(self) -> Compute:
         if self.siblings is not None:

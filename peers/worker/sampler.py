@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,17 +81,13 @@ class Observer:
         peak: float | None = None,
         directory: DirectoryBytes | None = None,
     ) -> None:
-        """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do,
-        operations per second; `directory`: what its part in that costs."""
+        """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do
+        by the peer file, operations per second; `directory`: what its part in that costs."""
         self.worker = worker
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
         self.peak = peak
         self.directory = directory
-        self.newest_peak: Callable[[], float | None] = lambda: self.peak
-        """Others of this machine may measure more later."""
-        self.done: Callable[[float], float] = lambda operations: 0.0
-        """Told what was done a second, lately; what the device can do at least."""
         self.utilization: float | None = None
         """Of the peak, over the last seconds; None: not known."""
         self.report = report
@@ -136,7 +132,7 @@ class Observer:
 
     def note(self) -> None:
         """The counters as events; and what takes a few milliseconds to add up."""
-        worker, self.peak = self.worker, self.newest_peak()
+        worker = self.worker
         if worker.neighbourhood is not None:
             traffic = worker.neighbourhood.traffic
             self.log.record(
@@ -188,7 +184,6 @@ class Observer:
         speed = self._speed(worker.loop.time(), ledger.tokens)
         if self.peak is not None and speed is not None:
             each = operations_per_token(worker.manifest, worker.stage)
-            self.peak = max(self.peak, self.done(speed * each))
             self.utilization = speed * each / self.peak
             self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
         return Status(

@@ -45,7 +45,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """For people, chosen by the peer's owner; at most NAME_CHARACTERS, all of them printable."""
     state: State = ""
     loss: Loss | None = None
-    """Mean of the newest microbatches whose loss passed there, nats per token; an evaluator's is of text that
+    """Mean of the newest microbatches whose loss passed there, nats per token; an observer's is of text that
     the run is not trained on."""
     tokens: Number = 0
     """Whose gradients it has committed since it started."""

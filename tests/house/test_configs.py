@@ -245,29 +245,43 @@ def test_kubectl_puts_it_together() -> None:
 # systemd.
 
 UNIT = CONFIGS / "systemd" / "swarmnet@.service"
+USER_UNIT = CONFIGS / "swarmnet.service"
+UNITS = {UNIT: "lab-node.yaml", USER_UNIT: "worker.yaml"}
+"""Each with a ready peer file that it may start."""
 
 
-def settings() -> dict[str, str]:
-    return dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+def settings(unit: Path) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
 
 
-def test_the_unit_starts_a_peer_file_by_name_and_lets_it_take_its_leave() -> None:
-    found, config = settings(), load(CONFIGS / "lab-node.yaml")
-    program, *command = found["ExecStart"].split()
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_a_peer_file_and_lets_it_take_its_leave(unit: Path) -> None:
+    found, config = settings(unit), load(CONFIGS / UNITS[unit])
+    program, command, file = found["ExecStart"].split()
     assert Path(program).name == "swarmnet"
-    assert command == ["run", "/etc/swarmnet/%i.yaml"]
+    assert (command, Path(file).suffix) == ("run", ".yaml")
     assert int(found["TimeoutStopSec"]) > config.drain_seconds
-    assert str(config.state).startswith(f"/var/lib/{found['StateDirectory']}/")
+    assert found["Restart"] == "on-failure"
     assert int(found["RestartPreventExitStatus"]) == cli.ERROR_EXIT
 
 
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+def test_the_unit_of_a_machine_makes_the_folder_of_its_state() -> None:
+    folder = settings(UNIT)["StateDirectory"]
+    assert str(load(CONFIGS / "lab-node.yaml").state).startswith(f"/var/lib/{folder}/")
+
+
+@pytest.mark.parametrize(("unit", "manager"), [(UNIT, "--system"), (USER_UNIT, "--user")])
+def test_systemd_understands_the_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: Path, manager: str
+) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    unit = tmp_path / "swarmnet@.service"
-    unit.write_text(UNIT.read_text().replace("/opt/swarmnet/.venv/bin/swarmnet", "/bin/true"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    copy = tmp_path / unit.name
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE))
+    named = str(tmp_path / unit.name.replace("@", "@node-07"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "swarmnet@node-07.service")],
+        ["systemd-analyze", manager, "verify", "--man=no", named],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,32 +1,34 @@
-"""The evaluator: scores what peers hold on held-out text, and says so everywhere."""
+"""An observer that evaluates: it scores what peers hold on held-out text, and says so everywhere."""
 
 from __future__ import annotations
 
 import io
-import json
 from types import SimpleNamespace
 
 import pytest
+import typer
 from holders import Holders
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from swarm import FOUR, TEXT, tiny_manifest
 
+from peers.cli.run import start
 from peers.config.peer_file import load
 from peers.errors import ConfigError
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import Presence
 from peers.observer.picture import draw
+from peers.observer.role import ObserverRole
 from peers.observer.sightings import Sightings
 from peers.telemetry.event_log import EventLog, read
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.picture import from_json
 from peers.telemetry.said import Remark
 from peers.tools.model.evaluate import bits_per_byte
-from peers.tools.model.evaluator import EvaluatorRole
+from peers.tools.model.evaluator import SwarmEvaluator
 from peers.tools.top import screen
 from peers.tools.top.from_directory import Watch
 from protocols.signed.identity import Identity
+from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
@@ -37,7 +39,7 @@ ME = Identity.from_seed(b"evaluator")
 def process_of(folder, log):
     """As a peer file would make it."""
     file = folder / "eval.yaml"
-    file.write_text(f"role: evaluator\nrun: {'ab' * 32}\nstate: {folder}\n")
+    file.write_text(f"role: observer\nrun: {'ab' * 32}\nstate: {folder}\nevaluating: {{seconds: 600}}\n")
     said = []
 
     def say(topic, text, **_):
@@ -67,9 +69,8 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         )
         signed, model = holders.signed, holders.signed.manifest.model
         with EventLog(tmp_path / "events.jsonl", lambda: 1e9, lambda: 0.0) as log:
-            role = EvaluatorRole(process_of(tmp_path, log))
-            assert role.not_ready() == "has no score yet"
-            role.signed = signed
+            role = SwarmEvaluator(process_of(tmp_path, log))
+            assert role.loss is None
             async with holders.visitor() as client:
                 await role._once(client, TEXT)
         weights = holders.weights({0: {4}, 1: {4}, 2: {4}})
@@ -81,10 +82,9 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
         assert event.fields["bits_per_byte"] == local.bits_per_byte
-        answer = json.loads(json.dumps(await role.process.control.answers["status"]({})))
-        assert from_json(answer).eval_loss == local.loss
         presence = Presence(signed, ME, network.transport, network.directory, "1", lambda _: None)
-        record = open_record(role._record(presence), signed.run_id)
+        claims = ObserverRole(role.process, role).claims()
+        record = open_record(presence.record(NO_STAGE, claims), signed.run_id)
         assert record.record.loss == local.loss
         watched = Watch(signed.manifest).take({ME.peer_id: record}, record.sequence / 1e6)
         assert (watched.eval_loss, watched.loss) == (local.loss, None), "it is no training loss"
@@ -95,7 +95,9 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         sightings.recorded(record, record.sequence / 1e6)
         seen = draw(sightings, signed, record.sequence / 1e6)
         assert (seen.eval_loss, seen.loss) == (local.loss, None)
-        assert seen.states["evaluator", "serving"] == 1
+        assert seen.states["observer", "serving"] == 1
+        alone = draw(Sightings(3), signed, record.sequence / 1e6, own_eval_loss=role.loss)
+        assert alone.eval_loss == local.loss, "on its own page, too"
 
     run(story())
 
@@ -104,7 +106,7 @@ def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_pa
     async def story():
         holders = Holders(tiny_manifest(), FOUR, (4,))
         with EventLog(tmp_path / "events.jsonl", lambda: 1e9, lambda: 0.0) as log:
-            role = EvaluatorRole(process_of(tmp_path, log))
+            role = SwarmEvaluator(process_of(tmp_path, log))
             async with holders.visitor() as client:
                 await role._once(client, TEXT)
                 first = role.newest
@@ -118,11 +120,25 @@ def test_a_swarm_that_does_not_answer_is_said_and_leaves_the_score_before(tmp_pa
     run(story())
 
 
-def test_who_evaluates_needs_a_run_and_its_keys_are_checked(tmp_path):
+@pytest.mark.parametrize(("keys", "refused"), [
+    ("role: archivist\nevaluating: {seconds: 30}\n", "an archivist does not evaluate"),
+    ("role: observer\nevaluating: {text: held.txt}\n", "evaluating.text needs it"),
+])  # fmt: skip
+def test_only_an_observer_evaluates_and_its_keys_are_checked(tmp_path, keys, refused):
     file = tmp_path / "e.yaml"
-    file.write_text("role: evaluator\n")
-    with pytest.raises(ConfigError, match="an evaluator needs the run to score"):
+    file.write_text(f"{keys}run: {'ab' * 32}\n")
+    with pytest.raises(ConfigError, match=refused):
         load(file)
-    file.write_text(f"role: evaluator\nrun: {'ab' * 32}\nevaluating: {{seconds: 30, text: held.txt}}\n")
+    file.write_text(f"role: observer\nrun: {'ab' * 32}\nevaluating: {{seconds: 30, text: held.txt}}\n")
     found = load(file).evaluating
     assert (found.seconds, found.text) == (30.0, tmp_path / "held.txt")
+
+
+def test_an_observer_does_not_evaluate_unless_its_file_says_so(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("peers.process.process.run_peer_file", lambda *args: made.append(args[2]) or 0)
+    for keys in ("", "evaluating: {seconds: 600}\n"):
+        (tmp_path / "o.yaml").write_text(f"role: observer\nrun: {'ab' * 32}\n{keys}")
+        with pytest.raises(typer.Exit):
+            start(load(tmp_path / "o.yaml"))
+    assert [set(others) for others in made] == [set(), {"observer"}]

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import AdamW
 
-from peers.compute.peak_flops import measured_peak
 from peers.compute.stage_part import CPU, real_part, wait_for
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Outcome
 from peers.worker.rounds.counters import RoundCounts
@@ -41,6 +40,7 @@ from swarmnet.model.decoder import RunLayer, forward, one_layer
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import trained_layout, views_of
 from swarmnet.model.flops import operations_per_token
+from swarmnet.model.linear import linear
 from swarmnet.model.parameters import is_muons, whole
 from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.own_steps.inner_step import ADAM_DECAYS, MUON_RMS, orthogonal
@@ -52,6 +52,10 @@ TEXTS = 16
 """Microbatches that are drawn, and then come again: which tokens they hold costs nothing."""
 RATE = 1e-3
 """Of the plain loop; what is learnt matters to nobody here, only that numbers stay finite."""
+PEAK_SIDE = 4096
+"""Of the matrices that measure what a GPU can do: large enough to fill it."""
+PEAK_PRODUCTS = 10
+"""The first ones wait for the library to load."""
 
 
 class _Trains(Protocol):
@@ -152,11 +156,27 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: Place) ->
                 peers[name].forget()
     size = trained_layout(alone, 0).parameters
     parts = {name: peer.parts() for name, peer in peers.items()}
-    peak = measured_peak(place.device) if place.device.type == "cuda" else 0.0
+    peak = _measure_peak(place.device) if place.device.type == "cuda" else 0.0
     return Report(
         size, manifest.microbatch_tokens, step_tokens, microbatches, seconds, parts,
         operations_per_token(alone, 0), peak,
     )  # fmt: skip
+
+
+def _measure_peak(gpu: torch.device) -> float:
+    """Returns the operations per second of the fastest of some products of two matrices, in the arithmetic
+    of a stage's layers there."""
+    # Random numbers: a GPU multiplies ones faster than anything that is trained.
+    matrix = torch.randn(PEAK_SIDE, PEAK_SIDE, generator=torch.Generator().manual_seed(0)).to(gpu)
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        matrix = matrix.bfloat16()
+    fastest = float("inf")
+    for _ in range(PEAK_PRODUCTS):
+        began = time.perf_counter()
+        with torch.no_grad():
+            linear(matrix, matrix)[0, 0].item()  # Waits until the product is there.
+        fastest = min(fastest, time.perf_counter() - began)
+    return 2.0 * PEAK_SIDE**3 / fastest
 
 
 def step_tokens_of(manifest: Manifest) -> int:

@@ -22,7 +22,7 @@ IN_STEP = ("training", "held", "ended")
 """A peer of a run that its owner paused or ended has the weights and the rounds of its group as before."""
 WAITING = ("connecting", "joining")
 """A peer in one of these states has no weights yet."""
-EVALUATOR = "evaluator"
+OBSERVER = "observer"
 """Its role, in its record."""
 
 
@@ -97,7 +97,9 @@ def usual_loss(records: Iterable[PeerRecord]) -> float | None:
     return median(told) if told else None
 
 
-def eval_loss(records: Iterable[PeerRecord]) -> float | None:
-    """On held-out text: the middle one of what evaluators say (of two the lower); None: none is there."""
-    told = [record.loss for record in records if record.role == EVALUATOR and record.loss is not None]
+def eval_loss(records: Iterable[PeerRecord], own: float | None = None) -> float | None:
+    """On held-out text: the middle one of what observers say (of two the lower) and of this peer's `own`;
+    None: none is there."""
+    told = [record.loss for record in records if record.role == OBSERVER and record.loss is not None]
+    told += [own] if own is not None else []
     return median_low(told) if told else None

@@ -10,7 +10,6 @@ from typed import refused
 
 from peers.config.run_file import published_text
 from peers.runtime.state_lock import only_one
-from peers.tools.systemd_unit import WRITTEN
 from protocols.daemon import temporary
 from protocols.signed.identity import Identity, create, load
 
@@ -23,7 +22,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("peers.tools.systemd_unit.user_manager_answers", lambda: False)
     home = tmp_path / "home" / ".local" / "state" / "swarmnet"
     make_state(home / "one")
     create(home / "owner.key")
@@ -62,13 +60,10 @@ def test_a_state_goes_whole_and_an_owners_key_stays(swarmnet, home):
     assert all_files(home) == {"owner.key"}
 
 
-def test_what_a_bootstrap_keeps_and_what_all_peers_share_goes_too(swarmnet, home):
+def test_what_a_bootstrap_keeps_goes_too(swarmnet, home):
     (home / "one" / "height.json").write_text("{}")
-    for shared in ("peaks.json", "peaks.lock", ".peaks.json.77.part"):
-        (home / shared).write_text("{}")
     code, out, _ = swarmnet("uninstall", "--yes")
     assert (code, all_files(home)) == (0, {"owner.key"})
-    assert f"  shared   {home / 'peaks.json'}" in out
     assert "no peer made it" not in out
 
 
@@ -156,16 +151,14 @@ def test_a_person_is_asked(swarmnet, home, monkeypatch, answer):
     assert (code, (home / "one").exists()) == ((0, False) if answer == "y" else (2, True))
 
 
-def test_units_and_the_states_that_they_start_go_but_not_those_of_others(swarmnet, home, tmp_path):
-    units = tmp_path / "home/.config/systemd/user"
-    units.mkdir(parents=True)
-    make_state(tmp_path / "lab")
-    ours, theirs = units / "swarmnet-lab.service", units / "swarmnet-other.service"
-    ours.write_text(f"{WRITTEN}\nExecStart=swarmnet run {tmp_path}/lab/peer.yaml\n")
-    theirs.write_text("# By hand\n")
-    assert swarmnet("uninstall", "--yes")[0] == 0
-    assert list(units.iterdir()) == [theirs]
-    assert not (tmp_path / "lab").exists(), "the unit names it"
+def test_a_unit_stays_and_is_named_with_the_command_that_removes_it(swarmnet, home, tmp_path):
+    unit = tmp_path / "home/.config/systemd/user/swarmnet.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\n")
+    code, out, _ = swarmnet("uninstall", "--yes")
+    assert (code, unit.is_file()) == (0, True)
+    removal = f"systemctl --user disable --now swarmnet.service && rm {unit}"
+    assert f"{unit}   a unit, removed by hand: {removal}" in out
 
 
 def test_temporary_folders_stay_and_are_named_with_their_size(swarmnet, home, tmp_path):

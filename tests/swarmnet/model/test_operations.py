@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from watched import Silent, Watched
 
-from peers.compute.peak_flops import measured_peak
 from peers.lab.world.virtual_time import run
 from peers.telemetry.metrics import Metrics
 from peers.worker.sampler import Observer
@@ -50,12 +49,6 @@ def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, sha
                 compute.backward("one", torch.ones_like(compute.forward("one", inputs)))
         counted.append(counter.get_total_flops() / tokens_BT.numel())
     assert counted == [operations_per_token(manifest, stage) for stage in range(3)]
-
-
-def test_the_peak_of_this_machine_is_measured_and_is_no_more_than_any_processor_has():
-    began = torch.get_num_threads()
-    assert 1e8 < measured_peak(torch.device("cpu")) < 1e14
-    assert torch.get_num_threads() == began
 
 
 def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
