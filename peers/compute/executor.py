@@ -24,7 +24,7 @@ UPDATE, BACKWARD, FORWARD = range(3)
 
 
 def set_threads(threads: int) -> None:
-    """Compute threads of this process; one is best where several peers share a machine (docs/log.md)."""
+    """Compute threads of this process; one is best where several peers share a machine (docs/lessons.md)."""
     torch.set_num_threads(threads)
 
 

@@ -18,7 +18,7 @@ from swarmnet.run.manifest import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
 """A text is cut here at the latest. The tokenizers package takes time with the square of a piece that has no
-line end: 1 MiB 1.4 s, 4 MiB 40 s and 1 GB of memory (docs/log.md)."""
+line end: 1 MiB 1.4 s, 4 MiB 40 s and 1 GB of memory (docs/lessons.md)."""
 BATCH_BYTES = 2**20
 """Encoded at a time, on as many threads as the package takes."""
 MAX_FILE_BYTES = 64 * 2**20

@@ -6,7 +6,7 @@ The sites are twelve cities. What lies between two of them is derived, not drawn
   and 3 ms for the access lines at both ends. London - New York comes to 90 ms there and back, Tokyo - San
   Francisco to 130, London - Sydney to 261; public ping tables have 75, 110 and 270;
 - a connection carries `4 MiB per round trip` at most: the send buffer that Linux grants one TCP connection
-  (net.ipv4.tcp_wmem), and two p2pd keep one connection between them (docs/log.md). On short ways the line
+  (net.ipv4.tcp_wmem), and two p2pd keep one connection between them (docs/lessons.md). On short ways the line
   is the limit, 500 Mbit/s.
 
 Times in seconds.
