@@ -165,7 +165,7 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
         config=config, report=report, siblings=None, metrics=Metrics(process=False),
-        log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}),
+        log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}), say=report.say,
     ))  # fmt: skip
     assert [(event, level) for event, level, _ in said] == [("limits", "warning")] * only_when_idle
     assert all("scripts/setup gpu" in text for _, _, text in said)
