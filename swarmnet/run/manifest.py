@@ -120,7 +120,7 @@ class ModelShape:
     context: int = 2048
     """Longest sequence in tokens."""
     initial_deviation: float = 0.05
-    """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/lessons.md)."""
+    """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/lessons.md)"""
     branch_share: float = 0.0
     """What the last matrices of attention and feed-forward begin with and are stepped by, times the others'.
     0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
