@@ -109,4 +109,5 @@ class OnlyHolder:
     async def heal(self, world: World) -> None:
         old = world.members[self.name]
         if old.ended:
+            world.movers.add(self.name)  # The dead are listed for a while, and may send it elsewhere first.
             world.start(self.name, None, old.life + 1)

@@ -195,6 +195,8 @@ class World:
         self.siblings: dict[str, str] = {}
         """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
         self._shared: dict[tuple[str, int], SharedCompute[InlineCompute]] = {}
+        self.movers: set[str] = set()
+        """Peers that move by their own decision, as peers do by default, though the others stay."""
         self.given_up: set[int] = set()
         """Stages of which nobody hopes for the weights any more: whoever comes begins from the seed, until
         somebody has settled a round there again."""
@@ -206,6 +208,9 @@ class World:
         self.loop.set_exception_handler(self._escaped)
 
     # -- peers ----------------------------------------------------------------------------------------
+
+    def _moves(self, name: str) -> bool:
+        return name in self.movers or (self.moves and name not in self.siblings)
 
     def start(self, name: str, stage: int | None, life: int = 0, keep_disk: bool = True) -> Member:
         """A process of peer `name`, whose identity follows from the name. None: the worker picks a stage."""
@@ -267,7 +272,7 @@ class World:
             _Directory(self, identity.peer_id, name), self._compute(name, life, cost), text,
             Settings(
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
-                checkpoints=folder, moves=self.moves and name not in self.siblings, moved=moved,
+                checkpoints=folder, moves=self._moves(name), moved=moved,
                 from_seed=stage in self.given_up,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
