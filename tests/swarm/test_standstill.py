@@ -23,7 +23,7 @@ def peer(swarm: Swarm, name: str, stage: int | None, **settings: object) -> None
 
 
 def stuck_at(swarm: Swarm, name: str) -> str:
-    return " ".join(picture_of(swarm.members[name].worker, Story()).stuck)
+    return " ".join(picture_of(swarm.members[name].worker, Story()).warnings)
 
 
 async def left_and_waited_for(swarm: Swarm, folder, back) -> int:

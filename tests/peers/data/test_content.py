@@ -222,11 +222,16 @@ async def test_a_peer_leaves_while_its_text_is_not_there_yet():
     async def first_look(_seconds):
         leaving.set()
 
+    async def refuse_if_over(_checkpoints):
+        """The run has not ended."""
+
     leaving, never = asyncio.Event(), asyncio.Event()
     worker = SimpleNamespace(
-        _leaving=leaving, settings=SimpleNamespace(stage=0, never=frozenset(), line=None),
+        ending=SimpleNamespace(refuse_if_over=refuse_if_over),
+        _leaving=leaving,
+        settings=SimpleNamespace(stage=0, never=frozenset(), line=None, checkpoints=None),
         orders=SimpleNamespace(first_look=first_look, read_text=never.wait),
-    )  # fmt: skip
+    )
     await asyncio.wait_for(Worker.run(worker), 20)
 
 
