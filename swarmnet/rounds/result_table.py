@@ -242,10 +242,11 @@ class Draw:
     def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
         """For each shard, of these. `value`: of the chain after `seed_round`."""
         known = tuple(peers)
-        return tuple(
-            min(known, key=lambda peer, shard=shard: self.place(round, shard, peer, value))  # type: ignore[misc]
-            for shard in range(self.shards)
-        )
+
+        def draw(shard: int) -> PeerId:
+            return min(known, key=lambda peer: self.place(round, shard, peer, value))
+
+        return tuple(map(draw, range(self.shards)))
 
 
 def draw_of(manifest: Manifest) -> Draw:

@@ -121,7 +121,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
         file = folder / Path(name).name
         try:
             with open_tensors(file) as opened:
-                weights |= {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
+                weights |= {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118 - not a dict
         except (OSError, SafetensorError) as error:
             raise ExportError(f"cannot read {file}: {error}") from error
     for name, projector in projectors(shape).items():
