@@ -472,8 +472,8 @@ class GroupRounds:
         match event:
             case events.Convicted(peer, first):
                 self._convict(peer, first, now)
-            case events.Sliced(round, identity):
-                self.offers.made(round, identity, now)
+            case events.Sliced(round, identity, reducers):
+                self.offers.made(round, identity, now, frozenset(reducers) - {self.me})
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
             case events.StrangersNamed(peer, reference, strangers):

@@ -125,6 +125,8 @@ class Offers:
         """When each was heard last as one of our history."""
         self._made_at: dict[ContributionId, float] = {}
         """Of those in `open` and `taken`."""
+        self._reducers: dict[ContributionId, frozenset[PeerId]] = {}
+        """The other peers that the slices of those were sent to."""
         self._waits_until = float("inf")
         """For somebody who is away and may hold an own contribution; infinite: for nobody."""
 
@@ -192,8 +194,13 @@ class Offers:
         """Return whether the settled set of this round is known here, so that others can be told of it."""
         return round in self._sets
 
-    def made(self, round: int, identity: ContributionId, now: float) -> None:
+    def made(
+        self, round: int, identity: ContributionId, now: float, reducers: frozenset[PeerId] = frozenset()
+    ) -> None:
+        """Add an own contribution to a round. `reducers`: the other peers that its slices were sent to."""
         self.open[identity], self._made_at[identity] = round, now
+        if reducers:
+            self._reducers[identity] = reducers
 
     def read(self, identity: ContributionId, table: Table) -> None:
         """Who is in a result."""
@@ -286,9 +293,11 @@ class Offers:
                 left_out = () if identity in self._doubted else self._parts
             elif references is not None:
                 self._asked.pop(round, None)
-            if left_out and (until := self._waits_for_others(identity, round, allies)) > now:
-                self._waits_until = min(self._waits_until, until)
-                continue
+            if left_out:
+                until = self._waits_for_others(identity, round, allies)
+                if until > now:
+                    self._waits_until = min(self._waits_until, until)
+                    continue
             effects += self._decided(identity, round, left_out)
         for round in list(self._unlearned):
             ally = self._to_ask(round, allies, now)
@@ -318,10 +327,21 @@ class Offers:
 
     def _waits_for_others(self, identity: ContributionId, round: int, allies: Container[PeerId]) -> float:
         """Until when a contribution is not given back, since somebody who may hold it is away."""
-        made_at, away_since = self._made_at[identity], self._away_since(allies, round)
+        made_at = self._made_at[identity]
+        away_since = self._away_since(allies, round)
         if away_since + HEARD_SECONDS < made_at:
-            return float("-inf")
+            if not self._reducers_may_differ(identity, round):
+                return float("-inf")
+            away_since = made_at
         return min(away_since + AWAY_SECONDS, made_at + LONGEST_WAIT_SECONDS)
+
+    def _reducers_may_differ(self, identity: ContributionId, round: int) -> bool:
+        """Return whether a reducer of this contribution is neither in the round's set nor known to have
+        settled the round as this peer did. Slices reach a reducer that is not heard: a line may be cut in one
+        direction only. It may then sum them in a history that stands in the end (simulated)."""
+        makers = {entry.peer for entry in self._sets.get(round, ())}
+        others = self._reducers.get(identity, frozenset()) - makers
+        return any(self._agreed.get(reducer, -1) < round for reducer in others)
 
     def _decided(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
         """These parts of it are in no set of the history that stands, the others are."""
@@ -358,6 +378,7 @@ class Offers:
 
     def _forget_own(self, identity: ContributionId) -> None:
         self._made_at.pop(identity, None)
+        self._reducers.pop(identity, None)
         self._returned.pop(identity, None)
 
     def _take(self, identity: ContributionId, round: int) -> None:

@@ -193,6 +193,27 @@ def test_while_somebody_who_may_hold_it_is_away_nothing_comes_back():
     assert list(offers.taken) == [mine(3)], "what is whole in its set waits for nobody"
 
 
+def test_a_reducer_that_is_not_heard_may_hold_its_slices_though_it_was_away_before_they_were_made():
+    """Seed 4820051: the line from the reducer was cut, the one to it was not."""
+    offers = Offers(RULES, DRAW)
+    offers.agree(Y, 2, 10.0)
+    offers.made(3, mine(3), 30.0, frozenset((X, Y)))
+    settle(offers, 3, x=holding(3, 1, others=(0, 2)))
+    assert offers.decide(LATER, ALLIES, 31.0) == []
+    assert offers.next_deadline() == 30.0 + AWAY_SECONDS
+    offers.agree(Y, 3, 40.0)
+    back = offers.decide(LATER, (*ALLIES, Y), 40.0)
+    assert back == [GiveBack(3, mine(3), (0, 2))], "it has settled the same set"
+
+
+def test_a_reducer_that_is_never_heard_again_delays_what_comes_back_and_does_not_keep_it():
+    offers = Offers(RULES, DRAW)
+    offers.made(3, mine(3), 30.0, frozenset((X, Y)))
+    settle(offers, 3, x=holding(3, 1, others=(0, 2)))
+    assert offers.decide(LATER, ALLIES, 30.0 + AWAY_SECONDS - 0.1) == []
+    assert offers.decide(LATER, ALLIES, 30.0 + AWAY_SECONDS) == [GiveBack(3, mine(3), (0, 2))]
+
+
 def test_only_results_of_rounds_with_an_open_contribution_are_wanted():
     offers = unread(X)
     offers.settled(4, (result(4, X),))
