@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from peers.config.peer_file import PeerFile
 from peers.network.counted_directory import CountedDirectory
@@ -24,16 +23,13 @@ from protocols.p2pd.transport import P2pdTransport
 from protocols.signed.identity import Identity
 from swarmnet.membership.own_start import OwnStart
 
-if TYPE_CHECKING:
-    from peers.compute.siblings import Siblings  # which computes, and brings torch
-
 NEIGHBOURS_SECONDS = 3.0
 """For whoever is on the local network to be heard of: they answer within 0.12 s, and are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What stays the same from session to session: of one process, or of one of the peers in it."""
+    """What stays the same from session to session."""
 
     config: PeerFile
     identity: Identity
@@ -45,10 +41,6 @@ class Process:
     """Set when a person or the system asks the process to end."""
     control: Control
     """What commands can ask of it; roles add their own answers."""
-    siblings: Siblings | None = None
-    """Where the process holds several stages."""
-    number: int = 0
-    """Among its siblings; the first one leads."""
     own_start: OwnStart = field(default_factory=OwnStart)
     joined: Callable[[], str] = str
     """Called when some bootstrap has answered; what to say of it, if anything."""

@@ -86,9 +86,6 @@ class Transport(Protocol):
     def addresses(self) -> Sequence[str]:
         """Multiaddrs under which others reach this peer, without the /p2p/ part."""
 
-    def is_near(self, peer: PeerId) -> bool:
-        """Whether links to it do not leave this process: what they carry takes nobody's line."""
-
     def seen_range(self, peer: PeerId) -> str:
         """The public /24 or /48 from which the peer's links come here, a relay's if they come through one;
         empty: private, or there is none."""

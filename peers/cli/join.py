@@ -30,7 +30,6 @@ MEANINGS = {
     "state": "the folder of this file: identity, checkpoints, receipts",
     "bootstrap": "whom to find the others through",
     "stage": "auto: the one that needs a peer most",
-    "stages": "how many adjacent ones it holds",
     "name": "shown on the swarm's page",
     "archive": "where to start from if nobody trains",
     "invite": "from the run's owner",
@@ -50,7 +49,6 @@ def join(
     ] = None,
     bootstrap: Bootstraps = None,
     stage: Annotated[str, typer.Option(help="The stage to hold; auto: where it helps most.")] = "auto",
-    stages: Annotated[int | None, typer.Option(help="How many adjacent stages to hold. [default: 1]")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder of this peer. [default: the run's, among states]")
     ] = None,
@@ -77,7 +75,7 @@ def join(
     data: dict[str, object] = {"bootstrap": list(bootstrap or ()), "stage": _plain(stage)}
     if from_archive is not None:
         data["archive"] = from_archive if "://" in from_archive else str(Path(from_archive).absolute())
-    optional = {"name": name, "invite": invite, "stages": stages}
+    optional = {"name": name, "invite": invite}
     data |= {key: value for key, value in optional.items() if value is not None}
     wanted = overrides(settings)
     if is_there(file):
@@ -210,11 +208,11 @@ def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
 
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
-    """UserError where the run has not the stages that are asked for, or this machine not what they need."""
+    """UserError where the run has not the stage that is asked for, or this machine not what it needs."""
     from peers.config.run_file import check_wish
     from peers.data.local_text import require_text
 
-    check_wish(config.stage, config.stages, signed.manifest)
+    check_wish(config.stage, signed.manifest)
     require_text(signed.manifest, config)
 
 

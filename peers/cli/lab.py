@@ -243,9 +243,6 @@ def simulate(
     moves: Annotated[
         bool, typer.Option("--moves", help="Peers move between stages, by their own decision and ordered.")
     ] = False,
-    doubles: Annotated[
-        int, typer.Option(min=0, help="So many processes hold two adjacent stages, each as two of the peers.")
-    ] = 0,
     sharded: Annotated[bool, typer.Option("--sharded", help="Peers exchange through reducers.")] = False,
     real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
     method: Annotated[
@@ -269,7 +266,7 @@ def simulate(
     options = [
         Options(
             seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, doubles=doubles, sharded=sharded, method=method, experts=experts,
+            moves=moves, sharded=sharded, method=method, experts=experts,
         )
         for number in range(schedules)
     ]

@@ -90,7 +90,6 @@ def identity(
     settings: Settings = None,
 ) -> None:
     """Make a peer's key if there is none yet, and print its id and the addresses by which others name it."""
-    from peers.config.sibling_file import sibling_file
     from protocols.signed.identity import IdentityError, load_or_create
 
     with as_user_errors(IdentityError):
@@ -101,12 +100,10 @@ def identity(
             typer.echo(f"address  /ip4/ADDRESS/tcp/PORT/p2p/{load_or_create(file).peer_id}")
             return
         config = load(file, os.environ, overrides(settings))
-        for number in range(config.stages):
-            peer = sibling_file(config, number) if config.stages > 1 else config
-            me = load_or_create(peer.identity).peer_id
-            typer.echo(f"peer     {me}  ({peer.identity})")
-            for address in _addresses(peer):
-                typer.echo(f"address  {address}/p2p/{me}")
+        me = load_or_create(config.identity).peer_id
+        typer.echo(f"peer     {me}  ({config.identity})")
+        for address in _addresses(config):
+            typer.echo(f"address  {address}/p2p/{me}")
 
 
 _ANYWHERE = {"/ip4/0.0.0.0/": "/ip4/ADDRESS/", "/ip6/::/": "/ip6/ADDRESS/"}

@@ -53,13 +53,6 @@ class Compute(Protocol):
     def working_seconds(self) -> float:
         """How long the piece of work that runs has been running; 0 if none does. From any thread."""
 
-    def occupied(self, seconds: float) -> float:
-        """A microbatch takes so long in this worker's stage; how long it occupies this computer (longer,
-        where one computer holds several stages: shared_executor.py)."""
-
-    def stretched(self, seconds: float) -> float:
-        """A part of a microbatch's work takes so long in this worker's stage; its part of `occupied`."""
-
     async def close(self) -> None:
         """Finish what runs, drop what waits."""
 
@@ -95,14 +88,6 @@ class ThreadCompute:
         """See `Compute`."""
         began = self._began
         return 0.0 if began is None else time.perf_counter() - began
-
-    def occupied(self, seconds: float) -> float:
-        """See `Compute`: this one is for one worker."""
-        return seconds
-
-    def stretched(self, seconds: float) -> float:
-        """The like."""
-        return seconds
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
@@ -165,14 +150,6 @@ class InlineCompute:
     def working_seconds(self) -> float:
         """See `Compute`: on this clock nothing ever hangs."""
         return 0.0
-
-    def occupied(self, seconds: float) -> float:
-        """See `Compute`: this one is for one worker."""
-        return seconds
-
-    def stretched(self, seconds: float) -> float:
-        """The like."""
-        return seconds
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]

@@ -39,34 +39,6 @@ def allowed_bytes(limit: int | None, device: torch.device) -> int:
     return there if limit is None else min(limit, there)
 
 
-def together(every: Sequence[Needs], held: range) -> Needs:
-    """What holding these stages in one process takes: programs once, a p2pd for each. A microbatch that
-    passes all of them is open in each."""
-    wanted = [every[stage] for stage in held]
-    process = max(needs.process for needs in wanted)
-    process += (len(wanted) - 1) * DAEMON_BYTES if process else 0
-    weights, graph = sum(needs.weights for needs in wanted), sum(needs.graph for needs in wanted)
-    return Needs(held[0], weights, graph, process)
-
-
-def graphs_that_fit_together(every: Sequence[Needs], held: range, allowed: int, limited: bool) -> int:
-    """How many microbatches a peer of these stages may keep open in each. UserError if they do not fit."""
-    if len(held) == 1:
-        return graphs_that_fit(every, held[0], allowed, limited)
-    wanted = together(every, held)
-    graphs = wanted.graphs_within(allowed)
-    if graphs >= 1:
-        return graphs
-    fewer = [count for count in range(1, len(held)) if together(every, held[:count]).least <= allowed]
-    tries = [f"`stages: {fewer[-1]}`"] if fewer else []
-    tries += ["a larger limits.memory in the peer file"] if limited else ["a machine with more memory"]
-    whose = "limits.memory allows" if limited else "this machine has"
-    raise UserError(
-        f"stages {held[0]} to {held[-1]} together need {gib(wanted.least)}, {whose} {gib(allowed)}; "
-        f"try {', or '.join(tries)}"
-    )
-
-
 def graphs_that_fit(every: Sequence[Needs], stage: int, allowed: int, limited: bool) -> int:
     """How many microbatches a peer may keep open in this stage. UserError if it does not fit at all.
     `limited`: it is the peer file that allows no more."""

@@ -31,7 +31,7 @@ class ComputeFile(BaseModel):
     ) = 1  # fmt: skip
     """On how many devices to hold the stage, each with its part of weights, gradients and optimizer and a
     process of its own: the first so many GPUs, all of them, or a list of their numbers; on a processor,
-    processes. To others it stays one peer. Not with several stages, compile, sync.exchange: sharded, or a
+    processes. To others it stays one peer. Not with compile, sync.exchange: sharded, or a
     method for whole matrices."""
     compile: bool = False
     """Have torch.compile make programs for this GPU of the run's layers, each time the peer starts, before it

@@ -91,9 +91,8 @@ def _invite(text: str) -> bytes:
         raise ValueError(f"{error}; `swarmnet invite RUN.json --peer PEER` prints one") from None
 
 
-def _checked_invites(text: str) -> str:
-    for one in text.split():
-        _invite(one)
+def _checked_invite(text: str) -> str:
+    _invite(text)
     return text
 
 
@@ -102,7 +101,7 @@ def _path_or_url(url: str, info: ValidationInfo) -> str:
 
 
 PathOrUrl = Annotated[str, AfterValidator(_path_or_url), Shown("path | URL")]
-InviteText = Annotated[str, AfterValidator(_checked_invites), Shown("text")]
+InviteText = Annotated[str, AfterValidator(_checked_invite), Shown("text")]
 FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
 RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
 StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whole number | auto")]
@@ -225,12 +224,8 @@ class PeerFile(BaseModel):
     """The peer's private key (Ed25519). Made at the first start. Two peers must not share one."""
     stage: StageWish = "auto"
     """The stage to hold; auto: the one that needs a peer most."""
-    stages: Annotated[int, Field(ge=1, le=8)] = 1
-    """How many adjacent stages to hold, from `stage` on, where this machine has room. Each is held by a peer
-    of its own in this process: its key is in the state folder, and it listens on the next port."""
     moves: bool | Literal["auto"] = "auto"
-    """Leave for another stage when that needs a peer more; auto: if the stage is auto. Not with several
-    stages."""
+    """Leave for another stage when that needs a peer more; auto: if the stage is auto."""
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1)] = ("/ip4/0.0.0.0/tcp/0",)
     """Where to accept other peers. Port 0 takes any free one."""
     announce: tuple[Multiaddr, ...] = ()
@@ -271,8 +266,7 @@ class PeerFile(BaseModel):
     on a terminal, else json with a status each minute and when it changes."""
     invite: InviteText = ""
     """What the run's owner handed out (`swarmnet invite RUN.json --peer PEER`), where the run takes peers by
-    invite only. For several stages one for each, with spaces between them, unless it lets in whoever shows
-    it."""
+    invite only."""
     archive: PathOrUrl = ""
     """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
     nobody of its stage is in the swarm and its own checkpoint is older."""
@@ -302,24 +296,11 @@ class PeerFile(BaseModel):
     @property
     def invite_bytes(self) -> bytes:
         """What greetings carry; empty: none."""
-        return _invite(next(iter(self.invite.split()), ""))
+        return _invite(self.invite)
 
     @property
     def may_move(self) -> bool:
         return self.stage == "auto" if self.moves == "auto" else self.moves
-
-    @model_validator(mode="after")
-    def _several_stages(self) -> PeerFile:
-        error = ""
-        if self.stages > 1 and self.role != "worker":
-            error = f"is {self.stages}; {_a(self.role)} holds no stage, only a worker does"
-        elif self.stages > 1 and self.compute.devices != 1:
-            error = f"is {self.stages} and compute.devices is not 1; hold one stage on several devices"
-        elif self.stages > 1 and self.moves is True:
-            error = f"is {self.stages} and moves is true; a peer of several stages does not move"
-        if error:
-            raise PydanticCustomError("refused", "{error}", {"key": "stages", "error": error})
-        return self
 
     @model_validator(mode="after")
     def _only_a_worker_pauses(self) -> PeerFile:

@@ -414,14 +414,10 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def check_wish(wish: int | str, stages: int, manifest: Manifest) -> None:
-    """UserError if the run has not so many stages from the wished one on; `wish` may be auto."""
-    there = len(manifest.stages)
-    if stages > there:
-        raise UserError(f"stages: {stages}, but the run has {there}; set stages to {there} or less")
-    if isinstance(wish, int) and wish + stages > there:
-        several = f" with stages: {stages} would be stages {wish} to {wish + stages - 1}"
+def check_wish(wish: int | str, manifest: Manifest) -> None:
+    """UserError if the run has not the wished stage; `wish` may be auto."""
+    last = len(manifest.stages) - 1
+    if isinstance(wish, int) and wish > last:
         raise UserError(
-            f"stage: {wish}{several if stages > 1 else ''}, but the run has 0 to {there - 1}; "
-            f"set stage to {there - stages} or less, or to auto"
+            f"stage: {wish}, but the run has 0 to {last}; set stage to {last} or less, or to auto"
         )

@@ -87,8 +87,8 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
 
 
 def _asked_to_read(manifest: Manifest, config: PeerFile) -> bool:
-    """Whether a person chose the first stage, or as many as the run has."""
-    return config.stage == FIRST_STAGE or config.stages >= len(manifest.stages)
+    """Whether a person chose the first stage, or the run has no other."""
+    return config.stage == FIRST_STAGE or len(manifest.stages) == 1
 
 
 def require_text(manifest: Manifest, config: PeerFile) -> None:
@@ -99,7 +99,7 @@ def require_text(manifest: Manifest, config: PeerFile) -> None:
 
 def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
     """The stages that this machine cannot hold as text is `missing` (as `missing_text` says). A stage that
-    a person typed is theirs to choose, and so are as many as the run has."""
+    a person typed is theirs to choose, and so is the only one that the run has."""
     return frozenset({FIRST_STAGE}) if missing and not _asked_to_read(manifest, config) else frozenset()
 
 

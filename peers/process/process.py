@@ -14,33 +14,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
 from peers.config.peer_file import PeerFile
-from peers.config.sibling_file import sibling_file
 from peers.errors import IdentityInUse, UserError, as_user_errors
 from peers.process.sessions import Sessions
 from peers.role import Process, Role
 from peers.runtime.control_server import Control, Request
-from peers.runtime.control_siblings import answers_of_all
 from peers.runtime.http_server import Exporter
 from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import only_one
 from peers.runtime.supervision import FAULT, Fault, Watchdog, reason
 from peers.telemetry import events as noted
 from peers.telemetry import said
-from peers.telemetry.console import Report, SiblingReport, hear_libraries, open_report
+from peers.telemetry.console import Report, hear_libraries, open_report
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.sibling_metrics import text_of_all
 from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
-
-if TYPE_CHECKING:
-    from peers.compute.siblings import Siblings
-
 
 OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
 """Words of the control socket that a worker answers (`roles/worker.py`)."""
@@ -101,58 +94,29 @@ def _compute_in_long_turns() -> None:
 
 
 class Peer:
-    """One process: one peer, or where it holds several stages, one for each of them."""
+    """The process of one peer."""
 
     def __init__(
         self, config: PeerFile, identity: Identity, report: Report, joined: Callable[[], str] = str,
         others: Roles = NO_OTHERS,
     ) -> None:  # fmt: skip
         self.config = config
-        self._joined = joined
         self.report = report
         self.pulse = Pulse(late=self._late)
         self._stop = asyncio.Event()
         self._signals = 0
         self.control = Control(config.state)
         self.control.answers.update(status=self._asked_how_it_is, leave=self._asked_to_leave)
-        if config.stages == 1:
-            processes = [self._process(config, identity, report, self.control)]
-        else:
-            processes = self._siblings(identity)
-        self.process, self.processes = processes[0], processes
-        self.log, self.metrics = self.process.log, self.process.metrics
-        self.roles = [role_of(process, others) for process in processes]
+        self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
+        self.log.trouble = partial(report.say, "event_log", level="warning")
+        self.metrics = Metrics()
+        self.process = Process(
+            config, identity, report, self.metrics, self.log, self.pulse, self._stop, self.control,
+            joined=joined,
+        )  # fmt: skip
+        self.role = role_of(self.process, others)
         for word in OF_A_STAGE if config.role != "worker" else ():
             self.control.answers[word] = self._asked_for_a_stage
-        if self.process.siblings is not None:
-            from peers.worker.role import WorkerRole
-
-            self.process.siblings.roles += [role for role in self.roles if isinstance(role, WorkerRole)]
-            self.control.answers.update(answers_of_all([process.control for process in processes]))
-
-    def _process(
-        self, config: PeerFile, identity: Identity, report: Report, control: Control,
-        siblings: Siblings | None = None, number: int = 0,
-    ) -> Process:  # fmt: skip
-        log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
-        log.trouble = partial(report.say, "event_log", level="warning")
-        metrics = Metrics(process=number == 0)
-        return Process(
-            config, identity, report, metrics, log, self.pulse, self._stop, control, siblings, number,
-            joined=self._joined if number == 0 else str,
-        )  # fmt: skip
-
-    def _siblings(self, identity: Identity) -> list[Process]:
-        from peers.compute.siblings import Siblings  # torch
-
-        siblings = Siblings(self.config.stages, self.config.work_share)
-        made = []
-        for number in range(self.config.stages):
-            config = sibling_file(self.config, number)
-            key = load_or_create(config.identity) if number else identity
-            report = SiblingReport(self.report, number)
-            made.append(self._process(config, key, report, Control(config.state), siblings, number))
-        return made
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -162,24 +126,23 @@ class Peer:
         exporter = None
         if address is not None:
             exporter = Exporter(
-                address, self._metrics_text, self.pulse.problem, self._not_ready, self.config.metrics.hosts,
-                others=self.config.metrics.other_ports,
+                address, self.metrics.text, self.pulse.problem, self.role.not_ready,
+                self.config.metrics.hosts, others=self.config.metrics.other_ports,
             )  # fmt: skip
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"
             )  # fmt: skip
             self.process.tell(said.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
-        for process in self.processes:
-            me = process.identity.peer_id
-            process.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))
+        me = self.process.identity.peer_id
+        self.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))
         self.metrics.about.build(version("swarmnet"), platform.python_version(), version("torch")).set(1)
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
-        watchdog = Watchdog(lambda: self.pulse.turns, self._working_seconds, self._last_words)
+        watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._last_words)
         watchdog.start()
         ended = noted.Stopped("fault")
         try:
             await self.control.start()
-            await self._live()
+            await Sessions(self.process, self.role).run()
         except (Fault, MemoryError) as error:
             why = str(error) if isinstance(error, Fault) else reason(error)
             self._last_words(f"cannot go on: {why}")
@@ -200,45 +163,15 @@ class Peer:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
-            for process in self.processes:
-                process.log.record(noted.Stopped("asked") if self._stop.is_set() else ended)
-                process.log.close()
+            self.log.record(noted.Stopped("asked") if self._stop.is_set() else ended)
+            self.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         return 0
 
-    async def _live(self) -> None:
-        """Until all have ended; what ends one of them otherwise ends the process."""
-        lives = [
-            asyncio.create_task(Sessions(process, role).run(), name=f"sessions {process.number}")
-            for process, role in zip(self.processes, self.roles, strict=True)
-        ]
-        try:
-            done, _ = await asyncio.wait(lives, return_when=asyncio.FIRST_EXCEPTION)
-            for life in done:
-                life.result()
-        finally:
-            for life in lives:
-                life.cancel()
-            await asyncio.gather(*lives, return_exceptions=True)
-
     def _late(self, seconds: float) -> None:
         """The event loop turned so much later than it was to."""
         self.metrics.about.loop_lag.observe(seconds)
-
-    def _metrics_text(self) -> bytes:
-        """What /metrics answers."""
-        siblings = self.process.siblings
-        if siblings is None:
-            return self.metrics.text()
-        return text_of_all([process.metrics for process in self.processes], siblings.stages_held)
-
-    def _not_ready(self) -> str | None:
-        """Why /readyz says no: all stages must be there."""
-        return next((why for role in self.roles if (why := role.not_ready()) is not None), None)
-
-    def _working_seconds(self) -> float:
-        return max(role.working_seconds() for role in self.roles)
 
     def _last_words(self, text: str) -> None:
         self.report.say("fault", text, "error")
@@ -247,8 +180,7 @@ class Peer:
         """The first signal leaves politely, the second one at once."""
         self._signals += 1
         if self._signals > 1:
-            for process in self.processes:
-                process.log.flush()
+            self.log.flush()
             os._exit(FAULT)
         self._leave()
 
@@ -259,7 +191,7 @@ class Peer:
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
         config = self.config
-        why_not = self._not_ready()
+        why_not = self.role.not_ready()
         return {
             "peer": self.process.identity.peer_id, "name": config.name, "role": config.role,
             "pid": os.getpid(), "ready": why_not is None, "why_not": why_not,

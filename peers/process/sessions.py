@@ -77,15 +77,13 @@ class Sessions:
                 return
 
     async def _session(self) -> None:
-        process, siblings = self.process, self.process.siblings
+        process = self.process
         process.report.status(Status("connecting"))
         options = daemon_options(self.config, self.listen)
         transport = await P2pdTransport.start(self.config.identity, options)
-        if siblings is not None:
-            transport.near = siblings.near
         upload = self.config.limits.upload
         if upload is not None:
-            transport.limit_upload(siblings.upload(upload) if siblings is not None else Upload(upload))
+            transport.limit_upload(Upload(upload))
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = None
         beside: list[asyncio.Task[None]] = []

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal, Protocol, TextIO
 
 from rich.console import Console
@@ -48,8 +48,6 @@ class Status:
     """Of all peers in all settled rounds of the stage."""
     waits_for: int | None = None
     """A stage next to this one of which no peer is there: no microbatch gets through."""
-    sibling: int | None = None
-    """Which of the peers of this process it is, where these are several."""
 
     def line(self) -> str:
         """For people, one line."""
@@ -97,15 +95,9 @@ class LineReport:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._live: Live | None = None
         self._due = _Due(clock, STATUS_SECONDS)
-        self._newest: dict[int | None, Status] = {}
-        """By sibling."""
 
     def status(self, status: Status) -> None:
-        self._newest[status.sibling] = status
-        lines = [status.line()]
-        if self._console.is_terminal:
-            lines = [newest.line() for _, newest in sorted(self._newest.items(), key=_place)]
-        line = Text("\n".join(map(printable, lines)), overflow="ellipsis", no_wrap=True)
+        line = Text(printable(status.line()), overflow="ellipsis", no_wrap=True)
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -118,10 +110,6 @@ class LineReport:
     def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
         style = {"info": "", "warning": "yellow", "error": "bold red"}[level]
         prefix = "" if level == "info" else f"{level}: "
-        sibling = fields.get("sibling")
-        newest = self._newest.get(sibling) if isinstance(sibling, int) else None
-        if newest is not None and newest.stage is not None:
-            prefix = f"stage {newest.stage}: {prefix}"
         self._console.print(Text(prefix + printable(text), style=style))
 
     def close(self) -> None:
@@ -136,36 +124,16 @@ class _Due:
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock, self._seconds = clock, seconds
-        self._written: dict[int | None, tuple[object, float]] = {}
-        """By sibling: what was written of it last, and when."""
+        self._written: object = None
+        """What was written last."""
+        self._written_at = 0.0
 
     def now(self, status: Status) -> bool:
         shown, now = (status.state, status.stage, status.waits_for), self._clock()
-        before, at = self._written.get(status.sibling, (None, now))
-        if shown == before and 0 <= now - at < self._seconds:
+        if shown == self._written and 0 <= now - self._written_at < self._seconds:
             return False
-        self._written[status.sibling] = shown, now
+        self._written, self._written_at = shown, now
         return True
-
-
-def _place(shown: tuple[int | None, Status]) -> int:
-    return -1 if shown[0] is None else shown[0]
-
-
-class SiblingReport:
-    """Of one of the peers of a process: the same, with its number."""
-
-    def __init__(self, report: Report, number: int) -> None:
-        self._report, self._number = report, number
-
-    def status(self, status: Status) -> None:
-        self._report.status(replace(status, sibling=self._number))
-
-    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
-        self._report.say(event, text, level, **{**fields, "sibling": self._number})
-
-    def close(self) -> None:
-        """It belongs to the process."""
 
 
 class JsonReport:

@@ -444,9 +444,9 @@ def document() -> str:
         "",
         "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
         "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
-        "have all their series from the start; a value outside the set is counted as `other`. A process that",
-        "holds several stages serves all of these for each, with a label `stage` besides. Of an archive's",
-        "stages only its archivist has series, for each stage of the run from when the archive is open.",
+        "have all their series from the start; a value outside the set is counted as `other`. Of an",
+        "archive's stages only its archivist has series, for each stage of the run from when the archive is",
+        "open.",
         "",
     ]
     metrics = Metrics(process=False)

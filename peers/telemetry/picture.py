@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -147,35 +147,6 @@ def _no_picture(role: str) -> str:
         f"this peer is {_NO_STAGE[role]}: it holds no stage, so it has no picture; "
         "to watch its run: swarmnet top --run RUN --bootstrap MULTIADDR"
     )
-
-
-def together(pictures: Sequence[Picture]) -> Picture:
-    """One picture of a process that holds several stages: the first one's, with all that the others know."""
-    first = pictures[0]
-    if len(pictures) == 1:
-        return first
-    peers: dict[str, PeerSeen] = {}
-    for seen in (seen for picture in pictures for seen in picture.peers):
-        if seen.here or seen.peer not in peers:
-            peers[seen.peer] = seen
-    events = [replace(one, who=_stage(picture)) for picture in pictures for one in picture.events]
-    return replace(
-        first,
-        peers=tuple(sorted(peers.values(), key=lambda seen: (seen.stage, not seen.here, seen.peer))),
-        lag=max((picture.lag for picture in pictures if picture.lag is not None), default=None),
-        sent=summed(picture.sent for picture in pictures),
-        received=summed(picture.received for picture in pictures),
-        microbatches=summed(picture.microbatches for picture in pictures),
-        rounds=summed(picture.rounds for picture in pictures),
-        events=tuple(sorted(events, key=lambda one: one.time)[-MOST_EVENTS + 1 :]),
-        waits_for=tuple(sorted({stage for picture in pictures for stage in picture.waits_for})),
-        warnings=tuple(sorted({line for picture in pictures for line in picture.warnings})),
-    )
-
-
-def _stage(picture: Picture) -> str:
-    own = next((seen for seen in picture.peers if seen.here), None)
-    return f"stage {own.stage}" if own is not None else ""
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.config.run_file import load_signed
-from peers.config.sibling_file import FOLDER
 from peers.errors import UserError, as_user_errors
-from peers.runtime.control_siblings import OTHERS
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.console import counted, printable
 from peers.telemetry.reasons import JOIN
@@ -35,30 +33,18 @@ def from_disk(state: Path) -> dict[str, Any]:
     start = f"swarmnet join --state {shlex.quote(str(state))}"
     if not (state / PEER_FILE).is_file():
         start = "swarmnet run PEER.yaml"
-    answers = []
-    siblings = [path.parent for path in sorted(state.glob(f"{FOLDER}*/{key.name}"))]
-    for folder in [state, *siblings]:
-        with as_user_errors(IdentityError):
-            identity = load(folder / key.name)
-        kept = read(folder / FILE_NAME, signed, identity.peer_id)
-        answers.append({
-            "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name,
-            "state": "not running", "start": start, "every": signed.manifest.rounds.snapshot_rounds,
-            **summary(kept),
-        })  # fmt: skip
-    first, *others = answers
-    return {**first, OTHERS: others} if others else first
+    with as_user_errors(IdentityError):
+        identity = load(key)
+    kept = read(state / FILE_NAME, signed, identity.peer_id)
+    return {
+        "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name,
+        "state": "not running", "start": start, "every": signed.manifest.rounds.snapshot_rounds,
+        **summary(kept),
+    }  # fmt: skip
 
 
 def lines(me: Mapping[str, Any]) -> list[str]:
-    """For people; one after the other where the peer holds several stages."""
-    told = _lines(me)
-    for other in me.get(OTHERS, ()):
-        told += ["", *_lines(other)]
-    return told
-
-
-def _lines(me: Mapping[str, Any]) -> list[str]:
+    """For people."""
     told = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
     told.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:

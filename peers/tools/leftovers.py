@@ -23,7 +23,7 @@ OF_A_STATE = {
     IDENTITY: "", ".identity.key.*": "", "peer.yaml": "", "run.json": "", "peers.json": "",
     "bootstraps.json": "", "receipts.jsonl": "", "events.jsonl": "", "events.jsonl.old": "", "order.bin": "",
     "height.json": "", "lock": "", "control.sock": "", ".*.part": "",
-    "checkpoints": "checkpoints", "text": "text", "sibling-[0-9]*": "state",
+    "checkpoints": "checkpoints", "text": "text",
 }  # fmt: skip
 """Names in a state folder that peers write; behind those of folders, what is in them."""
 IN = {

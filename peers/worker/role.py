@@ -24,7 +24,7 @@ from peers.compute.executor import Compute, ThreadCompute, set_threads
 from peers.compute.gpu import GpuWatch, nvml_of
 from peers.compute.limits_watch import LimitsWatch, Why
 from peers.compute.machine_use import gpu_use
-from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit_together, together
+from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
 from peers.compute.process_memory import let_go, resident_bytes, trim
 from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
 from peers.config.line_file import known_line
@@ -52,7 +52,7 @@ from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import PHASES, STATES
 from peers.telemetry.notices import Teller
 from peers.worker.compute_sampler import ComputeTime
-from peers.worker.find_stage import choose, find_run, own_processes
+from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
 from peers.worker.picture_of_worker import stuck_of_worker, view
@@ -74,7 +74,6 @@ from peers.worker.upload_watch import UPLOAD_SECONDS, UploadWatch
 from peers.worker.worker import Worker
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
-from swarmnet.resources.lines import Line, told_by_sibling
 from swarmnet.resources.memory_estimate import Needs
 from swarmnet.run.manifest import Manifest
 
@@ -117,25 +116,21 @@ class WorkerRole(Role):
         process.log.listeners += [self.story.take, Teller(process.report).heard]
         self.upload = UploadWatch(config, self.story, process.say)
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
-        self.held: range | None = None
-        """All stages of its process, where these are several and known."""
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
         """The folder of what the run starts from, where this machine has it."""
         self.never: frozenset[int] = frozenset()
         """Stages that this machine cannot hold, as it lacks the run's text."""
-        self._first, self._taken = range(0), asyncio.Event()
-        """What this process holds first, and whether it does."""
+        self._first, self._taken = -1, asyncio.Event()
+        """The stage that it holds first, and whether it does."""
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
         process.metrics.peak.set("declared_peak_operations_per_second", config.metrics.peak_operations)
-        self.siblings = process.siblings
-        paused = self if self.siblings is None else self.siblings
         warn = partial(process.report.say, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
-        self.watch = LimitsWatch(config.limits, paused, gpu=gpu)
+        self.watch = LimitsWatch(config.limits, self, gpu=gpu)
         process.control.answers.update(
             pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
             status=self._asked_how_it_is, me=self._asked_what_it_did,
@@ -150,20 +145,19 @@ class WorkerRole(Role):
         self.model = await model_here(config.start, signed.manifest, process.say)
         missing = await asyncio.to_thread(missing_text, signed.manifest, config)
         self.never = never_held(signed.manifest, config, missing)
-        own = own_processes(process, network)
-        watching = self.watch.run(lambda: (*own(), *(self.processes.pids if self.processes else ())))
-        beside = [asyncio.create_task(watching, name="limits")]
-        if process.number == 0:
-            process.say("run", run_line(signed))
-            if self.never and (config.stage == "auto" or config.may_move):
-                process.say("no_text", f"takes any stage but the first: {missing}")
-            beside.append(asyncio.create_task(self._introduce(signed, network), name="introduction"))
-        if process.number == 0 and self.device.type == "cuda":
+        p2pd = network.transport.daemon.pid
+        watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
+        process.say("run", run_line(signed))
+        if self.never and (config.stage == "auto" or config.may_move):
+            process.say("no_text", f"takes any stage but the first: {missing}")
+        beside = [
+            asyncio.create_task(watching, name="limits"),
+            asyncio.create_task(self._introduce(signed, network), name="introduction"),
+            asyncio.create_task(_trim_forever(), name="trim"),
+        ]
+        if self.device.type == "cuda":
             gpu = self._gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
-            if self.siblings is not None:
-                self.siblings.gpu = gpu
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
-        beside.append(asyncio.create_task(_trim_forever(), name="trim"))
         await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
         try:
             goes_on = True
@@ -183,7 +177,7 @@ class WorkerRole(Role):
         records = await found(network.directory, signed, process.identity.peer_id)
         process.say("swarm", swarm_line(records))
         await self._taken.wait()
-        self.upload.look(signed, records, self._first.start)
+        self.upload.look(signed, records, self._first)
         await asyncio.gather(self._say_traffic(signed, records), self._watch_upload(signed, network))
 
     async def _say_traffic(
@@ -212,12 +206,7 @@ class WorkerRole(Role):
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
         """Hold one stage, until told to stop; True if it moves on to another or is only paused, be that pause
         taken back before it was done."""
-        process, siblings = self.process, self.siblings
-        if siblings is not None and self.held is None:
-            self.held = await choose(process, siblings, signed, network, self._graphs, self.never)
-            self.stage = self.held[process.number]
-            if self.pausing or process.stop.is_set():
-                return not process.stop.is_set()
+        process = self.process
         compute = self.compute = self._computing()
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
@@ -252,8 +241,7 @@ class WorkerRole(Role):
                 known = worker.neighbourhood.membership.peers.items()
                 with contextlib.suppress(UserError):  # A full disk, which was said before.
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
-            if siblings is None or siblings.computing.compute is None:
-                process.pulse.fault = lambda: None
+            process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
             self.worker = self.observer = self.compute = None
             self._left = weakref.ref(worker)
@@ -276,8 +264,6 @@ class WorkerRole(Role):
         )  # fmt: skip
 
     def _computing(self) -> Compute:
-        if self.siblings is not None:
-            return self.siblings.computing.share()
         compute = ThreadCompute(self.process.config.work_share)
         if len(self.devices) > 1:
             compute.used = time.perf_counter  # Others do its work.
@@ -323,15 +309,14 @@ class WorkerRole(Role):
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
         """What computes the stage; UserError if that would not fit into the memory that it may take."""
         config = self.process.config
-        held = self.held if self.held is not None else range(stage, stage + 1)
-        graphs, needs, allowed = self._graphs(manifest, held)
+        every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
+        graphs = graphs_that_fit(every, stage, allowed, limited)
         at_most = min(graphs, max(config.slots, config.in_flight))
-        if self.process.number == 0:
-            limited = config.limits.memory is not None
-            told = machine_line(held, needs, at_most, allowed, limited, self.device.type, self.computing)
-            self.process.say("machine", told)
+        self.process.say("machine", machine_line(
+            every[stage], at_most, allowed, limited, self.device.type, self.computing
+        ))
         if not self._taken.is_set():
-            self._first = held
+            self._first = stage
             self._taken.set()
         if len(self.devices) == 1:
             return replace(real_part(manifest, stage, self.device, self.computing), most_graphs=graphs)
@@ -339,25 +324,18 @@ class WorkerRole(Role):
         part, self.processes = spread_part(manifest, stage, self.devices, self.computing, config.threads)
         return replace(part, most_graphs=graphs)
 
-    def _graphs(self, manifest: Manifest, held: range) -> tuple[int, Needs, int]:
-        """How many microbatches fit at a time, what the stages need, and the bytes that they may take.
-        UserError if they do not fit."""
-        config = self.process.config
-        every = all_needs(
-            manifest, self.device, config.text_limit, self.computing, len(self.devices)
-        )
-        limit = config.limits.memory
-        allowed = allowed_bytes(limit, self.device)
-        graphs = graphs_that_fit_together(every, held, allowed, limit is not None)
-        return graphs, together(every, held), allowed
+    def _needs(self, manifest: Manifest) -> list[Needs]:
+        """What each stage of the run would need on this machine."""
+        text_limit = self.process.config.text_limit
+        return all_needs(manifest, self.device, text_limit, self.computing, len(self.devices))
+
+    def _allowed(self) -> int:
+        """The bytes that a stage may take."""
+        return allowed_bytes(self.process.config.limits.memory, self.device)
 
     def _settings(self, signed: SignedManifest) -> Settings:
-        config, manifest = self.process.config, signed.manifest
-        every = all_needs(
-            manifest, self.device, config.text_limit, self.computing, len(self.devices)
-        )
-        allowed = allowed_bytes(config.limits.memory, self.device)
-        fits = all(needs.least <= allowed for needs in every)
+        config, allowed = self.process.config, self._allowed()
+        fits = all(needs.least <= allowed for needs in self._needs(signed.manifest))
         return Settings(
             stage=self.stage, moves=config.may_move and fits, moved=self.moved,
             never=self.never,
@@ -367,25 +345,17 @@ class WorkerRole(Role):
             from_seed=config.from_seed, start=self.model,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
-            line=self._line(manifest), held=self.held,
-            export_hint=export_hint(signed, config.state, config.bootstrap),
+            line=known_line(config), export_hint=export_hint(signed, config.state, config.bootstrap),
             own_start=self.process.own_start,
         )  # fmt: skip
 
     def _joules_from_now(self) -> Callable[[], float]:
-        """What the device takes from now on; of several peers of a process each has its part."""
-        before, peers = self._joules(), self.siblings.stages if self.siblings is not None else 1
-        return lambda: (self._joules() - before) / peers
+        """What the device takes from now on."""
+        before = self._joules()
+        return lambda: self._joules() - before
 
     def _joules(self) -> float:
-        watch = self._gpu if self.siblings is None else self.siblings.gpu
-        return watch.joules if watch is not None else 0.0
-
-    def _line(self, manifest: Manifest) -> Line:
-        line = known_line(self.process.config)
-        if self.held is None or self.stage is None:
-            return line
-        return told_by_sibling(line, manifest, self.held, self.stage)
+        return self._gpu.joules if self._gpu is not None else 0.0
 
     async def _text(
         self, reading: EpochReading, signed: SignedManifest, withdrawn: frozenset[bytes]

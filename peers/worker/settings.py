@@ -44,8 +44,6 @@ class Settings:
     """How often it has done so."""
     line: Line = UNKNOWN
     """This machine's, for this peer; what is not known limits nothing."""
-    held: range | None = None
-    """Adjacent stages of its process, where it has siblings."""
     version: str = ""
     name: str = ""
     """Shown to people."""

@@ -40,7 +40,7 @@ from swarmnet.placement.machine import (
     Tick,
     Withdraw,
 )
-from swarmnet.placement.policy import Seen, choose_stages, move_rules, view_of
+from swarmnet.placement.policy import Seen, choose_stage, move_rules, view_of
 from swarmnet.placement.standstill import OnDisk, stage_to_restore
 from swarmnet.resources.lines import UNKNOWN, Line
 from swarmnet.run.manifest import Manifest
@@ -74,17 +74,8 @@ async def first_stage(
     presence: Presence, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN,
     checkpoints: Path | None = None,
 ) -> int:  # fmt: skip
-    """The stage that needs a newcomer with that line most, counting the peers that are there. Before all
-    others one whose weights are in the folder `checkpoints` and not there."""
-    return (await first_stages(presence, 1, chance, say, never, line, checkpoints))[0]
-
-
-async def first_stages(
-    presence: Presence, count: int, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN,
-    checkpoints: Path | None = None,
-) -> range:  # fmt: skip
-    """The adjacent stages that need a newcomer most which holds so many of them, and can serve none of
-    `never`. `checkpoints`: as in `first_stage`, where it holds one."""
+    """The stage that needs a newcomer with that line most, counting the peers that are there, and is not in
+    `never`. Before all others one whose weights are in the folder `checkpoints` and not there."""
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
@@ -94,16 +85,15 @@ async def first_stages(
     view = view_of(seen, rules)
     counts = [sum(record.stage == number for _, record in seen) for number in range(stages)]
     now = ", ".join(f"stage {number}: {count}" for number, count in enumerate(counts))
-    held = await _on_disk(presence, checkpoints) if count == 1 else []
+    held = await _on_disk(presence, checkpoints)
     restored = stage_to_restore([record for _, record in seen], held, never)
     if restored is not None:
         say("stage", f"takes stage {restored}: its newest weights are on this disk (peers now: {now})")
-        return range(restored, restored + 1)
-    chosen = choose_stages(view, rules, count, chance)
-    taken = f"stage {chosen[0]}, which has" if count == 1 else f"stages {named(chosen)}, which have"
-    frozen = any(0 < view.frozen(rules, stage) < 1 for stage in chosen)
+        return restored
+    chosen = choose_stage(view, rules, chance)
+    frozen = 0 < view.frozen(rules, chosen) < 1
     why = "experts that nobody trains" if frozen else "the least capacity"
-    say("stage", f"takes {taken} {why} (peers now: {now})")
+    say("stage", f"takes stage {chosen}, which has {why} (peers now: {now})")
     return chosen
 
 
@@ -114,12 +104,6 @@ async def _on_disk(presence: Presence, checkpoints: Path | None) -> list[OnDisk]
     stages = len(presence.signed.manifest.stages)
     held = await asyncio.to_thread(on_disk, checkpoints, presence.signed.run_id)
     return [one for one in held if one.stage < stages]
-
-
-def named(stages: range) -> str:
-    """For people: `2 and 3`, `2 to 4`."""
-    first, last = stages[0], stages[-1]
-    return f"{first}" if first == last else f"{first} {'and' if last == first + 1 else 'to'} {last}"
 
 
 class Moving:

@@ -15,7 +15,6 @@ from peers.config.limits import LimitsFile
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.record_reader import look
 from peers.telemetry.console import amount, counted, printable
-from peers.worker.stage_moves import named
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.records import SignedRecord
@@ -69,16 +68,14 @@ def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
 
 
 def machine_line(
-    held: range, needs: Needs, graphs: int, allowed: int, limited: bool, device: str, computing: Computing
+    needs: Needs, graphs: int, allowed: int, limited: bool, device: str, computing: Computing
 ) -> str:
     """What it takes of this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
-    stages = f"stage{'s' if len(held) > 1 else ''} {named(held)}"
     most = needs.least + (graphs - 1) * needs.graph
     return (
-        f"you    {stages} on {device} in {computing.dtype}: needs {gib(needs.least)} with one microbatch "
-        "under way and "
-        f"{gib(most)} with the most, {graphs} at a time; {whose} {gib(allowed)}"
+        f"you    stage {needs.stage} on {device} in {computing.dtype}: needs {gib(needs.least)} with one "
+        f"microbatch under way and {gib(most)} with the most, {graphs} at a time; {whose} {gib(allowed)}"
     )
 
 
@@ -97,18 +94,14 @@ async def pace_of(tokens: Callable[[], int], least: int) -> float:
 
 
 def traffic_line(
-    manifest: Manifest, held: range, pace: float, records: Mapping[PeerId, SignedRecord] | None,
+    manifest: Manifest, stage: int, pace: float, records: Mapping[PeerId, SignedRecord] | None,
     limits: LimitsFile,
 ) -> str:  # fmt: skip
     """About what goes over the line at this pace, in tokens per second."""
     others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
-    each = [
-        traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))
-        for stage in held
-    ]  # What passes between two held stages need not leave the machine: "at most".
-    sent_at_most, received = sum(one.sent for one in each), sum(one.received for one in each)
-    share = _share_of_day(limits)
-    sent = sent_at_most if limits.upload is None else min(sent_at_most, limits.upload)
+    traffic = traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))
+    received, share = traffic.received, _share_of_day(limits)
+    sent = traffic.sent if limits.upload is None else min(traffic.sent, limits.upload)
     if sent + received == 0.0:
         return f"will   send next to nothing until others are there{_bounds(limits)}"
     up, down, total = amount(sent * 3600), amount(received * 3600), sent + received

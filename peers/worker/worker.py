@@ -247,7 +247,7 @@ class Worker(Parts):
         self.data = DataPath(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
-            self.settings.line, self.settings.held,
+            self.settings.line,
         )  # fmt: skip
         self.inference = Inference(
             manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note,

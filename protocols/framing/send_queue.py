@@ -120,31 +120,6 @@ class QueuedLink(BoundedLink):
         """Something was queued."""
 
 
-class InnerLink(QueuedLink):
-    """A link that does not leave the process: it carries one piece a turn of the loop, so that others have
-    their turns between."""
-
-    def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int) -> None:
-        super().__init__(peer, lane, backlog_bytes)
-        self._scheduled = False
-
-    def _wake(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._scheduled = False
-        piece = self._take()
-        if piece is not None:
-            self._wake()
-            self._carry(piece)
-
-    @abstractmethod
-    def _carry(self, piece: bytes) -> None:
-        """Hand a piece to the other side."""
-
-
 class Ear:
     """Who hears what comes over the links that others have opened to us, until somebody else listens in its
     place. Then nobody does: those links end when the others end them, and must not keep alive until then
@@ -158,8 +133,9 @@ class Ear:
         self.receiver, self.terms = None, ANYTHING
 
 
-class LocalLink(InnerLink):
-    """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know."""
+class LocalLink(QueuedLink):
+    """A link to oneself: libp2p refuses to dial itself, and routing code should not have to know. It carries
+    one piece a turn of the loop, so that others have their turns between."""
 
     def __init__(
         self,
@@ -172,8 +148,19 @@ class LocalLink(InnerLink):
         super().__init__(peer, lane, backlog_bytes)
         self._receiver = receiver
         self._reader = FrameReader(lambda message: terms.limit(peer, message))
+        self._scheduled = False
 
-    def _carry(self, piece: bytes) -> None:
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        piece = self._take()
+        if piece is None:
+            return
+        self._wake()
         refusal = deliver(self._receiver, self.peer, self.lane, self._reader.take(piece))
         if refusal is not None:
             self._finish(str(refusal))
@@ -181,13 +168,13 @@ class LocalLink(InnerLink):
 
 
 def deliver(
-    receiver: Receiver, peer: PeerId, lane: Lane, messages: Iterable[Received], counted: bool = True
+    receiver: Receiver, peer: PeerId, lane: Lane, messages: Iterable[Received]
 ) -> WireError | None:
     """Hand on these messages as they are parsed; the WireError for which the link must be closed, if there is
-    one. Not `counted`: they came over nobody's line."""
+    one."""
     try:
         for message, body, taken in messages:
-            receiver.received(peer, lane, message, body, taken if counted else 0)
+            receiver.received(peer, lane, message, body, taken)
     except WireError as error:
         return error
     return None

@@ -18,7 +18,6 @@ from protocols.errors import PeerGone, WireError
 from protocols.fields import Body
 from protocols.framing.frames import wire_bytes
 from protocols.framing.intake import Intake
-from protocols.framing.same_process import Near
 from protocols.framing.send_queue import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
 from protocols.memory.conditions import Conditions, Line, Timers, Way
 from protocols.memory.directory import MemoryDirectory
@@ -184,7 +183,6 @@ class MemoryTransport:
         self.ear = Ear()
         self.intake = Intake()
         self.subflows: dict[str, int] = {}
-        self.near: Near | None = None
         self.uplink = Line()
         self.frozen = False
         self.closed = False
@@ -195,10 +193,6 @@ class MemoryTransport:
     @property
     def addresses(self) -> Sequence[str]:
         return (f"/memory/{self.peer}",)
-
-    def is_near(self, peer: PeerId) -> bool:
-        """See `Transport.is_near`."""
-        return self.near is not None and self.near.holds(peer)
 
     def seen_range(self, peer: PeerId) -> str:
         """See `Transport.seen_range`."""
@@ -214,8 +208,6 @@ class MemoryTransport:
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         self.ear.receiver, self.ear.terms = receiver, terms
         self._context = copy_context()
-        if self.near is not None:
-            self.near.enter(self.peer, self.ear)
 
     def hear(self, what: Callable[[], None]) -> None:
         """Do `what` as this peer: in the context in which it listens; once it thaws, if it is frozen."""
@@ -240,8 +232,6 @@ class MemoryTransport:
             if self.receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self.receiver, self.ear.terms, self.backlog_bytes)
-        if self.near is not None and self.near.holds(peer):
-            return self.near.open(self.peer, peer, lane, self.backlog_bytes)
         way, back = self._network.way(self.peer, peer), self._network.way(peer, self.peer)
         if not way.links:
             round_trip = way.conditions.latency_seconds + back.conditions.latency_seconds
@@ -364,8 +354,6 @@ class MemoryNetwork:
 
     def remove(self, transport: MemoryTransport, reason: str) -> None:
         """End all links of a transport."""
-        if transport.near is not None:
-            transport.near.leave(transport.peer, reason)
         now = asyncio.get_running_loop().time()
         for link in self._links_of(transport):
             if link.source is transport:

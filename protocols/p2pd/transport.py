@@ -22,7 +22,6 @@ from protocols.daemon.names import resolve_dialable
 from protocols.daemon.p2pd import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.errors import Backlog, PeerGone, WireError
 from protocols.framing.intake import Intake
-from protocols.framing.same_process import Near
 from protocols.framing.send_queue import BACKLOG_BYTES, BoundedLink, Ear, LocalLink
 from protocols.framing.upload_turns import Upload
 from protocols.messages.table import Lane
@@ -84,8 +83,6 @@ class P2pdTransport:
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
         """What all links together may send; None: no limit. Set before the first link."""
-        self.near: Near | None = None
-        """The other peers of this process, where there are any. Set before `listen`."""
         self.speed = SpeedService()
         self.checks = (DialBackService(daemon.peer), self.speed)
         """What `swarmnet doctor` asks of the peers of a swarm."""
@@ -152,16 +149,10 @@ class P2pdTransport:
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         self._ear.close()
         self._ear = Ear(receiver, terms)
-        if self.near is not None and not self._closed:
-            self.near.enter(self.peer, self._ear)
-
-    def is_near(self, peer: PeerId) -> bool:
-        """See `Transport.is_near`."""
-        return self.near is not None and self.near.holds(peer)
 
     def limit_upload(self, upload: Upload) -> None:
         """All links, the chunks and the circuits that are served, and what others measure, share it from now
-        on; several transports may."""
+        on."""
         self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
 
     def seen_range(self, peer: PeerId) -> str:
@@ -202,8 +193,6 @@ class P2pdTransport:
             if self._ear.receiver is None:
                 raise PeerGone("this peer does not listen yet")
             return LocalLink(peer, lane, self._ear.receiver, self._ear.terms, self._backlog_bytes)
-        if self.near is not None and self.near.holds(peer):
-            return self.near.open(self.peer, peer, lane, self._backlog_bytes)
         until = asyncio.get_running_loop().time() + deadline_seconds
         addresses = await self._resolve(addresses)
         left = max(0.0, until - asyncio.get_running_loop().time())
@@ -351,12 +340,7 @@ class P2pdTransport:
         reason = await self.daemon.ended()
         for link in list(self._links):
             link.fail(reason)
-        self._leave_near(reason)
         self._drop_accepted()
-
-    def _leave_near(self, reason: str) -> None:
-        if self.near is not None:
-            self.near.leave(self.peer, reason)
 
     async def close(self) -> None:
         """End all links and p2pd. May be called again."""
@@ -366,7 +350,6 @@ class P2pdTransport:
         for link in links:
             link.close()
         self._closed = self._intake.closed = True
-        self._leave_near("closed by the other side")
         accepted = self._drop_accepted()
         self.chunks.close()
         await self._dialling.close()

@@ -74,8 +74,8 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     text_shards_read: Number = 0
     """To their end, in all epochs: so many times `text_shards` is how often it has read the text."""
     up_bytes_per_second: Number = 0
-    """Of its line: what it may send, or was measured to; 0: not known. Of a peer with siblings in its process
-    as if all hops left the machine. It can only lower what `tokens_per_second` counts for."""
+    """Of its line: what it may send, or was measured to; 0: not known. It can only lower what
+    `tokens_per_second` counts for."""
     down_bytes_per_second: Number = 0
     experts_group: ExpertGroup = -1
     """Group of experts that it trains; -1: all of the stage, or there are none."""

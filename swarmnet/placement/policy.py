@@ -265,29 +265,22 @@ def _rank(intent: Intent) -> bytes:
 
 
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
-    """The stage that needs a newcomer most: the one with the least capacity, once all who announced have
-    moved, as this newcomer sees it (`as_suited`). In an empty swarm any: those who start it together spread.
+    """The stage that needs a newcomer most, of those that it can serve: where most experts have nobody; among
+    those the one with the least capacity, once all who announced have moved, as this newcomer sees it
+    (`as_suited`). In an empty swarm any: those who start it together spread. ValueError if it can serve none.
     """
-    return choose_stages(view, rules, 1, chance)[0]
-
-
-def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> range:
-    """The adjacent stages that a newcomer takes which holds `count` of them: where most experts have nobody;
-    among those the ones whose poorest stage, then the next poorest and so on, has the least capacity.
-    ValueError if it cannot serve so many."""
     capacities = _as_seen(view, carried_out(view, rules, 0.0)[0], rules, view.usual)
-    windows = [range(first, first + count) for first in range(len(capacities) - count + 1)]
-    windows = [window for window in windows if rules.never.isdisjoint(window)]
-    if not windows:
-        raise ValueError(f"{count} adjacent stages of {len(capacities)}")
-    frozen = [max(view.frozen(rules, stage) for stage in window) for window in windows]
-    best = [window for window, share in zip(windows, frozen, strict=True) if share == max(frozen)]
-    for place in range(count):
-        least = min(_sorted(capacities, window)[place] for window in best)
-        best = [window for window in best if _sorted(capacities, window)[place] <= least * TIE]
+    stages = [stage for stage in range(len(capacities)) if stage not in rules.never]
+    if not stages:
+        raise ValueError(f"none of {len(capacities)} stages can be served")
+    frozen = {stage: view.frozen(rules, stage) for stage in stages}
+    most_frozen = max(frozen.values())
+    best = [stage for stage in stages if frozen[stage] == most_frozen]
+    least = min(capacities[stage] for stage in best)
+    best = [stage for stage in best if capacities[stage] <= least * TIE]
     if view.stuck:  # Stages without capacity are alike: those who wait spread over them.
-        fewest = min(sum(view.there[stage] for stage in window) for window in best)
-        best = [window for window in best if sum(view.there[stage] for stage in window) == fewest]
+        fewest = min(view.there[stage] for stage in best)
+        best = [stage for stage in best if view.there[stage] == fewest]
     return chance.choice(best)
 
 
@@ -313,10 +306,6 @@ def _as_seen(view: View, capacities: Sequence[float], rules: MoveRules, speed: f
     stages, line = range(len(capacities)), rules.line if rules.line.is_known else view.usual_line
     brings = [view.capacity(rules, stage, speed, line) for stage in stages]
     return as_suited(capacities, brings, view.most_bring or [view.one(rules, stage) for stage in stages])
-
-
-def _sorted(capacities: Sequence[float], window: range) -> list[float]:
-    return sorted(capacities[stage] for stage in window)
 
 
 def _poorest(capacities: Sequence[float], never: frozenset[int]) -> list[int]:

@@ -13,7 +13,7 @@ Everything is local: what was sent, what came back, and three numbers that each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -92,10 +92,8 @@ class Estimate:
 class Router:
     """Estimates and choices for the peers of one next stage."""
 
-    def __init__(self, chance: Random, is_near: Callable[[PeerId], bool] | None = None) -> None:
-        """`is_near(peer)`: whether it is in this process, so that what goes there takes nobody's line."""
+    def __init__(self, chance: Random) -> None:
         self.chance = chance
-        self.is_near = is_near
         self.peers: dict[PeerId, Estimate] = {}
         self.clock = 0.0
         """Virtual time: the clock of the peer that was sent to last."""
@@ -103,9 +101,7 @@ class Router:
     def choose(
         self, candidates: Iterable[PeerId], now: float, avoid: Collection[PeerId] = ()
     ) -> PeerId | None:
-        """The peer for the next microbatch, or None if nobody has room. `avoid` only if nobody else has. One
-        that is near comes first while it has room: the way there costs no byte, and whoever is sent a
-        microbatch instead could not take another's."""
+        """The peer for the next microbatch, or None if nobody has room. `avoid` only if nobody else has."""
         usable = [
             (peer, estimate)
             for peer in candidates
@@ -114,8 +110,6 @@ class Router:
         ]
         if avoid:
             usable = [entry for entry in usable if entry[0] not in avoid] or usable
-        if self.is_near is not None:
-            usable = [entry for entry in usable if self.is_near(entry[0])] or usable
         if not usable:
             return None
         unknown = self._cost_of_unknown()

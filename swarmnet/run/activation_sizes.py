@@ -8,8 +8,6 @@ from math import prod
 from typing import Literal
 
 Codec = Literal["bf16", "int8", "fp32", "int4-tiles", "int6-tiles"]
-EXACT: Codec = "fp32"
-"""Between siblings, where no line carries it: a copy of what was computed."""
 Rounding = Literal["nearest", "stochastic"]
 BLOCK = 64
 """Values that share an int8 scale: 4 bytes per 64 cost 6%, and one outlier spoils few neighbours."""

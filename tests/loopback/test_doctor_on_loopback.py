@@ -11,7 +11,6 @@ from needs import needs_libp2p
 
 from peers.config.peer_file import check_typed
 from peers.config.run_file import publish
-from peers.config.sibling_file import sibling_file
 from peers.config.yaml_lines import Typed
 from peers.lab.processes.processes import start as start_peer
 from peers.tools.doctor import swarm
@@ -135,18 +134,16 @@ def test_the_rate_is_that_of_the_second_half():
 
 @pytest.mark.slow
 @needs_libp2p
-async def test_each_stage_of_a_peer_of_two_is_looked_at_from_outside(helper, tmp_path, monkeypatch):
+async def test_a_peer_that_does_not_run_is_looked_at_from_outside(helper, tmp_path, monkeypatch):
     monkeypatch.setattr(swarm, "FIND_SECONDS", 0.5)  # Nobody knows the run.
     directory = await DhtDirectory.start(helper.daemon)
     data = {
-        **KEYS, "role": "worker", "run": "ab" * 32, "stages": 2, "stage": 3, "state": str(tmp_path / "state"),
+        **KEYS, "role": "worker", "run": "ab" * 32, "state": str(tmp_path / "state"),
         "bootstrap": [f"{address}/p2p/{helper.peer}" for address in helper.addresses],
     }  # fmt: skip
-    create(tmp_path / "second.key")
     config = check_typed(Typed("test", data), tmp_path, "test", {})
-    folder = sibling_file(config, 1).state
-    folder.mkdir(parents=True)
-    (tmp_path / "second.key").rename(folder / "identity.key")
+    config.state.mkdir(parents=True)
+    create(config.identity)
     said = io.StringIO()
     only = {"only": ["p2pd", "reachability"], "as_json": True, "out": said}
     try:
@@ -155,12 +152,9 @@ async def test_each_stage_of_a_peer_of_two_is_looked_at_from_outside(helper, tmp
     finally:
         await directory.close()
     lines = [line for line in json.loads(said.getvalue())["checks"] if line["check"] != "run"]
-    assert [(line["check"], line["data"]["stage"], line["level"]) for line in lines] == [
-        ("p2pd", 3, "ok"), ("reachability", 3, "ok"), ("p2pd", 4, "ok"), ("reachability", 4, "ok"),
-    ]  # fmt: skip
-    assert lines[3]["text"].startswith("stage 4: reachable directly at ")
-    assert lines[2]["data"]["peer"] == load(folder / "identity.key").peer_id
-    assert lines[1]["data"]["dialled"] != lines[3]["data"]["dialled"], "each has a port of its own"
+    assert [(line["check"], line["level"]) for line in lines] == [("p2pd", "ok"), ("reachability", "ok")]
+    assert lines[0]["data"]["peer"] == load(config.identity).peer_id
+    assert lines[1]["text"].startswith("reachable directly at ")
 
 
 async def test_a_published_file_tells_of_the_run_and_its_text_before_any_peer_of_it_runs(tmp_path):

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from peers.compute.executor import InlineCompute
-from peers.compute.shared_executor import SharedCompute
 from peers.compute.stage_part import StagePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.data.documents import Text
@@ -42,7 +41,6 @@ from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import stream
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
-from protocols.framing.same_process import Near
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -212,13 +210,10 @@ class Swarm:
         *,
         signed: SignedManifest | None = None,
         compute: Callable[[int], float] | None = None,
-        shared: SharedCompute[InlineCompute] | None = None,
-        near: Near | None = None,
         computing: Computing = PLAIN,
         **settings: Any,
     ) -> Member:
-        """A peer whose identity follows from its name; `settings` as in `Settings`. `shared`: it computes
-        with others on one computer; `near`: in one process."""
+        """A peer whose identity follows from its name; `settings` as in `Settings`."""
         identity = Identity.from_seed(name.encode())
         said: list[tuple[str, str]] = []
 
@@ -231,7 +226,6 @@ class Swarm:
             return self.text if not withdrawn else self.text_without(withdrawn)
 
         transport = self.network.transport(identity.peer_id)
-        transport.near = near
         directory = self.network.directory(identity.peer_id)
 
         def part(manifest: Manifest, stage: int) -> StagePart:
@@ -240,10 +234,9 @@ class Swarm:
             return real_part(manifest, stage, computing=computing)
 
         def worker(settings: Settings) -> Worker:
-            own = InlineCompute(compute or COST_SECONDS.__getitem__)
             return Worker(
                 signed or self.signed, identity, transport, directory,
-                own if shared is None else shared.share(), text, settings,
+                InlineCompute(compute or COST_SECONDS.__getitem__), text, settings,
                 Random(f"{self.seed}/{name}"), note, lambda event, line: said.append((event, line)), part,
             )  # fmt: skip
 

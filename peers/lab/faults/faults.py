@@ -68,8 +68,6 @@ class Restart:
             return False
         stage = member.worker.stage
         killed = world.living(stage)
-        if not world.survives(killed):
-            return False
         world.killed[self] = [member.name for member in killed]
         world.note("world", 0, StageKilled(stage, [f"{m.name}.{m.life}" for m in killed]))
         for member in killed:
@@ -114,13 +112,11 @@ class Slow:
     factor: float = 10.0
 
     async def inject(self, world: World) -> bool:
-        for member in world.process(self.name):
-            member.slow = self.factor
+        world.members[self.name].slow = self.factor
         return True
 
     async def heal(self, world: World) -> None:
-        for member in world.process(self.name):
-            member.slow = 1.0
+        world.members[self.name].slow = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ class Partition:
         world.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
-        peers = [world.side(side) for side in self.sides]
+        peers = [[world.members[name].peer for name in side] for side in self.sides]
         return [(a, b) for side in peers for other in peers if side is not other for a in side for b in other]
 
 
@@ -158,10 +154,7 @@ class OneWay:
         world.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
-        targets = [member.peer for member in world.process(self.target)]
-        if world.members[self.source].peer in targets:
-            return []  # Both in one process.
-        return [(member.peer, target) for member in world.process(self.source) for target in targets]
+        return [(world.members[self.source].peer, world.members[self.target].peer)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +173,9 @@ class Flap:
         world.unblock(self._ways(world))
 
     def _ways(self, world: World) -> list[tuple[PeerId, PeerId]]:
-        mine = [member.peer for member in world.process(self.name)]
-        first = [m.peer for name, m in world.members.items() if name.startswith("p") and m.peer not in mine]
-        out = [(me, other) for me in mine for other in first]
-        return out + [(other, me) for me, other in out]
+        me = world.members[self.name].peer
+        first = [m.peer for name, m in world.members.items() if name.startswith("p") and m.peer != me]
+        return [(me, other) for other in first] + [(other, me) for other in first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +197,7 @@ class Noise:
         world.shape()
 
     def _disturbance(self, world: World) -> Disturbance:
-        members = [member for name in self.names for member in world.process(name)]
-        these = frozenset(member.peer for member in members) if self.names else None
+        these = frozenset(world.members[name].peer for name in self.names) if self.names else None
         return Disturbance(these, self.conditions)
 
 
@@ -218,13 +209,11 @@ class Skew:
     seconds: float
 
     async def inject(self, world: World) -> bool:
-        for member in world.process(self.name):
-            member.skew = self.seconds
+        world.members[self.name].skew = self.seconds
         return True
 
     async def heal(self, world: World) -> None:
-        for member in world.process(self.name):
-            member.skew = 0.0
+        world.members[self.name].skew = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +245,9 @@ class Leave:
         member = world.alive(self.name)
         if member is None or not world.spare(member) or not _truth_stays(world, member):
             return False
-        for each in world.process(self.name):
-            world.note(each.name, each.life, ToldToLeave())
-            each.told_to_leave = True
-            each.worker.leave()
+        world.note(member.name, member.life, ToldToLeave())
+        member.told_to_leave = True
+        member.worker.leave()
         return True
 
     async def heal(self, world: World) -> None: ...
@@ -301,13 +289,8 @@ def _truth_prevails(stage: Sequence[Member], liars: int = 0) -> bool:
 
 
 def _truth_stays(world: World, gone: Member) -> bool:
-    """Whether truth prevails in the stages of this process without it."""
-    process = world.process(gone.name)
-    return all(
-        _truth_prevails([other for other in world.living(each.worker.stage) if other not in process])
-        for each in process
-        if not each.ended
-    )
+    """Whether truth prevails in the stage of this peer without it."""
+    return _truth_prevails([other for other in world.living(gone.worker.stage) if other is not gone])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ class Move:
 
     async def inject(self, world: World) -> bool:
         member = world.alive(self.name)
-        if member is None or member.told_to_leave or self.name in world.siblings:
-            return False  # Siblings do not move.
+        if member is None or member.told_to_leave:
+            return False
         if member.worker.state not in ("joining", "training"):
             return False
         others = [stage for stage in range(len(world.manifest.stages)) if stage != member.worker.stage]
@@ -59,8 +59,6 @@ class LostStage:
         if not trains or min(trains) < 1 or max(trains) < 2:
             return False  # Nobody could come.
         killed = world.living(stage)
-        if not world.survives(killed):
-            return False
         world.killed[self] = [member.name for member in killed]
         if self.until == self.at:
             world.given_up.add(stage)
@@ -95,8 +93,6 @@ class OnlyHolder:
         if not others:
             return False
         killed, disk = world.living(stage), world.disk / self.name
-        if any(each.name in world.siblings for each in killed) or not world.survives(killed):
-            return False  # Siblings choose no stage each.
         if stage not in [held.stage for held in on_disk(disk, world.signed.run_id)]:
             return False
         world.note("world", 0, StageLost(stage, [each.who for each in killed]))

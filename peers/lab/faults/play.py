@@ -57,8 +57,6 @@ class Options:
     """None: from the seed."""
     moves: bool = False
     """Peers move between stages by their own decision, and are ordered to."""
-    doubles: int = 0
-    """So many processes hold two adjacent stages, as two of the peers."""
     sharded: bool = False
     """Peers exchange through reducers."""
     method: MethodName | None = None
@@ -162,9 +160,6 @@ async def _play(options: Options, folder: Path) -> Seen:
     )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)
-    ends = [number for number in range(peers - 1) if number % stages + 1 < stages]
-    for number in [number for number in ends if number % stages % 2 == 0][: options.doubles]:
-        world.hold_together(names[number], names[number + 1])
     seen = Seen(options, stages, peers, manifest.rounds, faults)
     seen.reduced = StubReduced(draw_of(manifest)) if options.sharded and not options.real else None
     for number, name in enumerate(names):

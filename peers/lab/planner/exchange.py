@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from peers.lab.planner.layout import Layout
 from peers.lab.processes.demo_report import contribution_bytes
@@ -125,18 +124,18 @@ def charged(
     """The layout with what contributions take of its lines, and the rate that is left: the largest at which
     lines carry its contributions and its bodies. `most(layout)`: microbatches per second that the rest of the
     lines and compute bear; `taken(rate)`: bytes per second on the lines of each stage's peers."""
-    slowest: dict[range, float] = {}
-    for peer in layout.peers:
-        slowest[peer.stages] = min(slowest.get(peer.stages, inf), peer.up, peer.down)
+    slowest = [
+        min(min(layout.peers[place].up, layout.peers[place].down) for place in places)
+        for places in layout.stages()
+    ]
 
     def charge(rate: float) -> Layout:
         return replace(layout, taken=tuple(taken(rate)))
 
     def bears(rate: float) -> bool:
         tried = charge(rate)
-        for held, line in slowest.items():
-            if sum(tried.taken[stage] for stage in held) > MOST_OF_A_LINE * line:
-                return False
+        if any(took > MOST_OF_A_LINE * line for took, line in zip(tried.taken, slowest, strict=True)):
+            return False
         return most(tried) >= rate * (1 - 1e-9)
 
     rate = largest(most(layout), bears)

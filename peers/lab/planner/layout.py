@@ -27,25 +27,9 @@ class PeerSpec:
     """Microbatches of its own; for peers of the first stage."""
     window: int | None = None
     """So many are kept under way all the time; None: `Flow` decides."""
-    machine: int = -1
-    """Peers of one machine share its cores; -1: has its own."""
     region: str = ""
     loss: float = 0.0
     """Share of the packets that cross its line."""
-    held: range = range(0)
-    """Adjacent stages of its computer, this one among them; empty: only this one."""
-    held_seconds: float = 0.0
-    """Of a microbatch's forward in all of them."""
-
-    @property
-    def stages(self) -> range:
-        """That its computer holds."""
-        return self.held or range(self.stage, self.stage + 1)
-
-    @property
-    def occupied_seconds(self) -> float:
-        """Forward of a microbatch in all stages of its computer."""
-        return self.held_seconds or self.forward_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +54,7 @@ class Layout:
     below: tuple[tuple[int, ...], ...] | None = None
     """Peers of the stages within reach ahead that each peer knows; None: all."""
     cores: int = 0
-    """Of each machine that several peers share."""
+    """Of the one machine that all peers share; 0: each has its own."""
     rules: Rules | None = None
     """Which stages microbatches may leave out; None: each visits all, in order."""
     connection: Callable[[int, int], float] | None = None
@@ -83,7 +67,7 @@ class Layout:
         """What is left of the line of a peer's computer for bodies."""
         peer = self.peers[place]
         line = Line(peer.up, peer.down)
-        return line.without(sum(self.taken[stage] for stage in peer.stages)) if self.taken else line
+        return line.without(self.taken[peer.stage]) if self.taken else line
 
     def stages(self) -> tuple[tuple[int, ...], ...]:
         count = 1 + max(peer.stage for peer in self.peers)
@@ -107,16 +91,15 @@ class Layout:
         )
 
     def capacity(self) -> tuple[float, ...]:
-        """Microbatches per second of each peer: its computer, or its line if that takes longer. Of those that
-        hold several stages, as if each microbatch passed all of them."""
+        """Microbatches per second of each peer: its computer, or its line if that takes longer."""
         ratio = 1 + self.work.backward_ratio
-        each = {held: self.crossing(held) for held in {peer.stages for peer in self.peers}}
+        each = {stage: self.crossing(stage) for stage in {peer.stage for peer in self.peers}}
         return tuple(
-            carried(1.0 / (peer.occupied_seconds * ratio), self.line(place), each[peer.stages])
+            carried(1.0 / (peer.forward_seconds * ratio), self.line(place), each[peer.stage])
             for place, peer in enumerate(self.peers)
         )
 
-    def crossing(self, held: range) -> Crossing:
-        """Of a microbatch at a computer that holds these stages."""
+    def crossing(self, stage: int) -> Crossing:
+        """Of a microbatch at a peer of this stage."""
         body = self.work.body_bytes
-        return crossing(held, 1 + max(peer.stage for peer in self.peers), body, body)
+        return crossing(stage, 1 + max(peer.stage for peer in self.peers), body, body)

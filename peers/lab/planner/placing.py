@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
+from dataclasses import dataclass
 from statistics import median_low
 
 from peers.errors import UserError
 from peers.lab.planner.layout import PeerSpec
 from peers.lab.planner.question import BACKWARD_RATIO, Question
-from peers.lab.planner.speeds import MOST, PeerClass
+from peers.lab.planner.speeds import PeerClass
 from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
-from swarmnet.resources.lines import UNKNOWN, Line, carried, crossing_of
+from swarmnet.resources.lines import UNKNOWN, Line, carried, crossings
 from swarmnet.run.manifest import Manifest
 
 
@@ -43,8 +41,7 @@ def placed(
         need = f"{memory[empty] / 1e9:.3g} GB"
         raise UserError(f"nobody is left for stage {empty}, which takes {need}: cut the model in more stages")
     found.sort(key=lambda taken: -taken[0].one.tokens_per_second)
-    peers = (_specs(question, kind, held, number) for number, (kind, held) in enumerate(found))
-    return Placement(tuple(chain.from_iterable(peers)), left_out)
+    return Placement(tuple(_spec(question, kind, stage) for kind, stage in found), left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +52,9 @@ class _Kind:
     seconds: tuple[float, ...]
     """Of a microbatch, by stage."""
     brings: tuple[float, ...]
-    """Of the run's microbatches per second, with its line, to each stage if it held no other."""
-    windows: dict[range, tuple[float, ...]]
-    """Adjacent stages that it can hold, and what it brings to each of them then."""
+    """Of the run's microbatches per second, with its line, to each stage."""
+    fitting: tuple[int, ...]
+    """Stages that it can hold."""
 
 
 def _kinds(
@@ -67,7 +64,7 @@ def _kinds(
     rules, paths = move_rules(manifest), manifest.path_rules()
     shares = [one / sum(rules.work) for one in rules.work]
     visits = [paths.visit_share(stage, 0 if whole else paths.whole_rounds) for stage in range(len(shares))]
-    count = sum(one.count * len(_fitting(one, memory)[-1]) for one in classes)
+    count = sum(one.count for one in classes)
     tokens = manifest.microbatch_tokens
     usual = Line(median_low(one.up for one in classes for _ in range(one.count)))
     by_lines = not question.cores and lines_count(rules, count, usual)
@@ -75,18 +72,12 @@ def _kinds(
     for one in sorted(classes, key=lambda one: -one.tokens_per_second):
         line = Line(one.up, one.down) if by_lines else UNKNOWN
         seconds = tuple(share * tokens / one.tokens_per_second for share in shares)
-        brought = partial(_brought, manifest, seconds, line, visits)
-        alone = tuple(brought(range(stage, stage + 1))[0] for stage in range(len(shares)))
-        found.append(_Kind(one, seconds, alone, {held: brought(held) for held in _fitting(one, memory)}))
+        brings = tuple(
+            carried(1 / each, line, crosses) / visited
+            for each, crosses, visited in zip(seconds, crossings(manifest), visits, strict=True)
+        )
+        found.append(_Kind(one, seconds, brings, _fitting(one, memory)))
     return found
-
-
-def _brought(
-    manifest: Manifest, seconds: Sequence[float], line: Line, visits: Sequence[float], held: range
-) -> tuple[float, ...]:
-    """To each of the stages that a computer holds, of the run's microbatches per second."""
-    rate = carried(1 / sum(seconds[stage] for stage in held), line, crossing_of(manifest, held))
-    return tuple(rate / visits[stage] for stage in held)
 
 
 def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:
@@ -101,60 +92,34 @@ def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:
         yield [kinds[place] for _, place in sorted(mixed)]
 
 
-def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float], list[tuple[_Kind, range]]]:
-    """What each stage has once all have come in that order, and which stages each took."""
+def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float], list[tuple[_Kind, int]]]:
+    """What each stage has once all have come in that order, and which stage each took."""
     has = [0.0] * len(usual)
     found = []
     suits = {id(kind): as_suited([1.0] * len(usual), kind.brings, usual) for kind in order}
     for kind in order:
         seen = [there * looks for there, looks in zip(has, suits[id(kind)], strict=True)]
-        held = min(kind.windows, key=lambda held: _poorest_first(seen, held))
-        for stage, brings in zip(held, kind.windows[held], strict=True):
-            has[stage] += brings
-        found.append((kind, held))
+        stage = min(kind.fitting, key=seen.__getitem__)
+        has[stage] += kind.brings[stage]
+        found.append((kind, stage))
     return has, found
 
 
-def _poorest_first(seen: list[float], held: range) -> list[float]:
-    return seen[held.start : held.stop] if len(held) == 1 else sorted(seen[held.start : held.stop])
+def _spec(question: Question, kind: _Kind, stage: int) -> PeerSpec:
+    one, forward = kind.one, kind.seconds[stage] / (1 + BACKWARD_RATIO)
+    if question.cores:  # One machine: nothing goes over a line.
+        return PeerSpec(stage, forward, slots=question.slots, region=one.region)
+    return PeerSpec(stage, forward, one.up, one.down, question.slots, region=one.region, loss=one.loss)
 
 
-def _specs(question: Question, kind: _Kind, held: range, number: int) -> Iterator[PeerSpec]:
-    """One for each stage that a computer holds."""
-    one = kind.one
-    forward = {stage: kind.seconds[stage] / (1 + BACKWARD_RATIO) for stage in held}
-    for stage in held:
-        if question.cores:  # One machine: nothing goes over a line.
-            yield PeerSpec(stage, forward[stage], slots=question.slots, machine=0, region=one.region)
-            continue
-        spec = PeerSpec(
-            stage, forward[stage], one.up, one.down, question.slots, region=one.region, loss=one.loss
-        )  # fmt: skip
-        together = sum(forward.values())
-        yield replace(spec, machine=number, held=held, held_seconds=together) if len(held) > 1 else spec
-
-
-def _fitting(one: PeerClass, memory: Sequence[int]) -> list[range]:
-    """Adjacent stages that such a peer can hold: as many as it is to, or as many as it can."""
-    count = len(memory)
-
-    def fits(held: range) -> bool:
-        return not one.memory or sum(memory[held.start : held.stop]) <= one.memory
-
-    if one.stages < MOST:
-        several = min(one.stages, count)
-        return [held for first in range(count - several + 1) if fits(held := range(first, first + several))]
-    found: list[range] = []
-    for first in range(count):
-        stop = max((stop for stop in range(first + 1, count + 1) if fits(range(first, stop))), default=first)
-        if stop > (found[-1].stop if found else first):  # Else it is part of the one before.
-            found.append(range(first, stop))
-    return found
+def _fitting(one: PeerClass, memory: Sequence[int]) -> tuple[int, ...]:
+    """Stages that such a peer can hold."""
+    return tuple(stage for stage, needed in enumerate(memory) if not one.memory or needed <= one.memory)
 
 
 def _enough(classes: Sequence[PeerClass], memory: Sequence[int], left_out: Sequence[PeerClass]) -> None:
     least = f"{min(memory) / 1e9:.3g} GB"
-    count = sum(one.count * len(_fitting(one, memory)[0]) for one in classes)
+    count = sum(one.count for one in classes)
     if not count:
         names = ", ".join(map(str, left_out))
         raise UserError(f"no peer has memory for a stage, which takes {least} at least: {names}")
@@ -164,17 +129,13 @@ def _enough(classes: Sequence[PeerClass], memory: Sequence[int], left_out: Seque
 
 
 def sample(peers: Sequence[PeerSpec], wanted: int) -> list[PeerSpec]:
-    """Every n-th computer of those that hold the same stages, in the order of speed."""
+    """Every n-th peer of those that hold the same stage, in the order of speed."""
     every = max(1.0, len(peers) / wanted)
-    alike: dict[tuple[int, int], list[list[PeerSpec]]] = {}
+    alike: dict[int, list[PeerSpec]] = {}
     for peer in peers:
-        computers = alike.setdefault((peer.stages.start, peer.stages.stop), [])
-        if peer.stage == peer.stages.start:  # The stages of a computer stand side by side.
-            computers.append([])
-        computers[-1].append(peer)
+        alike.setdefault(peer.stage, []).append(peer)
     found: list[PeerSpec] = []
     for _, here in sorted(alike.items()):
         count = max(1, round(len(here) / every))
-        for index in range(count):
-            found += here[int((index + 0.5) * len(here) / count)]
+        found += (here[int((index + 0.5) * len(here) / count)] for index in range(count))
     return found

@@ -195,17 +195,11 @@ def _updates(
 
 def _data_bytes(layout: Layout, committed: Sequence[float]) -> tuple[float, ...]:
     """Per day, at a peer of each stage that commits so many microbatches per second, on the mean: one body
-    sent at the ends of the way, two between, and none to a sibling."""
+    sent at the ends of the way, two between."""
     stages = layout.stages()
-
-    def bodies(place: int) -> int:
-        peer = layout.peers[place]
-        first, last = peer.stage == peer.stages.start, peer.stage == peer.stages.stop - 1
-        return (first and peer.stage > 0) + (last and peer.stage < len(stages) - 1)
-
     return tuple(
-        rate * sum(map(bodies, peers)) * layout.work.body_bytes / len(peers) ** 2 * DAY
-        for rate, peers in zip(committed, stages, strict=True)
+        rate * layout.crossing(stage).sent / len(peers) * DAY
+        for stage, (rate, peers) in enumerate(zip(committed, stages, strict=True))
     )
 
 

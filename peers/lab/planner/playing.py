@@ -159,19 +159,12 @@ def _committed(swarm: Swarm) -> list[int]:
 
 
 def _ready(layout: Layout, way: Course, slots: int, seed: int) -> Layout:
-    """Everybody knows some of each stage within reach and its siblings, and origins how many to keep under
-    way."""
+    """Every peer knows some of each stage within reach, and origins how many to keep under way."""
     stages, chance, windows = layout.stages(), Random(seed), _windows(layout, way, slots)
-    siblings: dict[int, set[int]] = {}
-    for number, peer in enumerate(layout.peers):
-        if peer.held:
-            siblings.setdefault(peer.machine, set()).add(number)
 
     def known(peer: PeerSpec) -> Iterator[int]:
-        own = siblings[peer.machine] if peer.held else set()
         for following in stages[peer.stage + 1 :][: layout.reach]:
-            drawn = chance.sample(following, min(KNOWN_BELOW, len(following)))
-            yield from {*drawn, *own.intersection(following)} if own else drawn
+            yield from chance.sample(following, min(KNOWN_BELOW, len(following)))
 
     peers = tuple(replace(peer, window=windows.get(number)) for number, peer in enumerate(layout.peers))
     return replace(layout, peers=peers, below=tuple(tuple(known(peer)) for peer in peers))

@@ -13,7 +13,6 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import Any
@@ -47,7 +46,7 @@ from swarmnet.pipeline.events import (
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import from_outside, seconds_on_line
+from swarmnet.resources.lines import seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import Header
@@ -92,7 +91,7 @@ class Events:
 
 
 class Machine:
-    """Cores that several peers share: who wants to compute waits for one, first come, first served."""
+    """Cores that all peers share: who wants to compute waits for one, first come, first served."""
 
     def __init__(self, cores: int) -> None:
         self.free = cores
@@ -114,14 +113,6 @@ class Machine:
                 peer.compute()
 
 
-@dataclass(slots=True)
-class LineQueues:
-    """When the two directions of a computer's line are free again."""
-
-    up_free: float = 0.0
-    down_free: float = 0.0
-
-
 class SimulatedPeer:
     """One peer: the real pipeline on simulated compute."""
 
@@ -132,8 +123,6 @@ class SimulatedPeer:
         spec = self.spec
         self.id = PeerId(str(number))
         self.router = router
-        if spec.held:
-            router.is_near = lambda peer: swarm.near(self, swarm.peers[int(peer)])
         self.known: dict[int, list[PeerId]] = {}
         """Live peers by stage, as far as a way leads from here."""
         rules = swarm.layout.rules
@@ -162,8 +151,9 @@ class SimulatedPeer:
         self._armed = inf
         self._looks = False
         self.line = swarm.layout.line(place)
-        self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stages))
-        self.queues = swarm.line_queues.setdefault(spec.machine, LineQueues()) if spec.held else LineQueues()
+        self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stage))
+        self.up_free = self.down_free = 0.0
+        """When the two directions of its line are free again."""
 
     @property
     def queued(self) -> int:
@@ -282,11 +272,10 @@ class SimulatedPeer:
             self._go_on()
 
     def _go_on(self) -> None:
-        machine = self.swarm.machines.get(self.spec.machine)
-        if machine is None:
+        if self.swarm.machine is None:
             self.compute()
         else:
-            machine.enter(self)
+            self.swarm.machine.enter(self)
 
     def compute(self) -> None:
         priority, _, key, since = heapq.heappop(self._queue)
@@ -299,9 +288,8 @@ class SimulatedPeer:
         swarm.events.after(seconds, self._computed, priority, key, seconds)
 
     def _computed(self, priority: int, key: MicrobatchId, seconds: float) -> None:
-        machine = self.swarm.machines.get(self.spec.machine)
-        if machine is not None:
-            machine.leave()
+        if self.swarm.machine is not None:
+            self.swarm.machine.leave()
         self._computing = self.alive and bool(self._queue)
         if self._computing:
             self._go_on()
@@ -349,11 +337,9 @@ class Swarm:
         self.waited: dict[MicrobatchId, float] = {}
         """Seconds that microbatches waited for compute, on all stages; their answers tell it."""
         self.body_bytes = layout.work.body_bytes
-        self.line_queues: dict[int, LineQueues] = {}
-        """Of computers that hold several stages, by their numbers."""
         self.last_stage = max(peer.stage for peer in layout.peers)
-        numbers = {peer.machine for peer in layout.peers if peer.machine >= 0}
-        self.machines = {number: Machine(layout.cores or 1) for number in numbers}
+        self.machine = Machine(layout.cores) if layout.cores else None
+        """That all share."""
         self.places_below = layout.known_below()
         self.places_above: list[list[int]] = [[] for _ in layout.peers]
         for place, below in enumerate(self.places_below):
@@ -399,8 +385,7 @@ class Swarm:
     def send(self, sender: SimulatedPeer, to: PeerId, event: Event) -> None:
         """A word without a body: it waits for nothing but the way."""
         receiver = self.peers[int(to)]
-        near = self.near(sender, receiver)
-        latency = 0.0 if near else self.layout.latency(sender.place, receiver.place)
+        latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, receiver.receive, event)
 
     def send_act(self, sender: SimulatedPeer, act: ActArrived, to: PeerId) -> None:
@@ -421,12 +406,8 @@ class Swarm:
         """Bodies leave one after another at the sender's speed, and go one after another over each
         connection."""
         layout, now, size = self.layout, self.events.now, self.body_bytes
-        if self.near(sender, receiver):
-            self.events.at(now, callback, *arguments)
-            return
-        takes, queues = size / sender.line.up, sender.queues
-        begins = max(now, queues.up_free)
-        queues.up_free = left = begins + takes
+        takes, begins = size / sender.line.up, max(now, sender.up_free)
+        sender.up_free = left = begins + takes
         if layout.connection is not None:
             pair = sender.number, receiver.number
             carried = size / layout.connection(sender.place, receiver.place)
@@ -457,25 +438,18 @@ class Swarm:
         """All of a body would be here now that took so long to send, if nothing else came in: bodies that do
         share the receiver's line, in the order in which they are through. What waits at its sender takes
         nothing of it."""
-        queues, now = receiver.queues, self.events.now
-        queues.down_free = max(queues.down_free, now - takes) + self.body_bytes / receiver.line.down
-        if queues.down_free > now:
-            self.events.at(queues.down_free, callback, *arguments)
+        now = self.events.now
+        receiver.down_free = max(receiver.down_free, now - takes) + self.body_bytes / receiver.line.down
+        if receiver.down_free > now:
+            self.events.at(receiver.down_free, callback, *arguments)
         else:
             callback(*arguments)
 
-    def near(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
-        """Whether they are siblings, in one process."""
-        return bool(one.spec.held) and one.spec.machine == other.spec.machine
-
     def tell(self, sender: SimulatedPeer, to: PeerId) -> None:
         """CREDIT, which follows every answer."""
-        receiver = self.peers[int(to)]
-        spec, seconds = sender.spec, sender.service_seconds
+        receiver, seconds = self.peers[int(to)], sender.service_seconds
         if seconds > 0:
-            entered = 1.0 if self.near(sender, receiver) else from_outside(spec.stages, spec.stage)
-            computes = seconds * spec.occupied_seconds / spec.forward_seconds
-            seconds = max(computes, sender.line_seconds * entered)
+            seconds = max(seconds, sender.line_seconds)
         credit = (sender.pipeline.grant(to), seconds, sender.queued)
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, self._told, receiver, sender.id, *credit)

@@ -4,9 +4,8 @@
 each held the whole model, on lines of 100 Mbit/s down and 20 up; a thousand fast ones. Without `@` a line of
 100/40, or of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py). What each has of memory for
 this stands after a colon as well: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. Whatever is a number with GB or
-GiB is no region. Behind a star, how many adjacent stages each holds (`stages` of the peer file), at most as
-many as the run has: `8x2ktps@100/40:24GB*2`; `*` alone is as many as its memory holds. `@100/10/0.5%` is a
-line that loses every two hundredth of the packets that cross it (losses.py).
+GiB is no region. `@100/10/0.5%` is a line that loses every two hundredth of the packets that cross it
+(losses.py).
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ MEGABIT = 1e6 / 8
 Line = tuple[float, float]
 DEFAULT_LINE: Line = (100.0, 40.0)
 """Mbit/s down and up: a usual VDSL or cable line."""
-MOST = 1 << 15
-"""More stages than any run has."""
 MOST_LOST = 0.1
 """Of packets. Connections then wait for their timers, and the formula for them does not hold."""
 UNITS = {"GB": 10**9, "GiB": 1 << 30}
@@ -28,7 +25,7 @@ _PART = re.compile(
     r"(?P<count>\d+)x(?P<speed>\d+(?:\.\d+)?)(?P<unit>k?)tps"
     r"(?:@(?P<down>\d+(?:\.\d+)?)/(?P<up>\d+(?:\.\d+)?)(?:/(?P<loss>\d+(?:\.\d+)?)%)?)?"
     r"(?::(?P<memory>\d+(?:\.\d+)?)(?P<bytes>GB|GiB))?"
-    r"(?::(?P<region>(?!\d+(?:\.\d+)?(?:GB|GiB)(?:\*|$))[^\s:@,*]+))?(?P<stages>\*(?:[1-9]\d{0,2})?)?"
+    r"(?::(?P<region>(?!\d+(?:\.\d+)?(?:GB|GiB)$)[^\s:@,*]+))?"
 )
 
 
@@ -45,17 +42,14 @@ class PeerClass:
     region: str = ""
     memory: int = 0
     """Bytes that each has for this; 0: not said, and not looked at."""
-    stages: int = 1
-    """Adjacent ones that each holds; MOST: as many as its memory does."""
     loss: float = 0.0
     """Share of the packets that cross its line."""
 
     def __str__(self) -> str:
         """Which peers are meant, for people."""
         memory = f" with {self.memory / 1e9:.3g} GB" if self.memory else ""
-        stages = f" and {self.stages} stages" if 1 < self.stages < MOST else ""
         peers = f"{self.count:,} {'peer' if self.count == 1 else 'peers'}"
-        return f"{peers} of {self.tokens_per_second:,.0f} tokens/s{memory}{stages}"
+        return f"{peers} of {self.tokens_per_second:,.0f} tokens/s{memory}"
 
 
 def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[PeerClass, ...]:
@@ -79,13 +73,10 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         if int(match["count"]) < 1 or speed == 0 or not down or not up or memory == 0:
             raise ValueError(f"{part.strip()!r}: counts and speeds must be more than nothing")
         lines_of_it = down * MEGABIT, up * MEGABIT
-        stages = int(match["stages"][1:] or MOST) if match["stages"] else 1
-        if stages == MOST and not memory:
-            raise ValueError(f"{part.strip()!r}: as many stages as which memory holds? such as :24GB*")
         loss = float(match["loss"] or 0.0) / 100
         if loss >= MOST_LOST:
             raise ValueError(f"{part.strip()!r}: lines that lose {MOST_LOST:.0%} and more are not foretold")
-        found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0, stages, loss))
+        found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0, loss))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.compute.executor import Compute, InlineCompute
-from peers.compute.shared_executor import SharedCompute
+from peers.compute.executor import InlineCompute
 from peers.compute.stage_part import MakePart, StagePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.lab.world.bootstraps import BOOTSTRAP, Bootstrap
@@ -192,9 +191,6 @@ class World:
         self.directory_back_at = float("-inf")
         """When the last silence of the directory ended."""
         self.bootstrap = Bootstrap()
-        self.siblings: dict[str, str] = {}
-        """Both names of every process that holds two stages: each is a peer of its own (`hold_together`)."""
-        self._shared: dict[tuple[str, int], SharedCompute[InlineCompute]] = {}
         self.movers: set[str] = set()
         """Peers that move by their own decision, as peers do by default, though the others stay."""
         self.given_up: set[int] = set()
@@ -209,19 +205,13 @@ class World:
 
     # -- peers ----------------------------------------------------------------------------------------
 
-    def _moves(self, name: str) -> bool:
-        return name in self.movers or (self.moves and name not in self.siblings)
-
     def start(self, name: str, stage: int | None, life: int = 0, keep_disk: bool = True) -> Member:
         """A process of peer `name`, whose identity follows from the name. None: the worker picks a stage."""
         identity = Identity.from_seed(f"{self.seed} {name}".encode()[:32])
         folder = self.disk / name
         if not keep_disk and folder.exists():
             shutil.rmtree(folder)
-        gate, beside = Gate(), self.members.get(self.siblings.get(name, ""))
-        if beside is not None and beside.life == life:
-            gate = beside.gate
-        context = copy_context()
+        gate, context = Gate(), copy_context()
         context.run(GATE.set, gate)
         seconds = self.chance.uniform(0.15, 0.45)
 
@@ -269,35 +259,15 @@ class World:
 
         return Worker(
             self.signed, identity, transport,
-            _Directory(self, identity.peer_id, name), self._compute(name, life, cost), text,
+            _Directory(self, identity.peer_id, name), InlineCompute(cost), text,
             Settings(
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
-                checkpoints=folder, moves=self._moves(name), moved=moved,
+                checkpoints=folder, moves=self.moves or name in self.movers, moved=moved,
                 from_seed=stage in self.given_up,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
             lambda topic, line: note(Say(topic, line.replace(str(folder), name))), part,
         )  # fmt: skip
-
-    def _compute(self, name: str, life: int, cost: Callable[[int], float]) -> Compute:
-        if name not in self.siblings:
-            return InlineCompute(cost)
-        key = (min(name, self.siblings[name]), life)
-        return self._shared.setdefault(key, SharedCompute(lambda: InlineCompute(cost))).share()
-
-    def hold_together(self, first: str, second: str) -> None:
-        """One process will hold both peers' stages: what happens to one of them happens to both."""
-        self.siblings[first], self.siblings[second] = second, first
-
-    def process(self, name: str) -> list[Member]:
-        """The peers of the newest process that this one is of, itself first."""
-        names = [name, self.siblings[name]] if name in self.siblings else [name]
-        return [self.members[each] for each in names]
-
-    def side(self, names: Iterable[str]) -> list[PeerId]:
-        """The peers of these processes. Of siblings on two sides of something, the first one's counts."""
-        first = [name for name in names if name < self.siblings.get(name, "z")]
-        return [member.peer for name in first for member in self.process(name)]
 
     def has_checkpoint(self, name: str) -> bool:
         """On its disk."""
@@ -305,34 +275,29 @@ class World:
 
     def start_again(self, name: str, keep_disk: bool) -> None:
         """The process that ended, where it was."""
-        for old in self.process(name):
-            stage = old.worker.stage if old.worker.stage >= 0 else None
-            self.start(old.name, stage, old.life + 1, keep_disk)
+        old = self.members[name]
+        stage = old.worker.stage if old.worker.stage >= 0 else None
+        self.start(name, stage, old.life + 1, keep_disk)
 
     async def crash(self, member: Member) -> None:
         """SIGKILL: it says nothing more."""
-        killed = [each for each in self.process(member.name) if not each.ended]
-        for each in killed:
-            self.note(each.name, each.life, Crashed())
-            each.ended = True
-            self.network.crash(each.peer)
-            each.worker.note = lambda _: None
+        self.note(member.name, member.life, Crashed())
+        member.ended = True
+        self.network.crash(member.peer)
+        member.worker.note = lambda _: None
         member.gate.open()
-        for each in killed:
-            each.task.cancel()
-        await asyncio.wait([each.task for each in killed])
+        member.task.cancel()
+        await asyncio.wait([member.task])
 
     def freeze(self, member: Member) -> None:
         member.gate.shut = True
-        for each in self.process(member.name):
-            self.note(each.name, each.life, Frozen())
-            self.network.freeze(each.peer)
+        self.note(member.name, member.life, Frozen())
+        self.network.freeze(member.peer)
 
     def thaw(self, member: Member) -> None:
-        for each in [each for each in self.process(member.name) if not each.ended]:
-            self.note(each.name, each.life, Thawed())
-            member.gate.open()
-            self.network.thaw(each.peer)
+        self.note(member.name, member.life, Thawed())
+        member.gate.open()
+        self.network.thaw(member.peer)
 
     def living(self, stage: int | None = None) -> list[Member]:
         return [
@@ -345,23 +310,12 @@ class World:
         member = self.members.get(name)
         return None if member is None or member.ended else member
 
-    def survives(self, killed: list[Member]) -> bool:
-        """Whether no other stage ends if these are killed, as their processes may hold others, too."""
-        dying = [member for each in killed for member in self.process(each.name)]
-        others = {member.worker.stage for member in dying if member not in killed and not member.ended}
-        return all(any(m.trains for m in self.living(stage) if m not in dying) for stage in others)
-
     def spare(self, member: Member) -> bool:
         """Whether another peer of its stage trains now and stays, so that the stage outlives this one."""
-        process = self.process(member.name)
-        return all(
-            any(
-                other.trains and other.worker.moving.moving_to < 0
-                for other in self.living(each.worker.stage)
-                if other not in process
-            )
-            for each in process
-            if not each.ended
+        return any(
+            other.trains and other.worker.moving.moving_to < 0
+            for other in self.living(member.worker.stage)
+            if other is not member
         )
 
     # -- ways -----------------------------------------------------------------------------------------
@@ -375,8 +329,6 @@ class World:
                     self.network.set(source.peer, target.peer, self._conditions(source, target))
 
     def _conditions(self, source: Member, target: Member) -> Conditions:
-        if self.siblings.get(source.name) == target.name:
-            return Conditions()  # It does not leave the process.
         pair = (source.name, target.name)
         if pair not in self._latency:
             self._latency[pair] = self._latency[pair[::-1]] = self.chance.choice([0.002, 0.02, 0.05, 0.12])
@@ -432,5 +384,4 @@ class World:
     async def close(self) -> None:
         """Everybody ends at once."""
         for member in self.living():
-            if not member.ended:  # With its sibling.
-                await self.crash(member)
+            await self.crash(member)

@@ -16,12 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from peers.config.peer_file import PeerFile
-from peers.config.sibling_file import sibling_file
 from peers.errors import UserError, as_user_errors
 from peers.runtime.state_lock import is_held
 from peers.telemetry.console import printable
 from peers.tools.doctor import gpu as graphics
-from peers.tools.doctor import machine, siblings
+from peers.tools.doctor import machine
 from peers.tools.doctor.line import Check, Line
 from protocols.daemon.temporary import prefix
 from protocols.reachability.fresh_dial import can_dial
@@ -108,13 +107,13 @@ def _machine(
 ) -> graphics.Graphics | None:
     """What needs no network. What is known of GPUs; None without torch."""
     available, total = machine.free_memory()
-    checks: dict[str, Callable[[], Sequence[Line]]] = {
-        "memory": lambda: [machine.memory(available, total)],
-        "disk": lambda: [machine.disk(config.state)],
-        "files": lambda: [machine.open_files()],
-        "port": lambda: siblings.ports(config, running),
-        "metrics": lambda: [machine.metrics(config, running)],
-        "libp2p": lambda: [machine.second_opinion(can_dial(), must_be_reached)],
+    checks: dict[str, Callable[[], Line]] = {
+        "memory": lambda: machine.memory(available, total),
+        "disk": lambda: machine.disk(config.state),
+        "files": machine.open_files,
+        "port": lambda: machine.port(config, running),
+        "metrics": lambda: machine.metrics(config, running),
+        "libp2p": lambda: machine.second_opinion(can_dial(), must_be_reached),
     }
     report.tell(machine.python())
     found = graphics.look()
@@ -130,8 +129,7 @@ def _machine(
             report.tell(unwatched)
     for name, check in checks.items():
         if name in report.wanted and not (name == "memory" and total == 0):
-            for line in check():
-                report.tell(line)
+            report.tell(check())
     return found if found.torch else None
 
 
@@ -143,20 +141,11 @@ def _swarm(
 
     gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
     free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
-    visits = config.stages if "reachability" in report.wanted else 1
     with tempfile.TemporaryDirectory(prefix=prefix("doctor")) as folder:
         place = Path(folder)
         create(place / "stranger.key")
-        run = config.run
-        for number in range(visits):
-            peer = sibling_file(config, number).model_copy(update={"run": run})
-            key = peer.identity if peer.identity.exists() else place / "stranger.key"
-            subject = Subject(peer, load(key), key, running, must_be_reached, free, place)
-            tell = siblings.telling(config, number, running, report.tell)
-            wanted = report.wanted if number == 0 else frozenset({"reachability"})
-            visit = Examination(subject, tell, wanted)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(visit.run())
-            if not visit.helpers:
-                break  # Nobody is there whom the others could ask.
-            run = run if visit.signed is not None else None  # Not looked for again.
+        key = config.identity if config.identity.exists() else place / "stranger.key"
+        subject = Subject(config, load(key), key, running, must_be_reached, free, place)
+        visit = Examination(subject, report.tell, report.wanted)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(visit.run())

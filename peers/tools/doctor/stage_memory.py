@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from peers.compute.memory_budget import all_needs, together
+from peers.compute.memory_budget import all_needs
 from peers.data.local_text import text_line
 from peers.data.tokens import Tokens
 from peers.tools.doctor.line import Line, gibibytes
@@ -27,33 +27,24 @@ class Memory:
 
 
 def judge(
-    manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, adjacent: int = 1,
-    computing: Computing = PLAIN,
-) -> Line:  # fmt: skip
-    """`wish`: the stage of the peer file, the first of `adjacent` ones; None: the swarm chooses.
-    `text_bytes`: what text may take."""
-    highest = len(manifest.stages) - adjacent
-    if adjacent > 1 and (highest < 0 or (wish is not None and wish > highest)):
-        text = f"the run has {len(manifest.stages)} stages, fewer than {(wish or 0) + adjacent}"
-        return Line("stage", "fail", text, "a smaller stage or stages in the peer file")
-    stages = range(highest + 1) if wish is None else [wish]
+    manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, computing: Computing = PLAIN
+) -> Line:
+    """`wish`: the stage of the peer file; None: the swarm chooses. `text_bytes`: what text may take."""
+    stages = range(len(manifest.stages)) if wish is None else [wish]
     if wish is not None and wish >= len(manifest.stages):
         text = (
             f"stage {wish} is not one of the run's {len(manifest.stages)} (0 to {len(manifest.stages) - 1})"
         )
         return Line("stage", "fail", text, "stage: auto in the peer file")
     every = all_needs(manifest, CPU if free.gpu_bytes is None else GPU, text_bytes, computing)
-    held = {stage: range(stage, stage + adjacent) for stage in stages}
-    needs = {stage: together(every, spans).least for stage, spans in held.items()}
-    fitting = [stage for stage, need in needs.items() if _fits(manifest, held[stage], need, free, text_bytes)]
+    needs = {stage: every[stage].least for stage in stages}
+    fitting = [stage for stage, need in needs.items() if _fits(manifest, stage, need, free, text_bytes)]
     largest = max(needs.values())
     where = gibibytes(free.bytes) + (f" and {gibibytes(free.gpu_bytes)} on the GPU" if free.gpu_bytes else "")
     where += f" (limits.memory: {gibibytes(free.limit)})" if free.limit is not None else ""
     data = {"needed_bytes": list(needs.values()), "stages": list(stages), "free_bytes": free.bytes,
             "free_gpu_bytes": free.gpu_bytes}  # fmt: skip
     what = f"stage {wish} needs" if wish is not None else f"{len(needs)} stages need up to"
-    if adjacent > 1:
-        what = f"{adjacent} stages from {wish if wish is not None else 'any'} on need up to"
     text = f"{what} about {gibibytes(largest)} in {computing.dtype}, there are {where}"
     if len(fitting) == len(needs):
         return Line("stage", "ok", text, data=data)
@@ -93,10 +84,10 @@ def _judge_read(read: Tokens | None, window: int) -> Line:
     return Line("text", "ok", text, data=data)
 
 
-def _fits(manifest: Manifest, held: range, need: int, free: Memory, text_bytes: int) -> bool:
+def _fits(manifest: Manifest, stage: int, need: int, free: Memory, text_bytes: int) -> bool:
     if free.limit is not None and need > free.limit:
         return False
     if free.gpu_bytes is None:
         return need <= free.bytes
-    beside = together(all_needs(manifest, CPU, text_bytes), held).process
+    beside = all_needs(manifest, CPU, text_bytes)[stage].process
     return need <= free.gpu_bytes and beside <= free.bytes

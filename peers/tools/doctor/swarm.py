@@ -40,7 +40,6 @@ from peers.telemetry.said import Listening, NotRelayed, Relayed
 from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
-from peers.tools.doctor.siblings import stage_held
 from peers.tools.doctor.stage_memory import Memory, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
 from peers.worker.upload_watch import upload_need_of, upload_words, weakest_stage
@@ -261,9 +260,7 @@ class Examination:
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
         self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
-        self.tell(judge_stage(
-            manifest, wish, self.subject.free, config.text_limit, config.stages, as_asked(config)[0]
-        ))
+        self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, as_asked(config)[0]))
         if config.role == "worker":
             self.tell(await asyncio.to_thread(self._text, manifest, wish))
         if "reachability" in self.wanted:
@@ -347,12 +344,12 @@ class Examination:
             return
         own = self.subject.identity.peer_id
         records = [each.record for peer, each in found.items() if peer != own]
-        stage = stage_held(config, 0, self.subject.running)
-        if stage is None or stage >= len(signed.manifest.stages):
-            stage = weakest_stage(signed.manifest, records)
         story = Story()
         for line in read_lately(config.state / "events.jsonl") if self.subject.running else ():
             story.take(line)
+        stage = story.stage if config.stage == "auto" else config.stage
+        if not 0 <= stage < len(signed.manifest.stages):
+            stage = weakest_stage(signed.manifest, records)
         need = upload_need_of(signed.manifest, records, stage)
         fates, up = story.contributions, min(config.limits.upload or inf, measured)
         verdict = judge_upload(up, need, fates.decided, fates.late)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.config.atomic_files import is_file
-from peers.config.sibling_file import FOLDER
 from peers.errors import UserError
 from peers.telemetry import event_log
 from peers.telemetry.console import counted
@@ -30,23 +29,16 @@ def logs_of(paths: Sequence[Path]) -> dict[str, list[Path]]:
     UserError names the first path without any."""
     found: dict[str, list[Path]] = {}
     for path in paths:
-        logs = [path] if is_file(path) else _of_peer(path) if is_file(path / EVENTS) else []
-        logs = logs or [log for first in sorted(path.glob(f"*/{EVENTS}")) for log in _of_peer(first.parent)]
+        one = path if is_file(path) else path / EVENTS
+        logs = [one] if is_file(one) else sorted(path.glob(f"*/{EVENTS}"))
         if not logs:
             raise UserError(f"{path}: holds no event log; name an {EVENTS}, or a peer's state folder")
         for log in logs:
             name = log.parent.name or log.parent.resolve().name
-            if name.startswith(FOLDER):
-                name = f"{log.parent.resolve().parent.name} {name}"
             while name in found:
                 name += "'"
             found[name] = event_log.parts(log)
     return found
-
-
-def _of_peer(state: Path) -> list[Path]:
-    """Of one that holds several stages there are several."""
-    return [state / EVENTS, *sorted(state.glob(f"{FOLDER}*/{EVENTS}"))]
 
 
 class Replay:

@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from peers.runtime.control_client import ask
-from peers.telemetry.picture import Picture, from_json, together
+from peers.telemetry.picture import Picture, from_json
 from peers.tools.top import screen
 from peers.tools.top.keys import Keys
 from peers.tools.top.replay import Player, Replay
@@ -43,9 +43,7 @@ def peer(console: Console, state: Path) -> None:
 
 
 def _asked(state: Path) -> Picture:
-    answer = ask(state, {"do": "status"}, ANSWER_SECONDS)
-    others = answer.get("others", [])
-    return together([from_json(one) for one in (answer, *(others if isinstance(others, list) else ()))])
+    return from_json(ask(state, {"do": "status"}, ANSWER_SECONDS))
 
 
 def replay(console: Console, logs: Replay, speed: float, start: float | None) -> None:

@@ -40,12 +40,11 @@ from protocols.messages.table import (
     Path,
 )
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.model.activation_codec import HiddenError
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import UNKNOWN, Line, crossings, from_outside, seconds_on_line
+from swarmnet.resources.lines import UNKNOWN, Line, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
@@ -88,11 +87,10 @@ class DataPath:
         round: Callable[[], int],
         note: noted.Note,
         line: Line = UNKNOWN,
-        held: range | None = None,
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
-        `round()` is that of the stage now. `held`: adjacent stages of this process, if it has several."""
+        `round()` is that of the stage now."""
         self.stages = len(manifest.stages)
         self.form, self.gradient_bytes = ActForm.of(manifest), manifest.gradient_bytes
         self.stage, self.is_last = stage, stage == len(manifest.stages) - 1
@@ -102,8 +100,7 @@ class DataPath:
         self.neighbourhood, self.text = neighbourhood, text
         self.flow = Flow(min(in_flight, fitting))
         self.committed, self.note, self.ledger, self.timings = committed, note, Ledger(), Timings()
-        self.is_sibling = neighbourhood.transport.is_near
-        self.router = Router(chance, self.is_sibling)
+        self.router = Router(chance)
         if not self.is_last:  # It keeps graphs.
             slots = min(slots, fitting)
         rules, live = manifest.path_rules(), neighbourhood.membership.live
@@ -117,9 +114,8 @@ class DataPath:
             wake = partial(self.feed, events.Tick())
             self.ahead = self.pipeline.guide = Ahead(skipping, self.pipeline, neighbourhood, compute, wake)
         self.bodies: dict[MicrobatchId, Bodies] = {}
-        self.next_counter, self.service_seconds, self._own_seconds = 0, 0.0, 0.0
-        self._own_line = seconds_on_line(line, crossings(manifest)[stage])
-        self._others_line = self._own_line * from_outside(held or range(stage, stage + 1), stage)
+        self.next_counter, self.service_seconds = 0, 0.0
+        self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
         self.losses = RecentLoss()
         """Of microbatches whose loss passed here."""
         self.serving, self._look_at = False, 0.0
@@ -197,7 +193,6 @@ class DataPath:
                     self.ahead.begins(key)
                 kept = self.bodies[key]
                 kept.submitted_at = self.clock.time()
-                kept.to_sibling = self._goes_to_sibling(key)
                 work = partial(self.work.forward, key, kept)
                 self.compute.submit(FORWARD, work, partial(self._forwarded, key))
             case events.ComputeBackward(key):
@@ -214,7 +209,7 @@ class DataPath:
                     kept.arrived_at = None
                 queued = kept.queued + kept.queued_below
                 grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
-                post(peer, "data", grad, self._answer_for(key, peer, kept))
+                post(peer, "data", grad, kept.answer)
                 self._tell(peer)
             case events.SendBusy(key, peer, attempt):
                 post(peer, "data", Busy(*key, attempt))
@@ -240,31 +235,12 @@ class DataPath:
         stage = self.neighbourhood.membership.peers[peer].stage
         way = Path.of(self.ways.header_for(key, stage))
         act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, way)
-        exact, hidden = self.is_sibling(peer), len(kept.output) - self.form.text.size
-        if exact != kept.output_exact:
-            try:
-                again = self.work.recoded("activation", key, kept.output[:hidden], kept.shape, exact)
-            except HiddenError:
-                return False
-            kept.output, kept.output_exact = again + kept.output[hidden:], exact
         return self.neighbourhood.post(peer, "data", act, kept.output)
-
-    def _goes_to_sibling(self, key: MicrobatchId) -> bool:
-        """Whether it would, if its output were there."""
-        now, candidates = self.clock.time(), () if self.is_last else self.ways.candidates(key)
-        return any(self.is_sibling(peer) and self.router.has_room((peer,), now) for peer in candidates)
-
-    def _answer_for(self, key: MicrobatchId, peer: PeerId, kept: Bodies) -> bytes:
-        exact = self.is_sibling(peer)
-        if kept.answer and exact != kept.answer_exact:  # Another asks for it than at first.
-            return self.work.recoded("gradient", key, kept.answer, kept.shape, exact)
-        return kept.answer
 
     def _tell(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
         slots, seconds = self.pipeline.grant(peer), self.service_seconds
-        line = self._own_line if self.is_sibling(peer) else self._others_line
-        seconds = max(seconds, line) if seconds > 0 else 0.0
+        seconds = max(seconds, self._line_seconds) if seconds > 0 else 0.0
         self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
 
     # -- messages -------------------------------------------------------------------------------------
@@ -311,8 +287,7 @@ class DataPath:
         self.pump()
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
-        exact, membership = self.is_sibling(peer), self.neighbourhood.membership
-        came = checked_act(membership, self.ways, self.form, peer, act, body, exact)
+        came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
         if isinstance(came, Trouble):
             self._refuse(peer, act, came)
             self.neighbourhood.refused(peer, came.code, came.reason)
@@ -326,8 +301,7 @@ class DataPath:
             visited = came.header.visited
             self.bodies[key] = Bodies(
                 self.ways.arrive(key, came.header), Source(peer, visited[-2], len(visited)), text=came.text,
-                output=came.hidden, output_exact=exact, from_sibling=exact, shape=act.shape,
-                arrived_at=self.clock.time(),
+                output=came.hidden, shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
         self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
@@ -356,9 +330,8 @@ class DataPath:
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
-            tokens, exact = kept.shape[0] * kept.shape[1], self.is_sibling(peer)
-            expected = self.form.exact_bytes if exact else self.gradient_bytes
-            if grad.shape != kept.shape or len(body) != expected or grad.tokens != tokens:
+            tokens = kept.shape[0] * kept.shape[1]
+            if grad.shape != kept.shape or len(body) != self.gradient_bytes or grad.tokens != tokens:
                 reason = f"a gradient of {len(body)} bytes, {grad.tokens} tokens"
                 self.neighbourhood.refused(peer, "malformed", reason)
                 self.feed(events.NackArrived(peer, key, grad.attempt, "malformed"))
@@ -367,8 +340,7 @@ class DataPath:
             if self.ahead is not None:
                 self.ahead.answered(peer, key, grad.attempt, kept.answered)
             self.timings.append(("answered", kept.answered))
-            kept.gradient, kept.gradient_exact = body, exact
-            kept.loss_sum, kept.tokens = grad.loss_sum, grad.tokens
+            kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
             kept.answerer = Source(peer, stage, kept.passage.path_stages)
@@ -387,8 +359,7 @@ class DataPath:
             self._failed(key, result)
         elif self.is_last:
             if kept is not None:
-                kept.answer, kept.answer_exact = result.encoded, kept.from_sibling
-                kept.loss_sum, kept.tokens = result.loss_sum, result.tokens
+                kept.answer, kept.loss_sum, kept.tokens = result.encoded, result.loss_sum, result.tokens
                 kept.seconds, kept.output, kept.text = seconds, b"", None
             self._measured(seconds)
             loss = self._loss(result.loss_sum, result.tokens)
@@ -401,8 +372,7 @@ class DataPath:
             if kept is not None:
                 text = kept.text
                 assert text is not None, "it comes with the inputs"
-                kept.output, kept.output_exact = result.encoded + text.encoded, kept.to_sibling
-                kept.shape, kept.inputs = result.shape, None
+                kept.output, kept.shape, kept.inputs = result.encoded + text.encoded, result.shape, None
                 kept.answer, kept.own_seconds = b"", seconds
             self.feed(events.ForwardDone(key))
         self.pump()
@@ -417,7 +387,7 @@ class DataPath:
         else:
             tokens, loss_sum = (kept.tokens, kept.loss_sum) if kept else (0, 0.0)
             if kept is not None:
-                kept.answer, kept.answer_exact = result.encoded, kept.from_sibling
+                kept.answer = result.encoded
                 kept.output = kept.gradient = b""
                 kept.seconds += seconds + kept.own_seconds
             self._measured(seconds + (kept.own_seconds if kept is not None else 0.0))
@@ -463,9 +433,8 @@ class DataPath:
         return loss_sum / tokens if tokens else None
 
     def _measured(self, seconds: float) -> None:
-        known = self._own_seconds
-        self._own_seconds = seconds if not known else known + SMOOTHING * (seconds - known)
-        self.service_seconds = self.compute.occupied(self._own_seconds)
+        known = self.service_seconds
+        self.service_seconds = seconds if not known else known + SMOOTHING * (seconds - known)
 
 
 def _fitting(manifest: Manifest, stage: int, part: StagePart) -> int:

@@ -23,7 +23,7 @@ from swarmnet.model.carried_text import CarriedText
 from swarmnet.model.sizes import Judgement, Sizes
 from swarmnet.model.stage_compute import StageError
 from swarmnet.routing.next_hop import Passage
-from swarmnet.run.activation_sizes import EXACT, Codec
+from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Manifest
 
 
@@ -56,19 +56,11 @@ class Bodies:
     text: CarriedText | None = None
     output: bytes = b""
     """Encoded hidden states and text, for the next peer and for another if that one fails."""
-    output_exact: bool = False
-    """As they were computed, for or from a sibling in this process; else in the run's codec."""
-    to_sibling: bool = False
-    """Whether it will probably go on to a sibling."""
     shape: tuple[int, int, int] = (0, 0, 0)
     gradient: bytes = b""
     """Encoded gradient that came from below."""
-    gradient_exact: bool = False
     answer: bytes = b""
     """Encoded gradient for the peer above."""
-    answer_exact: bool = False
-    from_sibling: bool = False
-    """Whether a sibling sent it from above."""
     loss_sum: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
@@ -154,7 +146,7 @@ class MicrobatchWork:
             inputs = kept.inputs
             if inputs is None:
                 try:
-                    inputs = self._decode("activation", kept.output, kept.shape, kept.output_exact)
+                    inputs = self._decode("activation", kept.output, kept.shape)
                 except activation_codec.HiddenError as error:
                     judgement = _judged(self.hidden_sizes, kept.sender, inf)
                     return replace(_blamed(kept.sender, "malformed", str(error), judgement), again=False)
@@ -166,20 +158,20 @@ class MicrobatchWork:
             if not self.is_last:
                 output_BTD = compute.forward(key, inputs, kept.passage.branch_scale, text.tokens)
                 batch, tokens, width = output_BTD.shape
-                encoded = self._encode("activation", output_BTD, kept.to_sibling)
+                encoded = self._encode("activation", output_BTD)
                 return Computed(encoded, (batch, tokens, width))
             finished = compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
             return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
-        encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
+        encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
         source = kept.answerer
         try:
-            below = self._decode("gradient", kept.gradient, kept.shape, kept.gradient_exact)
+            below = self._decode("gradient", kept.gradient, kept.shape)
         except activation_codec.HiddenError as error:
             return _blamed(source, "malformed", str(error), _judged(self.gradient_sizes, source, inf))
         judgement = _judged(self.gradient_sizes, source, _norm(below))
@@ -196,7 +188,7 @@ class MicrobatchWork:
         except StageError as error:
             return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
-        encoded = b"" if gradient is None else self._encode_gradient(key, gradient, kept.from_sibling)
+        encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape)
 
     def _far_off(self, sender: Source | None, norm: float) -> Trouble | None:
@@ -214,40 +206,22 @@ class MicrobatchWork:
         if self.after_gradient is not None:
             self.after_gradient()
 
-    def recoded(
-        self, kind: Coded, key: MicrobatchId, data: Body, shape: tuple[int, int, int], exact: bool
-    ) -> bytes:
-        """What was encoded for a sibling as others take it, or (`exact`) the other way round: where somebody
-        else is asked than was thought. Raises HiddenError where a value is not finite in the run's codec."""
-        tensor = self._decode(kind, data, shape, not exact)
-        if kind == "gradient":
-            return self._encode_gradient(key, tensor, exact)
-        return self._encode(kind, tensor, exact)
-
-    def _encode(
-        self, kind: Coded, tensor: Tensor, exact: bool, chance: torch.Generator | None = None
-    ) -> bytes:
-        if exact:
-            return activation_codec.encode(tensor, EXACT)
+    def _encode(self, kind: Coded, tensor: Tensor, chance: torch.Generator | None = None) -> bytes:
         began = perf_counter()
         encoded = activation_codec.encode(tensor, self.codecs[kind], chance)
         self.codings.encoded(kind, began, tensor.numel(), len(encoded))
         return encoded
 
-    def _encode_gradient(
-        self, key: MicrobatchId, gradient: Tensor, exact: bool
-    ) -> bytes:
+    def _encode_gradient(self, key: MicrobatchId, gradient: Tensor) -> bytes:
         """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec."""
         chance = activation_codec.rounding_of(self._run_id, key, self._stage) if self._by_chance else None
         try:
-            return self._encode("gradient", gradient, exact, chance)
+            return self._encode("gradient", gradient, chance)
         except activation_codec.HiddenError:
             most = activation_codec.LARGEST
-            return self._encode("gradient", gradient.clamp(-most, most), exact, chance)
+            return self._encode("gradient", gradient.clamp(-most, most), chance)
 
-    def _decode(self, kind: Coded, data: Body, shape: tuple[int, int, int], exact: bool) -> Tensor:
-        if exact:
-            return activation_codec.decode(data, shape, EXACT, self.stage_compute.device)
+    def _decode(self, kind: Coded, data: Body, shape: tuple[int, int, int]) -> Tensor:
         began = perf_counter()
         decoded = activation_codec.decode(data, shape, self.codecs[kind], self.stage_compute.device)
         self.timings.append((f"{kind} decode", perf_counter() - began))

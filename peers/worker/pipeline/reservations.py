@@ -66,9 +66,9 @@ class Ahead:
     def computed(self, forward_seconds: float, backward_seconds: float) -> None:
         """A pass took so long; the other one is 0."""
         if forward_seconds > 0:
-            self.places.forward_took(self.compute.stretched(forward_seconds))
+            self.places.forward_took(forward_seconds)
         if backward_seconds > 0:
-            self.places.backward_took(self.compute.stretched(backward_seconds))
+            self.places.backward_took(backward_seconds)
 
     def begins(self, key: MicrobatchId) -> None:
         """Its forward is handed to the compute thread."""

@@ -12,7 +12,7 @@ from swarmnet.membership.machine import Membership
 from swarmnet.model.activation_codec import HiddenError
 from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.routing.next_hop import NextHop
-from swarmnet.run.activation_sizes import EXACT, encoded_bytes
+from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Header, IllegalPath
 
@@ -37,25 +37,22 @@ class ActForm:
     """Of its hidden states."""
     hidden_bytes: int
     text: TextCodec
-    exact_bytes: int
-    """Of hidden states between siblings."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         shape = manifest.hidden_shape
-        codec, exact = manifest.hidden_codec, encoded_bytes(shape, EXACT)
-        return cls(shape, encoded_bytes(shape, codec), TextCodec(manifest), exact)
+        return cls(shape, encoded_bytes(shape, manifest.hidden_codec), TextCodec(manifest))
 
 
 def checked_act(
-    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes, exact: bool
+    membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes
 ) -> Arrival | Trouble:
-    """What came, or why it is not computed. `exact`: from a sibling, as it was computed."""
+    """What came, or why it is not computed."""
     if act.stage != ways.stage:
         return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
     unfit = unfit_way(membership, ways, peer, key.origin, header)
-    return unfit or arrival_of(form, key, header, act, body, exact)
+    return unfit or arrival_of(form, key, header, act, body)
 
 
 def unfit_way(
@@ -79,18 +76,17 @@ def unfit_way(
 
 
 def arrival_of(
-    form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes, exact: bool = False
+    form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes
 ) -> Arrival | Trouble:
     """Its body decoded, or why it cannot be computed."""
     if act.shape != form.shape:
         return Trouble("malformed", f"hidden states of shape {act.shape}")
-    hidden_bytes = form.exact_bytes if exact else form.hidden_bytes
-    if len(body) != hidden_bytes + form.text.size:
+    if len(body) != form.hidden_bytes + form.text.size:
         return Trouble("malformed", f"a body of {len(body)} bytes")
     try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
-        text = form.text.decode(body[hidden_bytes:])
+        text = form.text.decode(body[form.hidden_bytes :])
     except HiddenError as error:
         return Trouble("malformed", str(error))
     if not 0.0 < act.deadline_seconds < 3600.0:
         return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
-    return Arrival(key, header, body[:hidden_bytes], text)
+    return Arrival(key, header, body[: form.hidden_bytes], text)

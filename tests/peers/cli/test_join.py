@@ -92,15 +92,13 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     ), "without the #, what is offered is right"
 
 
-def test_several_stages_are_asked_for_with_an_option_and_changed_with_it(swarmnet, started, tmp_path):
+def test_an_option_of_a_later_join_counts_for_that_start_and_the_file_stays(swarmnet, started, tmp_path):
     (tmp_path / "a.json").write_text(published_text(SIGNED))
-    for stages in (2, 3):
-        code, _, _ = swarmnet(
-            "join", str(tmp_path / "a.json"), "--stages", str(stages), "--state", "here", "--alone"
-        )
+    for name in ("first", "second"):
+        code, _, _ = swarmnet("join", str(tmp_path / "a.json"), "--name", name, "--state", "here", "--alone")
         assert code == 0
-        assert started[-1].stages == stages
-    assert "stages: 2" in (started[0].state / "peer.yaml").read_text(), "what a person may have edited stays"
+        assert started[-1].name == name
+    assert 'name: "first"' in (started[0].state / "peer.yaml").read_text(), "what a person edited stays"
 
 
 INVITES = [
@@ -427,18 +425,19 @@ def test_what_was_found_is_said_in_a_few_lines():
     records = {"a": record(0), "b": record(1, loss=None, round=9), "c": record(2, "paused", 99.0)}
     assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as they say)"
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
-    line = machine_line(range(1, 2), needs, 5, 8 << 30, True, "cpu", PLAIN)
+    line = machine_line(needs, 5, 8 << 30, True, "cpu", PLAIN)
+    assert line.startswith("you    stage 1 on cpu")
     most = gib(needs.least + 4 * needs.graph)
     assert f"with one microbatch under way and {most} with the most, 5 at a time; limits.memory" in line
     limits = LimitsFile(upload=20_000.0, hours="22:00-08:00")
-    line = traffic_line(manifest, range(1, 2), 500.0, records, limits)
+    line = traffic_line(manifest, 1, 500.0, records, limits)
     assert "never more than 20.0 kB/s up; only at 22:00-08:00" in line
     assert f"send at most about {20_000 * 3600 / 1e6:.1f} MB" in line
     assert "an hour at its pace so far (500 tokens/s)" in line
     received = traffic_of(manifest, 1, 500.0, 2).received
     month = f"{(20_000 + received) * 30 * 36_000 / 1e9:.1f} GB in all if it works through a month"
     assert month in line, "ten hours of each day"
-    assert "next to nothing" in traffic_line(tiny_manifest(stages=(3,)), range(1), 9.0, {}, LimitsFile())
+    assert "next to nothing" in traffic_line(tiny_manifest(stages=(3,)), 0, 9.0, {}, LimitsFile())
 
 
 def test_what_is_said_of_traffic_follows_from_this_machines_own_pace():

@@ -111,16 +111,6 @@ def test_a_bootstraps_address_is_known_before_its_first_start(swarmnet):
     assert swarmnet("identity", "boot/identity.key")[1].startswith(f"peer     {peer}\n")
 
 
-def test_each_peer_of_a_process_with_several_stages_has_an_id_of_its_own(swarmnet):
-    Path("two.yaml").write_text(
-        f"run: {'5a' * 32}\nstate: two\nstages: 2\nlisten: [/ip4/0.0.0.0/tcp/31331]\n"
-    )
-    out = swarmnet("identity", "two.yaml")[1]
-    assert re.findall(r"tcp/(\d+)/p2p", out) == ["31331", "31332"]
-    assert len(set(re.findall(r"12D3Koo\w+", out))) == 2
-    assert Path("two/sibling-1/identity.key").is_file()
-
-
 def test_what_is_announced_is_what_others_dial_and_a_free_port_is_left_open(swarmnet):
     Path("boot.yaml").write_text(
         "role: bootstrap\nstate: boot\nannounce: [/dns4/boot.example.org/tcp/31330]\n"
@@ -138,5 +128,5 @@ def test_an_identity_of_a_wrong_file_is_refused_and_nothing_is_written(swarmnet)
     Path("other.key").write_text("no key")
     Path("other.key").chmod(0o600)
     refused(swarmnet("identity", "other.key"), "no Ed25519 identity")
-    refused(swarmnet("identity", "new.key", "--set", "stages=2"), "identity PEER.yaml")
+    refused(swarmnet("identity", "new.key", "--set", "stage=2"), "identity PEER.yaml")
     assert not Path("new.key").exists()

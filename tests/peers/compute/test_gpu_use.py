@@ -164,7 +164,7 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
         metrics=SimpleNamespace(peak_operations=None), threads=1, compute=ComputeFile(dtype="fp32"),
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
-        config=config, report=report, siblings=None, metrics=Metrics(process=False),
+        config=config, report=report, metrics=Metrics(process=False),
         log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}), say=report.say,
     ))  # fmt: skip
     assert [(event, level) for event, level, _ in said] == [("limits", "warning")] * only_when_idle

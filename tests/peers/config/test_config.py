@@ -35,6 +35,7 @@ def problems(typed, text, environment=None, overrides=None):
     ("text", "expected"),
     [
         ("role: bootstrap\nnmae: x\n", "2: nmae: unknown key; did you mean 'name'?"),
+        ("role: bootstrap\nstages: 2\n", "2: stages: unknown key; did you mean 'stage'?"),
         (
             "role: bootstrap\nmetrics:\n  lisen: off\n",
             "3: metrics.lisen: unknown key; did you mean 'listen'?",

@@ -19,9 +19,9 @@ from peers.data.documents import Text, TextError, files_of, joined
 from peers.data.local_text import missing_text, never_held, read_text_here, text_here
 from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
-from peers.worker.find_stage import find_run
+from peers.worker.find_run import find_run
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, View, choose_move, choose_stages
+from swarmnet.placement.policy import MoveRules, View, choose_move, choose_stage
 from swarmnet.run.manifest import Data, Source
 
 
@@ -153,17 +153,16 @@ def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path):
         joined(Text([str(folder)]))
 
 
-@pytest.mark.parametrize("stage", ["stage: 0\n", "stages: 3\n"])
 def test_who_asks_for_the_stage_that_reads_without_the_text_is_told_before_anybody_hears_of_it(
-    tmp_path, peer, stage
+    tmp_path, peer
 ):
     (tmp_path / "run.json").write_text(published_text(sign(received("/etc/hostname"))))
-    config = peer(stage).model_copy(update={"run": str(tmp_path / "run.json")})
+    config = peer("stage: 0\n").model_copy(update={"run": str(tmp_path / "run.json")})
 
     async def join(_process):
         raise AssertionError("nothing is joined")
 
-    process = SimpleNamespace(config=config, siblings=None, number=0, say=lambda *_: None)
+    process = SimpleNamespace(config=config, say=lambda *_: None)
     network = SimpleNamespace(join=join)
     with pytest.raises(UserError, match="source `stories` is not on this machine"):
         asyncio.run(find_run(process, network))
@@ -188,9 +187,10 @@ def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer
     assert never == {0}
     rules = MoveRules((1.0, 1.0, 1.0), never=never)
     empty = View((0.0, 0.0, 0.0))
-    assert {choose_stages(empty, rules, 1, Random(seed))[0] for seed in range(50)} == {1, 2}
-    assert choose_stages(View((0.0, 5.0, 1.0)), rules, 1, Random(0)) == range(2, 3)
-    assert choose_stages(empty, rules, 2, Random(0)) == range(1, 3)
+    assert {choose_stage(empty, rules, Random(seed)) for seed in range(50)} == {1, 2}
+    assert choose_stage(View((0.0, 5.0, 1.0)), rules, Random(0)) == 2
+    with pytest.raises(ValueError, match="none of 3 stages"):
+        choose_stage(empty, replace(rules, never=frozenset(range(3))), Random(0))
 
 
 def test_a_machine_without_the_text_never_moves_to_the_first_stage(manifest, peer):
@@ -208,7 +208,8 @@ def test_a_stage_that_a_person_chose_is_held_or_fails_with_the_reason(manifest, 
     missing = missing_text(manifest, peer())
     assert missing
     assert never_held(manifest, peer("stage: 0\n"), missing) == frozenset()
-    assert never_held(manifest, peer("stages: 3\n"), missing) == frozenset(), "it would hold all there are"
+    whole = replace(manifest, stages=(sum(manifest.stages),))
+    assert never_held(whole, peer(), missing) == frozenset(), "there is no other"
     assert never_held(manifest, peer("stage: 1\nmoves: true\n"), missing) == {0}, "it would move there"
 
 

@@ -35,7 +35,7 @@ def make_state(state):
     (state / "peer.yaml").write_text("run: run.json\nstate: .\n")
     for name in (
         "events.jsonl", "lock", ".peers.json.77.part", "checkpoints/stage-0-round-00000007.safetensors",
-        "checkpoints/download/" + "ab" * 32, "text/newest.json", "sibling-1/receipts.jsonl",
+        "checkpoints/download/" + "ab" * 32, "text/newest.json",
     ):  # fmt: skip
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_bytes(b"0")
@@ -113,7 +113,7 @@ def test_what_a_link_leads_to_stays(swarmnet, home, tmp_path):
     (home / "linked").symlink_to(elsewhere)
     (home / "one" / "events.jsonl").unlink()
     (home / "one" / "events.jsonl").symlink_to(elsewhere / "events.jsonl")
-    (home / "one" / "sibling-2").symlink_to(elsewhere)
+    (home / "one" / "text" / "more.tokens").symlink_to(elsewhere)
     code, out, _ = swarmnet("uninstall", "--yes")
     assert code == 0
     assert f"{home / 'linked'}   a link" in out

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, Seen, View, choose_move, choose_stage, choose_stages, view_of
+from swarmnet.placement.policy import MoveRules, Seen, View, choose_move, choose_stage, view_of
 
 TWO_GROUPS = MoveRules((1.0, 1.0, 1.0), groups=2)
 
@@ -22,7 +22,6 @@ def test_a_newcomer_takes_up_experts_that_nobody_trains_however_fast_who_is_ther
     view = seen(0, 0, 1, 2, 2, rates={1: 9.0})
     assert choose_stage(view, TWO_GROUPS, Random(seed)) == 1
     assert choose_stage(view, replace(TWO_GROUPS, groups=1), Random(seed)) in (0, 2)
-    assert 1 in choose_stages(view, TWO_GROUPS, 2, Random(seed))
 
 
 def test_a_stage_that_has_nobody_comes_before_one_that_lacks_half():

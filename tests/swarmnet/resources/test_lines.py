@@ -1,7 +1,6 @@
 """What lines allow a peer of a stage: one rule for placing, routing and plans."""
 
 from dataclasses import replace
-from math import inf
 
 from swarm import TINY_MODEL, tiny_manifest
 
@@ -11,11 +10,8 @@ from swarmnet.resources.lines import (
     Crossing,
     Line,
     carried,
-    crossing,
     crossings,
-    from_outside,
     seconds_on_line,
-    told_by_sibling,
 )
 from swarmnet.run.manifest import Sync
 
@@ -23,12 +19,12 @@ FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4))
 DOWN, UP = FOUR.body_bytes, FOUR.gradient_bytes
 
 
-def test_stages_in_the_middle_send_twice_what_the_ends_do_and_a_whole_model_sends_nothing():
+def test_stages_in_the_middle_send_twice_what_the_ends_do_and_the_only_one_sends_nothing():
     first, second, third, last = crossings(FOUR)
     assert first == Crossing(DOWN, UP)
     assert second == third == Crossing(DOWN + UP, DOWN + UP)
     assert last == Crossing(UP, DOWN)
-    assert crossing(range(4), 4, DOWN, UP) == Crossing(0.0, 0.0)
+    assert crossings(tiny_manifest((4,), model=FOUR.model)) == (Crossing(0.0, 0.0),)
 
 
 def test_a_peer_does_what_the_slowest_of_its_computer_and_the_two_directions_of_its_line_does():
@@ -40,21 +36,6 @@ def test_a_peer_does_what_the_slowest_of_its_computer_and_the_two_directions_of_
     assert carried(90.0, Line(1.0, 1.0), Crossing()) == 90.0, "nor does a line over which nothing goes"
     assert seconds_on_line(Line(1000.0, 100.0), each) == 0.5
     assert seconds_on_line(UNKNOWN, each) == 0.0
-
-
-def test_siblings_tell_of_their_common_line_what_it_bears_of_microbatches_that_pass_all_of_them():
-    line, alone = Line(1000.0, 2000.0), crossings(FOUR)
-    for held in (range(2), range(1, 3), range(1, 4)):
-        borne = carried(inf, line, crossing(held, 4, DOWN, UP))
-        for stage in held:
-            told = told_by_sibling(line, FOUR, held, stage)
-            assert round(carried(inf, told, alone[stage]), 9) == round(borne, 9)
-    assert told_by_sibling(line, FOUR, range(4), 2) == UNKNOWN, "who holds the whole model sends nothing"
-
-
-def test_who_enters_in_the_middle_of_a_computers_stages_costs_its_line_more_for_each_stage_done():
-    assert [from_outside(range(2, 5), stage) for stage in (2, 3, 4)] == [1.0, 1.5, 3.0]
-    assert from_outside(range(2, 3), 2) == 1.0
 
 
 def test_estimates_of_traffic_count_the_same_bytes():

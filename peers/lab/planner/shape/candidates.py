@@ -115,8 +115,6 @@ class Kind:
     computes: float
     """Tokens per second of each."""
     line: Line
-    held: range
-    """Stages of its computer."""
 
 
 def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
@@ -204,13 +202,11 @@ def price(parameters: int, target: float, shape: Shape, replicas: float) -> tupl
 
 
 def kinds(manifest: Manifest, placement: Placement) -> list[Kind]:
-    alike = Counter(
-        (peer.stage, peer.occupied_seconds, peer.up, peer.down, peer.stages) for peer in placement.peers
-    )
+    alike = Counter((peer.stage, peer.forward_seconds, peer.up, peer.down) for peer in placement.peers)
     tokens = manifest.microbatch_tokens / (1 + BACKWARD_RATIO)
     return [
-        Kind(stage, count, tokens / forward, Line(up, down), held)
-        for (stage, forward, up, down, held), count in alike.items()
+        Kind(stage, count, tokens / forward, Line(up, down))
+        for (stage, forward, up, down), count in alike.items()
     ]
 
 
@@ -221,22 +217,19 @@ def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> floa
     groups = [[one for one in peers if one.stage == stage] for stage in range(last + 1)]
     sizes = [sum(one.count for one in group) for group in groups]
     down, up = (each / manifest.microbatch_tokens for each in (manifest.body_bytes, manifest.gradient_bytes))
-    crossed = {held: crossing(held, last + 1, down, up) for held in {one.held for one in peers}}
-    thinnest = {
-        held: min(min(one.line.up, one.line.down) for one in peers if one.held == held) for held in crossed
-    }
+    crossed = [crossing(stage, last + 1, down, up) for stage in range(last + 1)]
+    thinnest = [min(min(one.line.up, one.line.down) for one in group) for group in groups]
 
     def bears(rate: float) -> bool:
-        by_stage = [how.per_second(manifest, stage, rate, sizes[stage]) for stage in range(last + 1)]
-        taken = {held: sum(by_stage[stage] for stage in held) for held in crossed}
-        if any(taken[held] > MOST_OF_A_LINE * line for held, line in thinnest.items()):
+        taken = [how.per_second(manifest, stage, rate, sizes[stage]) for stage in range(last + 1)]
+        if any(took > MOST_OF_A_LINE * line for took, line in zip(taken, thinnest, strict=True)):
             return False
         return all(
             rate <= (1 + 1e-9) * sum(
-                one.count * carried(one.computes, one.line.without(taken[one.held]), crossed[one.held])
+                one.count * carried(one.computes, one.line.without(taken[stage]), crossed[stage])
                 for one in group
             )
-            for group in groups
+            for stage, group in enumerate(groups)
         )  # fmt: skip
 
     computed = min(sum(one.count * one.computes for one in group) for group in groups)

@@ -57,13 +57,12 @@ def options_of(words: list[str]) -> Options:
         if f"--{name}" in words
     }
     return Options(
-        int(words[0]), **numbers, moves="--moves" in words, doubles=2 * ("--doubles" in words),
-        sharded="--sharded" in words,
+        int(words[0]), **numbers, moves="--moves" in words, sharded="--sharded" in words,
     )  # fmt: skip
 
 
 def again(options: Options) -> str:
-    flags = " --moves" * options.moves + " --doubles" * (options.doubles > 0) + " --sharded" * options.sharded
+    flags = " --moves" * options.moves + " --sharded" * options.sharded
     return f"{options.seed}{flags}" + f" --stages {options.stages}" * (options.stages is not None)
 
 

@@ -118,7 +118,7 @@ def test_a_thin_line_is_a_bound_too():
 
 def test_peers_that_share_cores_share_their_speed():
     alone = Layout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), near, Work(0))
-    shared = Layout(tuple(PeerSpec(stage, 0.1, machine=0) for stage in (0, 0, 1, 1)), near, Work(0), cores=1)
+    shared = Layout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), near, Work(0), cores=1)
     rates = []
     for layout in (alone, shared):
         swarm = Swarm(layout, Router, 1)

@@ -1,7 +1,6 @@
 """Plans of swarms on home lines: what lines carry, what memory holds, whether one peer alone is faster."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -17,12 +16,11 @@ from peers.lab.planner.plan import plan
 from peers.lab.planner.question import Question
 from peers.lab.planner.report import render
 from peers.lab.planner.shape.candidates import bottleneck, kinds
-from peers.lab.planner.speeds import MEGABIT, MOST, peer_classes
+from peers.lab.planner.speeds import MEGABIT, peer_classes
 from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.resources.bandwidth_estimate import contribution_bytes as contribution_estimate
 from swarmnet.resources.bandwidth_estimate import result_bytes as result_estimate
-from swarmnet.resources.lines import crossing
 from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape, Rounds, Sync
 
@@ -199,7 +197,7 @@ def test_what_a_run_exchanges_today_is_votes_for_everyone():
     assert exchange.contribution == tuple(contribution_bytes(THREE, stage) for stage in range(3))
 
 
-# -- lines, and computers that hold several stages ---------------------------------------------------
+# -- lines ------------------------------------------------------------------------------------------
 
 FOUR = replace(
     THREE, stages=(1, 1, 1, 1), model=ModelShape(width=512, heads=8, head_width=64),
@@ -227,36 +225,3 @@ def test_where_contributions_fill_the_lines_the_stages_stay_alike():
     crowded = replace(FOUR, rounds=Rounds(target_tokens=10**4, longest_seconds=0.1))
     stages = [peer.stage for peer in placed(crowded, asked("24x9ktps@100/10")).peers]
     assert [stages.count(stage) for stage in range(4)] == [6, 6, 6, 6]
-
-
-def test_how_many_stages_each_holds_is_read_and_its_memory_bounds_it():
-    one, all_that_fit = peer_classes("8x2ktps@100/40:24GB*2,4x1ktps:8GB*")
-    (far,) = peer_classes("1x2ktps:eu*3", {"eu": (100.0, 40.0)})
-    assert (one.stages, one.memory) == (2, 24 * 10**9)
-    assert all_that_fit.stages == MOST
-    assert (far.region, far.stages) == ("eu", 3)
-    for wrong in ("8x2ktps*", "8x2ktps:24GB*0", "8x2ktps*2:24GB"):
-        with pytest.raises(ValueError, match="8x2ktps"):
-            peer_classes(wrong)
-    memory = [exchange_of(FOUR).memory(FOUR, stage) for stage in range(4)]
-    two = 1.01 * max(a + b for a, b in pairwise(memory)) / 1e9
-    held = {peer.stages for peer in placed(FOUR, asked(f"8x2ktps:{two:.6f}GB*"), memory).peers}
-    assert {len(stages) for stages in held} == {2}
-    with pytest.raises(UserError, match="no peer has memory"):
-        placed(FOUR, asked(f"8x2ktps:{two:.6f}GB*4"), memory)
-
-
-def test_computers_with_several_stages_send_less_and_with_all_of_them_nothing():
-    alone, double, whole = (carried(f"24x9ktps@100/10{held}") for held in ("", "*2", "*4"))
-    assert double > 1.2 * alone
-    assert whole == pytest.approx(24 * 9000)
-    sent = crossing(range(4), 4, 1.0, 1.0)
-    assert (sent.sent, sent.received) == (0.0, 0.0)
-
-
-def test_a_whole_replica_among_chains_is_played_and_adds_what_it_can_compute():
-    chains = plan(FOUR, asked("8x300tps@100/10", seed=1)).tokens_per_second
-    mixed = plan(FOUR, asked("8x300tps@100/10,2x300tps@100/10*4", seed=1))
-    assert mixed.peers == (4, 4, 4, 4)
-    assert mixed.tokens_per_second > chains + 300
-    assert max(mixed.data_bytes) < max(plan(FOUR, asked("16x300tps@100/10", seed=1)).data_bytes)

@@ -53,7 +53,7 @@ def test_lossy_lines_cost_a_plan_little_with_many_under_way_and_much_with_few():
 
 
 def test_the_loss_of_a_line_stands_behind_its_speeds():
-    lossy, plain = peer_classes("8x2ktps@100/10/0.5%:24GB*2,8x2ktps@100/10:24GB*2")
+    lossy, plain = peer_classes("8x2ktps@100/10/0.5%:24GB,8x2ktps@100/10:24GB")
     assert lossy.loss == HALF
     assert replace(lossy, loss=0.0) == plain
     assert lossy.up == 10 * MEGABIT
