@@ -31,8 +31,7 @@ def tokenizer(
 
     from peers.cli.model import warn
     from peers.config.atomic_files import is_there, write_atomically
-    from peers.data.documents import Text, TextError
-    from peers.data.files import ALL_SUFFIXES
+    from peers.data.documents import TextError, text_at
     from peers.data.local_text import Tokenizing
     from peers.data.train_tokenizer import train_tokenizer
 
@@ -40,7 +39,7 @@ def tokenizer(
         raise UserError(f"{out} exists already, and runs may need it: name another --out or add --replace")
     reads = Tokenizing(lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text")
     with as_user_errors(TextError):
-        text = Text(texts, suffixes=ALL_SUFFIXES)
+        text = text_at(texts)
         made, tokens = train_tokenizer(text, vocabulary, end_of_text, reads.progress)
     write_atomically(out, made)
     for warning in text.reading.warnings():

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.config.atomic_files import is_file
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
 from peers.config.run_url import is_url, without_secret
-from peers.data.documents import Reading, Text, TextError, files_of
-from peers.data.files import ALL_SUFFIXES, PLAIN_SUFFIXES, TextUnreachable
-from peers.data.shard_tokens import ShardCache
+from peers.data.documents import Reading, TextError, files_at
 from peers.data.shards import Shard, all_shards
-from peers.data.tokens import Progress, Tokens, tokens_on_disk
+from peers.data.tokens import Progress, ShardCache, ShardTokens
 from peers.errors import UserError
 from peers.telemetry.said import Say
 from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
@@ -35,7 +33,7 @@ class TextHere:
     """What of a run's text a person of this machine has said where it is."""
 
     places: dict[str, str]
-    """By the source's name: a file, a folder, `python-stdlib`, or where text is read in epochs a URL."""
+    """By the source's name: a file, a folder, `python-stdlib`, or a URL."""
     tokenizer: Path | None
     """None: bytes, or not said."""
 
@@ -61,15 +59,15 @@ def text_here(manifest: Manifest, config: PeerFile) -> TextHere:
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
     """What of the run's text is not on this machine, and what to do; empty: all is there. By the names of
     files alone: none is read, and nobody elsewhere is asked."""
-    here, in_epochs = text_here(manifest, config), manifest.data.order == "epochs"
+    here = text_here(manifest, config)
     for source in manifest.data.sources:
         problem = "the peer file does not say where it is"
         if source.name in here.places:
             place = here.places[source.name]
-            if in_epochs and is_url(place):
+            if is_url(place):
                 continue
             try:
-                files_of(place, suffixes=ALL_SUFFIXES if in_epochs else PLAIN_SUFFIXES)
+                files_at(place, Reading())
                 continue
             except TextError as error:
                 problem = str(error)
@@ -103,79 +101,49 @@ def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[
     return frozenset({FIRST_STAGE}) if missing and not _asked_to_read(manifest, config) else frozenset()
 
 
-def read_text_here(
-    manifest: Manifest, config: PeerFile, seed: int, withdrawn: frozenset[bytes], progress: Progress
-) -> Tokens:
-    """Its tokens, without the documents that the owner has withdrawn; made if they do not lie in the state
-    folder. Raises UserError."""
-    if missing := missing_text(manifest, config):
-        raise UserError(missing)
-    here = text_here(manifest, config)
-    try:
-        text = Text(
-            here.places.values(), longest_bytes=config.text_limit, seed=seed, withdrawn=withdrawn
-        )
-        return tokens_on_disk(
-            text, here.tokenizer, manifest.model.vocabulary, config.state, progress, manifest.data.end_of_text
-        )
-    except TextError as error:
-        raise UserError(str(error)) from None
-
-
 def shards_here(
-    manifest: Manifest, config: PeerFile, withdrawn: frozenset[bytes], reading: Reading
-) -> tuple[dict[str, list[Shard]], ShardCache]:
-    """Of a run that is read in epochs: the shards of each source, and what makes and keeps their tokens; of
-    what is no shard any more nothing is kept. `reading` hears of what is left out. Raises UserError, or
+    manifest: Manifest, config: PeerFile, public_key: bytes, withdrawn: frozenset[bytes]
+) -> tuple[dict[str, list[Shard]], ShardCache, Reading]:
+    """The shards of each source (`all_shards`), what makes and keeps their tokens, without the documents that
+    the owner has withdrawn, and what is left out of the places; of what is no shard any more nothing is kept.
+    `public_key`: the peer's, which chooses its part of a text that is drawn from. Raises TextError;
     TextUnreachable where a URL does not answer."""
     if missing := missing_text(manifest, config):
-        raise UserError(missing)
-    here, data = text_here(manifest, config), manifest.data
-    try:
-        cache = ShardCache(
-            here.tokenizer, manifest.model.vocabulary, config.state, data.end_of_text, withdrawn
-        )
-        shards = all_shards(data.sources, here.places, reading)
-        cache.keep_only(shard for some in shards.values() for shard in some)
-        reading.tokenizer = cache.warning
-    except TextUnreachable:
-        raise
-    except TextError as error:
-        raise UserError(str(error)) from None
-    return shards, cache
+        raise TextError(missing)
+    here, data, reading = text_here(manifest, config), manifest.data, Reading()
+    cache = ShardCache(
+        here.tokenizer, manifest.model.vocabulary, config.state, data.end_of_text, withdrawn
+    )
+    reading.tokenizer = cache.warning
+    seed = int.from_bytes(public_key[:4], "little")
+    shards = all_shards(data, here.places, reading, config.text_limit, seed)
+    cache.keep_only(shard for some in shards.values() for shard in some)
+    return shards, cache, reading
 
 
-def first_shard_here(manifest: Manifest, config: PeerFile, progress: Progress) -> Tokens:
-    """Of a run that is read in epochs, to see whether that goes. Raises UserError."""
-    reading = Reading()
+def first_shard_here(
+    manifest: Manifest, config: PeerFile, public_key: bytes, progress: Progress
+) -> tuple[ShardTokens, int]:
+    """The run's text as far as a peer reads it first, to see whether that goes, and the number of all shards.
+    Raises UserError."""
     try:
-        shards, cache = shards_here(manifest, config, frozenset(), reading)
+        shards, cache, reading = shards_here(manifest, config, public_key, frozenset())
         every = [shard for some in shards.values() for shard in some]
-        opened = cache.open(every[0], progress)
+        return cache.open(replace(every[0], others=reading), progress), len(every)
     except TextError as error:
         raise UserError(str(error)) from None
-    opened.reading.add_left_out(reading)
-    opened.reading.tokenizer = reading.tokenizer
-    return Tokens(opened.tokens, opened.reading, opened.made, shards=len(every))
 
 
-def part_of_text(public_key: bytes) -> int:
-    """The seed by which a peer chooses its part of a text that is larger than what it reads."""
-    return int.from_bytes(public_key[:4], "little")
-
-
-def text_line(read: Tokens) -> str:
-    """What was read, for people."""
+def text_line(read: ShardTokens, shards: int = 1) -> str:
+    """What was read, for people. `shards`: of which it is the first."""
     reading = read.reading
     text = (
         f"{len(read.tokens):,} tokens: {_count(reading.documents, 'document')} in "
         f"{_count(reading.files, 'file')}, {reading.bytes / 1e6:,.1f} MB"
     )
-    if read.shards:
-        text = f"the first of {_count(read.shards, 'shard')}: {text}"
-    if not read.made:
-        return f"{text}, as they were kept"
-    return text if read.before is None else f"{text}; the text is not what it was: {read.before:,} tokens"
+    if shards > 1:
+        text = f"the first of {shards:,} shards: {text}"
+    return text if read.made else f"{text}, as they were kept"
 
 
 def _count(number: int, what: str) -> str:

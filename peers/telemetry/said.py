@@ -87,10 +87,9 @@ class Text(Said, frozen=True):
     tokenizer: str
 
 class EpochRead(Said, frozen=True):
-    """Every shard of the run's text that this peer has was read: so many, in sequences of so many tokens."""
+    """Every shard of the run's text that this peer has was read."""
     epoch: int
     shards: int
-    tokens: int
 
 class Pausing(Said, frozen=True):
     """It will let go of its stage."""

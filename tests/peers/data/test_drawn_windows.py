@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 from swarm import sign, tiny_manifest
+from texts import TextProcess
 from tokenizers import Tokenizer
 
 from peers.config.peer_file import PeerFile
-from peers.data.local_text import part_of_text, read_text_here
-from peers.data.tokens import Corpus
+from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, RunId
 from swarmnet.run.manifest import Data, Source
@@ -48,7 +48,9 @@ def lines(seeds) -> str:
     return "".join(json.dumps({"text": prose(seed, seed % 50)}) + "\n" for seed in seeds)
 
 
-def digest_of(places, tmp_path, *, limit=2**26, tokenizer=None, end="", withdrawn=frozenset(), peer=b"one"):
+async def digest_of(
+    places, tmp_path, *, limit=2**26, tokenizer=None, end="", withdrawn=frozenset(), peer=b"one"
+):
     """SHA-256 of four microbatches."""
     sources = tuple(Source(name, name) for name in places)
     name = "bytes" if tokenizer is None else "tokenizer.json"
@@ -58,39 +60,37 @@ def digest_of(places, tmp_path, *, limit=2**26, tokenizer=None, end="", withdraw
     signed, origin = replace(sign(manifest), run_id=RunId("ab" * 32)), Identity.from_seed(peer)
     config = PeerFile(run="ab" * 32, state=tmp_path / "state", text=places, tokenizer=tokenizer)
     config = config.model_copy(update={"text_limit": limit})
-    read = read_text_here(
-        manifest, config, part_of_text(origin.public_key), withdrawn, lambda _done, _all: None
-    )
-    text, digest = Corpus(signed, read.tokens), hashlib.sha256()
+    reader = TextReader(TextProcess(config, origin), signed, pytest.fail, pytest.fail)
+    text, digest = await reader.open(withdrawn), hashlib.sha256()
     for counter in range(4):
         inputs, labels = text.microbatch(MicrobatchId(origin.peer_id, counter))
         digest.update(repr((inputs.tolist(), labels.tolist())).encode())
     return digest.hexdigest()[:16]
 
 
-def test_a_text_that_is_read_whole(places, tmp_path):
-    assert digest_of(places, tmp_path) == "a961350bc5103b5d"
-    assert digest_of({"books": places["books"]}, tmp_path) == "bf050c8d0bc293bf"
-    assert digest_of(places, tmp_path, peer=b"two") == "6f15a9d5ef0f538f"
+async def test_a_text_that_is_read_whole(places, tmp_path):
+    assert await digest_of(places, tmp_path) == "a961350bc5103b5d"
+    assert await digest_of({"books": places["books"]}, tmp_path) == "bf050c8d0bc293bf"
+    assert await digest_of(places, tmp_path, peer=b"two") == "6f15a9d5ef0f538f"
 
 
-def test_a_part_that_the_peers_key_chooses(places, tmp_path):
+async def test_a_part_that_the_peers_key_chooses(places, tmp_path):
     limit = 64 * 1024
-    assert digest_of(places, tmp_path, limit=limit) == "3360c06a2debc4fc"
-    assert digest_of(places, tmp_path, limit=limit, peer=b"two") == "746f9e6838351ec4"
-    assert digest_of(places, tmp_path, limit=limit // 16) == "98be0a4075774622"
-    assert digest_of(places, tmp_path, limit=limit // 16, peer=b"two") == "8cbb68255c9f0954"
+    assert await digest_of(places, tmp_path, limit=limit) == "3360c06a2debc4fc"
+    assert await digest_of(places, tmp_path, limit=limit, peer=b"two") == "746f9e6838351ec4"
+    assert await digest_of(places, tmp_path, limit=limit // 16) == "98be0a4075774622"
+    assert await digest_of(places, tmp_path, limit=limit // 16, peer=b"two") == "8cbb68255c9f0954"
 
 
-def test_a_text_without_what_was_withdrawn(places, tmp_path):
+async def test_a_text_without_what_was_withdrawn(places, tmp_path):
     gone = {hashlib.sha256(prose(seed, seed % 50).encode()).digest() for seed in (49, 111)}
     gone.add(hashlib.sha256(prose(2, 500).encode()).digest())
-    assert digest_of(places, tmp_path, withdrawn=frozenset(gone)) == "9115d184a9729c42"
+    assert await digest_of(places, tmp_path, withdrawn=frozenset(gone)) == "9115d184a9729c42"
 
 
-def test_a_text_of_a_tokenizer(places, tmp_path, tokenizer_file):
+async def test_a_text_of_a_tokenizer(places, tmp_path, tokenizer_file):
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.add_special_tokens([END])
     tokenizer.save(str(tokenizer_file))
-    assert digest_of(places, tmp_path, tokenizer=tokenizer_file) == "3abd01d669a95128"
-    assert digest_of(places, tmp_path, tokenizer=tokenizer_file, end=END) == "20e5ebf237c817aa"
+    assert await digest_of(places, tmp_path, tokenizer=tokenizer_file) == "3abd01d669a95128"
+    assert await digest_of(places, tmp_path, tokenizer=tokenizer_file, end=END) == "20e5ebf237c817aa"

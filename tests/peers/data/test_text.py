@@ -16,18 +16,25 @@ from peers.data.documents import (
     Text,
     TextError,
     excerpt,
-    files_of,
+    files_at,
     fingerprint,
     held_out_text,
     joined,
     read_text,
+    text_at,
 )
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer
 from swarmnet.run.manifest import STANDARD_LIBRARY
 
 
 def text_of(*places: Path | str, **choices: Any) -> bytes:
-    return joined(Text(map(str, places), **choices))
+    return joined(chosen(*places, **choices))
+
+
+def chosen(*places: Path | str, **choices: Any) -> Text:
+    reading = Reading()
+    files = [file for place in places for _, file in files_at(str(place), reading)]
+    return Text(files, reading, places=", ".join(map(str, places)), **choices)
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -49,7 +56,7 @@ def test_the_index_of_a_text_is_no_text_that_is_left_out(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "index.json").write_text("{}")
     reading = Reading()
-    assert files_of(str(tmp_path), reading) == [tmp_path / "a.txt"]
+    assert [name for name, _ in files_at(str(tmp_path), reading)] == ["a.txt"]
     assert reading.warnings() == []
 
 
@@ -95,7 +102,7 @@ def test_missing_text_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"not text")
-    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, \.jsonl, \.ndjson files there"):
+    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, .*, \.parquet files there"):
         text_of(tmp_path)
     (tmp_path / "empty.txt").write_bytes(b" \n")
     with pytest.raises(TextError, match=r"no text in .*picture\.png"):
@@ -119,7 +126,7 @@ def test_a_line_without_text_is_left_out_and_named_by_file_and_number(
     path = tmp_path / "lines.jsonl"
     bad = line.encode("utf-8", "surrogateescape")
     path.write_bytes(b'{"text": "fine"}\n\n' + bad + b'\n{"text": "goes on"}\n' + bad)
-    text = Text([str(path)])
+    text = text_at([str(path)])
     assert joined(text) == b"fine\n\ngoes on"
     (warning,) = text.reading.warnings()
     assert f"lines.jsonl:3: {problem}" in warning
@@ -138,7 +145,7 @@ def test_what_cannot_be_read_is_left_out_and_counted_and_the_first_is_named(tmp_
     (tmp_path / ".hidden.txt").write_bytes(b"secret")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "description.txt").write_bytes(b"secret")
-    text = Text([str(tmp_path)])
+    text = text_at([str(tmp_path)])
     assert joined(text) == b"first\n\nf\xfcnf\n\n# Seven"
     reading = text.reading
     assert (reading.files, reading.documents, reading.left_out, reading.not_utf8) == (3, 3, 3, 1)
@@ -160,7 +167,7 @@ def test_a_line_too_long_is_left_out_and_the_next_is_read(
 ) -> None:
     monkeypatch.setattr("peers.data.documents.LINE_LIMIT", 100)
     path = write_lines(tmp_path / "c.jsonl", {"text": "a"}, {"text": "b" * 350}, {"text": "c"})
-    text = Text([str(path)])
+    text = text_at([str(path)])
     assert joined(text) == b"a\n\nc"
     assert "c.jsonl:2: a line of more than 100 bytes" in text.reading.first_left_out
 
@@ -168,7 +175,7 @@ def test_a_line_too_long_is_left_out_and_the_next_is_read(
 def test_a_part_of_a_long_file_begins_with_a_whole_character(tmp_path: Path) -> None:
     (tmp_path / "bees.txt").write_bytes("🐝".encode() * 1000)
     for seed in range(8):
-        text = Text([str(tmp_path)], longest_bytes=100, seed=seed)
+        text = chosen(tmp_path, longest_bytes=100, seed=seed)
         assert joined(text).startswith("🐝".encode())
         assert text.reading.not_utf8 == 0
 

@@ -15,8 +15,8 @@ from swarm import sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile, load
 from peers.config.run_file import load_manifest, published_text
-from peers.data.documents import Text, TextError, files_of, joined
-from peers.data.local_text import missing_text, never_held, read_text_here, text_here
+from peers.data.documents import Reading, TextError, files_at, joined, text_at
+from peers.data.local_text import first_shard_here, missing_text, never_held, text_here
 from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_stage import find_run
@@ -69,7 +69,7 @@ def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(mani
     assert "source `library` is not on this machine" in missing
     assert missing.endswith("in the peer file: text: {library: PATH}")
     with pytest.raises(UserError, match="source `library`"):
-        read_text_here(manifest, peer("stage: 0\n"), 0, frozenset(), unheard)
+        first_shard_here(manifest, peer("stage: 0\n"), b"", unheard)
 
 
 def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_path):
@@ -78,7 +78,8 @@ def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_p
     config = peer("text: {library: here}\n")
     assert missing_text(manifest, config) == ""
     assert never_held(manifest, config, missing_text(manifest, config)) == frozenset()
-    read = read_text_here(manifest, config, 0, frozenset(), unheard)
+    read, shards = first_shard_here(manifest, config, b"", unheard)
+    assert shards == 1
     assert bytes(read.tokens.tolist()) == b"call me by my name"
 
 
@@ -105,7 +106,7 @@ def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypat
         assert never_held(manifest, peer(), missing_text(manifest, peer())) == {0}
         for config in (peer(), peer("stage: 0\n"), peer("text: {another: secret.txt}\n")):
             with pytest.raises(UserError, match=r"say where .* text: \{stories: PATH\}$"):
-                read_text_here(manifest, config, 0, frozenset(), unheard)
+                first_shard_here(manifest, config, b"", unheard)
 
 
 @given(st.one_of(st.sampled_from(PLACES), st.text(max_size=40)))
@@ -143,14 +144,14 @@ def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path):
     secret.write_text("the key of the house")
     (folder / "book.txt").write_text("a book")
     (folder / "same.txt").symlink_to(folder / "book.txt")
-    assert len(files_of(str(folder))) == 2
+    assert len(files_at(str(folder), Reading())) == 2
     (folder / "more.txt").symlink_to(secret)
-    text = Text([str(folder)])
+    text = text_at([str(folder)])
     assert joined(text) == b"a book\n\na book"
     assert re.search(r"more\.txt is a link to .*id_secret, out of .*here", text.reading.first_left_out)
     (folder / "book.txt").unlink()
     with pytest.raises(TextError, match="no text in"):
-        joined(Text([str(folder)]))
+        joined(text_at([str(folder)]))
 
 
 @pytest.mark.parametrize("stage", ["stage: 0\n", "stages: 3\n"])
