@@ -1,14 +1,16 @@
-"""Options with which fsspec opens a URL: limits of time, and the rule of run_url.py for each redirect."""
+"""How fsspec opens a URL: limits of time, the rule of run_url.py for each redirect, and one kind of error."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from peers.config.run_url import may_follow
+from peers.config.run_url import may_follow, without_secret
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, TraceRequestRedirectParams
@@ -73,6 +75,38 @@ def lasting_cause(error: FileNotFoundError) -> OSError | None:
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__
     return None if isinstance(cause, FileNotFoundError) else cause
+
+
+def connect(
+    url: str, failed: Callable[[str], Exception], silence_seconds: float = SILENCE_SECONDS
+) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path there. Raises what `failed` makes of the reason:
+    there is no such kind of place, or its package is not installed."""
+    from fsspec.core import url_to_fs  # A package that torch brings.
+
+    try:
+        files, root = url_to_fs(url, **web_options(url, silence_seconds))
+    except (ImportError, ValueError) as error:
+        raise failed(f"{without_secret(url)} cannot be opened: {error}") from None
+    return files, root.rstrip("/")
+
+
+@contextmanager
+def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exception]) -> Iterator[None]:
+    """Turn what a backend raises into what `failed` makes of the reason, except for `passed`, and for a file
+    that is not there. botocore, gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named
+    without importing them."""
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:
+        cause: Exception = error
+        if isinstance(error, FileNotFoundError):
+            if (lasting := lasting_cause(error)) is None:
+                raise
+            cause = lasting
+        raise failed(reason_of(cause).replace(url, without_secret(url))) from None
 
 
 def reason_of(error: BaseException) -> str:

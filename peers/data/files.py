@@ -17,7 +17,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
+from peers.config.remote_files import connect, is_web, lasting_cause, reached
 from peers.config.run_url import without_secret
 from peers.errors import how_to_install
 
@@ -114,15 +114,7 @@ class RemoteFolder:
     def __init__(self, url: str) -> None:
         """Raises TextError."""
         self._secret_url, self.url = url, without_secret(url)
-        try:
-            import fsspec
-        except ImportError:
-            raise TextError(f"{self.url} needs the package fsspec: {how_to_install('text')}") from None
-        try:
-            self._files, root = fsspec.core.url_to_fs(url, **web_options(url))
-        except (ImportError, ValueError) as error:  # No such kind of place, or its package is not installed.
-            raise TextError(f"text {self.url} cannot be opened: {error}") from None
-        self._root = root.rstrip("/")
+        self._files, self._root = connect(url, lambda why: TextError(f"text {why}"))
 
     def file(self, name: str, bytes: int = 0, sha256: str = "") -> File:
         """Return the file of that name below the folder. Whether it is there is not asked."""
@@ -170,35 +162,26 @@ class RemoteFolder:
     def _open(self, path: str, seekable: bool = False) -> Iterator[BufferedReader]:
         """Open a file. A web server sends it as one stream, unless it must be `seekable`: not every server
         sends parts of a file."""
-        is_stream = is_web(self._secret_url) and not seekable
-        options = {"block_size": 0} if is_stream else {}
-        with self._reached(in_parts=seekable), self._files.open(path, "rb", **options) as file:
-            yield BufferedReader(_Remote(file, is_stream), BUFFER_BYTES)
-
-    @contextmanager
-    def _reached(self, in_parts: bool = False) -> Iterator[None]:
-        """Whatever a backend raises becomes TextUnreachable (as in peers/state/archive_store.py): botocore,
-        gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named without importing them.
-        Raises Unreadable where a server sends no part of a file, which fsspec reports as a ValueError."""
-        try:
-            yield
-        except (TextError, Unreadable, Stopped):
-            raise
-        except FileNotFoundError as error:
-            if (cause := lasting_cause(error)) is None:
+        web = is_web(self._secret_url)
+        options = {"block_size": 0} if web and not seekable else {}
+        with self._reached(), self._files.open(path, "rb", **options) as file:
+            try:
+                yield BufferedReader(_Remote(file, seekable or not web), BUFFER_BYTES)
+            except TextError:
                 raise
-            raise self._failed(cause) from None
-        except Exception as error:  # noqa: BLE001 - see above
-            if in_parts and isinstance(error, ValueError):
+            except ValueError:
+                if not (web and seekable):
+                    raise
                 raise Unreadable(
                     "its server sends no part of a file (HTTP Range), which Parquet needs: download it, and "
                     "name the file on this machine"
                 ) from None
-            raise self._failed(error) from None
 
-    def _failed(self, error: Exception) -> TextUnreachable:
-        told = reason_of(error).replace(self._secret_url, self.url)
-        return TextUnreachable(f"text {self.url} cannot be read: {told}")
+    def _reached(self) -> AbstractContextManager[None]:
+        def unreachable(why: str) -> TextUnreachable:
+            return TextUnreachable(f"text {self.url} cannot be read: {why}")
+
+        return reached(self._secret_url, unreachable, TextError, Unreadable, Stopped)
 
 
 def _seen(info: dict[str, Any]) -> str:
@@ -211,14 +194,14 @@ def _seen(info: dict[str, Any]) -> str:
 class _Remote(io.RawIOBase):
     """A file of fsspec for a BufferedReader: not each of them can read into a buffer."""
 
-    def __init__(self, file: IO[bytes], is_stream: bool) -> None:
-        self._file, self._is_stream = file, is_stream
+    def __init__(self, file: IO[bytes], seekable: bool) -> None:
+        self._file, self._seekable = file, seekable
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
-        return not self._is_stream
+        return self._seekable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return int(self._file.seek(offset, whence))

@@ -7,7 +7,6 @@ machine without it holds any other stage, and never moves to that one.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,35 +149,20 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-class Tokenizing:
-    """Says how far it is, every so often."""
+def progress_lines(
+    say: Say, now: Callable[[], float], what: str = "makes tokens of the text, once"
+) -> Progress:
+    """Return what says how far it is, every so often. `now`: seconds."""
+    began = told = now()
 
-    def __init__(
-        self,
-        say: Say,
-        now: Callable[[], float],
-        what: str = "makes tokens of the text, once",
-    ) -> None:
-        """`now`: seconds."""
-        self.say, self.now, self.what = say, now, what
-        self.began = self.told = now()
-
-    def from_thread(self, loop: asyncio.AbstractEventLoop) -> Progress:
-        """`progress`, for another thread than the loop's."""
-
-        def progress(done: int, all: int) -> None:
-            loop.call_soon_threadsafe(self.progress, done, all)
-
-        return progress
-
-    def progress(self, done: int, all: int) -> None:
-        """So many bytes of the text are tokens."""
-        now = self.now()
-        if now - self.told < PROGRESS_SECONDS or done <= 0:
+    def progress(done: int, all: int) -> None:
+        """So many bytes of the text are read."""
+        nonlocal told
+        at = now()
+        if at - told < PROGRESS_SECONDS or done <= 0:
             return
-        self.told = now
-        left = (now - self.began) * max(0, all - done) / done
-        self.say(
-            "tokenizing",
-            f"{self.what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go",
-        )
+        told = at
+        left = (at - began) * max(0, all - done) / done
+        say("tokenizing", f"{what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go")
+
+    return progress

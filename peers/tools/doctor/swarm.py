@@ -19,7 +19,7 @@ from pathlib import Path
 from peers.config import line_file
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
-from peers.data.local_text import FIRST_STAGE, Tokenizing, first_shard_here, missing_text
+from peers.data.local_text import FIRST_STAGE, first_shard_here, missing_text, progress_lines
 from peers.errors import UserError
 from peers.network.addresses import Addresses, in_the_open
 from peers.network.discovery import mdns
@@ -270,9 +270,9 @@ class Examination:
             return judge_text(wish, missing)
         if self.subject.running or not config.state.is_dir():
             config = config.model_copy(update={"state": self.subject.place})
-        tokenizing = Tokenizing(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
+        progress = progress_lines(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
         try:
-            read, shards = first_shard_here(manifest, config, key, tokenizing.progress)
+            read, shards = first_shard_here(manifest, config, key, progress)
         except UserError as error:
             return Line("text", "fail", str(error), "mend what is named")
         return judge_read(read, manifest.data.sequence_tokens + 1, shards)

@@ -24,7 +24,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.data.documents import Reading, TextError
 from peers.data.files import TextUnreachable
-from peers.data.local_text import Tokenizing, shards_here, text_here, text_line
+from peers.data.local_text import progress_lines, shards_here, text_here, text_line
 from peers.data.shards import Shard
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.errors import UserError
@@ -279,8 +279,12 @@ class TextReader:
     async def _open(self, shard: Shard) -> ShardTokens:
         cache, loop = self._cache, asyncio.get_running_loop()
         assert cache is not None
-        tokenizing = Tokenizing(self._process.say, loop.time).from_thread(loop)
-        opened = await self._patiently(lambda: cache.open(shard, tokenizing))
+        said_here = progress_lines(self._process.say, loop.time)
+
+        def progress(done: int, all: int) -> None:
+            loop.call_soon_threadsafe(said_here, done, all)
+
+        opened = await self._patiently(lambda: cache.open(shard, progress))
         self._warn(opened.reading)
         return opened
 

@@ -11,7 +11,7 @@ from swarm import tokens_of
 from tokenizers import Tokenizer
 
 from peers.data.documents import BETWEEN_DOCUMENTS, Reading, TextError, joined, text_at
-from peers.data.local_text import Tokenizing
+from peers.data.local_text import progress_lines
 from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
 from peers.data.tokens import ShardCache, encoded
@@ -164,12 +164,12 @@ def test_pieces_end_behind_a_line_or_before_a_space_where_there_is_one():
 
 def test_who_makes_tokens_says_every_five_seconds_how_far_it_is():
     told, times = [], iter([100.0, 101.0, 104.9, 110.0, 112.0])
-    tokenizing = Tokenizing(lambda event, text: told.append(text), lambda: next(times))
-    tokenizing.progress(5_000_000, 60_000_000)
-    tokenizing.progress(10_000_000, 60_000_000)
+    progress = progress_lines(lambda event, text: told.append(text), lambda: next(times))
+    progress(5_000_000, 60_000_000)
+    progress(10_000_000, 60_000_000)
     assert told == []
-    tokenizing.progress(20_000_000, 60_000_000)
-    tokenizing.progress(30_000_000, 60_000_000)
+    progress(20_000_000, 60_000_000)
+    progress(30_000_000, 60_000_000)
     assert told == ["makes tokens of the text, once: 20 of 60 MB, 20 s to go"]
 
 
