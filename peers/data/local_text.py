@@ -8,13 +8,13 @@ machine without it holds any other stage, and never moves to that one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from peers.config.atomic_files import is_file
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
-from peers.config.run_url import is_url, without_secret
+from peers.config.run_url import is_url
 from peers.data.documents import Reading, TextError, files_at
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, ShardCache, ShardTokens
@@ -27,46 +27,30 @@ PROGRESS_SECONDS = 5.0
 """Between two lines about the tokens that are being made; nobody waits longer without a word."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextHere:
-    """What of a run's text a person of this machine has said where it is."""
-
-    places: dict[str, str]
-    """By the source's name: a file, a folder, `python-stdlib`, or a URL."""
-    tokenizer: Path | None
-    """None: bytes, or not said."""
-
-    def __str__(self) -> str:
-        texts = [f"{name} from {without_secret(place)}" for name, place in self.places.items()]
-        return ", ".join([*texts, *([f"its tokenizer from {self.tokenizer}"] if self.tokenizer else [])])
+def places_here(manifest: Manifest, config: PeerFile) -> dict[str, str]:
+    """Return where the peer file says that each source of the run's text is, by the source's name: a file, a
+    folder, `python-stdlib`, or a URL."""
+    told = {name: str(place) for name, place in config.text.items()}
+    library = {one.name: STANDARD_LIBRARY for one in manifest.data.sources if one.path == STANDARD_LIBRARY}
+    places = library | told
+    return {source.name: places[source.name] for source in manifest.data.sources if source.name in places}
 
 
-def text_here(manifest: Manifest, config: PeerFile) -> TextHere:
-    """The run's text, as far as the peer file names its places."""
-    places = {name: str(place) for name, place in config.text.items()}
-    places |= {
-        source.name: STANDARD_LIBRARY
-        for source in manifest.data.sources
-        if source.path == STANDARD_LIBRARY and source.name not in places
-    }
-    return TextHere(
-        {source.name: places[source.name] for source in manifest.data.sources if source.name in places},
-        None if manifest.data.tokenizer == BYTES else config.tokenizer,
-    )
+def tokenizer_here(manifest: Manifest, config: PeerFile) -> Path | None:
+    """Return where the peer file says that the run's tokenizer.json is; None: bytes, or not said."""
+    return None if manifest.data.tokenizer == BYTES else config.tokenizer
 
 
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
     """What of the run's text is not on this machine, and what to do; empty: all is there. By the names of
     files alone: none is read, and nobody elsewhere is asked."""
-    here = text_here(manifest, config)
+    places, tokenizer = places_here(manifest, config), tokenizer_here(manifest, config)
     for source in manifest.data.sources:
-        problem = "the peer file does not say where it is"
-        if source.name in here.places:
-            place = here.places[source.name]
-            if is_url(place):
-                continue
+        problem, place = "the peer file does not say where it is", places.get(source.name)
+        if place is not None:
             try:
-                files_at(place, Reading())
+                if not is_url(place):
+                    files_at(place, Reading())
                 continue
             except TextError as error:
                 problem = str(error)
@@ -74,8 +58,8 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
             f"the run's source `{source.name}` is not on this machine ({problem}); say where its text is, in "
             f"the peer file: text: {{{as_key(source.name)}: PATH}}"
         )
-    if manifest.data.tokenizer != BYTES and (here.tokenizer is None or not is_file(here.tokenizer)):
-        where = f"{here.tokenizer} does not exist" if here.tokenizer else "the peer file does not say where"
+    if manifest.data.tokenizer != BYTES and (tokenizer is None or not is_file(tokenizer)):
+        where = f"{tokenizer} does not exist" if tokenizer else "the peer file does not say where"
         return (
             f"the run's tokenizer.json is not on this machine ({where}); say where it is, in the peer file: "
             "tokenizer: PATH"
@@ -109,13 +93,13 @@ def shards_here(
     TextUnreachable where a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise TextError(missing)
-    here, data, reading = text_here(manifest, config), manifest.data, Reading()
+    data, reading = manifest.data, Reading()
     cache = ShardCache(
-        here.tokenizer, manifest.model.vocabulary, config.state, data.end_of_text, withdrawn
+        tokenizer_here(manifest, config), manifest.model.vocabulary, config.state, data.end_of_text, withdrawn
     )
     reading.tokenizer = cache.warning
     seed = int.from_bytes(public_key[:4], "little")
-    shards = all_shards(data, here.places, reading, config.text_limit, seed)
+    shards = all_shards(data, places_here(manifest, config), reading, config.text_limit, seed)
     cache.keep_only(shard for some in shards.values() for shard in some)
     return shards, cache, reading
 

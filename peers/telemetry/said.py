@@ -78,13 +78,6 @@ class Text(Said, frozen=True):
     documents: int
     bytes: int
     left_out: int
-    first_left_out: str
-    not_utf8: int
-    first_not_utf8: str
-    ends_in_text: int
-    encoded_bytes: int
-    lost_bytes: int
-    tokenizer: str
 
 class EpochRead(Said, frozen=True):
     """Every shard of the run's text that this peer has was read."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -22,9 +22,10 @@ from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
+from peers.config.run_url import without_secret
 from peers.data.documents import Reading, TextError
 from peers.data.files import TextUnreachable
-from peers.data.local_text import progress_lines, shards_here, text_here, text_line
+from peers.data.local_text import places_here, progress_lines, shards_here, text_line, tokenizer_here
 from peers.data.shards import Shard
 from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.errors import UserError
@@ -34,7 +35,7 @@ from peers.telemetry import said
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.epochs import Place, Reader, following, mixed, window_count, window_start
 from swarmnet.model.sampling import drawn, inputs_and_labels
-from swarmnet.run.manifest import Data
+from swarmnet.run.manifest import BYTES, Data
 
 PLACE = "place.json"
 SAVE_SECONDS = 10.0
@@ -114,11 +115,7 @@ class Circle:
         where all are."""
         there = [name for name in self.shards if name not in self.empty]
         if not there:
-            whose = f"the source `{self.name}`" if self.name else "the run's text"
-            raise UserError(
-                f"no shard of {whose} holds a sequence of {self.sequence_tokens + 1} tokens: add text"
-                f"{self.left_out.reason()}"
-            )
+            raise _too_short(self.name, self.sequence_tokens, self.left_out)
         return following(self.reader, there, self.place.epoch, self.place.shard)
 
     def add_ahead(self, epoch: int, opened: ShardTokens) -> None:
@@ -128,6 +125,11 @@ class Circle:
         else:
             self.empty.add(opened.name)
             self.left_out.add_left_out(opened.reading)
+
+
+def _too_short(source: str, length: int, read: Reading) -> UserError:
+    whose = f"the source `{source}`" if source else "the run's text"
+    return UserError(f"no shard of {whose} holds a sequence of {length + 1} tokens: add text{read.reason()}")
 
 
 class TextReader:
@@ -159,7 +161,10 @@ class TextReader:
         """Until microbatches can be taken. Raises UserError."""
         await self.close()
         process, config, manifest = self._process, self._process.config, self._signed.manifest
-        process.say("text", f"reads the run's text: {text_here(manifest, config)}")
+        sources = places_here(manifest, config).items()
+        places = ", ".join(f"{name} from {without_secret(place)}" for name, place in sources)
+        tokenizer = tokenizer_here(manifest, config) or BYTES
+        process.say("text", f"reads the run's text: {places}; tokens: {tokenizer}")
         shards, self._cache, reading = await self._patiently(
             lambda: shards_here(manifest, config, process.identity.public_key, withdrawn)
         )
@@ -235,13 +240,11 @@ class TextReader:
 
     async def _open_drawn(self, shard: Shard) -> None:
         opened, length = await self._open(shard), self._data.sequence_tokens
-        self._process.tell(said.Text(text_line(opened), **asdict(opened.reading)))
-        there = len(opened.tokens)
-        if not window_count(there, length):
-            raise UserError(
-                f"the run's text has {there:,} tokens here, and a sequence takes {length + 1:,}: add text"
-                f"{opened.reading.reason()}"
-            )
+        read = opened.reading
+        counts = read.files, read.documents, read.bytes, read.left_out
+        self._process.tell(said.Text(text_line(opened), *counts))
+        if not window_count(len(opened.tokens), length):
+            raise _too_short("", length, read)
         self._drawn = opened.tokens
 
     def _circles(self, shards: Mapping[str, list[Shard]]) -> list[Circle]:

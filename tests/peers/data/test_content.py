@@ -147,14 +147,6 @@ def test_a_string_that_is_too_long_is_left_out(tmp_path):
     assert "row 1: a string of more than" in reading.first_left_out
 
 
-def test_a_disk_that_is_nearly_full_takes_no_tokens(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("text")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
-    (shard,) = shards_of(BOOKS, str(tmp_path / "a.txt"), Reading())
-    with pytest.raises(TextError, match="less than 1024 MiB of the disk are free"):
-        ShardCache(None, 256, tmp_path / "state").open(shard, silent)
-
-
 # -- elsewhere -----------------------------------------------------------------------------------------
 
 

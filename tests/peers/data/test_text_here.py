@@ -16,7 +16,7 @@ from swarm import sign, tiny_manifest
 from peers.config.peer_file import PeerFile, load
 from peers.config.run_file import load_manifest, published_text
 from peers.data.documents import Reading, TextError, files_at, joined, text_at
-from peers.data.local_text import first_shard_here, missing_text, never_held, text_here
+from peers.data.local_text import first_shard_here, missing_text, never_held, places_here, tokenizer_here
 from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_stage import find_run
@@ -93,7 +93,7 @@ def test_a_tokenizer_is_where_the_peer_file_says_and_named_where_it_is_missing(t
     assert missing_text(manifest, config).endswith("in the peer file: tokenizer: PATH")
     (tmp_path / "mine.json").write_text("{}")
     assert missing_text(manifest, config) == ""
-    assert text_here(manifest, config).tokenizer == tmp_path / "mine.json"
+    assert tokenizer_here(manifest, config) == tmp_path / "mine.json"
 
 
 def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypatch):
@@ -113,14 +113,14 @@ def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypat
 def test_whatever_an_owner_calls_a_text_it_is_no_place_on_this_machine(path):
     config = WITHOUT_TEXT
     assert missing_text(received(path), config)
-    assert text_here(received(path), config).places == {}
+    assert places_here(received(path), config) == {}
 
 
 def test_a_tokenizer_in_a_received_manifest_is_never_opened(tmp_path, peer):
     (tmp_path / "tokenizer.json").write_text("{}")
     manifest = received("python-stdlib", tokenizer=str(tmp_path / "tokenizer.json"))
     assert missing_text(manifest, peer()).endswith("in the peer file: tokenizer: PATH")
-    assert text_here(manifest, peer()).tokenizer is None
+    assert tokenizer_here(manifest, peer()) is None
 
 
 def test_the_sources_name_is_pasted_as_one_key_whatever_its_owner_wrote():
@@ -133,9 +133,9 @@ def test_the_librarys_own_text_needs_no_word_and_may_lie_elsewhere(peer, tmp_pat
     (tmp_path / "mine.txt").write_text("text")
     manifest = received("python-stdlib")
     assert missing_text(manifest, peer()) == ""
-    assert str(text_here(manifest, peer())) == "stories from python-stdlib"
+    assert places_here(manifest, peer()) == {"stories": "python-stdlib"}
     mapped = peer("text: {stories: mine.txt}\n")
-    assert str(text_here(manifest, mapped)) == f"stories from {tmp_path / 'mine.txt'}"
+    assert places_here(manifest, mapped) == {"stories": str(tmp_path / "mine.txt")}
 
 
 def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path):

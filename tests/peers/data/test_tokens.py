@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,12 +98,16 @@ def test_tokens_that_are_not_whole_are_made_again(folder, tmp_path, harm):
     assert again.tokens.tolist() == whole
 
 
-def test_a_disk_without_room_is_said_and_leaves_no_half(folder, tmp_path, monkeypatch):
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("full", ["os.fsync", "shutil.disk_usage"])
+def test_a_disk_without_room_is_said_and_leaves_no_half(folder, tmp_path, monkeypatch, full):
+    def no_room(_of):
+        if full == "os.fsync":
+            raise OSError(28, "No space left on device")
+        return SimpleNamespace(free=(1 << 30) - 1)
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TextError, match="cannot be kept: No space left on device; they take as much room"):
+    monkeypatch.setattr(full, no_room)
+    why = "No space left on device" if full == "os.fsync" else "less than 1024 MiB of the disk are free"
+    with pytest.raises(TextError, match=f"cannot be kept: {why}; they take as much room"):
         opened(folder, tmp_path)
     assert list((tmp_path / "text" / "shards").iterdir()) == []
 
