@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from peers.config.run_url import may_follow, without_secret
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 10.0
 """A read that nothing answers ends in half of `drain_seconds` (20 s), so that Ctrl+C is heeded in time."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
+"""Between two attempts to reach a place; twice as long each time."""
 _WEB = ("http", "https")
 
 
@@ -78,14 +80,14 @@ def lasting_cause(error: FileNotFoundError) -> OSError | None:
 
 
 def connect(
-    url: str, failed: Callable[[str], Exception], silence_seconds: float = SILENCE_SECONDS
+    url: str, failed: Callable[[str], Exception], silence_seconds: float = SILENCE_SECONDS, **options: object
 ) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path there. Raises what `failed` makes of the reason:
     there is no such kind of place, or its package is not installed."""
-    from fsspec.core import url_to_fs  # A package that torch brings.
+    import fsspec  # A package that torch brings.
 
     try:
-        files, root = url_to_fs(url, **web_options(url, silence_seconds))
+        files, root = fsspec.core.url_to_fs(url, **web_options(url, silence_seconds), **options)
     except (ImportError, ValueError) as error:
         raise failed(f"{without_secret(url)} cannot be opened: {error}") from None
     return files, root.rstrip("/")
@@ -119,3 +121,20 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "nothing answers there in time"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+Result = TypeVar("Result")
+
+
+async def until_reached(
+    attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], say: Callable[[str], None]
+) -> Result:
+    """Return what `attempt` returns once it does not raise `unreachable`. What it raises else is raised."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except unreachable as error:
+            say(f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

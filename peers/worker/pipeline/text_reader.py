@@ -21,6 +21,7 @@ import msgspec
 from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
+from peers.config.remote_files import until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
 from peers.data.documents import Reading, TextError
@@ -39,8 +40,6 @@ from swarmnet.run.manifest import BYTES, Data
 
 PLACE = "place.json"
 SAVE_SECONDS = 10.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
-"""Between two attempts to reach who keeps the text; twice as long each time (as for archives)."""
 Result = TypeVar("Result")
 
 
@@ -293,16 +292,10 @@ class TextReader:
 
     async def _patiently(self, read: Callable[[], Result]) -> Result:
         """`read` in a thread, again where who keeps the text does not answer. Raises UserError."""
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await asyncio.to_thread(read)
-            except TextUnreachable as error:
-                self._trouble(f"{error}; trying again in {pause:.0f} s")
-            except TextError as error:
-                raise UserError(str(error)) from None
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+        try:
+            return await until_reached(lambda: asyncio.to_thread(read), TextUnreachable, self._trouble)
+        except TextError as error:
+            raise UserError(str(error)) from None
 
     async def _save(self) -> None:
         if (told := self._whole) != self._saved:

@@ -258,7 +258,7 @@ async def test_a_place_that_cannot_be_read_begins_anew(tmp_path, told):
 
 
 async def test_who_keeps_the_text_and_does_not_answer_is_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_reader, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("peers.config.remote_files.FIRST_PAUSE_SECONDS", 0.0)
     books = fill(tmp_path / "books")
     peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": books})
     fails = iter([True, True, False, True, False, True])
@@ -275,7 +275,7 @@ async def test_who_keeps_the_text_and_does_not_answer_is_asked_again(tmp_path, m
     monkeypatch.setattr(ShardCache, "open", sometimes(ShardCache.open))
     await peer.start()
     await peer.take(100)
-    why = "text https://example.org cannot be read: it is night there; trying again in 0 s"
+    why = "text https://example.org cannot be read: it is night there; trying again in 0 s (Ctrl+C stops)"
     assert [line for line in peer.process.lines if line.startswith("warning")] == [f"warning: {why}"] * 4
     await peer.text.close()
 
