@@ -217,16 +217,6 @@ def test_a_long_text_is_tokenized_in_pieces_without_loss(
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
-def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(b"def function(self): return self\n" * 100)
-    places = [str(tmp_path / "text.txt")]
-    corpus = tokens_of(places, 300, tokenizer=tokenizer_file)
-    assert corpus.dtype == torch.uint16
-    assert len(corpus) < 3200 / 2
-    with pytest.raises(TextError, match=r"has ids up to \d+, the model 256 tokens: set model\.vocabulary"):
-        tokens_of(places, 256, tokenizer=tokenizer_file)
-
-
 def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer_file: Path) -> None:
     tokenizer = open_tokenizer(tokenizer_file, 300)
     tokens = tokenizer.encode("a🐝".encode()).tolist()
