@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from random import Random
 
@@ -11,6 +12,7 @@ from peers.archivist.archivist import Archivist, Policy
 from peers.archivist.links import Circle
 from peers.archivist.sampler import ArchiveObserver
 from peers.archivist.serve import Serving
+from peers.config.remote_files import until_reached
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
@@ -21,7 +23,7 @@ from peers.network.orders.republish import keep_forever
 from peers.role import Network, Process, Role
 from peers.runtime.supervision import until_one_ends
 from peers.state.archive import Archive
-from peers.state.archive_store import open_store, until_reached
+from peers.state.archive_store import StoreUnreachable, open_store
 from peers.state.start_fetch import model_here
 from peers.state.start_folder import open_model
 from peers.telemetry.console import Status
@@ -42,7 +44,9 @@ class ArchivistRole(Role):
         """Until it is cancelled. UserError if the run's owner does not let it take part, now or later."""
         process, config, directory = self.process, self.process.config, network.directory
         assert config.run is not None, "checked by PeerFile"
-        store = await until_reached(lambda: asyncio.to_thread(open_store, config.archive), process.say)
+        say = partial(process.say, "archive")
+        opening = partial(asyncio.to_thread, open_store, config.archive)
+        store = await until_reached(opening, StoreUnreachable, say)
         archive = Archive(store)
         await network.join(process)
         signed = await find_manifest(config.run, directory, config.state / "run.json", process.say)
@@ -77,7 +81,7 @@ class ArchivistRole(Role):
         )  # fmt: skip
         circle.listen()
         try:
-            await until_reached(archivist.open, process.say)
+            await until_reached(archivist.open, StoreUnreachable, say)
             process.say("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
             await until_one_ends(
                 archivist=archivist.run(),

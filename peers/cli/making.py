@@ -31,17 +31,18 @@ def tokenizer(
 
     from peers.cli.model import warn
     from peers.config.atomic_files import is_there, write_atomically
-    from peers.data.documents import Text, TextError
-    from peers.data.files import ALL_SUFFIXES
-    from peers.data.local_text import Tokenizing
+    from peers.data.documents import TextError, text_at
+    from peers.data.local_text import progress_lines
     from peers.data.train_tokenizer import train_tokenizer
 
     if is_there(out) and not replace:
         raise UserError(f"{out} exists already, and runs may need it: name another --out or add --replace")
-    reads = Tokenizing(lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text")
+    progress = progress_lines(
+        lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text"
+    )
     with as_user_errors(TextError):
-        text = Text(texts, suffixes=ALL_SUFFIXES)
-        made, tokens = train_tokenizer(text, vocabulary, end_of_text, reads.progress)
+        text = text_at(texts)
+        made, tokens = train_tokenizer(text, vocabulary, end_of_text, progress)
     write_atomically(out, made)
     for warning in text.reading.warnings():
         warn(warning)
@@ -65,15 +66,17 @@ def index(
     from peers.cli.model import warn
     from peers.config.atomic_files import is_there, write_atomically
     from peers.data.documents import Reading, TextError
-    from peers.data.local_text import Tokenizing
+    from peers.data.local_text import progress_lines
     from peers.data.shards import INDEX, index_of, parsed
 
     out, reading = folder / INDEX, Reading()
     if is_there(out) and not replace:
         raise UserError(f"{out} exists already, and runs may name it: add --replace")
-    reads = Tokenizing(lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text")
+    progress = progress_lines(
+        lambda _event, line: typer.echo(line, err=True), time.monotonic, "reads the text"
+    )
     with as_user_errors(TextError):
-        made = index_of(folder, reading, reads.progress)
+        made = index_of(folder, reading, progress)
     write_atomically(out, made)
     for warning in reading.warnings():
         warn(warning)

@@ -278,8 +278,8 @@ class PeerFile(BaseModel):
     evaluating: EvaluatingFile = EvaluatingFile()
     """What an observer scores, and how often."""
     text: dict[str, PathOrUrl] = Field(default_factory=dict)
-    """Where this machine keeps a data source of the run, by the source's name: a file or folder; of a run
-    that is read in epochs also a URL that fsspec opens (https://, s3://, ...)."""
+    """Where this machine keeps a data source of the run, by the source's name: a file, a folder, or a URL
+    that fsspec opens (https://, s3://, ...)."""
     tokenizer: FilePath | None = None
     """Where this machine keeps the run's `tokenizer.json`, if its text is not read as bytes."""
     start: PathOrUrl = ""
@@ -290,8 +290,8 @@ class PeerFile(BaseModel):
     text_limit: Annotated[
         ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})
     ] = 64 << 20
-    """How much text to read; of a longer one, a random part. Its tokens are kept in the state folder. A run
-    that is read in epochs (`data.order`) is read whole, and its tokens take as much room on the disk."""
+    """How much text to read where it is drawn (`data.order`); of a longer one, a random part. A text that is
+    read in epochs is read whole. Its tokens are kept in the state folder, and take as much room as it."""
 
     @property
     def invite_bytes(self) -> bytes:

@@ -1,20 +1,24 @@
-"""Options with which fsspec opens a URL: limits of time, and the rule of run_url.py for each redirect."""
+"""How fsspec opens a URL: limits of time, the rule of run_url.py for each redirect, and one kind of error."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from peers.config.run_url import may_follow
+from peers.config.run_url import may_follow, without_secret
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, TraceRequestRedirectParams
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 10.0
 """A read that nothing answers ends in half of `drain_seconds` (20 s), so that Ctrl+C is heeded in time."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
+"""Between two attempts to reach a place; twice as long each time."""
 _WEB = ("http", "https")
 
 
@@ -75,6 +79,38 @@ def lasting_cause(error: FileNotFoundError) -> OSError | None:
     return None if isinstance(cause, FileNotFoundError) else cause
 
 
+def connect(
+    url: str, failed: Callable[[str], Exception], silence_seconds: float = SILENCE_SECONDS, **options: object
+) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path there. Raises what `failed` makes of the reason:
+    there is no such kind of place, or its package is not installed."""
+    import fsspec  # A package that torch brings.
+
+    try:
+        files, root = fsspec.core.url_to_fs(url, **web_options(url, silence_seconds), **options)
+    except (ImportError, ValueError) as error:
+        raise failed(f"{without_secret(url)} cannot be opened: {error}") from None
+    return files, root.rstrip("/")
+
+
+@contextmanager
+def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exception]) -> Iterator[None]:
+    """Turn what a backend raises into what `failed` makes of the reason, except for `passed`, and for a file
+    that is not there. botocore, gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named
+    without importing them."""
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:
+        cause: Exception = error
+        if isinstance(error, FileNotFoundError):
+            if (lasting := lasting_cause(error)) is None:
+                raise
+            cause = lasting
+        raise failed(reason_of(cause).replace(url, without_secret(url))) from None
+
+
 def reason_of(error: BaseException) -> str:
     """Return why a place cannot be read, in one line."""
     inner = getattr(error, "os_error", error)  # aiohttp keeps the system's error there.
@@ -85,3 +121,20 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "nothing answers there in time"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+Result = TypeVar("Result")
+
+
+async def until_reached(
+    attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], say: Callable[[str], None]
+) -> Result:
+    """Return what `attempt` returns once it does not raise `unreachable`. What it raises else is raised."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except unreachable as error:
+            say(f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

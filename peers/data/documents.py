@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 
@@ -26,13 +26,13 @@ from peers.data.files import (
     LINE_LIMIT,
     LINES,
     MAX_UNPACKED_RATIO,
-    PLAIN_SUFFIXES,
-    ROWS,
+    SUFFIXES,
     Content,
     File,
-    LocalFile,
+    RemoteFolder,
     Unreadable,
     has_suffix,
+    local_file,
     open_content,
     rows_of,
 )
@@ -118,96 +118,73 @@ class Reading:
         return f"; left out: {self._first_and_count()}" if self.left_out else ""
 
     def add_left_out(self, other: Reading) -> None:
-        """Count what another reading left out, as before what this one did."""
+        """Count what another reading left out, as after what this one did."""
         self.left_out += other.left_out
-        self.first_left_out = other.first_left_out or self.first_left_out
+        self.first_left_out = self.first_left_out or other.first_left_out
+
+    def keep_losses(self, kept: Reading) -> None:
+        """Take from a reading of the same text what only encoding it counts."""
+        self.ends_in_text, self.encoded_bytes = kept.ends_in_text, kept.encoded_bytes
+        self.lost_bytes = kept.lost_bytes
 
     def _first_and_count(self) -> str:
         more = f", and {self.left_out - 1:,} more" if self.left_out > 1 else ""
         return self.first_left_out + more
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    file: File
-    named: bool
-    """A person named it, and not only its folder: it is text whatever it holds."""
-
-    @property
-    def name(self) -> str:
-        return self.file.name
-
-    @property
-    def bytes(self) -> int:
-        return self.file.bytes
-
-
 Block = tuple[bool, bytes]
 """Whether it begins a document, and some of its text."""
-Hear = Callable[[Block], None]
 
 
 class Text:
-    """The documents of some places (as for `files_of`), the held-out modules never among them, nor what the
-    run's owner has withdrawn: SHA-256 of a whole file's bytes, or of a .jsonl line's text as UTF-8."""
+    """The documents of some files, without what the run's owner has withdrawn: SHA-256 of a whole file's
+    bytes, or of a line's or a row's text as UTF-8."""
 
     def __init__(
         self,
-        places: Iterable[str],
+        files: Sequence[File],
+        others: Reading | None = None,
         *,
-        longest_bytes: int = LONGEST_CORPUS_BYTES,
+        longest_bytes: int = sys.maxsize,
         seed: int = 0,
         withdrawn: Container[bytes] = (),
-        suffixes: tuple[str, ...] = PLAIN_SUFFIXES,
+        check: Callable[[], None] = lambda: None,
+        places: str = "",
     ) -> None:
-        """Of folders what ends in `suffixes`. Of more than `longest_bytes` only a part is read, chosen by
-        `seed`: give each peer its own. Raises TextError where there is no file."""
-        self.places = tuple(places)
-        self.longest_bytes, self.seed, self.withdrawn = longest_bytes, seed, withdrawn
+        """`others`: what was left out beside the files. Only a part of a text over `longest_bytes` is read,
+        which `seed` chooses: give each peer its own. `check` runs with each block that is read, and what it
+        raises ends the reading. `places`: for the error where no document is; empty: there may be none."""
         self.reading = Reading()
         """Of the newest pass over the blocks."""
-        self._others, self._may_be_empty = Reading(), False
-        self._hear: Hear = lambda block: None
-        named = set(self.places)
-        files = [file for place in self.places for file in files_of(place, self._others, suffixes)]
-        found = [_found(file, self._others) for file in files]
-        self._files = [_File(file, file.name in named) for file in found if file is not None]
-        self._measure()
-
-    @classmethod
-    def of(
-        cls, files: Sequence[File], others: Reading, withdrawn: Container[bytes] = (),
-        hear: Hear = lambda block: None,
-    ) -> Text:  # fmt: skip
-        """All documents of these files, which lie in folders that a person named; there may be none.
-        `others`: what was left out beside them; `hear` is told of each block."""
-        text = cls((), longest_bytes=sys.maxsize, withdrawn=withdrawn)
-        text._files = [_File(file, named=False) for file in files]
-        text._others, text._hear, text._may_be_empty = others, hear, True
-        text._measure()
-        return text
-
-    def _measure(self) -> None:
-        self._all_bytes = sum(file.bytes for file in self._files)
-        self.total_bytes = min(self._all_bytes, self.longest_bytes)
+        self.whole = True
+        """Whether that pass found every file, and none unlike its `sha256`."""
+        self.digest = hashlib.sha256()
+        """Of the documents of that pass, in their order."""
+        self._files, self._places = files, places
+        self._others = Reading() if others is None else others
+        self._longest_bytes, self._seed, self._withdrawn = longest_bytes, seed, withdrawn
+        self._check = check
+        self._all_bytes = sum(file.bytes for file in files)
+        self.total_bytes = min(self._all_bytes, longest_bytes)
         """About as many will be read."""
 
     def blocks(self) -> Iterator[Block]:
         """The documents, some bytes at a time; the same ones in each pass as long as the files are. Raises
         TextError if there is none."""
-        self.reading = Reading(left_out=self._others.left_out, first_left_out=self._others.first_left_out)
-        chance = random.Random(self.seed)
+        self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()
+        chance = random.Random(self._seed)
         files = list(self._files)
-        if self._all_bytes > self.longest_bytes:
+        if self._all_bytes > self._longest_bytes:
             chance.shuffle(files)
-        room = self.longest_bytes
+        room = self._longest_bytes
         self._unpacked_left = max(LEAST_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self._all_bytes)
         for file in files:
             before = self.reading.documents
             for starts, block in self._of_file(file, room, chance):
+                self._check()
                 self.reading.documents += starts
                 kept = block[:room]
-                self._hear((starts, kept))
+                self.digest.update(bytes([starts]) + kept)
                 self.reading.bytes += len(kept)
                 room -= len(kept) + starts * len(BETWEEN_DOCUMENTS)
                 yield starts, kept
@@ -216,13 +193,15 @@ class Text:
             self.reading.files += self.reading.documents > before
             if room <= 0:
                 return
-        if not self.reading.documents and not self._may_be_empty:
-            raise TextError(f"no text in {', '.join(self.places)}{self.reading.reason()}")
+        if not self.reading.documents and self._places:
+            raise TextError(f"no text in {self._places}{self.reading.reason()}")
 
-    def _of_file(self, file: _File, room: int, chance: random.Random) -> Iterator[Block]:
+    def _of_file(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
         """Of one that is larger than `room`, some part of about that length."""
         try:
-            with open_content(file.file) as content:
+            if not self._is_as_pinned(file):
+                return
+            with open_content(file) as content:
                 if self._is_withdrawn(file, content.form):
                     return
                 for starts, block in self._of_content(file, content, room, chance):
@@ -231,31 +210,46 @@ class Text:
                         raise Unreadable(f"its text unpacks to over {MAX_UNPACKED_RATIO} times its bytes")
                     yield starts, block
         except OSError as error:
+            self.whole = False
             self.reading.leave_out(f"{file.name}: {error.strerror or error}")
         except Unreadable as error:
             self.reading.leave_out(f"{file.name}: {error}")
 
-    def _of_content(
-        self, file: _File, content: Content, room: int, chance: random.Random
-    ) -> Iterator[Block]:
-        if content.form == LINES:
+    def _of_content(self, file: File, content: Content, room: int, chance: random.Random) -> Iterator[Block]:
+        if content.form:
+            documents = self._of_lines if content.form == LINES else self._of_rows
             share = min(1.0, room / max(1, file.bytes))
-            return self._of_lines(file.name, content.stream, share, chance)
-        if content.form == ROWS:
-            return self._of_rows(file.name, content.stream)
-        if file.bytes > room and not content.packed:
+            return documents(file.name, content.stream, lambda: chance.random() >= share)
+        if file.bytes > room and not content.packed and content.stream.seekable():
             content.stream.seek(chance.randrange(file.bytes - room + 1))
         return self._of_bytes(file, content.stream, room)
 
-    def _is_withdrawn(self, file: _File, form: str) -> bool:
-        """Of a file that is one document."""
-        if not self.withdrawn or form:
-            return False
-        with open_content(file.file) as content:
-            return hashlib.file_digest(content.stream, "sha256").digest() in self.withdrawn
+    def _is_as_pinned(self, file: File) -> bool:
+        if not file.sha256:
+            return True
+        with file.open() as stream:
+            if self._hash(stream).hex() == file.sha256:
+                return True
+        self.whole = False
+        self.reading.leave_out(f"{file.name} is not what the run's index names: get it again")
+        return False
 
-    def _of_bytes(self, file: _File, opened: BufferedReader, room: int) -> Iterator[Block]:
-        middle = opened.tell() > 0
+    def _is_withdrawn(self, file: File, form: str) -> bool:
+        """Of a file that is one document."""
+        if not self._withdrawn or form:
+            return False
+        with open_content(file) as content:
+            return self._hash(content.stream) in self._withdrawn
+
+    def _hash(self, stream: BufferedReader) -> bytes:
+        digest = hashlib.sha256()
+        while block := stream.read(BLOCK_BYTES):
+            self._check()
+            digest.update(block)
+        return digest.digest()
+
+    def _of_bytes(self, file: File, opened: BufferedReader, room: int) -> Iterator[Block]:
+        middle = opened.seekable() and opened.tell() > 0
         block = opened.read(min(BLOCK_BYTES, room))
         if middle:
             block = block.lstrip(bytes(range(0x80, 0xC0)))  # The rest of a character.
@@ -277,9 +271,8 @@ class Text:
             starts, room = False, room - len(block)
             block = opened.read(min(BLOCK_BYTES, room))
 
-    def _of_lines(
-        self, file: str, opened: BufferedReader, share: float, chance: random.Random
-    ) -> Iterator[Block]:
+    def _of_lines(self, file: str, opened: BufferedReader, passes: Callable[[], bool]) -> Iterator[Block]:
+        """`passes`: whether the next document is passed over."""
         number = 0
         while line := opened.readline(LINE_LIMIT):
             number += 1
@@ -288,24 +281,35 @@ class Text:
                 while line and not line.endswith(b"\n"):
                     line = opened.readline(LINE_LIMIT)
                 continue
-            if not line.strip() or chance.random() >= share:
+            if not line.strip() or passes():
                 continue
             try:
                 text = _text_of(line)
             except ValueError as error:
                 self.reading.leave_out(f"{file}:{number}: {error}")
                 continue
-            if text and hashlib.sha256(text).digest() not in self.withdrawn:
-                yield True, text
+            yield from self._document(text)
 
-    def _of_rows(self, file: str, opened: BufferedReader) -> Iterator[Block]:
+    def _of_rows(self, file: str, opened: BufferedReader, passes: Callable[[], bool]) -> Iterator[Block]:
         for number, text in enumerate(rows_of(file, opened), 1):
+            if passes():
+                continue
             if isinstance(text, Unreadable):
                 self.reading.leave_out(f"{file}: row {number}: {text}")
-                continue
-            encoded = text.encode("utf-8", "replace")
-            if encoded and hashlib.sha256(encoded).digest() not in self.withdrawn:
-                yield True, encoded
+            else:
+                yield from self._document(text.encode("utf-8", "replace"))
+
+    def _document(self, text: bytes) -> Iterator[Block]:
+        if text and hashlib.sha256(text).digest() not in self._withdrawn:
+            yield True, text
+
+
+def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> Text:
+    """Return the text at some places. Raises TextError where there is no file, and while it is read where
+    there is no document."""
+    named, others = list(places), Reading()
+    files = [file for place in named for _, file in files_at(place, others)]
+    return Text(files, others, longest_bytes=longest_bytes, places=", ".join(map(without_secret, named)))
 
 
 def _text_of(line: bytes) -> bytes:
@@ -330,7 +334,7 @@ def joined(text: Text) -> bytes:
 def read_text(path: str, warn: Callable[[str], None]) -> bytes:
     """One file or folder as text to score (`--eval-text`), read as a source of that path would be; `warn`
     hears what is left out."""
-    text = Text([path])
+    text = text_at([path])
     scored = joined(text)
     for warning in text.reading.warnings():
         warn(warning)
@@ -366,55 +370,61 @@ def _standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files_of(
-    path: str, reading: Reading | None = None, suffixes: tuple[str, ...] = PLAIN_SUFFIXES
-) -> list[Path]:
-    """The files of `python-stdlib`, or at a path that a person of this machine typed; sorted. Of a folder
-    those that end in `suffixes`. `reading` hears of what else lies there: other endings, and links that lead
-    out of a folder, for a text comes as an archive that somebody else packed. Raises TextError if there is no
-    file."""
+def files_at(path: str, reading: Reading) -> list[tuple[str, File]]:
+    """Return the files of `python-stdlib`, or at a path or URL that a person of this machine typed, each with
+    its name below that place. A folder gives those that end in SUFFIXES: its own files, then its folders'.
+    `reading` counts what else lies there: other endings, and links that lead out of the folder, since a text
+    comes as an archive from a stranger. Raises TextError if there is no file; TextUnreachable."""
+    if is_url(path):
+        found = RemoteFolder(path).found()
+        for name, file in found.items():
+            if name != INDEX and not has_suffix(name, SUFFIXES):
+                reading.leave_out(f"{file.name}: of a folder only {', '.join(SUFFIXES)} are read")
+        return [(name, file) for name, file in found.items() if has_suffix(name, SUFFIXES)]
     if path == STANDARD_LIBRARY:
         library = _standard_library()
         held_out = {library / f"{module}.py" for module in HELD_OUT}
         walked = _walk(library, _LEFT_OUT)
-        files = [file for file in walked if file.suffix == ".py" and file not in held_out]
-        if not files:
+        paths = [file for file in walked if file.suffix == ".py" and file not in held_out]
+        if not paths:
             raise TextError(f"{library} holds no Python source: name another text in data.sources")
-        return files
-    if is_url(path):
-        raise TextError(
-            f"text {without_secret(path)} is a URL, and only a run with data.order: epochs is read from one: "
-            "copy it to this machine, and name the folder"
-        )
+        return _opened(library, paths, reading)
     place = Path(path).expanduser()
     if is_file(place):
-        return [place]
+        return [(place.name, local_file(place, named=True))]
     if not is_folder(place):
         raise TextError(f"text {path} does not exist")
-    reading = Reading() if reading is None else reading
-    others, files = Reading(), []
-    for file in _walk(place, frozenset(), others):
-        if file == place / INDEX:
+    others, paths = Reading(), []
+    for each in _walk(place, frozenset(), others):
+        if each == place / INDEX:
             continue
-        if why := _why_not(file, place, suffixes):
+        if why := _why_not(each, place):
             others.leave_out(why)
         else:
-            files.append(file)
-    reading.left_out += others.left_out
-    reading.first_left_out = reading.first_left_out or others.first_left_out
-    if not files:
-        raise TextError(
-            f"folder {path} holds no text: put {', '.join(suffixes)} files there{others.reason()}"
-        )
+            paths.append(each)
+    reading.add_left_out(others)
+    if not paths:
+        wanted = ", ".join(SUFFIXES)
+        raise TextError(f"folder {path} holds no text: put {wanted} files there{others.reason()}")
+    return _opened(place, paths, reading)
+
+
+def _opened(root: Path, paths: Iterable[Path], reading: Reading) -> list[tuple[str, File]]:
+    files = []
+    for path in paths:
+        try:
+            files.append((path.relative_to(root).as_posix(), local_file(path)))
+        except OSError as error:
+            reading.leave_out(f"{path}: {error.strerror}")
     return files
 
 
-def _why_not(file: Path, place: Path, suffixes: tuple[str, ...]) -> str:
+def _why_not(file: Path, place: Path) -> str:
     """Return why a file in the folder `place` is not read; empty: it is."""
     if (shown := displayed(file)) != str(file):
         return f"{shown}: its name is not UTF-8: rename it"
-    if not has_suffix(file.name, suffixes):
-        return f"{file}: of a folder only {', '.join(suffixes)} are read"
+    if not has_suffix(file.name, SUFFIXES):
+        return f"{file}: of a folder only {', '.join(SUFFIXES)} are read"
     if leads_out(place, file):
         return f"{file} is a link to {file.resolve()}, out of {place}: put a copy of it in its place"
     if is_file(file) or not is_there(file):  # Of what is not there its size will tell.
@@ -456,11 +466,3 @@ def _walk(root: Path, left_out: frozenset[str], reading: Reading | None = None) 
             if each.is_symlink():
                 leave_out(each, " is a link to a folder, which is not followed: name that folder itself")
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-
-
-def _found(path: Path, reading: Reading) -> LocalFile | None:
-    try:
-        return LocalFile.at(path)
-    except OSError as error:
-        reading.leave_out(f"{path}: {error.strerror}")
-        return None

@@ -12,11 +12,12 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
-from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
+from peers.config.remote_files import connect, is_web, lasting_cause, reached
 from peers.config.run_url import without_secret
 from peers.errors import how_to_install
 
@@ -28,10 +29,9 @@ INDEX = "index.json"
 LINES, ROWS, PACKED = ".jsonl", ".parquet", ".zst"
 LINE_SUFFIXES = (LINES, ".ndjson")
 PROSE_SUFFIXES = (".txt", ".md")
-PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES)
-ALL_SUFFIXES = (*PLAIN_SUFFIXES, *(suffix + PACKED for suffix in PLAIN_SUFFIXES), ROWS)
-"""What is read in epochs. Of a text that is drawn from, packed files are not: where in them the text that a
-peer takes lies is known only when all of it is unpacked."""
+_PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES)
+SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + PACKED for suffix in _PLAIN_SUFFIXES), ROWS)
+"""Files of a folder with another ending are no text."""
 MOST_WINDOW_BYTES = 2**27
 """What a Zstandard frame may ask for as memory: the most that its own command unpacks without more ado."""
 LINE_LIMIT = 16 * 2**20
@@ -72,43 +72,40 @@ class TextUnreachable(TextError):
     """Whoever keeps the text elsewhere does not answer, or refuses: it may be otherwise later."""
 
 
-class File(Protocol):
-    @property
-    def name(self) -> str:
-        """For people: a path, or a URL without its secrets."""
-
-    @property
-    def bytes(self) -> int:
-        """As it lies there, packed or not."""
-
-    @property
-    def seen(self) -> str:
-        """Another when the file has changed."""
-
-    def open(self, seekable: bool = False) -> BufferedReader:
-        """Open it, as a stream unless it must be `seekable`. Raises OSError: it is not there, or cannot be
-        read here; TextUnreachable."""
+class Stopped(Exception):
+    """The text is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFile:
-    path: Path
+class File:
+    """A file of a text, on this machine or elsewhere."""
+
+    name: str
+    """For people: a path, or a URL without its secrets."""
     bytes: int
-    seen: str = ""
+    """Its size on the disk, packed or not."""
+    seen: str
+    """Another when the file has changed."""
+    open: Callable[..., AbstractContextManager[BufferedReader]]
+    """Opens the file, as a stream unless it is told `seekable=True`. Raises OSError where it is not there, or
+    cannot be read here; TextUnreachable, also while it is read."""
+    named: bool = False
+    """A person named it, and not only its folder: it is text whatever it holds."""
+    sha256: str = ""
+    """The hash that it must have; empty: any."""
 
-    @classmethod
-    def at(cls, path: Path) -> LocalFile:
-        """Raises OSError."""
-        found = path.stat()
-        return cls(path, found.st_size, f"{found.st_size}/{found.st_mtime_ns}")
 
-    @property
-    def name(self) -> str:
-        return str(self.path)
+def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
+    """Return a file of this machine. Raises OSError."""
+    found = path.stat()
+    return File(
+        str(path), found.st_size, f"{found.st_size}/{found.st_mtime_ns}", partial(_open_local, path), named,
+        sha256,
+    )  # fmt: skip
 
-    def open(self, seekable: bool = False) -> BufferedReader:
-        """See `File.open`."""
-        return BufferedReader(self.path.open("rb", buffering=0), BUFFER_BYTES)
+
+def _open_local(path: Path, seekable: bool = False) -> BufferedReader:
+    return BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
 
 
 class RemoteFolder:
@@ -117,21 +114,14 @@ class RemoteFolder:
     def __init__(self, url: str) -> None:
         """Raises TextError."""
         self._secret_url, self.url = url, without_secret(url)
-        try:
-            import fsspec
-        except ImportError:
-            raise TextError(f"{self.url} needs the package fsspec: {how_to_install('text')}") from None
-        try:
-            self._files, root = fsspec.core.url_to_fs(url, **web_options(url))
-        except (ImportError, ValueError) as error:  # No such kind of place, or its package is not installed.
-            raise TextError(f"text {self.url} cannot be opened: {error}") from None
-        self._root = root.rstrip("/")
+        self._files, self._root = connect(url, lambda why: TextError(f"text {why}"))
 
-    def file(self, name: str, bytes: int = 0) -> RemoteFile:
-        """`name` is relative to the folder. Whether it is there is not asked."""
-        return RemoteFile(f"{self.url.rstrip('/')}/{name}", bytes, "", self, f"{self._root}/{name}")
+    def file(self, name: str, bytes: int = 0, sha256: str = "") -> File:
+        """Return the file of that name below the folder. Whether it is there is not asked."""
+        opens = partial(self._open, f"{self._root}/{name}")
+        return File(f"{self.url.rstrip('/')}/{name}", bytes, "", opens, sha256=sha256)
 
-    def found(self) -> dict[str, RemoteFile]:
+    def found(self) -> dict[str, File]:
         """Every file there, by its name relative to the folder. Raises TextUnreachable; TextError: nothing is
         there."""
         with self._reached():
@@ -151,10 +141,10 @@ class RemoteFolder:
             name = str(path).removeprefix(self._root).lstrip("/")
             shown = f"{self.url.rstrip('/')}/{name}" if name else self.url
             name = name or str(path).rpartition("/")[2]  # The URL leads to a file.
-            if info.get("size") is None and has_suffix(name, ALL_SUFFIXES):
+            if info.get("size") is None and has_suffix(name, SUFFIXES):
                 info = self._info(path)
             size = UNKNOWN_BYTES if info.get("size") is None else int(info["size"])
-            files[name] = RemoteFile(shown, size, _seen(info), self, path)
+            files[name] = File(shown, size, _seen(info), partial(self._open, path))
         return files
 
     def _info(self, path: str) -> dict[str, Any]:
@@ -168,33 +158,30 @@ class RemoteFolder:
                 return {}
             return info
 
-    def open(self, path: str, seekable: bool = False) -> BufferedReader:
+    @contextmanager
+    def _open(self, path: str, seekable: bool = False) -> Iterator[BufferedReader]:
         """Open a file. A web server sends it as one stream, unless it must be `seekable`: not every server
         sends parts of a file."""
         web = is_web(self._secret_url)
         options = {"block_size": 0} if web and not seekable else {}
-        with self._reached():
-            file = _Remote(self._files.open(path, "rb", **options), self._reached, seekable or not web)
-            return BufferedReader(file, BUFFER_BYTES)
-
-    @contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Whatever a backend raises becomes TextUnreachable (as in peers/state/archive_store.py): botocore,
-        gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named without importing them."""
-        try:
-            yield
-        except (TextError, Unreadable):
-            raise
-        except FileNotFoundError as error:
-            if (cause := lasting_cause(error)) is None:
+        with self._reached(), self._files.open(path, "rb", **options) as file:
+            try:
+                yield BufferedReader(_Remote(file, seekable or not web), BUFFER_BYTES)
+            except TextError:
                 raise
-            raise self._failed(cause) from None
-        except Exception as error:  # noqa: BLE001 - see above
-            raise self._failed(error) from None
+            except ValueError:
+                if not (web and seekable):
+                    raise
+                raise Unreadable(
+                    "its server sends no part of a file (HTTP Range), which Parquet needs: download it, and "
+                    "name the file on this machine"
+                ) from None
 
-    def _failed(self, error: Exception) -> TextUnreachable:
-        told = reason_of(error).replace(self._secret_url, self.url)
-        return TextUnreachable(f"text {self.url} cannot be read: {told}")
+    def _reached(self) -> AbstractContextManager[None]:
+        def unreachable(why: str) -> TextUnreachable:
+            return TextUnreachable(f"text {self.url} cannot be read: {why}")
+
+        return reached(self._secret_url, unreachable, TextError, Unreadable, Stopped)
 
 
 def _seen(info: dict[str, Any]) -> str:
@@ -205,12 +192,10 @@ def _seen(info: dict[str, Any]) -> str:
 
 
 class _Remote(io.RawIOBase):
-    """A remote file whose failures are TextUnreachable."""
+    """A file of fsspec for a BufferedReader: not each of them can read into a buffer."""
 
-    def __init__(
-        self, file: IO[bytes], reached: Callable[[], AbstractContextManager[None]], seekable: bool
-    ) -> None:
-        self._file, self._reached, self._seekable = file, reached, seekable
+    def __init__(self, file: IO[bytes], seekable: bool) -> None:
+        self._file, self._seekable = file, seekable
 
     def readable(self) -> bool:
         return True
@@ -219,51 +204,16 @@ class _Remote(io.RawIOBase):
         return self._seekable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with self._parts():
-            return int(self._file.seek(offset, whence))
-
-    @contextmanager
-    def _parts(self) -> Iterator[None]:
-        """As `reached`. Raises Unreadable where the server sends no part of a file, which fsspec reports as a
-        ValueError."""
-        with self._reached():
-            try:
-                yield
-            except ValueError:
-                if not self._seekable:
-                    raise
-                raise Unreadable(
-                    "its server sends no part of a file (HTTP Range), which Parquet needs: download it, and "
-                    "name the file on this machine"
-                ) from None
+        return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
         return int(self._file.tell())
 
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer)
-        with self._parts():
-            some = self._file.read(len(view))
+        some = self._file.read(len(view))
         view[: len(some)] = some
         return len(some)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    name: str
-    bytes: int
-    seen: str
-    folder: RemoteFolder
-    path: str
-
-    def open(self, seekable: bool = False) -> BufferedReader:
-        """See `File.open`."""
-        return self.folder.open(self.path, seekable)
 
 
 def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,33 +31,6 @@ _LONGEST_CHARACTER = 4
 """Bytes of UTF-8."""
 
 
-class Tokenizer(Protocol):
-    @property
-    def vocabulary(self) -> int:
-        """Tokens are 0 to this, exclusive."""
-
-    def encode(self, text: bytes) -> Tensor:
-        """Tokens of `text`: one dimension, of `dtype_for(vocabulary)`."""
-
-    def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
-        """Return the tokens of each of these pieces of text, each at most some PIECE_BYTES long. Raises
-        TextError for what the tokenizer cannot read."""
-
-    def decode(self, tokens: Sequence[int]) -> bytes: ...
-
-    def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """Return how many bytes of UTF-8 `pieces` are, and how many of these decoding their `tokens` does not
-        give back."""
-
-    @property
-    def warning(self) -> str:
-        """What of the file was switched off; empty: nothing."""
-
-    @property
-    def end(self) -> Ending:
-        """What stands between two documents."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What stands between two documents."""
@@ -70,6 +44,33 @@ class Ending:
         return 0 if self.token is None else text.count(self.text)
 
 
+class Tokenizer(ABC):
+    vocabulary: int
+    """Tokens are 0 to this, exclusive."""
+    warning = ""
+    """What of the file was switched off; empty: nothing."""
+    end = Ending()
+
+    @abstractmethod
+    def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
+        """Return the tokens of each of these pieces of text, each at most some PIECE_BYTES long: one
+        dimension, `dtype_for(vocabulary)`. Raises TextError for what the tokenizer cannot read."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Return the text of tokens, without a character whose last bytes are still to come."""
+
+    def encode(self, text: bytes) -> Tensor:
+        """Return the tokens of a text of any length."""
+        pieces = self.encode_pieces(list(pieces_of([text])))
+        return torch.cat([torch.empty(0, dtype=dtype_for(self.vocabulary)), *pieces])
+
+    def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
+        """Return how many bytes of UTF-8 `pieces` are, and how many of these decoding their `tokens` does not
+        give back. Which bytes occur how often is compared, not where they are."""
+        return 0, 0
+
+
 def dtype_for(vocabulary: int) -> torch.dtype:
     """The smallest that holds every token: a text's tokens are as large as the text at most."""
     if vocabulary <= 2**8:
@@ -77,26 +78,14 @@ def dtype_for(vocabulary: int) -> torch.dtype:
     return torch.uint16 if vocabulary <= 2**16 else torch.int32
 
 
-@dataclass(frozen=True, slots=True)
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """A token is a byte."""
 
-    vocabulary: int = 256
-    end: Ending = Ending()
-    warning: str = ""
-
-    def encode(self, text: bytes) -> Tensor:
-        if not text:
-            return torch.empty(0, dtype=torch.uint8)
-        return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    vocabulary = 256
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
         """See `Tokenizer.encode_pieces`."""
-        return [self.encode(piece) for piece in pieces]
-
-    def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """See `Tokenizer.lost_bytes`."""
-        return 0, 0
+        return [torch.frombuffer(bytearray(piece), dtype=torch.uint8) for piece in pieces]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         # A model may have more than 256 outputs; those beyond are no text.
@@ -140,14 +129,14 @@ def _remove(settings: dict[str, Any], names: Iterable[str]) -> list[str]:
 Result = TypeVar("Result")
 
 
-class FileTokenizer:
+class FileTokenizer(Tokenizer):
     """A `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced.
 
     Special tokens that are written in a text are plain text; the end of text is put in by its id alone."""
 
     def __init__(self, path: Path, end_of_text: str = "") -> None:
         """Raises TextError."""
-        self._path, self.end = path, Ending()
+        self._path = path
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError:
@@ -165,11 +154,6 @@ class FileTokenizer:
         if end_of_text:
             self.end = Ending(end_of_text.encode(), self._token_of(end_of_text))
 
-    def encode(self, text: bytes) -> Tensor:
-        """See `Tokenizer.encode`."""
-        pieces = self.encode_pieces(list(pieces_of([text])))
-        return torch.cat([torch.empty(0, dtype=dtype_for(self.vocabulary)), *pieces])
-
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
         """See `Tokenizer.encode_pieces`."""
         parts = [self._parts(piece.decode("utf-8", "replace")) for piece in pieces]
@@ -186,12 +170,12 @@ class FileTokenizer:
         ]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """A character whose last bytes are still to come is left away."""
+        """See `Tokenizer.decode`."""
         text = str(self._loaded.decode(list(tokens), skip_special_tokens=False))
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 
     def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """See `Tokenizer.lost_bytes`. Which bytes occur how often is compared, not where they are."""
+        """See `Tokenizer.lost_bytes`."""
         given = _histogram("".join(piece.decode("utf-8", "replace") for piece in pieces))
         ids = [each.tolist() for each in tokens]
         decoded = self._run(lambda: self._loaded.decode_batch(ids, skip_special_tokens=True), "cannot decode")
@@ -243,14 +227,10 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
 def open_tokenizer(file: Path | None, vocabulary: int, end_of_text: str = "") -> Tokenizer:
     """A tokenizer.json, or None: bytes. `end_of_text`: the manifest's. Raises TextError if the model's
     vocabulary is smaller, or if the end of a text is not one token."""
-    tokenizer: Tokenizer
-    if file is not None:
-        tokenizer = FileTokenizer(file, end_of_text)
-    elif end_of_text:
+    tokenizer = FileTokenizer(file, end_of_text) if file is not None else ByteTokenizer()
+    if file is None and end_of_text:
         end = end_of_text.encode()
-        tokenizer = ByteTokenizer(end=Ending(end, _only_token(list(end), end_of_text, BYTES)))
-    else:
-        tokenizer = ByteTokenizer()
+        tokenizer.end = Ending(end, _only_token(list(end), end_of_text, BYTES))
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
             f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} "

@@ -1,10 +1,12 @@
-"""A text's tokens: made once, some of the text at a time, and kept on the disk by what they were made of.
+"""The tokens of shards: made once, some of the text at a time, and kept on the disk, so that memory does not
+grow with the text.
 
-    STATE/text/HASH.tokens     the tokens, little-endian, as narrow as the vocabulary allows; mapped, not read
-    STATE/text/newest.json     what they were made of
+    STATE/text/shards/KEY.tokens    little-endian, as narrow as the vocabulary allows; mapped, not read
+    STATE/text/shards/KEY.json      what they were made of
 
-HASH covers the text, document by document, and the tokenizer: a start with the same text takes as long as
-reading it does. The file is written beside and moved when it is whole.
+KEY is of the shard's name, tokenizer and end of text. A shard whose files look as they did is not read again;
+one that looks otherwise, or from which documents may have been withdrawn, is read, and made anew if it then
+holds another text. Tokens are written beside and moved when they are whole.
 """
 
 from __future__ import annotations
@@ -14,26 +16,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
-from peers.config.run_file import SignedManifest
 from peers.data.documents import Block, Reading, Text, TextError
-from peers.data.tokenizer import BATCH_BYTES, Ending, Tokenizer, dtype_for, open_tokenizer, pieces_of
-from swarmnet.identifiers import MicrobatchId
-from swarmnet.model.sampling import window_starts, windows
-from swarmnet.run.manifest import BYTES
+from peers.data.files import Stopped
+from peers.data.shards import Shard
+from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
+from peers.errors import UserError
 
 FOLDER = "text"
-NEWEST = "newest.json"
-FORM = "swarmnet tokens 2"
-"""Goes into the hash: another way to cut or join documents makes other tokens."""
+SHARDS = "shards"
+FORM = "swarmnet tokens 3"
+"""Goes into the key: another way to cut or join documents makes other tokens."""
 
 FREE_BYTES = 1 << 30
 """Left free on the disk: checkpoints, the largest of which are some GB, must find room beside the text."""
@@ -43,57 +46,142 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """A text as tokens, and how it came to be that."""
+class ShardTokens:
+    """One shard, open."""
 
+    name: str
     tokens: Tensor
-    """One dimension, `dtype_for(vocabulary)`."""
+    """One dimension, `dtype_for(vocabulary)`, mapped."""
     reading: Reading
     made: bool
     """False: they lay on the disk."""
-    before: int | None = None
-    """How many tokens lay there of another text, or of this one before it changed."""
-    shards: int = 0
-    """Of which these are the first one's; 0: the text is not read in shards."""
 
 
-def tokens_on_disk(
-    text: Text, tokenizer: Path | None, vocabulary: int, state: Path, progress: Progress,
-    end_of_text: str = "",
-) -> Tokens:  # fmt: skip
-    """The tokens of a text by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises
-    TextError: no text, a tokenizer that does not fit, a full disk."""
-    opened = open_tokenizer(tokenizer, vocabulary, end_of_text)
-    key = _hash_of(text, tokenizer, opened.end)
-    folder, dtype = state / FOLDER, dtype_for(opened.vocabulary)
-    newest = _newest(folder)
-    if newest.get("hash") == key:
-        kept = mapped(folder / f"{key}.tokens", newest.get("tokens"), dtype)
-        if kept is not None:
-            keep_losses(text.reading, newest.get("text"))
-            text.reading.tokenizer = opened.warning
-            return Tokens(kept, text.reading, made=False)
+class _Note(msgspec.Struct, frozen=True):
+    """What the tokens of a shard were made of."""
+
+    digest: str
+    """Of the documents."""
+    seen: str
+    tokens: int
+    reading: Reading
+
+
+class ShardCache:
+    """Opens shards. Blocking; call from a thread, one at a time."""
+
+    def __init__(
+        self, tokenizer: Path | None, vocabulary: int, state: Path, end_of_text: str = "",
+        withdrawn: Collection[bytes] = (),
+    ) -> None:  # fmt: skip
+        """Tokens by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises TextError for a
+        tokenizer that does not fit."""
+        self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, end_of_text)
+        self._dtype = dtype_for(self._tokenizer.vocabulary)
+        self._folder = state / FOLDER / SHARDS
+        self._withdrawn = frozenset(withdrawn)
+        made_by = "bytes" if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+        self._made_by = json.dumps([FORM, made_by, self._tokenizer.end.text.hex()])
+        self._left_out = hashlib.sha256(b"".join(sorted(self._withdrawn))).hexdigest()
+        self.stopped = False
+        """Ends what is read or made in another thread with its next block."""
+
+    @property
+    def warning(self) -> str:
+        """What the tokenizer warns of."""
+        return self._tokenizer.warning
+
+    def keep_only(self, shards: Iterable[Shard]) -> None:
+        """Remove what is of other shards, or of another tokenizer, or was not finished. Raises TextError."""
+        kept = {self._path(shard).stem for shard in shards}
+        try:
+            for path in self._folder.glob("*"):
+                if path.stem not in kept or path.suffix not in (".tokens", ".json"):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise TextError(f"{error.filename}: cannot be removed: {error.strerror}") from None
+
+    def open(self, shard: Shard, progress: Progress) -> ShardTokens:
+        """Its tokens; none, where none of it can be read. Raises TextError: a full disk; TextUnreachable;
+        Stopped."""
+        path, seen = self._path(shard), f"{shard.seen}/{self._left_out}"
+        note = _noted(path.with_suffix(".json"))
+        tokens = None if note is None else _mapped(path, note.tokens, self._dtype)
+        if note is not None and tokens is not None and note.seen == seen:
+            return ShardTokens(shard.name, tokens, note.reading, made=False)
+        text = Text(
+            shard.files, shard.others, longest_bytes=shard.longest_bytes, seed=shard.seed,
+            withdrawn=self._withdrawn, check=self._check,
+        )  # fmt: skip
+        try:
+            if tokens is not None:
+                deque(text.blocks(), maxlen=0)
+            made = note is None or tokens is None or text.digest.hexdigest() != note.digest
+            if note is None or made:
+                count = self._write(path, text, progress)
+            else:
+                count = note.tokens
+                text.reading.keep_losses(note.reading)
+            new = _Note(text.digest.hexdigest(), seen if text.whole else "", count, text.reading)
+            write_atomically(path.with_suffix(".json"), msgspec.json.encode(new))
+        except OSError as error:
+            raise TextError(
+                f"{self._folder}: the text's tokens cannot be kept: {error.strerror}; they take as much room "
+                f"as the text, {text.total_bytes / 1e6:,.0f} MB at most"
+            ) from None
+        except UserError as error:  # Of writing beside.
+            raise TextError(str(error)) from None
+        if made:
+            tokens = _mapped(path, count, self._dtype)
+        if tokens is None:
+            raise TextError(f"{path} changed while it was read: start again")
+        return ShardTokens(shard.name, tokens, text.reading, made)
+
+    def _check(self) -> None:
+        if self.stopped:
+            raise Stopped
+
+    def _write(self, path: Path, text: Text, progress: Progress) -> int:
+        """How many tokens were written. Raises OSError; nothing stays then."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+        part, count = path.with_suffix(f".{id(self):x}.part"), 0  # Another thread may not have stopped yet.
+        try:
+            with part.open("wb") as file:
+                for some in encoded(text, self._tokenizer, progress):
+                    if shutil.disk_usage(path.parent).free < FREE_BYTES:
+                        raise OSError(errno.ENOSPC, f"less than {FREE_BYTES >> 20} MiB of the disk are free")
+                    file.write(some.numpy().tobytes())
+                    count += len(some)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return count
+
+    def _path(self, shard: Shard) -> Path:
+        key = hashlib.sha256(f"{shard.name}/{self._made_by}".encode()).hexdigest()
+        return self._folder / f"{key}.tokens"
+
+
+def _noted(path: Path) -> _Note | None:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for interrupted in folder.glob("*.part"):
-            interrupted.unlink()
-        count = written(folder / f"{key}.tokens", text, opened, progress)
-        told = {"hash": key, "tokens": count, "text": asdict(text.reading)}
-        write_atomically(folder / NEWEST, json.dumps(told).encode())
-        for older in folder.glob("*.tokens"):
-            if older.stem != key:
-                older.unlink()
-    except OSError as error:
-        raise TextError(
-            f"{folder}: the text's tokens cannot be kept: {error.strerror}; they take as much room as the "
-            f"text, {text.total_bytes / 1e6:,.0f} MB at most"
-        ) from None
-    kept = mapped(folder / f"{key}.tokens", count, dtype)
-    if kept is None:
-        raise TextError(f"{folder / key}.tokens changed while it was read: start again")
-    before = newest.get("tokens")
-    text.reading.tokenizer = opened.warning
-    return Tokens(kept, text.reading, made=True, before=before if isinstance(before, int) else None)
+        return msgspec.json.decode(path.read_bytes(), type=_Note)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _mapped(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
+    """The file's tokens; None if it is not as long as it should be."""
+    try:
+        if path.stat().st_size != count * dtype.itemsize:
+            return None
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.from_file(str(path), shared=False, size=count, dtype=dtype)
+    except (OSError, RuntimeError):
+        return None
 
 
 def encoded(text: Text, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
@@ -137,94 +225,3 @@ def _pieces(text: Text) -> Iterator[bytes | None]:
         if count > 1:
             yield None
         yield from pieces_of(block for _, block in blocks)
-
-
-class Digest:
-    """SHA-256 over the tokenizer, what stands between documents and each document's own hash."""
-
-    def __init__(self, tokenizer: Path | None, end: Ending) -> None:
-        self._whole = whole = hashlib.sha256(FORM.encode())
-        whole.update(hashlib.sha256(end.text).digest())
-        whole.update(BYTES.encode() if tokenizer is None else hashlib.sha256(tokenizer.read_bytes()).digest())
-        self._document = hashlib.sha256()
-
-    def take(self, block: Block) -> None:
-        starts, text = block
-        if starts:
-            self._whole.update(self._document.digest())
-            self._document = hashlib.sha256()
-        self._document.update(text)
-
-    def hexadecimal(self) -> str:
-        whole = self._whole.copy()
-        whole.update(self._document.digest())
-        return whole.hexdigest()
-
-
-def _hash_of(text: Text, tokenizer: Path | None, end: Ending) -> str:
-    """`Digest` of all of it."""
-    digest = Digest(tokenizer, end)
-    for block in text.blocks():
-        digest.take(block)
-    return digest.hexadecimal()
-
-
-def written(path: Path, text: Text, tokenizer: Tokenizer, progress: Progress) -> int:
-    """How many tokens were written. Raises OSError; nothing stays then."""
-    part, count = path.with_suffix(".part"), 0
-    try:
-        with part.open("wb") as file:
-            for some in encoded(text, tokenizer, progress):
-                if shutil.disk_usage(path.parent).free < FREE_BYTES:
-                    raise OSError(errno.ENOSPC, f"less than {FREE_BYTES >> 20} MiB of the disk are free")
-                file.write(some.numpy().tobytes())
-                count += len(some)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return count
-
-
-def mapped(path: Path, count: object, dtype: torch.dtype) -> Tensor | None:
-    """The file's tokens; None if it is not as long as it should be."""
-    try:
-        if type(count) is not int or path.stat().st_size != count * dtype.itemsize:
-            return None
-        if count == 0:
-            return torch.empty(0, dtype=dtype)
-        return torch.from_file(str(path), shared=False, size=count, dtype=dtype)
-    except (OSError, RuntimeError):
-        return None
-
-
-def keep_losses(reading: Reading, saved: object) -> None:
-    """Take from a note about the same text what only encoding it counts."""
-    if isinstance(saved, Mapping):
-        for name in ("ends_in_text", "encoded_bytes", "lost_bytes"):
-            count = saved.get(name)
-            setattr(reading, name, count if type(count) is int and count >= 0 else 0)
-
-
-def _newest(folder: Path) -> dict[str, object]:
-    try:
-        told = json.loads((folder / NEWEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-class Corpus:
-    """Text of one peer as tokens (data_path.Text)."""
-
-    def __init__(self, signed: SignedManifest, tokens: Tensor) -> None:
-        self.signed = signed
-        self.tokens = tokens
-
-    def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
-        data, seed = self.signed.manifest.data, self.signed.manifest.seed
-        starts = window_starts(
-            self.signed.run_id, seed, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
-        )
-        return windows(self.tokens, starts, data.sequence_tokens)

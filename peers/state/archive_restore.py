@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
+from peers.config.remote_files import until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
 from peers.state import checkpoint_file
 from peers.state.archive import Archive, Entry
-from peers.state.archive_store import ArchiveError, open_store, until_reached
+from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
 from peers.telemetry.said import Say
@@ -63,7 +65,7 @@ class Restoring:
             if not trained():
                 self.say("archive", await asyncio.to_thread(self._bring, folder, stage, layout, damaged))
 
-        await until_reached(attempt, self.say)
+        await until_reached(attempt, StoreUnreachable, partial(self.say, "archive"))
 
     def _bring(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
         archive = Archive(open_store(self._secret_url))

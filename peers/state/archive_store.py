@@ -6,19 +6,16 @@ object stores by how they work, and readers check every file against the index b
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from peers.config.atomic_files import is_file, is_there, write_atomically
-from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
+from peers.config.remote_files import connect, is_web, lasting_cause, reason_of
 from peers.config.run_url import without_secret
-from peers.errors import UserError, how_to_install
-from peers.runtime.supervision import reason
-from peers.telemetry.said import Say
+from peers.errors import UserError
 
 READ_LIMIT = 64 * 1024 * 1024
 """Bytes of a file of which nothing says how long it is."""
@@ -109,11 +106,6 @@ class FsspecStore:
         self.url = without_secret(url)
         self._secret_url = url
         self._files: Any = None
-        try:
-            import fsspec
-        except ImportError:
-            raise ArchiveError(f"{self.url} needs the package fsspec: {how_to_install('archive')}") from None
-        self._connect = fsspec.core.url_to_fs
         with self._connected("cannot be opened"):
             pass
 
@@ -168,37 +160,11 @@ class FsspecStore:
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:
-                self._files, self._root = self._opened(place, what)
-            yield self._files, f"{self._root.rstrip('/')}/{name}"
+                self._files, self._root = connect(self._secret_url, ArchiveError, skip_instance_cache=True)
+            yield self._files, f"{self._root}/{name}"
         except ArchiveError:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
             told = reason_of(error).replace(self._secret_url, self.url)
             raise StoreUnreachable(f"{place}: {what}: {told}") from None
-
-    def _opened(self, place: str, what: str) -> tuple[Any, str]:
-        """fsspec's file system, and the archive's path there."""
-        try:
-            options = web_options(self._secret_url)
-            files, root = self._connect(self._secret_url, skip_instance_cache=True, **options)
-        except (ImportError, ValueError) as error:  # No such kind of store, or its package is not installed.
-            raise ArchiveError(f"{place}: {what}: {reason(error)}") from None
-        return files, root
-
-
-Result = TypeVar("Result")
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
-"""Between attempts; twice as long each time."""
-
-
-async def until_reached(attempt: Callable[[], Awaitable[Result]], say: Say) -> Result:
-    """What it gives once the store answers; what cannot become otherwise is raised."""
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            return await attempt()
-        except StoreUnreachable as error:
-            say("archive", f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
-        await asyncio.sleep(pause)
-        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -29,9 +29,8 @@ from urllib.parse import unquote, urlsplit
 
 from peers.config.atomic_files import is_there
 from peers.config.peer_file import default_state
-from peers.config.remote_files import is_web, lasting_cause, reason_of, web_options
+from peers.config.remote_files import connect, is_web, reached
 from peers.config.run_url import is_url, without_secret
-from peers.errors import how_to_install
 from peers.state.start_folder import CONFIG, INDEX, MOST_JSON_BYTES, StartError, hash_of, read_json
 from peers.telemetry.said import Say
 from swarmnet.model.parameters import parameter_shapes, whole
@@ -190,17 +189,7 @@ class _Source:
         if {"?", "#"} & set(url):
             raise StartError(f"{self.url}: a ? or a # cannot stand in the URL of a folder; leave it out")
         self._is_web = is_web(url)
-        try:
-            import fsspec
-
-            options = web_options(url, SILENCE_SECONDS)
-        except ImportError:
-            raise StartError(f"{self.url} needs the package fsspec: {how_to_install('text')}") from None
-        try:
-            self._files, root = fsspec.core.url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:  # No such kind of place, or its package is not installed.
-            raise StartError(f"{self.url} cannot be opened: {error}") from None
-        self._root = root.rstrip("/")
+        self._files, self._root = connect(url, StartError, SILENCE_SECONDS)
 
     def weights(self, part: Path, budget: _Budget) -> list[str]:
         """Names of the files that hold weights, sorted. Raises StartError."""
@@ -260,20 +249,8 @@ class _Source:
         with file:
             yield read
 
-    @contextmanager
-    def _reached(self, name: str) -> Iterator[None]:
-        """Whatever a backend raises becomes StartError (as in peers/data/files.py)."""
-        try:
-            yield
-        except StartError:
-            raise
-        except FileNotFoundError as error:
-            if (cause := lasting_cause(error)) is None:
-                raise
-            raise self._failed(name, cause) from None
-        except Exception as error:  # noqa: BLE001 - fsspec's backends have kinds of their own
-            raise self._failed(name, error) from None
+    def _reached(self, name: str) -> AbstractContextManager[None]:
+        def failed(why: str) -> StartError:
+            return StartError(f"{self.url}/{name}: cannot be fetched: {why}")
 
-    def _failed(self, name: str, error: Exception) -> StartError:
-        told = reason_of(error).replace(self._secret_url, self.url)
-        return StartError(f"{self.url}/{name}: cannot be fetched: {told}")
+        return reached(self._secret_url, failed, StartError)

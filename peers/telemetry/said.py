@@ -78,19 +78,11 @@ class Text(Said, frozen=True):
     documents: int
     bytes: int
     left_out: int
-    first_left_out: str
-    not_utf8: int
-    first_not_utf8: str
-    ends_in_text: int
-    encoded_bytes: int
-    lost_bytes: int
-    tokenizer: str
 
 class EpochRead(Said, frozen=True):
-    """Every shard of the run's text that this peer has was read: so many, in sequences of so many tokens."""
+    """Every shard of the run's text that this peer has was read."""
     epoch: int
     shards: int
-    tokens: int
 
 class Pausing(Said, frozen=True):
     """It will let go of its stage."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
-from peers.data.epoch_text import coverage_of
 from peers.network.discovery.claims import Claims, plain_name
 from peers.worker.parts import Parts
+from peers.worker.pipeline.text_reader import coverage_of
 
 HIGHEST_LOSS = 1e6
 """Nats per token; a record holds no more, and no model means more."""

@@ -11,7 +11,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,16 +29,7 @@ from peers.compute.process_memory import let_go, resident_bytes, trim
 from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
 from peers.config.line_file import known_line
 from peers.config.run_file import SignedManifest, export_hint
-from peers.data.local_text import (
-    Tokenizing,
-    missing_text,
-    never_held,
-    part_of_text,
-    read_text_here,
-    text_here,
-    text_line,
-)
-from peers.data.tokens import Corpus
+from peers.data.local_text import missing_text, never_held
 from peers.errors import DevicesLost, UserError
 from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
@@ -56,8 +47,7 @@ from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
 from peers.worker.picture_of_worker import stuck_of_worker, view
-from peers.worker.pipeline.data_path import Text
-from peers.worker.pipeline.epoch_reading import EpochReading
+from peers.worker.pipeline.text_reader import TextReader
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
 from peers.worker.sampler import Observer
 from peers.worker.settings import Settings
@@ -210,10 +200,10 @@ class WorkerRole(Role):
         compute = self.compute = self._computing()
         hear_loop(asyncio.get_running_loop(), compute.failed)
         process.pulse.fault = lambda: compute.failed.result() if compute.failed.done() else None
-        reading = EpochReading(process, self._text_opened, self._reading_ended)
+        text = TextReader(process, signed, self._text_opened, self._reading_ended)
         worker = self.worker = Worker(
             signed, process.identity, network.transport, network.directory, compute,
-            partial(self._text, reading, signed), self._settings(signed),
+            text.open, self._settings(signed),
             Random(process.identity.peer_id), process.log.record, process.say,
             self._part,
         )  # fmt: skip
@@ -233,7 +223,7 @@ class WorkerRole(Role):
             observing.cancel()
             await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
             await self._let_devices_go()
-            await reading.close()
+            await text.close()
             observer.look()
             observer.note()
             process.log.flush()
@@ -356,30 +346,6 @@ class WorkerRole(Role):
 
     def _joules(self) -> float:
         return self._gpu.joules if self._gpu is not None else 0.0
-
-    async def _text(
-        self, reading: EpochReading, signed: SignedManifest, withdrawn: frozenset[bytes]
-    ) -> Text:
-        """The run's text, from where this machine keeps it, without what the owner has withdrawn."""
-        if signed.manifest.data.order == "epochs":
-            return await reading.open(signed, withdrawn)
-        process, config, loop = self.process, self.process.config, asyncio.get_running_loop()
-        seed, tokenizing = part_of_text(process.identity.public_key), Tokenizing(process.say, loop.time)
-        process.say("text", f"reads the run's text: {text_here(signed.manifest, config)}")
-        read = await asyncio.to_thread(
-            read_text_here, signed.manifest, config, seed, withdrawn, tokenizing.from_thread(loop)
-        )
-        for warning in read.reading.warnings():
-            process.report.say("text", warning, level="warning")
-            process.log.record(said.Remark(warning, "text_left_out"))
-        process.tell(said.Text(text_line(read), **asdict(read.reading)))
-        there, needed = len(read.tokens), signed.manifest.data.sequence_tokens + 1
-        if there < needed:
-            raise UserError(
-                f"the run's text has {there:,} tokens here, and a sequence takes {needed:,}: add text"
-                f"{read.reading.reason()}"
-            )
-        return Corpus(signed, read.tokens)
 
     def _text_opened(self) -> None:
         if self.worker is not None and self.worker.data is not None:

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from peers.data.epoch_text import coverage_of
 from peers.network.neighbourhood import Neighbourhood
 from peers.telemetry import events as noted
 from peers.telemetry.console import Report, Status
@@ -25,6 +24,7 @@ from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import COMPUTE_PHASES, PHASES, SHOWN_EXPERTS, STATES, Metrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.worker.compute_sampler import ComputeTime, idle_reason
+from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.receipts import summary
 from peers.worker.rounds.update_path import UpdatePath
 from peers.worker.worker import Worker

@@ -39,8 +39,8 @@ class Place:
     """Of that shard, the next one."""
     shards: int = 0
     """Read to their end in this epoch."""
-    windows: int = 0
-    """Read in this epoch."""
+    read: int = 0
+    """Windows, in all epochs."""
 
 
 def following(

@@ -6,11 +6,13 @@ Windows are drawn uniformly and independently; two peers may draw overlapping on
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from swarmnet.identifiers import MicrobatchId, RunId
+from swarmnet.run.manifest import Data
 
 _DRAW_BYTES = 16
 """128 bits modulo the corpus: no start is likelier than another by more than 2**-64 for 2**64 tokens."""
@@ -40,7 +42,19 @@ def window_starts(
     return tuple(int.from_bytes(draw, "little") % choices for draw in draws)
 
 
-def windows(corpus: Tensor, starts: tuple[int, ...], sequence_tokens: int) -> tuple[Tensor, Tensor]:
-    """inputs_BT and labels_BT (int64): the windows of `corpus` (1-D), and the same moved on by one token."""
-    window_BT = torch.stack([corpus[start : start + sequence_tokens + 1] for start in starts]).long()
+def drawn(run_id: RunId, seed: int, key: MicrobatchId, corpus: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+    """inputs_BT and labels_BT of a microbatch of this corpus (1-D)."""
+    length = data.sequence_tokens
+    starts = window_starts(run_id, seed, key, len(corpus), data.microbatch_sequences, length)
+    return windows(corpus, starts, length)
+
+
+def windows(corpus: Tensor, starts: Sequence[int], sequence_tokens: int) -> tuple[Tensor, Tensor]:
+    """inputs_BT and labels_BT of the windows of `corpus` (1-D) that begin at `starts`."""
+    return inputs_and_labels([corpus[start : start + sequence_tokens + 1] for start in starts])
+
+
+def inputs_and_labels(windows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """inputs_BT and labels_BT (int64): the windows, and the same moved on by one token."""
+    window_BT = torch.stack(list(windows)).long()
     return window_BT[:, :-1].contiguous(), window_BT[:, 1:].contiguous()

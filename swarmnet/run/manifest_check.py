@@ -182,16 +182,16 @@ def _of_data(data: Data) -> list[tuple[bool, str]]:
     weights, indexes = [one.weight for one in data.sources], [one.index for one in data.sources if one.index]
     pinned_library = any(one.index and one.path == STANDARD_LIBRARY for one in data.sources)
     return [
-        (data.order == "drawn" and (any(weights) or bool(indexes)),
-         "data.order is drawn, and only what is read in epochs has a weight or an index in data.sources"),
+        (data.order == "drawn" and any(weights),
+         "data.order is drawn, and only what is read in epochs has a weight in data.sources"),
         (not all(0 <= weight < inf for weight in weights), "data.sources: weight cannot be negative"),
         (any(weights) and not all(weights),
          "data.sources: weight is for all sources or for none: one of 0 beside others would never be read"),
         (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in indexes),
          "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
         (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
-        (data.order == "epochs" and len({one.name for one in data.sources}) < len(data.sources),
-         "data.sources: each needs a name of its own where data.order is epochs"),
+        (len({one.name for one in data.sources}) < len(data.sources),
+         "data.sources: each needs a name of its own"),
     ]  # fmt: skip
 
 

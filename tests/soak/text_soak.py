@@ -25,14 +25,15 @@ from collections import Counter
 from pathlib import Path
 
 from processes import QUIET, until
+from texts import TextProcess
 
+from peers.config.peer_file import PeerFile
 from peers.config.run_file import publish
-from peers.data.documents import Reading
-from peers.data.epoch_text import EpochText, Says
-from peers.data.shard_tokens import ShardCache
-from peers.data.shards import LEAST_SHARD_BYTES, all_shards
+from peers.data.shards import LEAST_SHARD_BYTES
 from peers.lab.processes.processes import start
 from peers.telemetry import event_log
+from peers.telemetry.events import ShardRead
+from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import load_or_create
 from swarmnet.identifiers import MicrobatchId
 
@@ -76,14 +77,11 @@ def memory_of(pid: int | str) -> tuple[int, int]:
 async def alone(folder: Path, size: int) -> dict[str, object]:
     signed, books = published(folder, 2048, 8), folder / "books"
     await asyncio.to_thread(write_text, books, SHARDS, size // SHARDS)
-    data, read, opened = signed.manifest.data, [], asyncio.Event()
-    cache = ShardCache(None, 256, folder / "state")
-    shards = all_shards(data.sources, {"books": str(books)}, Reading())
-    says = Says(opened.set, read.append, print, lambda: lambda done, all: None)
-    text = EpochText(signed, signed.manifest.owner, shards, cache, folder / "state", says)
+    config = PeerFile(run=signed.run_id, state=folder / "state", text={"books": str(books)})
+    process, opened, read = TextProcess(config), asyncio.Event(), []
+    text = TextReader(process, signed, opened.set, print)
     began, (before, _), most, most_of_files = time.monotonic(), memory_of("self"), 0, 0
-    await text.begin()
-    ahead = asyncio.create_task(text.read_ahead())
+    await text.open(frozenset())
     microbatches = 0
     while len(read) < SHARDS:
         opened.clear()
@@ -91,11 +89,12 @@ async def alone(folder: Path, size: int) -> dict[str, object]:
             await opened.wait()
             continue
         microbatches += 1
+        read = [event for event in process.events if isinstance(event, ShardRead)]
         if microbatches % 100 == 0:
             anonymous, of_files = memory_of("self")
             most, most_of_files = max(most, anonymous), max(most_of_files, of_files)
             await asyncio.sleep(0)
-    ahead.cancel()
+    await text.close()
     kept = sum(path.stat().st_size for path in (folder / "state").rglob("*.tokens"))
     times_read = Counter(one.shard for one in read)
     return {

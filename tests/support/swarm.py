@@ -30,7 +30,7 @@ from torch import Tensor
 from peers.compute.executor import InlineCompute
 from peers.compute.stage_part import StagePart, real_part
 from peers.config.run_file import SignedManifest
-from peers.data.documents import Text
+from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
@@ -45,7 +45,7 @@ from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model.computing.choices import PLAIN, Computing
-from swarmnet.model.sampling import window_starts, windows
+from swarmnet.model.sampling import drawn
 from swarmnet.run.manifest import (
     Data,
     ExchangeName,
@@ -106,7 +106,7 @@ def canonical_and_signature(identity: Identity, canonical: bytes) -> bytes:
 def tokens_of(places: Sequence[str], vocabulary: int, tokenizer: Path | None = None) -> Tensor:
     """Of the text at `places`, in memory."""
     read_by = open_tokenizer(tokenizer, vocabulary)
-    return torch.cat(list(encoded(Text(places), read_by, lambda _done, _all: None)))
+    return torch.cat(list(encoded(text_at(places), read_by, lambda _done, _all: None)))
 
 
 def corpus(tokens: int = 20_000, seed: int = 0) -> Tensor:
@@ -127,11 +127,7 @@ class Sampled:
     data: Data
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
-        data = self.data
-        starts = window_starts(
-            self.run_id, 0, key, len(self.tokens), data.microbatch_sequences, data.sequence_tokens
-        )
-        return windows(self.tokens, starts, data.sequence_tokens)
+        return drawn(self.run_id, 0, key, self.tokens, self.data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 
 from peers.compute.memory_budget import all_needs
 from peers.data.local_text import text_line
-from peers.data.tokens import Tokens
+from peers.data.tokens import ShardTokens
 from peers.tools.doctor.line import Line, gibibytes
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Manifest
@@ -57,12 +57,11 @@ def judge(
     return Line("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
 
 
-def judge_text(wish: int | None, missing: str, read: Tokens | None = None, window: int = 0) -> Line:
-    """Whether the first stage could be held, which reads the run's text. `missing`: what this machine lacks,
-    and how to say where it is; empty: nothing. `read`: what a peer of that stage would read; None: it was not
-    looked at. `window`: tokens that a sequence takes."""
+def judge_text(wish: int | None, missing: str) -> Line:
+    """Whether the first stage could be held, whose text is not looked at. `missing`: what this machine lacks,
+    and how to say where it is; empty: nothing."""
     if not missing:
-        return _judge_read(read, window)
+        return Line("text", "ok", "is not read: only the first stage reads it")
     what, _, fix = missing.partition("; ")
     if wish is None:
         return Line("text", "warn", f"{what}: holds any stage but the first", fix)
@@ -71,10 +70,10 @@ def judge_text(wish: int | None, missing: str, read: Tokens | None = None, windo
     return Line("text", "fail", f"{what}, and the first stage reads it", fix)
 
 
-def _judge_read(read: Tokens | None, window: int) -> Line:
-    if read is None:
-        return Line("text", "ok", "is not read: only the first stage reads it")
-    text, warnings = text_line(read), read.reading.warnings()
+def judge_read(read: ShardTokens, window: int, shards: int = 1) -> Line:
+    """Whether the first stage could be held. `read`: what a peer of it would read first, of so many `shards`;
+    `window`: tokens that a sequence takes."""
+    text, warnings = text_line(read, shards), read.reading.warnings()
     data = {**asdict(read.reading), "tokens": len(read.tokens)}
     if len(read.tokens) < window:
         short = f"{text}: a sequence takes {window:,}{read.reading.reason()}"

@@ -19,14 +19,7 @@ from pathlib import Path
 from peers.config import line_file
 from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.run_file import RunFileError, SignedManifest
-from peers.data.local_text import (
-    FIRST_STAGE,
-    Tokenizing,
-    first_shard_here,
-    missing_text,
-    part_of_text,
-    read_text_here,
-)
+from peers.data.local_text import FIRST_STAGE, first_shard_here, missing_text, progress_lines
 from peers.errors import UserError
 from peers.network.addresses import Addresses, in_the_open
 from peers.network.discovery import mdns
@@ -40,7 +33,7 @@ from peers.telemetry.said import Listening, NotRelayed, Relayed
 from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
-from peers.tools.doctor.stage_memory import Memory, judge_text
+from peers.tools.doctor.stage_memory import Memory, judge_read, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
 from peers.worker.upload_watch import upload_need_of, upload_words, weakest_stage
 from protocols.daemon.multiaddr import is_circuit
@@ -274,15 +267,12 @@ class Examination:
             return judge_text(wish, missing)
         if self.subject.running or not config.state.is_dir():
             config = config.model_copy(update={"state": self.subject.place})
-        tokenizing = Tokenizing(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
+        progress = progress_lines(lambda _event, line: print(line, file=sys.stderr), time.monotonic)
         try:
-            if manifest.data.order == "epochs":
-                read = first_shard_here(manifest, config, tokenizing.progress)
-            else:
-                read = read_text_here(manifest, config, part_of_text(key), frozenset(), tokenizing.progress)
+            read, shards = first_shard_here(manifest, config, key, progress)
         except UserError as error:
             return Line("text", "fail", str(error), "mend what is named")
-        return judge_text(wish, "", read, manifest.data.sequence_tokens + 1)
+        return judge_read(read, manifest.data.sequence_tokens + 1, shards)
 
     async def _more_helpers(
         self, transport: P2pdTransport, directory: DhtDirectory, signed: SignedManifest

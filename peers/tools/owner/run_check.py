@@ -209,14 +209,12 @@ def _read_as(
     manifest: Manifest, places: Mapping[str, str], longest_bytes: int = LONGEST_CORPUS_BYTES
 ) -> Text:
     """The text of these sources. Raises TextError."""
-    if manifest.data.order == "drawn":
-        return Text(places.values(), longest_bytes=longest_bytes)
-    from peers.data.shards import all_shards
+    from peers.data.shards import source_files
 
     others, sources = Reading(), [one for one in manifest.data.sources if one.name in places]
-    shards = all_shards(sources, places, others).values()
-    files = [part.file for some in shards for shard in some for part in shard.parts]
-    return Text.of(files, others)
+    found = [source_files(source, places[source.name], others) for source in sources]
+    files = [file for some in found for _, file in some]
+    return Text(files, others, longest_bytes=longest_bytes, places=", ".join(places.values()))
 
 
 def _require_a_window(

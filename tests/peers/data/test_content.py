@@ -1,9 +1,10 @@
-"""What a file holds decides how it is read, for both readers; what is not read is named with its reason."""
+"""What a file holds decides how it is read; what is not read is named with its reason."""
 
 import asyncio
 import gzip
 import hashlib
 import os
+import re
 from types import SimpleNamespace
 
 import pyarrow
@@ -11,10 +12,10 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from peers.data.documents import Reading, Text, TextError, files_of, joined
-from peers.data.files import LINE_LIMIT, LocalFile, TextUnreachable, rows_of
-from peers.data.shard_tokens import ShardCache, Stopped
+from peers.data.documents import Reading, Text, TextError, files_at, joined, text_at
+from peers.data.files import LINE_LIMIT, Stopped, TextUnreachable, local_file, rows_of
 from peers.data.shards import INDEX, index_of, shards_of
+from peers.data.tokens import ShardCache
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.worker.worker import Worker
@@ -28,29 +29,20 @@ def silent(_done, _all):
     """Progress that no test looks at."""
 
 
-def drawn(place):
-    text = Text([str(place)])
+def read(place):
+    reading = Reading()
+    (shard,) = shards_of(BOOKS, str(place), reading)
+    text = Text(shard.files, reading)
     return joined(text), text.reading
 
 
-def in_epochs(place):
-    reading = Reading()
-    texts = [Text.of(shard.checked(reading), reading) for shard in shards_of(BOOKS, str(place), reading)]
-    return b"\n\n".join(map(joined, texts)), texts[0].reading
-
-
-@pytest.fixture(params=[drawn, in_epochs])
-def read(request):
-    return request.param
-
-
 @pytest.mark.parametrize("name", ["a.ndjson", "B.JSONL", "a.data", "a.txt", "a.jsonl.zst", "A.ZST"])
-def test_lines_of_json_are_known_by_their_content(tmp_path, read, name):
+def test_lines_of_json_are_known_by_their_content(tmp_path, name):
     (tmp_path / name).write_bytes(zstandard.compress(LINES) if name.lower().endswith("zst") else LINES)
     assert read(tmp_path / name)[0] == b"first\n\nsecond"
 
 
-def test_parquet_is_known_by_its_content(tmp_path, read):
+def test_parquet_is_known_by_its_content(tmp_path):
     parquet.write_table(pyarrow.table({"text": ["first", "second"]}), tmp_path / "a.bin")
     assert read(tmp_path / "a.bin")[0] == b"first\n\nsecond"
 
@@ -68,21 +60,19 @@ def test_parquet_is_known_by_its_content(tmp_path, read):
 )
 def test_what_cannot_be_read_is_left_out_with_the_cure(tmp_path, name, content, cure):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TextError, match=cure):
-        drawn(tmp_path / name)
-    text, reading = in_epochs(tmp_path / name)
+    text, reading = read(tmp_path / name)
     assert text == b""
     assert cure in reading.first_left_out
 
 
-def test_prose_that_begins_with_json_stays_prose(tmp_path, read):
+def test_prose_that_begins_with_json_stays_prose(tmp_path):
     prose = b'{"size": 3} is what the file says.\n'
     (tmp_path / "a.txt").write_bytes(prose + b"More.\n")
     (tmp_path / "b.md").write_bytes(b'{"size": 3}\nis what the file says.\n')
     assert read(tmp_path)[0] == prose + b'More.\n\n\n{"size": 3}\nis what the file says.\n'
 
 
-def test_a_name_that_is_not_utf_8_is_left_out_and_named(tmp_path, read):
+def test_a_name_that_is_not_utf_8_is_left_out_and_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with open(os.fsencode(tmp_path) + b"/b\xff.txt", "w") as file:
         file.write("other")
@@ -104,7 +94,7 @@ def snapshot(tmp_path):
     return folder
 
 
-def test_a_snapshot_of_a_hugging_face_cache_is_read(snapshot, read):
+def test_a_snapshot_of_a_hugging_face_cache_is_read(snapshot):
     assert read(snapshot)[0] == b"first\n\nsecond"
 
 
@@ -115,21 +105,15 @@ def test_a_link_out_of_the_cache_stays_refused(snapshot, tmp_path):
     for number, target in enumerate(("../../blobs/cd", "../../../secret.txt")):
         (snapshot / f"{number}.txt").symlink_to(target)
     with pytest.raises(TextError, match=r"0\.txt is a link to .*secret\.txt.* put a copy .*, and 1 more$"):
-        files_of(str(snapshot))
+        files_at(str(snapshot), Reading())
 
 
-@pytest.mark.parametrize("order", ["drawn", "epochs"])
-def test_lines_without_a_text_are_counted_where_there_is_no_text(tmp_path, order):
+def test_lines_without_a_text_are_counted_where_there_is_no_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"messages": []}\n' * 3)
-    why = r'a\.jsonl:1: no field "text" with a string in it, and 2 more'
-    if order == "drawn":
-        with pytest.raises(TextError, match=why):
-            drawn(tmp_path)
-        return
-    reading = ShardCache(None, 256, tmp_path / "state").open(
-        shards_of(BOOKS, str(tmp_path), Reading())[0], silent
-    ).reading
-    assert why.replace("\\", "") in reading.reason()
+    why = 'a.jsonl:1: no field "text" with a string in it, and 2 more'
+    assert why in read(tmp_path)[1].reason()
+    with pytest.raises(TextError, match=re.escape(why)):
+        joined(text_at([str(tmp_path)]))
 
 
 # -- packed text ---------------------------------------------------------------------------------------
@@ -148,7 +132,7 @@ def test_rows_that_share_a_string_are_read_one_at_a_time(tmp_path):
     shared = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1] * 32), strings)
     parquet.write_table(pyarrow.table({"text": shared}), tmp_path / "a.parquet", store_schema=False)
     before = pyarrow.total_allocated_bytes()
-    with LocalFile.at(tmp_path / "a.parquet").open() as file:
+    with local_file(tmp_path / "a.parquet").open() as file:
         rows = rows_of("a", file)
         next(rows)
         assert pyarrow.total_allocated_bytes() - before < 64 << 20, "32 rows of 8 MiB"
@@ -158,17 +142,9 @@ def test_rows_that_share_a_string_are_read_one_at_a_time(tmp_path):
 def test_a_string_that_is_too_long_is_left_out(tmp_path):
     table = pyarrow.table({"text": ["a" * (LINE_LIMIT + 1), "b" * 10**6]})
     parquet.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
-    text, reading = in_epochs(tmp_path / "a.parquet")
+    text, reading = read(tmp_path / "a.parquet")
     assert text == b"b" * 10**6
     assert "row 1: a string of more than" in reading.first_left_out
-
-
-def test_a_disk_that_is_nearly_full_takes_no_tokens(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("text")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
-    (shard,) = shards_of(BOOKS, str(tmp_path / "a.txt"), Reading())
-    with pytest.raises(TextError, match="less than 1024 MiB of the disk are free"):
-        ShardCache(None, 256, tmp_path / "state").open(shard, silent)
 
 
 # -- elsewhere -----------------------------------------------------------------------------------------
@@ -193,17 +169,17 @@ def test_a_file_whose_size_is_not_known_is_read(web, sized):
     web.sized = sized
     web.files["/"] = b'<a href="a.txt">a</a>'
     web.files["/a.txt"] = b"text " * 10
-    assert in_epochs(f"{web.url}/")[0] == b"text " * 10
+    assert read(f"{web.url}/")[0] == b"text " * 10
 
 
 def test_a_server_that_sends_no_parts_is_read_as_a_stream(web, tmp_path):
     text = os.urandom(6 << 20).hex().encode()
     web.files["/a.txt"] = text
-    assert in_epochs(f"{web.url}/a.txt")[0] == text, "12 MB"
+    assert read(f"{web.url}/a.txt")[0] == text, "12 MB"
     table = pyarrow.table({"text": [text.decode()[at : at + 10**6] for at in range(0, 10**7, 10**6)]})
     parquet.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
     web.files["/a.parquet"] = (tmp_path / "a.parquet").read_bytes()
-    assert "sends no part of a file" in in_epochs(f"{web.url}/a.parquet")[1].first_left_out
+    assert "sends no part of a file" in read(f"{web.url}/a.parquet")[1].first_left_out
 
 
 def test_a_peer_that_leaves_does_not_read_a_file_to_its_end(tmp_path):
@@ -211,11 +187,11 @@ def test_a_peer_that_leaves_does_not_read_a_file_to_its_end(tmp_path):
     (tmp_path / INDEX).write_bytes(index := index_of(tmp_path, Reading(), silent))
     source = Source("books", "books", index=hashlib.sha256(index).hexdigest())
     (shard,) = shards_of(source, str(tmp_path), Reading())
-    cache, asked = ShardCache(None, 256, tmp_path / "state"), []
-    cache.stopped = lambda: asked.append(1) or True
+    cache = ShardCache(None, 256, tmp_path / "state")
+    cache.stopped = True
     with pytest.raises(Stopped):
         cache.open(shard, silent)
-    assert len(asked) == 1, "it is asked before the first block is hashed"
+    assert list((tmp_path / "state" / "text" / "shards").iterdir()) == []
 
 
 async def test_a_peer_leaves_while_its_text_is_not_there_yet():
@@ -240,7 +216,7 @@ def test_a_redirect_of_a_text_or_an_archive_leads_to_no_other_server(web, other_
     for name in ("/a.txt", "/archive/run.json", "/text/index.json"):
         web.redirects[name] = f"http://localhost:{other_web.port}/secret.txt"
     with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
-        in_epochs(f"{web.url}/a.txt")
+        read(f"{web.url}/a.txt")
     with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
         shards_of(Source("books", "books", index="ab" * 32), f"{web.url}/text", Reading())
     with pytest.raises(ArchiveError, match=r"redirects to .*, which is not followed"):
@@ -248,7 +224,7 @@ def test_a_redirect_of_a_text_or_an_archive_leads_to_no_other_server(web, other_
     assert other_web.asked == []
     web.redirects["/a.txt"] = f"{web.url}/b.txt"
     web.files["/b.txt"] = b"text"
-    assert in_epochs(f"{web.url}/a.txt")[0] == b"text", "the server that was asked already"
+    assert read(f"{web.url}/a.txt")[0] == b"text", "the server that was asked already"
 
 
 @pytest.mark.parametrize("place", ["folder", "memory", "web"])

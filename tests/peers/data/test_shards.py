@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -20,11 +22,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from peers.cli.main import main
-from peers.data.documents import Reading, Text, TextError, files_of, joined
-from peers.data.files import ALL_SUFFIXES, LocalFile, TextUnreachable, Unreadable
-from peers.data.shard_tokens import ShardCache
-from peers.data.shards import INDEX, index_of, is_plain, parsed, shards_of
-from swarmnet.run.manifest import STANDARD_LIBRARY, Source
+from peers.data.documents import Reading, Text, TextError, joined
+from peers.data.files import TextUnreachable, Unreadable, local_file
+from peers.data.shards import INDEX, all_shards, index_of, is_plain, parsed, shards_of
+from peers.data.tokens import ShardCache
+from swarmnet.run.manifest import STANDARD_LIBRARY, Data, Source
 
 BOOKS = Source("books", "books")
 DOCUMENTS = ["first", "zweites Stück", "third 🐝", ""]
@@ -54,8 +56,7 @@ def in_every_form(folder, documents=DOCUMENTS):
 
 
 def text_of(shard, withdrawn=()):
-    reading = Reading()
-    text = Text.of(shard.checked(reading), reading, withdrawn)
+    text = Text(shard.files, withdrawn=withdrawn)
     return joined(text), text.reading
 
 
@@ -99,7 +100,7 @@ def test_a_file_that_is_not_what_its_name_says_is_left_out_and_named(tmp_path, n
         path.write_bytes(content)
     else:
         parquet.write_table(pyarrow.table({"text" if content else "t": content or [1]}), path)
-    text = Text.of([LocalFile.at(path)], Reading())
+    text = Text([local_file(path)])
     assert joined(text) in (b"", b"x")
     if content != b"":
         assert f"{name}: {problem}" in text.reading.first_left_out
@@ -113,11 +114,32 @@ def test_half_a_packed_file_is_left_out_from_where_it_ends(tmp_path):
     assert reading.left_out == 1
 
 
-def test_a_text_that_is_drawn_from_has_no_packed_files_in_its_folder(tmp_path):
-    folder, reading = in_every_form(tmp_path / "books"), Reading()
-    assert [path.name for path in files_of(str(folder), reading)] == ["a.jsonl"]
-    assert "of a folder only .txt, .md, .jsonl, .ndjson are read" in reading.first_left_out
-    assert len(files_of(str(folder), suffixes=ALL_SUFFIXES)) == 4
+def test_what_is_drawn_from_is_one_shard_with_the_files_of_every_form_and_source(tmp_path):
+    folder = in_every_form(tmp_path / "books")
+    (folder / "picture.png").touch()
+    (tmp_path / "more.txt").write_text("more")
+    data = Data((pinned(folder), Source("more", "more")))
+    places, reading = {"books": str(folder), "more": str(tmp_path / "more.txt")}, Reading()
+    ((shard,),) = all_shards(data, places, reading, 10, 3).values()
+    assert [Path(file.name).name for file in shard.files] == [
+        "a.jsonl", "b.jsonl.zst", "c.parquet", "d.txt.zst", "more.txt"
+    ]  # fmt: skip
+    assert (shard.longest_bytes, shard.seed, shard.others) == (10, 3, reading)
+    assert text_of(shard)[1].documents == 11
+
+
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.zst", "parquet"])
+def test_a_part_of_a_text_has_documents_from_everywhere_in_it(tmp_path, form):
+    documents = [f"line {number:04d} {os.urandom(20).hex()}" for number in range(2000)]
+    path, lines = tmp_path / f"a.{form}", lines_of(documents)
+    if form == "parquet":
+        parquet.write_table(pyarrow.table({"text": documents}), path, use_dictionary=False)
+    else:
+        path.write_bytes(zstandard.compress(lines) if form.endswith("zst") else lines)
+    parts = [joined(Text([local_file(path)], longest_bytes=10_000, seed=seed)) for seed in (0, 1)]
+    assert parts[0] != parts[1]
+    assert all(len(part) <= 10_000 for part in parts)
+    assert all(len(set(re.findall(rb"line (\d\d)", part))) > 1 for part in parts)
 
 
 def test_the_standard_library_is_read_in_shards(monkeypatch):
@@ -294,11 +316,6 @@ def test_a_kind_of_place_that_nothing_opens_is_named_without_its_secret():
     assert "secret" not in str(raised.value)
 
 
-def test_a_text_that_is_drawn_from_is_no_url():
-    with pytest.raises(TextError, match=r"is a URL, and only a run with data\.order: epochs"):
-        Text(["https://example.org/books"])
-
-
 def test_a_shard_is_called_the_same_wherever_it_lies(elsewhere, tmp_path):
     _, source = elsewhere
     places = ("memory://library/books", "memory://library/books/", str(tmp_path / "books"))
@@ -322,4 +339,4 @@ def test_a_text_with_an_index_is_read_from_a_plain_web_server(tmp_path):
         texts = [text_of(shard)[0] for shard in shards]
         server.shutdown()
     assert texts == [text_of(shard)[0] for shard in shards_of(source, str(folder), Reading())]
-    assert shards[0].parts[0].file.name == f"{url}/a.jsonl"
+    assert shards[0].files[0].name == f"{url}/a.jsonl"

@@ -16,18 +16,25 @@ from peers.data.documents import (
     Text,
     TextError,
     excerpt,
-    files_of,
+    files_at,
     fingerprint,
     held_out_text,
     joined,
     read_text,
+    text_at,
 )
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer
 from swarmnet.run.manifest import STANDARD_LIBRARY
 
 
 def text_of(*places: Path | str, **choices: Any) -> bytes:
-    return joined(Text(map(str, places), **choices))
+    return joined(chosen(*places, **choices))
+
+
+def chosen(*places: Path | str, **choices: Any) -> Text:
+    reading = Reading()
+    files = [file for place in places for _, file in files_at(str(place), reading)]
+    return Text(files, reading, places=", ".join(map(str, places)), **choices)
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -49,7 +56,7 @@ def test_the_index_of_a_text_is_no_text_that_is_left_out(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "index.json").write_text("{}")
     reading = Reading()
-    assert files_of(str(tmp_path), reading) == [tmp_path / "a.txt"]
+    assert [name for name, _ in files_at(str(tmp_path), reading)] == ["a.txt"]
     assert reading.warnings() == []
 
 
@@ -95,7 +102,7 @@ def test_missing_text_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_with_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"not text")
-    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, \.jsonl, \.ndjson files there"):
+    with pytest.raises(TextError, match=r"holds no text: put \.txt, \.md, .*, \.parquet files there"):
         text_of(tmp_path)
     (tmp_path / "empty.txt").write_bytes(b" \n")
     with pytest.raises(TextError, match=r"no text in .*picture\.png"):
@@ -119,7 +126,7 @@ def test_a_line_without_text_is_left_out_and_named_by_file_and_number(
     path = tmp_path / "lines.jsonl"
     bad = line.encode("utf-8", "surrogateescape")
     path.write_bytes(b'{"text": "fine"}\n\n' + bad + b'\n{"text": "goes on"}\n' + bad)
-    text = Text([str(path)])
+    text = text_at([str(path)])
     assert joined(text) == b"fine\n\ngoes on"
     (warning,) = text.reading.warnings()
     assert f"lines.jsonl:3: {problem}" in warning
@@ -138,7 +145,7 @@ def test_what_cannot_be_read_is_left_out_and_counted_and_the_first_is_named(tmp_
     (tmp_path / ".hidden.txt").write_bytes(b"secret")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "description.txt").write_bytes(b"secret")
-    text = Text([str(tmp_path)])
+    text = text_at([str(tmp_path)])
     assert joined(text) == b"first\n\nf\xfcnf\n\n# Seven"
     reading = text.reading
     assert (reading.files, reading.documents, reading.left_out, reading.not_utf8) == (3, 3, 3, 1)
@@ -160,7 +167,7 @@ def test_a_line_too_long_is_left_out_and_the_next_is_read(
 ) -> None:
     monkeypatch.setattr("peers.data.documents.LINE_LIMIT", 100)
     path = write_lines(tmp_path / "c.jsonl", {"text": "a"}, {"text": "b" * 350}, {"text": "c"})
-    text = Text([str(path)])
+    text = text_at([str(path)])
     assert joined(text) == b"a\n\nc"
     assert "c.jsonl:2: a line of more than 100 bytes" in text.reading.first_left_out
 
@@ -168,7 +175,7 @@ def test_a_line_too_long_is_left_out_and_the_next_is_read(
 def test_a_part_of_a_long_file_begins_with_a_whole_character(tmp_path: Path) -> None:
     (tmp_path / "bees.txt").write_bytes("🐝".encode() * 1000)
     for seed in range(8):
-        text = Text([str(tmp_path)], longest_bytes=100, seed=seed)
+        text = chosen(tmp_path, longest_bytes=100, seed=seed)
         assert joined(text).startswith("🐝".encode())
         assert text.reading.not_utf8 == 0
 
@@ -181,16 +188,6 @@ def test_a_text_too_large_is_cut_to_a_part_that_the_seed_chooses(tmp_path: Path)
     assert parts[0] == parts[1]
     assert len(set(parts)) == 4
     assert all(400 <= len(part) <= 500 for part in parts)
-
-
-def test_of_a_large_jsonl_lines_from_everywhere_are_kept(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "many.jsonl", *({"text": f"line {number:04d}"} for number in range(2000)))
-    text = text_of(path, longest_bytes=path.stat().st_size // 4, seed=5)
-    numbers = [int(line.removeprefix(b"line ")) for line in text.split(b"\n\n") if len(line) == 9]
-    assert 300 < len(numbers) < 700
-    assert numbers == sorted(set(numbers))
-    assert numbers[0] < 100
-    assert numbers[-1] > 1900
 
 
 def test_bytes_are_their_own_tokens(tmp_path: Path) -> None:
@@ -218,16 +215,6 @@ def test_a_long_text_is_tokenized_in_pieces_without_loss(
     tokenizer = open_tokenizer(tokenizer_file, 300)
     text = "first line\nsecond wörld\n\nlast without an end".encode()
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
-
-
-def test_the_corpus_uses_the_tokenizer_that_it_is_given(tokenizer_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(b"def function(self): return self\n" * 100)
-    places = [str(tmp_path / "text.txt")]
-    corpus = tokens_of(places, 300, tokenizer=tokenizer_file)
-    assert corpus.dtype == torch.uint16
-    assert len(corpus) < 3200 / 2
-    with pytest.raises(TextError, match=r"has ids up to \d+, the model 256 tokens: set model\.vocabulary"):
-        tokens_of(places, 256, tokenizer=tokenizer_file)
 
 
 def test_a_character_is_shown_when_its_last_byte_is_there(tokenizer_file: Path) -> None:
@@ -274,13 +261,8 @@ def test_an_excerpt_reaches_from_start_to_end() -> None:
     assert fingerprint(taken) != fingerprint(text)
 
 
-def test_withdrawn_documents_are_left_out_by_their_hash(tmp_path):
+def test_a_withdrawn_file_is_known_by_all_of_it_where_a_part_is_read(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"first")
-    (tmp_path / "b.txt").write_bytes(b"second")
-    (tmp_path / "c.jsonl").write_text('{"text": "third"}\n{"text": "fourth"}\n')
-    withdrawn = {hashlib.sha256(text).digest() for text in (b"second", b"third")}
-    assert text_of(tmp_path, withdrawn=withdrawn) == b"first\n\nfourth"
-    (tmp_path / "b.txt").write_bytes(b"second" * 1000)  # Longer than what is read of it at once.
-    withdrawn.add(hashlib.sha256(b"second" * 1000).digest())
-    assert text_of(tmp_path / "a.txt", tmp_path / "b.txt", longest_bytes=100,
-                     withdrawn=withdrawn) == b"first"  # fmt: skip
+    (tmp_path / "b.txt").write_bytes(b"second" * 1000)
+    withdrawn = {hashlib.sha256(b"second" * 1000).digest()}
+    assert text_of(tmp_path, longest_bytes=100, withdrawn=withdrawn) == b"first"

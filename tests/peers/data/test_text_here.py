@@ -15,8 +15,8 @@ from swarm import sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile, load
 from peers.config.run_file import load_manifest, published_text
-from peers.data.documents import Text, TextError, files_of, joined
-from peers.data.local_text import missing_text, never_held, read_text_here, text_here
+from peers.data.documents import Reading, TextError, files_at, joined, text_at
+from peers.data.local_text import first_shard_here, missing_text, never_held, places_here, tokenizer_here
 from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_run import find_run
@@ -69,7 +69,7 @@ def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(mani
     assert "source `library` is not on this machine" in missing
     assert missing.endswith("in the peer file: text: {library: PATH}")
     with pytest.raises(UserError, match="source `library`"):
-        read_text_here(manifest, peer("stage: 0\n"), 0, frozenset(), unheard)
+        first_shard_here(manifest, peer("stage: 0\n"), b"", unheard)
 
 
 def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_path):
@@ -78,7 +78,8 @@ def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_p
     config = peer("text: {library: here}\n")
     assert missing_text(manifest, config) == ""
     assert never_held(manifest, config, missing_text(manifest, config)) == frozenset()
-    read = read_text_here(manifest, config, 0, frozenset(), unheard)
+    read, shards = first_shard_here(manifest, config, b"", unheard)
+    assert shards == 1
     assert bytes(read.tokens.tolist()) == b"call me by my name"
 
 
@@ -92,7 +93,7 @@ def test_a_tokenizer_is_where_the_peer_file_says_and_named_where_it_is_missing(t
     assert missing_text(manifest, config).endswith("in the peer file: tokenizer: PATH")
     (tmp_path / "mine.json").write_text("{}")
     assert missing_text(manifest, config) == ""
-    assert text_here(manifest, config).tokenizer == tmp_path / "mine.json"
+    assert tokenizer_here(manifest, config) == tmp_path / "mine.json"
 
 
 def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypatch):
@@ -105,21 +106,21 @@ def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypat
         assert never_held(manifest, peer(), missing_text(manifest, peer())) == {0}
         for config in (peer(), peer("stage: 0\n"), peer("text: {another: secret.txt}\n")):
             with pytest.raises(UserError, match=r"say where .* text: \{stories: PATH\}$"):
-                read_text_here(manifest, config, 0, frozenset(), unheard)
+                first_shard_here(manifest, config, b"", unheard)
 
 
 @given(st.one_of(st.sampled_from(PLACES), st.text(max_size=40)))
 def test_whatever_an_owner_calls_a_text_it_is_no_place_on_this_machine(path):
     config = WITHOUT_TEXT
     assert missing_text(received(path), config)
-    assert text_here(received(path), config).places == {}
+    assert places_here(received(path), config) == {}
 
 
 def test_a_tokenizer_in_a_received_manifest_is_never_opened(tmp_path, peer):
     (tmp_path / "tokenizer.json").write_text("{}")
     manifest = received("python-stdlib", tokenizer=str(tmp_path / "tokenizer.json"))
     assert missing_text(manifest, peer()).endswith("in the peer file: tokenizer: PATH")
-    assert text_here(manifest, peer()).tokenizer is None
+    assert tokenizer_here(manifest, peer()) is None
 
 
 def test_the_sources_name_is_pasted_as_one_key_whatever_its_owner_wrote():
@@ -132,9 +133,9 @@ def test_the_librarys_own_text_needs_no_word_and_may_lie_elsewhere(peer, tmp_pat
     (tmp_path / "mine.txt").write_text("text")
     manifest = received("python-stdlib")
     assert missing_text(manifest, peer()) == ""
-    assert str(text_here(manifest, peer())) == "stories from python-stdlib"
+    assert places_here(manifest, peer()) == {"stories": "python-stdlib"}
     mapped = peer("text: {stories: mine.txt}\n")
-    assert str(text_here(manifest, mapped)) == f"stories from {tmp_path / 'mine.txt'}"
+    assert places_here(manifest, mapped) == {"stories": str(tmp_path / "mine.txt")}
 
 
 def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path):
@@ -143,14 +144,14 @@ def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path):
     secret.write_text("the key of the house")
     (folder / "book.txt").write_text("a book")
     (folder / "same.txt").symlink_to(folder / "book.txt")
-    assert len(files_of(str(folder))) == 2
+    assert len(files_at(str(folder), Reading())) == 2
     (folder / "more.txt").symlink_to(secret)
-    text = Text([str(folder)])
+    text = text_at([str(folder)])
     assert joined(text) == b"a book\n\na book"
     assert re.search(r"more\.txt is a link to .*id_secret, out of .*here", text.reading.first_left_out)
     (folder / "book.txt").unlink()
     with pytest.raises(TextError, match="no text in"):
-        joined(Text([str(folder)]))
+        joined(text_at([str(folder)]))
 
 
 def test_who_asks_for_the_stage_that_reads_without_the_text_is_told_before_anybody_hears_of_it(

@@ -7,17 +7,16 @@ from collections import Counter
 
 import pytest
 from swarm import tiny_manifest
+from texts import TextProcess
 from watched import Watched
 
-from peers.data.documents import Reading
-from peers.data.epoch_text import EpochText, Says
-from peers.data.shard_tokens import ShardCache
-from peers.data.shards import all_shards
+from peers.config.peer_file import PeerFile
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.record_reader import opened
+from peers.telemetry.events import ShardRead
 from peers.tools.owner.run_facts import from_directory
+from peers.worker.pipeline.text_reader import TextReader
 from protocols.memory.transport import MemoryNetwork
-from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Data, Source
 
 pytestmark = pytest.mark.swarm
@@ -39,37 +38,37 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
 
     async def story():
         swarm.open()
-        shards = all_shards(DATA.sources, {"books": str(tmp_path)}, Reading())
-        cache = ShardCache(None, 256, tmp_path / "state")
+        config = PeerFile(run="ab" * 32, state=tmp_path / "state", text={"books": str(tmp_path)})
+        process = TextProcess(config)
+        process.log.record = lambda event: isinstance(event, ShardRead) and read.append(event)
 
         def pump():
             waited.append(text.coverage())
-            swarm.members["a"].worker.data.pump()
+            if "a" in swarm.members and (data := swarm.members["a"].worker.data) is not None:
+                data.pump()
 
-        says = Says(pump, read.append, read.append, lambda: lambda done, all: None)
-        text = EpochText(swarm.signed, PeerId("12D3KooA"), shards, cache, tmp_path / "state", says)
-        await text.begin()
+        text = TextReader(process, swarm.signed, pump, lambda _: None)
+        await text.open(frozenset())
         swarm.text = text
         for name, stage in {"a": 0, "b": 1, "c": 2}.items():
             swarm.start(name, stage, in_flight=2)
         await swarm.until(lambda: len(swarm.rounds()) == 3, 30.0)
-        ahead = asyncio.create_task(text.read_ahead())
         await swarm.until(lambda: len(read) >= 2 * SHARDS, 120.0)
-        ahead.cancel()
         for each in swarm.observers.values():
             each.look()
         metrics = swarm.metrics["a"].text().decode()
         assert f"swarmnet_text_shards {SHARDS}.0" in metrics
         assert "swarmnet_text_epochs 1.0" in metrics
         assert "text_epochs" not in swarm.metrics["b"].text().decode().replace("# ", "")
-        (found,) = opened([swarm.members["a"].worker._record()], swarm.signed.run_id)
+        sealed = swarm.members["a"].worker._record()
+        (found,) = opened([sealed], swarm.signed.run_id)
         assert (found.record.text_shards, found.record.text_shards_read) == (SHARDS, 2 * SHARDS)
         network = MemoryNetwork()
         network.transport(found.peer)
-        sealed = swarm.members["a"].worker._record()
         await network.directory(found.peer).announce(swarm.signed.run_id, 0, sealed, 1.0)
         facts = await from_directory(swarm.signed, network.directory("reader"))
         assert facts.read == ((SHARDS, 2 * SHARDS),)
+        await text.close()
         await swarm.stop_watching()
         await swarm.close()
 

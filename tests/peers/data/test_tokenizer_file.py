@@ -1,16 +1,16 @@
 """A tokenizer.json changes no text: what would is switched off and named, and what it loses is counted."""
 
 import json
+import os
 
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from peers.data.documents import Reading, Text
-from peers.data.shard_tokens import ShardCache
-from peers.data.shards import shards_of
+from peers.data.documents import Reading, text_at
+from peers.data.shards import Shard, shards_of
 from peers.data.tokenizer import MAX_FILE_BYTES, FileTokenizer, TextError, open_tokenizer, read_settings
-from peers.data.tokens import encoded, tokens_on_disk
+from peers.data.tokens import ShardCache, encoded
 from swarmnet.run.manifest import Source
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -60,8 +60,9 @@ def test_settings_that_change_a_text_are_switched_off_and_named(tokenizer_file, 
     assert [each.tolist() for each in tokenizer.encode_pieces(pieces)] == expected
     assert next(iter(settings)) in tokenizer.warning
     (tmp_path / "a.txt").write_bytes(text)
-    read = tokens_on_disk(Text([str(tmp_path / "a.txt")]), tokenizer_file, 300, tmp_path / "state", silent)
-    assert tokenizer.warning in read.reading.warnings()
+    cache = ShardCache(tokenizer_file, 300, tmp_path / "state")
+    opened = cache.open(Shard("a", (), Reading(tokenizer=cache.warning)), silent)
+    assert opened.reading.warnings() == [tokenizer.warning]
     exported, removed = read_settings(tokenizer_file)
     assert removed
     assert not json.loads(exported).get("truncation")
@@ -95,7 +96,7 @@ def test_an_end_of_text_in_a_document_is_plain_text_and_counted(tmp_path, model,
     books = tmp_path / "books.jsonl"
     documents = [f"a{END}b", "c", f"{END}{END}"]
     books.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    tokenizer, text = open_tokenizer(path, 300, END), Text([str(books)])
+    tokenizer, text = open_tokenizer(path, 300, END), text_at([str(books)])
     tokens = torch.cat(list(encoded(text, tokenizer, silent))).tolist()
     assert tokens.count(tokenizer.end.token) == len(documents) - 1, "it is put in by its id alone"
     assert text.reading.ends_in_text == 3
@@ -103,20 +104,21 @@ def test_an_end_of_text_in_a_document_is_plain_text_and_counted(tmp_path, model,
     assert tokenizer.end.token not in tokenizer.encode(f"a prompt with {END} in it".encode()).tolist()
 
 
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("order", ["drawn", "epochs"])
-def test_bytes_that_decoding_does_not_give_back_are_counted(tmp_path, order, kept):
+@pytest.mark.parametrize("kept", [None, 1000.0])
+def test_bytes_that_decoding_does_not_give_back_are_counted(tmp_path, kept):
     vocabulary = {letter: number for number, letter in enumerate("abcdefg")}
     path = made(tmp_path / "tokenizer.json", models.BPE(vocab=vocabulary, merges=[]))
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text(LETTERS)
-    for _ in range(1 + kept):
-        if order == "drawn":
-            text = Text([str(tmp_path / "books")])
-            reading = tokens_on_disk(text, path, 300, tmp_path / "state", silent).reading
-        else:
-            (shard,) = shards_of(Source("b", "b"), str(tmp_path / "books"), Reading())
-            reading = ShardCache(path, 300, tmp_path / "state").open(shard, silent).reading
+    (shard,) = shards_of(Source("b", "b"), str(tmp_path / "books"), Reading())
+    cache = ShardCache(path, 300, tmp_path / "state")
+    if kept is not None:
+        cache.open(shard, silent)
+        os.utime(tmp_path / "books" / "a.txt", (kept, kept))
+        (shard,) = shards_of(Source("b", "b"), str(tmp_path / "books"), Reading())
+    opened = cache.open(shard, silent)
+    assert opened.made == (kept is None)
+    reading = opened.reading
     assert (reading.lost_bytes, reading.encoded_bytes) == (19, 26)
     assert any("loses 19 bytes of 26" in warning for warning in reading.warnings())
 

@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from swarm import tokens_of
 from tokenizers import Tokenizer
 
-from peers.data.documents import BETWEEN_DOCUMENTS, Text, TextError, joined
-from peers.data.local_text import Tokenizing
+from peers.data.documents import BETWEEN_DOCUMENTS, Reading, TextError, joined, text_at
+from peers.data.local_text import progress_lines
+from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
-from peers.data.tokens import encoded, tokens_on_disk
+from peers.data.tokens import ShardCache, encoded
+from swarmnet.run.manifest import Source
 
 
 @pytest.fixture
@@ -25,8 +28,8 @@ def folder(tmp_path):
     return folder
 
 
-def text_of(folder, **choices):
-    return Text([str(folder)], **choices)
+def text_of(folder):
+    return text_at([str(folder)])
 
 
 class Heard(list):
@@ -34,9 +37,17 @@ class Heard(list):
         self.append((done, all))
 
 
+def shards_in(folder):
+    return shards_of(Source("b", "b"), str(folder), Reading())
+
+
+def opened(folder, state, tokenizer=None, vocabulary=256, end=""):
+    (shard,) = shards_in(folder)
+    return ShardCache(tokenizer, vocabulary, state, end).open(shard, Heard())
+
+
 def test_the_second_start_takes_the_tokens_that_the_first_one_made(folder, tmp_path, tokenizer_file):
-    first = tokens_on_disk(text_of(folder), tokenizer_file, 300, tmp_path / "state", Heard())
-    again = tokens_on_disk(text_of(folder), tokenizer_file, 300, tmp_path / "state", Heard())
+    first, again = (opened(folder, tmp_path / "state", tokenizer_file, 300) for _ in range(2))
     assert (first.made, again.made) == (True, False)
     assert first.tokens.dtype == again.tokens.dtype == torch.uint16
     assert first.tokens.tolist() == again.tokens.tolist()
@@ -46,54 +57,64 @@ def test_the_second_start_takes_the_tokens_that_the_first_one_made(folder, tmp_p
     assert tokens_of([str(folder)], 300, tokenizer=tokenizer_file).tolist() == first.tokens.tolist()
 
 
-def test_another_text_or_tokenizer_is_made_anew_and_what_was_there_is_said(
-    folder, tmp_path, tokenizer_file
-):
+def test_another_text_or_tokenizer_is_made_anew_and_a_touched_file_is_not(folder, tmp_path, tokenizer_file):
     state = tmp_path / "state"
-    first = tokens_on_disk(text_of(folder), None, 256, state, Heard())
-    assert first.before is None
-    (folder / "0.txt").unlink()
-    second = tokens_on_disk(text_of(folder), None, 256, state, Heard())
+    first = opened(folder, state)
+    (folder / "1.txt").touch()
+    assert not opened(folder, state).made
+    (folder / "1.txt").write_text("other")
+    second = opened(folder, state)
     assert second.made
-    assert second.before == len(first.tokens) > len(second.tokens)
-    third = tokens_on_disk(text_of(folder), tokenizer_file, 300, state, Heard())
-    assert third.made
-    assert third.before == len(second.tokens)
-    assert len(list((state / "text").glob("*.tokens"))) == 1
+    assert len(first.tokens) > len(second.tokens)
+    assert opened(folder, state, tokenizer_file, 300).made
 
 
-@pytest.mark.parametrize("cut", ["truncated", "gone", "index is no JSON", "index is a list"])
-def test_tokens_that_are_not_whole_are_made_again(folder, tmp_path, cut):
-    state = tmp_path / "state"
-    whole = bytes(tokens_on_disk(text_of(folder), None, 256, state, Heard()).tokens.tolist())
-    (kept,) = (state / "text").glob("*.tokens")
-    if cut == "truncated":
-        with kept.open("r+b") as file:
-            file.truncate(10)
-    elif cut == "gone":
-        kept.unlink()
+def test_what_is_of_other_shards_is_removed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1)
+    cache, shards = ShardCache(None, 256, tmp_path / "state"), shards_in(folder)
+    for made in (True, False):
+        assert {cache.open(shard, Heard()).made for shard in shards} == {made}
+    kept = tmp_path / "state" / "text" / "shards"
+    (kept / "half.part").write_bytes(b"x")
+    cache.keep_only(shards[:1])
+    assert len(list(kept.iterdir())) == 2
+
+
+@pytest.mark.parametrize("harm", ["truncated", "gone", "no note", "note is no JSON", "note is a list"])
+def test_tokens_that_are_not_whole_are_made_again(folder, tmp_path, harm):
+    whole = opened(folder, tmp_path).tokens.tolist()
+    kept = tmp_path / "text" / "shards"
+    (tokens,), (note,) = kept.glob("*.tokens"), kept.glob("*.json")
+    if harm == "truncated":
+        tokens.write_bytes(b"short")
+    elif harm == "gone":
+        tokens.unlink()
+    elif harm == "no note":
+        note.unlink()
     else:
-        (state / "text" / "newest.json").write_text("{" if cut == "index is no JSON" else "[]")
-    (state / "text" / "interrupted.part").write_bytes(b"half")
-    again = tokens_on_disk(text_of(folder), None, 256, state, Heard())
+        note.write_text("{" if harm == "note is no JSON" else "[]")
+    again = opened(folder, tmp_path)
     assert again.made
-    assert bytes(again.tokens.tolist()) == whole
-    assert {path.suffix for path in (state / "text").iterdir()} == {".tokens", ".json"}
+    assert again.tokens.tolist() == whole
 
 
-def test_a_disk_without_room_is_said_and_leaves_no_half(folder, tmp_path, monkeypatch):
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("full", ["os.fsync", "shutil.disk_usage"])
+def test_a_disk_without_room_is_said_and_leaves_no_half(folder, tmp_path, monkeypatch, full):
+    def no_room(_of):
+        if full == "os.fsync":
+            raise OSError(28, "No space left on device")
+        return SimpleNamespace(free=(1 << 30) - 1)
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TextError, match="cannot be kept: No space left on device; they take as much room"):
-        tokens_on_disk(text_of(folder), None, 256, tmp_path / "state", Heard())
-    assert list((tmp_path / "state" / "text").iterdir()) == []
+    monkeypatch.setattr(full, no_room)
+    why = "No space left on device" if full == "os.fsync" else "less than 1024 MiB of the disk are free"
+    with pytest.raises(TextError, match=f"cannot be kept: {why}; they take as much room"):
+        opened(folder, tmp_path)
+    assert list((tmp_path / "text" / "shards").iterdir()) == []
 
 
 def test_only_the_owner_of_the_folder_reads_the_tokens(folder, tmp_path):
-    tokens_on_disk(text_of(folder), None, 256, tmp_path, Heard())
-    assert (tmp_path / "text").stat().st_mode & 0o077 == 0
+    opened(folder, tmp_path)
+    assert (tmp_path / "text" / "shards").stat().st_mode & 0o077 == 0
 
 
 def test_a_text_is_encoded_a_bounded_part_at_a_time(folder, monkeypatch):
@@ -148,12 +169,12 @@ def test_pieces_end_behind_a_line_or_before_a_space_where_there_is_one():
 
 def test_who_makes_tokens_says_every_five_seconds_how_far_it_is():
     told, times = [], iter([100.0, 101.0, 104.9, 110.0, 112.0])
-    tokenizing = Tokenizing(lambda event, text: told.append(text), lambda: next(times))
-    tokenizing.progress(5_000_000, 60_000_000)
-    tokenizing.progress(10_000_000, 60_000_000)
+    progress = progress_lines(lambda event, text: told.append(text), lambda: next(times))
+    progress(5_000_000, 60_000_000)
+    progress(10_000_000, 60_000_000)
     assert told == []
-    tokenizing.progress(20_000_000, 60_000_000)
-    tokenizing.progress(30_000_000, 60_000_000)
+    progress(20_000_000, 60_000_000)
+    progress(30_000_000, 60_000_000)
     assert told == ["makes tokens of the text, once: 20 of 60 MB, 20 s to go"]
 
 
@@ -169,16 +190,13 @@ def test_one_token_stands_between_documents_where_the_run_names_it(tmp_path, tok
     (tmp_path / "a").mkdir()
     for name in "xyz":
         (tmp_path / "a" / f"{name}.txt").write_text(name)
-    opened = open_tokenizer(tokenizer_with_an_end, 400, "<|end|>")
-    read = tokens_on_disk(
-        text_of(tmp_path / "a"), tokenizer_with_an_end, 400, tmp_path / "state", Heard(), "<|end|>"
-    )
-    end = opened.end.token
-    assert read.tokens.tolist().count(end) == 2
-    assert opened.decode(read.tokens.tolist()) == b"x<|end|>y<|end|>z"
-    other = tokens_on_disk(text_of(tmp_path / "a"), tokenizer_with_an_end, 400, tmp_path / "state", Heard())
+    tokenizer = open_tokenizer(tokenizer_with_an_end, 400, "<|end|>")
+    read = opened(tmp_path / "a", tmp_path / "state", tokenizer_with_an_end, 400, "<|end|>")
+    assert read.tokens.tolist().count(tokenizer.end.token) == 2
+    assert tokenizer.decode(read.tokens.tolist()) == b"x<|end|>y<|end|>z"
+    other = opened(tmp_path / "a", tmp_path / "state", tokenizer_with_an_end, 400)
     assert other.made
-    assert opened.decode(other.tokens.tolist()) == b"x\n\ny\n\nz"
+    assert tokenizer.decode(other.tokens.tolist()) == b"x\n\ny\n\nz"
 
 
 def test_an_end_that_is_not_one_token_is_refused(tokenizer_file):

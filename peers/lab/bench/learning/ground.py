@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from peers.config.run_file import source_beside
-from peers.data.documents import Text, TextError, held_out_text, read_text
+from peers.data.documents import TextError, held_out_text, read_text, text_at
 from peers.data.tokenizer import ByteTokenizer
 from peers.data.tokens import encoded
 from peers.errors import UserError
@@ -204,7 +204,7 @@ def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, token
     """The run's own text, from where it lies beside the run file. Raises TextError."""
     data, folder = manifest.data, run_file.parent
     reads = tokenizer_beside(manifest, folder, tokenizer) or ByteTokenizer()
-    tokens = torch.cat(list(encoded(Text(_places(folder, manifest)), reads, lambda done, total: None)))
+    tokens = torch.cat(list(encoded(text_at(_places(folder, manifest)), reads, lambda done, total: None)))
     if eval_text is not None:
         held_out = read_text(str(eval_text), lambda told: None)
     elif any(source.path == STANDARD_LIBRARY for source in data.sources):

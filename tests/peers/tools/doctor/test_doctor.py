@@ -17,7 +17,7 @@ from peers.compute.memory_budget import all_needs
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
 from peers.data.documents import Reading
-from peers.data.tokens import Tokens
+from peers.data.tokens import ShardTokens
 from peers.errors import UserError
 from peers.network.addresses import Addresses
 from peers.runtime.state_lock import is_held
@@ -396,19 +396,19 @@ def test_a_machine_alone_is_looked_at_without_leaving_a_trace(tmp_path, monkeypa
 
 
 def read_of(tokens, **what):
-    return Tokens(torch.zeros(tokens, dtype=torch.uint8), Reading(**what), made=True)
+    return ShardTokens("a", torch.zeros(tokens, dtype=torch.uint8), Reading(**what), made=True)
 
 
 def test_the_text_is_judged_by_what_a_peer_would_read_of_it():
-    fine = stage_memory.judge_text(None, "", read_of(5000, files=3, documents=40, bytes=12_300_000), 129)
+    fine = stage_memory.judge_read(read_of(5000, files=3, documents=40, bytes=12_300_000), 129)
     assert (fine.level, fine.text) == ("ok", "5,000 tokens: 40 documents in 3 files, 12.3 MB")
     assert fine.data["tokens"] == 5000
-    odd = stage_memory.judge_text(
-        0, "", read_of(5000, files=1, documents=1, left_out=2, first_left_out="b.txt: is no text"), 129
+    odd = stage_memory.judge_read(
+        read_of(5000, files=1, documents=1, left_out=2, first_left_out="b.txt: is no text"), 129
     )
     assert odd.level == "warn"
     assert "left out of the text: b.txt: is no text, and 1 more" in odd.text
-    short = stage_memory.judge_text(0, "", read_of(128, files=1, documents=1), 129)
+    short = stage_memory.judge_read(read_of(128, files=1, documents=1), 129)
     assert (short.level, short.fix) == ("fail", "add text")
 
 

@@ -119,7 +119,7 @@ def test_the_tokenizer_of_what_is_no_run_file_is_a_mistake(lab, tokenizer_file):
 
 @pytest.mark.parametrize("run", [RUN, TOKENIZER])
 def test_a_text_that_is_there_and_empty_or_too_short_is_refused(lab, run):
-    refused(lab(run, text=""), "no text in", "books.txt")
+    refused(lab(run, text=""), "has no text at", "books.txt; what is there is empty")
     refused(lab(run, text="a"), "the text has 1 tokens, and a sequence takes 9")
 
 
@@ -127,7 +127,7 @@ def test_a_folder_without_any_text_is_refused(lab):
     swarmnet = lab(RUN, text=None)
     Path("books.txt").mkdir()
     Path("books.txt/picture.png").write_bytes(b"\0")
-    refused(swarmnet, "holds no text: put .txt, .md, .jsonl, .ndjson files there")
+    refused(swarmnet, "holds no text: put .txt, .md, .jsonl, .ndjson, ", ".parquet files there")
 
 
 def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(lab):
