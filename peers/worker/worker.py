@@ -340,7 +340,7 @@ class Worker(Parts):
         offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
-            replica, self.data.work, self.manifest.sync.lookahead, partial(self._settled, replica),
+            replica, self.data.work, partial(self._settled, replica),
             RoundCounts(), offers.open, self.manifest.rounds.snapshot_rounds,
         )  # fmt: skip
         if self.part.method.own is not None:

@@ -26,7 +26,6 @@ from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, how_of
-from swarmnet.optimizer.sparsify import seed_of
 from swarmnet.optimizer.step import SignStep, sign_step
 from swarmnet.optimizer.tiling import TILE_CHUNKS, cut_of, plane_of
 from swarmnet.run.manifest import Manifest
@@ -83,7 +82,7 @@ class FloatMethod:
         self, manifest: Manifest, layout: Layout, device: torch.device, codec: ValueCodec = FLOAT32
     ) -> None:
         sync = manifest.sync
-        self._manifest, self._run_id = manifest, manifest.run_id()
+        self._manifest = manifest
         self._sync, self.state, self._device = sync, layout, device
         self._whole, self._cut = layout, cut_of(sync.cut, layout)
         self._layout = layout = self._cut.layout
@@ -113,7 +112,7 @@ class FloatMethod:
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         # Who did twice the tokens says twice as much, in this round and in what is sent later of it.
         self._momentum.accumulate(self._cut.chunked(gradient), tokens, tokens / self._target_tokens)
-        taken = self._momentum.take(self._selections, round, self.seed(round, peer))
+        taken = self._momentum.take(self._selections, round)
         parts = []
         for selection, sent in zip(self._selections, taken, strict=True):
             parts.append(pack(selection.write(sent.indices)))
@@ -121,12 +120,12 @@ class FloatMethod:
         return b"".join(parts)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        planes = list(self.values_of(payload, self.seed(round, peer)))
+        planes = list(self.values_of(payload))
         for index, (indices_CK, values_CK) in enumerate(planes):
             self._momentum.put(index, indices_CK.to(self._device), values_CK.to(self._device))
 
     def check(self, payload: bytes) -> None:
-        for _ in self.values_of(payload, b""):
+        for _ in self.values_of(payload):
             pass
 
     def tally(self, round: int) -> FloatTally:
@@ -135,10 +134,7 @@ class FloatMethod:
     def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
 
-    def seed(self, round: int, peer: PeerId) -> bytes:
-        return seed_of(self._run_id, round, peer)
-
-    def values_of(self, payload: bytes, seed: bytes) -> Iterator[tuple[Tensor, Tensor]]:
+    def values_of(self, payload: bytes) -> Iterator[tuple[Tensor, Tensor]]:
         """Per plane int64 [C, K] indices and float32 [C, K] values; ContributionError where it is neither.
 
         No value can exceed the clip: a block's gradient has at most that norm, the transform keeps norms,
@@ -154,7 +150,7 @@ class FloatMethod:
             values_CK = self._codec.read(payload[middle:stop], plane.chunks, selection.kept)
             if not np.all(np.abs(values_CK) <= self._sync.clip * ROOM):
                 raise ContributionError(f"a value is not a number, or larger than the clip {self._sync.clip}")
-            yield selection.read(bits_CB, seed), torch.from_numpy(values_CK)
+            yield selection.read(bits_CB), torch.from_numpy(values_CK)
             start = stop
 
     def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
@@ -182,7 +178,7 @@ class FloatTally:
             raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
         self._contributions[peer] = [
             (indices_CK.to(self._device), values_CK.to(self._device))
-            for indices_CK, values_CK in self._method.values_of(payload, self._method.seed(self._round, peer))
+            for indices_CK, values_CK in self._method.values_of(payload)
         ]
 
     def remove(self, peer: PeerId) -> None:

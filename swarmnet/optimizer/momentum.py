@@ -88,11 +88,11 @@ class Momentum:
             for tile_CN, gradient_CN, gain_C1 in tiles:
                 self._transforms[index].accumulate(tile_CN, gradient_CN * gain_C1, self._decay)
 
-    def take(self, selections: list[Selection], round: int, seed: bytes) -> list[Sent]:
+    def take(self, selections: list[Selection], round: int) -> list[Sent]:
         """Select, remember and zero what `round`'s contribution sends."""
         taken = []
         for momentum_CN, selection in zip(self.planes(), selections, strict=True):
-            indices_CK = torch.cat([selection.choose(tile_CN, seed) for tile_CN in tiles_of(momentum_CN)])
+            indices_CK = torch.cat([selection.choose(tile_CN) for tile_CN in tiles_of(momentum_CN)])
             values_CK = momentum_CN.gather(1, indices_CK)
             taken.append(Sent(indices_CK, values_CK))
             # v - v is exactly zero, and adding is five times faster than scattering a constant.

@@ -33,6 +33,8 @@ class VoteMethod:
     """Sync method `demo-votes` for one peer of one stage."""
 
     own = held = reduced = None
+    foresight = 0.75
+    """Votes have no size, so that what was sent does not tell all of the step."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
@@ -43,8 +45,6 @@ class VoteMethod:
         self._transforms, self._selections = how_of(sync, self._cut, device)
         self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
         self.sections = [(each.index_bits + each.kept,) for each in self._selections]
-        # Votes have no size: only where no transform mixes them does all that was sent tell the whole step.
-        self.foresight = 0.99 if sync.transform == "identity" else 0.75
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits + selection.kept)
             for plane, selection in zip(layout.planes, self._selections, strict=True)
@@ -85,7 +85,7 @@ class VoteMethod:
         """A payload of what the momentum holds; it leaves it."""
         seed = seed_of(self._run_id, round, peer)
         parts = []
-        taken = self._momentum.take(self._selections, round, seed)
+        taken = self._momentum.take(self._selections, round)
         for plane, selection, sent in zip(self._layout.planes, self._selections, taken, strict=True):
             values_CK = sent.values.cpu().numpy()
             negative_CK, zero_CK = values_CK < 0, values_CK == 0
@@ -97,14 +97,14 @@ class VoteMethod:
         return b"".join(parts)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        votes = self.votes_of(payload, self.seed(round, peer))
+        votes = self.votes_of(payload)
         for index, found in enumerate(list(votes)):
             signs_CK = found.signs.to(self._device, torch.float32)
             strength_C1 = self._momentum.strength(index)
             self._momentum.put(index, found.indices.to(self._device), signs_CK * strength_C1)
 
     def check(self, payload: bytes) -> None:
-        for _ in self.votes_of(payload, b""):
+        for _ in self.votes_of(payload):
             pass
 
     def tally(self, round: int) -> VoteTally:
@@ -113,7 +113,7 @@ class VoteMethod:
     def lookahead(self, round: int, factor: int = WHOLE) -> SignStep:
         return self.step_of(self._momentum.signs(round), round, factor)
 
-    def votes_of(self, payload: bytes, seed: bytes) -> Iterator[Votes]:
+    def votes_of(self, payload: bytes) -> Iterator[Votes]:
         """The votes of each plane; ContributionError where the payload is not one of this method's."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
@@ -122,13 +122,10 @@ class VoteMethod:
             bits = selection.index_bits + selection.kept
             stop = start + packed_bytes(plane.chunks, bits)
             bits_CB = unpack(memoryview(payload)[start:stop], plane.chunks, bits)
-            indices_CK = selection.read(bits_CB[:, : selection.index_bits], seed)
+            indices_CK = selection.read(bits_CB[:, : selection.index_bits])
             signs_CK = 1 - 2 * bits_CB[:, selection.index_bits :].view(np.int8)
             yield Votes(indices_CK, torch.from_numpy(signs_CK))
             start = stop
-
-    def seed(self, round: int, peer: PeerId) -> bytes:
-        return seed_of(self._run_id, round, peer)
 
     def sent(self, round: int) -> list[Sent] | None:
         """What this peer's own contribution to `round` took, if it is the newest one."""
@@ -161,13 +158,13 @@ class VoteTally:
     def add(self, peer: PeerId, payload: bytes) -> None:
         if peer in self._payloads:
             raise ValueError(f"{peer} is in the tally of round {self._round} already: remove it first")
-        votes = list(self._votes_of(peer, payload))
+        votes = list(self._method.votes_of(payload))
         self._count(votes, 1, self._summed())
         self._payloads[peer] = payload
 
     def remove(self, peer: PeerId) -> None:
         payload = self._payloads[peer]
-        self._count(self._votes_of(peer, payload), -1, self._summed())
+        self._count(self._method.votes_of(payload), -1, self._summed())
         del self._payloads[peer]
 
     def rest(self) -> None:
@@ -193,15 +190,12 @@ class VoteTally:
             found += concord(torch.sign(own.values).to(torch.int16), sums_CK)
         return found
 
-    def _votes_of(self, peer: PeerId, payload: bytes) -> Iterator[Votes]:
-        return self._method.votes_of(payload, self._method.seed(self._round, peer))
-
     def _summed(self) -> Tensor:
         """int16 [layout.size]: of the whole set."""
         if self._sums is None:
             self._sums = torch.zeros(self._layout.size, dtype=torch.int16, device=self._device)
-            for peer, payload in self._payloads.items():
-                self._count(self._votes_of(peer, payload), 1, self._sums)
+            for payload in self._payloads.values():
+                self._count(self._method.votes_of(payload), 1, self._sums)
         return self._sums
 
     def _count(self, votes: Iterable[Votes], weight: int, sums: Tensor) -> None:

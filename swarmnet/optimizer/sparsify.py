@@ -1,7 +1,7 @@
-"""Which coefficients of a chunk a peer votes on: the strongest, the strongest of each group, or drawn ones.
+"""Which coefficients of a chunk a peer votes on: the strongest, or the strongest of each group.
 
 One interface, `Selection`: choose from the momentum, write the choice in bits, read it back. All of it is
-a function of single chunks (and the seed), so the choice does not depend on how layers are cut in stages.
+a function of single chunks, so the choice does not depend on how layers are cut in stages.
 
 Shapes: C chunks, N coefficients in a chunk, K kept of them, W = N / K size of a group.
 """
@@ -33,13 +33,13 @@ class Selection(Protocol):
     def index_bits(self) -> int:
         """Bits per chunk that say which indices are voted on."""
 
-    def choose(self, momentum_CN: Tensor, seed: bytes) -> Tensor:
+    def choose(self, momentum_CN: Tensor) -> Tensor:
         """int64 [C, K]: the indices to vote on; distinct within a chunk."""
 
     def write(self, indices_CK: Tensor) -> Bits:
         """[C, index_bits]."""
 
-    def read(self, bits_CB: Bits, seed: bytes) -> Tensor:
+    def read(self, bits_CB: Bits) -> Tensor:
         """int64 [C, K] of what `write` made; ContributionError where nothing honest can have made it."""
 
 
@@ -58,13 +58,13 @@ class TopK:
     def index_bits(self) -> int:
         return self.code.bits
 
-    def choose(self, momentum_CN: Tensor, seed: bytes) -> Tensor:
+    def choose(self, momentum_CN: Tensor) -> Tensor:
         return _largest(momentum_CN.abs(), self.kept)
 
     def write(self, indices_CK: Tensor) -> Bits:
         return self.code.write(indices_CK.cpu().numpy())
 
-    def read(self, bits_CB: Bits, seed: bytes) -> Tensor:
+    def read(self, bits_CB: Bits) -> Tensor:
         return torch.from_numpy(self.code.read(bits_CB))
 
 
@@ -83,47 +83,15 @@ class StrongestOfGroups:
     def index_bits(self) -> int:
         return self.code.bits
 
-    def choose(self, momentum_CN: Tensor, seed: bytes) -> Tensor:
+    def choose(self, momentum_CN: Tensor) -> Tensor:
         offsets_CK = _first_of_largest(momentum_CN.view(momentum_CN.shape[0], -1, self.kept))
         return offsets_CK * self.kept + torch.arange(self.kept, device=momentum_CN.device)
 
     def write(self, indices_CK: Tensor) -> Bits:
         return self.code.write(indices_CK.cpu().numpy())
 
-    def read(self, bits_CB: Bits, seed: bytes) -> Tensor:
+    def read(self, bits_CB: Bits) -> Tensor:
         return torch.from_numpy(self.code.read(bits_CB))
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One pseudo-random index in each of K groups, from the seed: no index is sent, none can be aimed.
-
-    The same indices in all chunks. Pseudo-random and different in every peer and round: round-robin and
-    shared draws lost 0.04 to 0.17 nats in the prototype.
-    """
-
-    chunk: int
-    kept: int
-
-    @property
-    def index_bits(self) -> int:
-        return 0
-
-    def choose(self, momentum_CN: Tensor, seed: bytes) -> Tensor:
-        return self._indices(seed).to(momentum_CN.device).expand(momentum_CN.shape[0], -1)
-
-    def write(self, indices_CK: Tensor) -> Bits:
-        return np.empty((indices_CK.shape[0], 0), np.uint8)
-
-    def read(self, bits_CB: Bits, seed: bytes) -> Tensor:
-        return self._indices(seed).expand(bits_CB.shape[0], -1)
-
-    def _indices(self, seed: bytes) -> Tensor:
-        """[1, K]. SHAKE-256 and not a library's generator: the draw must stay the same for ever."""
-        stream = hashlib.shake_256(b"indices" + seed + self.chunk.to_bytes(4, "little"))
-        drawn_K = np.frombuffer(stream.digest(2 * self.kept), "<u2").astype(np.int64)
-        offsets_K = drawn_K & (self.chunk // self.kept - 1)
-        return torch.from_numpy(offsets_K * self.kept + np.arange(self.kept))[None]
 
 
 def selection_of(name: str, chunk: int, kept_of_4096: int, shrinks: bool = True) -> Selection:
@@ -131,9 +99,7 @@ def selection_of(name: str, chunk: int, kept_of_4096: int, shrinks: bool = True)
     DeMo has it, is the same for all that have so many."""
     kept = max(1, kept_of_4096 * chunk // CHUNK) if shrinks else min(kept_of_4096, chunk)
     log2_exact(kept)
-    kinds: dict[str, type[TopK] | type[StrongestOfGroups] | type[Drawn]] = {
-        "top-k": TopK, "group": StrongestOfGroups, "seeded": Drawn,
-    }  # fmt: skip
+    kinds: dict[str, type[TopK] | type[StrongestOfGroups]] = {"top-k": TopK, "group": StrongestOfGroups}
     return kinds[name](chunk, kept)
 
 

@@ -48,19 +48,6 @@ class Transform(Protocol):
         most `bound` in each chunk. The number format of the result is the one that carries it."""
 
 
-class Identity:
-    """Coefficients are the values themselves."""
-
-    def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
-        torch.add(values_CN, momentum_CN, alpha=keep, out=momentum_CN)
-
-    def inverse(self, coefficients_CN: Tensor) -> Tensor:
-        return coefficients_CN
-
-    def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
-        return sums_CN
-
-
 class Hadamard:
     """Sylvester's matrices, +1 and -1 only: additions are all it needs, and any integers carry it exactly.
 
@@ -166,7 +153,7 @@ class _Pair:
 def transform_of(
     name: str, chunk: int, device: torch.device, sides: tuple[int, int] | None = None
 ) -> Transform:
-    """The transform `name` (`hadamard`, `dct`, `fine-dct`, `identity`) for chunks of `chunk` values, a power
+    """The transform `name` (`hadamard`, `dct`, `fine-dct`) for chunks of `chunk` values, a power
     of two, or of the DCTs for rows and columns of `sides` in them."""
     match name:
         case "hadamard":
@@ -175,8 +162,6 @@ def transform_of(
             return Dct(sides or factors(chunk), device)
         case "fine-dct":
             return FineDct(sides or factors(chunk), device)
-        case "identity":
-            return Identity()
     raise TransformError(f"no transform is called {name!r}")
 
 

@@ -88,7 +88,7 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
         matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
         told = sum(min(entry.shape) * min(sync.rank, *entry.shape) for entry in matrices)
         parameters -= sum(entry.size for entry in matrices) * (sync.method == "low-rank")
-    index_bits = {"seeded": 0.0, "group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
+    index_bits = {"group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
     value_bits = 32 if sync.method == "demo-float" else 1
     return told + parameters / CHUNK * sync.kept * (value_bits + index_bits) / 8
 

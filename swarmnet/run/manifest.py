@@ -294,10 +294,9 @@ class Sync:
     with a momentum; streaming-diloco: likewise of a quarter in turn, in four bits; sparse-loco: the largest
     of what it moved, and keeps the rest for later rounds; partitioned: of a sixteenth in turn, in eight bits,
     the mean of the peers' weights."""
-    selection: Literal["top-k", "group", "seeded"] = "group"
-    """Which coefficients are sent: the largest of each chunk, the largest of each group, or those drawn from
-    a seed that all know."""
-    transform: Literal["hadamard", "dct", "fine-dct", "identity"] = "hadamard"
+    selection: Literal["top-k", "group"] = "group"
+    """Which coefficients are sent: the largest of each chunk, or the largest of each group."""
+    transform: Literal["hadamard", "dct", "fine-dct"] = "hadamard"
     """What turns a chunk of momentum into coefficients. fine-dct: its inverse as exact as float32, for
     demo-float; that of dct is rounded, and gives 0.4 % of the weights another sign."""
     kept: int = 128
@@ -314,8 +313,6 @@ class Sync:
     """Share of the peak learning rate at the end."""
     clip: float = 1.0
     """Largest 2-norm of a block's mean gradient before it enters the momentum."""
-    lookahead: bool = True
-    """While a round is open, compute at weights moved ahead by the own momentum."""
     inner: InnerName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Of peers that step by themselves: what with; Muon is for the matrices of layers, AdamW for the rest
     then, too. method: as the method has it, Muon for local-steps, AdamW for the others."""

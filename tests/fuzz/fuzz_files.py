@@ -123,7 +123,7 @@ def published(chance: Random) -> bytes:
 @cache
 def methods() -> tuple[tuple[Method, bytes], ...]:
     """Every way to contribute, with an honest contribution."""
-    kinds = [Sync(selection=selection) for selection in ("top-k", "group", "seeded")]
+    kinds = [Sync(selection=selection) for selection in ("top-k", "group")]
     found = []
     for sync in (*kinds, *(Sync(method=name) for name in METHODS if name != Sync().method)):
         manifest = tiny_manifest(sync=sync)

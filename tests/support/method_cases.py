@@ -12,7 +12,7 @@ from swarmnet.optimizer.method import add_own, method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Manifest, Sync
 
-SELECTIONS = ["top-k", "group", "seeded"]
+SELECTIONS = ["top-k", "group"]
 PEERS = [PeerId(f"peer {index}") for index in range(5)]
 
 

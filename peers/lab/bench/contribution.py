@@ -33,9 +33,6 @@ CASES = (
     Sync(selection="top-k", kept=128, transform="hadamard"),
     Sync(selection="group", kept=128, transform="dct"),
     Sync(selection="group", kept=128, transform="hadamard"),
-    Sync(selection="seeded", kept=256, transform="hadamard"),
-    Sync(selection="seeded", kept=1024, transform="hadamard"),
-    Sync(selection="seeded", kept=1024, transform="identity"),
 )
 
 

@@ -319,7 +319,7 @@ class StagesInOneThread:
         work = MicrobatchWork(self._manifest, stage, part.compute)
         update = UpdateWork(
             self._manifest.run_id(), stage, self._identity, part.compute, part.method, replica, work,
-            self._manifest.sync.lookahead, lambda settled: None, RoundCounts(), (),
+            lambda settled: None, RoundCounts(), (),
             signs_every=self._manifest.rounds.snapshot_rounds,
         )  # fmt: skip
         if part.method.own is not None:

@@ -137,7 +137,7 @@ def _with_losses(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
 def contribution_bytes(manifest: Manifest, stage: int) -> int:
     """What one contribution takes on the wire, computed from the manifest."""
     layout = trained_layout(manifest, stage)
-    plain = replace(manifest, sync=replace(manifest.sync, transform="identity"))  # It changes no size.
+    plain = replace(manifest, sync=replace(manifest.sync, transform="hadamard"))  # It changes no size.
     body = ENVELOPE_BYTES + method_of(plain, layout, "meta").payload_bytes  # Without gigabytes of tensors.
     return wire_bytes(len(encode(Contribution())), body)
 

@@ -150,7 +150,6 @@ class UpdateWork:
         method: Method,
         replica: Holds,
         gathered: Gathered,
-        lookahead: bool,
         settled: Callable[[Settled], None],
         counts: RoundCounts,
         undecided: Container[ContributionId],
@@ -166,7 +165,6 @@ class UpdateWork:
         self.method = method
         self.replica = replica
         self.gathered = gathered
-        self.lookahead = lookahead and method.own is None
         self.settled = settled
         self.counts = counts
         self.undecided = undecided
@@ -207,7 +205,7 @@ class UpdateWork:
                     at = perf_counter()
                     results.append(self._make(round, reducers))
                     encoding += perf_counter() - at
-                    self._ahead = self.lookahead
+                    self._ahead = self.method.own is None
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
                 case AddUp(round, slices):

@@ -76,7 +76,7 @@ class Largest:
         return selection.index_bits + 2 * selection.kept
 
     def say(self, moved_CM: Tensor, draw: Draw) -> Chosen:
-        indices_CK = self.selection(moved_CM.shape[1]).choose(moved_CM.contiguous(), draw.seed)
+        indices_CK = self.selection(moved_CM.shape[1]).choose(moved_CM.contiguous())
         values_CK = moved_CM.gather(1, indices_CK) / UNIT
         sizes_CK = values_CK.abs()
         large_CK = sizes_CK > sizes_CK.mean(dim=1, keepdim=True)
@@ -94,7 +94,7 @@ class Largest:
             torch.from_numpy(bits_CB[:, start : start + kept].astype(np.bool_)).to(device)
             for start in (index_bits, index_bits + kept)
         )
-        indices = selection.read(bits_CB[:, :index_bits], b"").to(device)
+        indices = selection.read(bits_CB[:, :index_bits]).to(device)
         return Chosen(width, indices, negative, large, torch.from_numpy(sizes_C2).to(device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 SHAPE = ModelShape(width=64, heads=4, key_value_heads=2, head_width=16, feed_forward=192, layers=2)
 
 
-@pytest.mark.parametrize("transform", ["hadamard", "dct", "identity"])
-@pytest.mark.parametrize("selection", ["group", "top-k", "seeded"])
+@pytest.mark.parametrize("transform", ["hadamard", "dct"])
+@pytest.mark.parametrize("selection", ["group", "top-k"])
 def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, transform: str) -> None:
     manifest = Manifest(
         "gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=Sync(selection=selection, transform=transform)

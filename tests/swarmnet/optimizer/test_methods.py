@@ -21,7 +21,7 @@ from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import MethodName, ModelShape
 from swarmnet.run.own_steps import AUTHORS
 
-TRANSFORMS = ["hadamard", "dct", "identity"]
+TRANSFORMS = ["hadamard", "dct"]
 SIGNED = ["demo-votes", "demo-float"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
 SHARDED = ["local-steps, sharded", "diloco, sharded"]

@@ -52,7 +52,7 @@ def swarm(**sync):
 SWARMS = [
     swarm(method=method, selection=selection, transform=transform)
     for method, selection, transform in [
-        ("demo-votes", "group", "hadamard"), ("demo-votes", "seeded", "identity"),
+        ("demo-votes", "group", "hadamard"),
         *((method, "top-k", "dct") for method in METHODS),
     ]
 ]  # fmt: skip

@@ -70,7 +70,6 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
         "run": _rounds(sync, "the run's own method"),
         "votes-top-k": _rounds(replace(votes, selection="top-k", kept=32), "votes, the largest 32 of 4096"),
         "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
-        "votes-seeded": _rounds(replace(votes, selection="seeded", kept=1024), "votes, a seeded quarter"),
         "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
         "float-demo-paper": Recipe(_as_the_paper(sync), 2e-3, "the product's DeMo, cut and set as demo"),
         "low-rank": _rounds(

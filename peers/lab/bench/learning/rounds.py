@@ -125,7 +125,7 @@ class Rounds:
         """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum; and with what
         it moved by itself (as Replica.live_tiles, of a replica that all peers share here)."""
         applied, found_P = self._replicas[0].applied_round, torch.cat(live)
-        leads = self._delay and self._sync.lookahead and self._begun > applied
+        leads = self._delay and self._begun > applied
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
             ahead = method.lookahead(applied + 1) if leads else None
             if ahead is not None:

@@ -25,6 +25,6 @@ def test_the_contribution_bench_counts_what_a_contribution_really_takes_on_the_w
     taken = writer.post(Contribution(), bytes(ENVELOPE_BYTES) + payload)
     pieces = iter(writer.next_piece, None)
     assert sum(map(len, pieces)) == taken == claimed + len(payload)
-    for selection in ("top-k", "group", "seeded"):
+    for selection in ("top-k", "group"):
         assert selection in text
     assert "float DeMo" in text

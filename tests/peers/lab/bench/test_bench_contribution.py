@@ -15,7 +15,7 @@ OVERHEAD = 200
 
 @pytest.mark.parametrize(
     ("selection", "kept", "most_bits_per_vote", "least_times_below_dense"),
-    [("top-k", 32, 10.2, 320), ("group", 128, 6.1, 168), ("seeded", 1024, 1.1, 120)],
+    [("top-k", 32, 10.2, 320), ("group", 128, 6.1, 168)],
 )
 def test_a_million_parameters_fit_the_promised_bytes(
     selection, kept, most_bits_per_vote, least_times_below_dense

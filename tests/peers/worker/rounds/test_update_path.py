@@ -107,7 +107,7 @@ def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(mon
     monkeypatch.setattr(update_compute, "OWN_BYTES_KEPT", 40)
     undecided = OrderedDict.fromkeys(ContributionId(bytes([n]) * 16) for n in (0, 3))
     method = SimpleNamespace(held=None, own=None)
-    work = UpdateWork(RUN, 0, ME, None, method, None, None, False, None, None, undecided)
+    work = UpdateWork(RUN, 0, ME, None, method, None, None, None, None, undecided)
     for number in range(8):
         newest = ContributionId(bytes([number]) * 16)
         work.own[newest] = bytes(10)

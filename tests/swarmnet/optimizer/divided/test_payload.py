@@ -21,7 +21,6 @@ LAYOUT = layout_of(shapes_of(3, width=72))
 CASES = [
     {"method": "demo-votes", "selection": "top-k", "transform": "dct"},
     {"method": "demo-votes", "selection": "group"},
-    {"method": "demo-votes", "selection": "seeded", "transform": "identity"},
     {"method": "demo-float", "selection": "top-k", "transform": "fine-dct"},
     {"method": "demo-float", "selection": "group"},
     *({"method": method} for method in AUTHORS),
