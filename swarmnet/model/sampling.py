@@ -1,4 +1,5 @@
-"""Which text a microbatch holds: a pure function, so that anybody can find out and nobody has to say.
+"""Choose the text of a microbatch by a pure function, so that every peer can compute it and none has to send
+it.
 
 Windows are drawn uniformly and independently; two peers may draw overlapping ones.
 """
@@ -13,7 +14,7 @@ from torch import Tensor
 from swarmnet.identifiers import MicrobatchId, RunId
 
 _DRAW_BYTES = 16
-"""128 bits modulo the corpus: no start is likelier than another by more than 2**-64 for 2**64 tokens."""
+"""128 bits modulo the corpus size: for 2**64 tokens probabilities differ by at most 2**-64."""
 
 
 class SamplingError(ValueError):
@@ -28,7 +29,8 @@ def window_starts(
     sequences: int,
     sequence_tokens: int,
 ) -> tuple[int, ...]:
-    """Where each of the `sequences` windows of `sequence_tokens` + 1 tokens starts in the corpus."""
+    """Return where each of the `sequences` windows of `sequence_tokens` + 1 tokens starts in the corpus.
+    Raises SamplingError if the corpus is shorter than a window."""
     choices = corpus_tokens - sequence_tokens
     if choices < 1:
         raise SamplingError(
@@ -41,6 +43,6 @@ def window_starts(
 
 
 def windows(corpus: Tensor, starts: tuple[int, ...], sequence_tokens: int) -> tuple[Tensor, Tensor]:
-    """inputs_BT and labels_BT (int64): the windows of `corpus` (1-D), and the same moved on by one token."""
+    """Return inputs_BT and labels_BT (int64): windows of `corpus` (1-D), and the same one token later."""
     window_BT = torch.stack([corpus[start : start + sequence_tokens + 1] for start in starts]).long()
     return window_BT[:, :-1].contiguous(), window_BT[:, 1:].contiguous()
