@@ -1,7 +1,9 @@
-"""What a peer can do for a stage by its line as well as by its computer: for placing, routing and plans.
+"""Limit a peer's work for a stage by its network link as well as its compute: for placement, routing and
+plans.
 
-A stage in the middle sends each microbatch on and its gradient back, one at an end only one of the two, and
-what goes between two stages of one computer crosses no line. No IO. Sizes in bytes, times in seconds.
+A middle stage sends each microbatch on and its gradient back. A stage at an end sends only one of the two.
+Traffic between two stages of one computer uses no link. The module does no IO. Sizes are bytes, times are
+seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from swarmnet.run.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes per second. What is not known limits nothing."""
+    """Bandwidth of a network link in bytes per second. An unknown direction has no limit."""
 
     up: float = inf
     down: float = inf
@@ -24,7 +26,7 @@ class Line:
         return self.up < inf or self.down < inf
 
     def without(self, taken: float) -> Line:
-        """What is left where something else takes so much of both directions."""
+        """Return the bandwidth that is left if something else takes `taken` bytes per second each way."""
         return Line(self.up - taken, self.down - taken)
 
 
@@ -33,21 +35,21 @@ UNKNOWN = Line()
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Bytes of a microbatch on the line of whoever holds a stage."""
+    """Bytes of a microbatch on the link of a peer that holds a stage."""
 
     sent: float = 0.0
     received: float = 0.0
 
 
 def crossing(held: range, stages: int, act_bytes: float, grad_bytes: float) -> Crossing:
-    """Of a computer that holds these adjacent ones of so many stages. `act_bytes`: what goes down of a
-    microbatch; `grad_bytes`: what comes back up."""
+    """Return the traffic per microbatch of a computer that holds the adjacent stages `held`. `act_bytes` go
+    down for each microbatch, and `grad_bytes` come back up."""
     above, below = held.start > 0, held.stop < stages
     return Crossing(act_bytes * below + grad_bytes * above, act_bytes * above + grad_bytes * below)
 
 
 def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
-    """At each stage, of a peer that holds no other."""
+    """Return the traffic per microbatch at each stage, for a peer that holds no other stage."""
     stages = len(manifest.stages)
     return tuple(
         crossing(range(stage, stage + 1), stages, manifest.body_bytes, manifest.gradient_bytes)
@@ -56,7 +58,7 @@ def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
 
 
 def crossing_of(manifest: Manifest, held: range) -> Crossing:
-    """Of a microbatch at a computer that holds these stages: what they send one another crosses no line."""
+    """Return the traffic per microbatch of a computer that holds these stages, without inner traffic."""
     each, last = crossings(manifest), len(manifest.stages) - 1
     inner = 0.0
     for stage in held:
@@ -67,7 +69,7 @@ def crossing_of(manifest: Manifest, held: range) -> Crossing:
 
 
 def carried(computed: float, line: Line, each: Crossing) -> float:
-    """Microbatches per second of a peer whose computer does `computed`: as many as its line bears, too."""
+    """Return the microbatches per second of a peer, limited by its compute (`computed`) and its link."""
     return min(computed, _borne(line.up, each.sent), _borne(line.down, each.received))
 
 
@@ -76,19 +78,19 @@ def _borne(line: float, each: float) -> float:
 
 
 def seconds_on_line(line: Line, each: Crossing) -> float:
-    """That a microbatch keeps the line busy, in the direction that takes longer; 0: not known, or nothing."""
+    """Return the seconds that a microbatch occupies the slower direction of the link; 0 if unknown."""
     return 1.0 / carried(inf, line, each) if line.is_known else 0.0
 
 
 def from_outside(held: range, stage: int) -> float:
-    """How many times as much of its line a computer spends for each stage done, if another sends a microbatch
-    into this one of the adjacent stages that it holds: it crosses once in and once out wherever it enters."""
+    """Return by what factor link use per stage grows if a microbatch enters at `stage`, not at the first one.
+    It crosses the link once in and once out wherever it enters a computer's adjacent stages."""
     return len(held) / (held.stop - stage)
 
 
 def told_by_sibling(line: Line, manifest: Manifest, held: range, stage: int) -> Line:
-    """What a peer says of the line that it shares with siblings of its process, which hold `held` together:
-    by its own crossing it then comes to what the line bears of microbatches that pass all of them."""
+    """Return the bandwidth that a peer reports if it shares its link with the siblings that hold `held`. With
+    the traffic of its own stage, it gives the rate at which microbatches can pass all these stages."""
     apart, together = crossings(manifest)[stage], crossing_of(manifest, held)
     return Line(
         line.up * apart.sent / together.sent if together.sent else inf,
