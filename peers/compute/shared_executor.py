@@ -1,7 +1,7 @@
-"""One compute thread for the several workers of a process, with its priorities among all of them.
+"""One compute thread for the several workers of a process, with priorities among all of them.
 
-Each worker has a `ComputeShare`, which to it is a compute like any other, and a slower one: what a microbatch
-takes of this computer is what it takes in all the stages that are held here.
+Each worker has a `ComputeShare`, which acts as a slower compute of its own. Its reported time per microbatch
+is that of all stages on this computer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class SharedCompute(Generic[Shared]):
-    """The compute lives while some worker has a share of it: a pause of all of them ends its thread."""
+    """The shared compute exists while some worker has a share. If all workers pause, its thread ends."""
 
     def __init__(self, make: Callable[[], Shared]) -> None:
         self._make = make
@@ -26,7 +26,7 @@ class SharedCompute(Generic[Shared]):
         self.shares: list[ComputeShare] = []
 
     def share(self) -> ComputeShare:
-        """For one worker, until it closes it."""
+        """Return a share for one worker, which must close it."""
         if self.compute is None:
             self.compute = self._make()
         share = ComputeShare(self.compute, self.shares, self._closed)
@@ -40,25 +40,25 @@ class SharedCompute(Generic[Shared]):
 
 
 class ComputeShare:
-    """`Compute` of one worker among several."""
+    """The `Compute` of one worker among several."""
 
     def __init__(self, compute: Compute, shares: list[ComputeShare], closed: Callable[[], Any]) -> None:
         self.failed = compute.failed
-        """Of all: work of one that fails ends the process, and so them all."""
+        """Failure of the shared compute. It ends the process, and so all workers."""
         self.seconds = 0.0
-        """What a microbatch takes in this worker's stage; 0: not measured yet."""
-        self._compute, self._shares, self._tell_closed = compute, shares, closed
+        """Seconds of a microbatch in this worker's stage; 0 before the first measurement."""
+        self._compute, self._shares, self._on_closed = compute, shares, closed
         self._closed = False
         self._submitted = self._begun = 0
 
     @property
     def queued(self) -> int:
-        """Only of this worker."""
+        """Number of waiting work items of this worker."""
         return max(0, self._submitted - self._begun)
 
     @property
     def busy_seconds(self) -> float:
-        """See `Compute`; whoever's work it was: each stage's idle share is that of the thread."""
+        """See `Compute`; for work of all workers, because each stage's idle share is that of the thread."""
         return self._compute.busy_seconds
 
     @property
@@ -67,18 +67,18 @@ class ComputeShare:
         return self._compute.rested_seconds
 
     def working_seconds(self) -> float:
-        """See `Compute`; whoever's work it is."""
+        """See `Compute`; for work of any worker."""
         return self._compute.working_seconds()
 
     def occupied(self, seconds: float) -> float:
-        """What a microbatch takes in all stages of this computer. Whoever is told the sum sends each stage
-        what the computer can do in all of them; told its own seconds, each would be sent several times that.
-        It does not depend on who is sent how much, so it does not swing."""
+        """Return the time of a microbatch in all stages of this computer. Senders that get this sum send each
+        stage what the computer can do in all of them. With its own time each stage would get several times
+        that. The sum does not depend on how work is distributed, so it does not oscillate."""
         self.seconds = seconds
         return sum(share.seconds for share in self._shares)
 
     def stretched(self, seconds: float) -> float:
-        """See `Compute`: as much longer as all stages together take."""
+        """See `Compute`; scaled by the time of all stages together."""
         whole = sum(share.seconds for share in self._shares)
         return seconds * whole / self.seconds if self.seconds > 0 else seconds
 
@@ -90,7 +90,7 @@ class ComputeShare:
             self._compute.submit(priority, partial(self._work, work), partial(self._done, done))
 
     def _work(self, work: Callable[[], Result]) -> Result | None:
-        """Where the compute works."""
+        """Run work in the compute thread."""
         self._begun += 1
         return None if self._closed else work()
 
@@ -99,15 +99,15 @@ class ComputeShare:
             done(result, seconds)
 
     async def close(self) -> None:
-        """Finish what runs, drop what waits; the others' work goes on."""
+        """Finish the current work item and drop the others. Work of other workers continues."""
         if self._closed:
             return
         self._closed = True
         idle = asyncio.get_running_loop().create_future()
-        # Behind what runs now: whatever of this worker comes later does nothing.
+        # After the current work item: work of this worker that comes later does nothing.
         self._compute.submit(UPDATE, lambda: None, lambda _result, _seconds: idle.set_result(None))
         try:
             await idle
         finally:
             self._shares.remove(self)
-            await self._tell_closed()
+            await self._on_closed()

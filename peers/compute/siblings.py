@@ -1,9 +1,9 @@
-"""What the peers of one process have in common that holds several adjacent stages.
+"""State that the peers of one process share, if it holds several adjacent stages.
 
-Each stage is held by a worker of its own, with an identity, a p2pd, links and a folder: to the swarm they are
-peers like any others. The first of them leads: it finds the run, chooses the stages, keeps the limits' hours.
-The rest, its siblings, join through it. One compute thread, one socket, one endpoint serve them all, and
-links between them do not leave the process.
+Each stage is held by a worker of its own, with an identity, a p2pd, links and a folder. To the swarm they are
+separate peers. The first of them leads: it finds the run, chooses the stages, and applies the limits. The
+others, its siblings, join through it. They share one compute thread, one socket and one endpoint, and links
+between them stay in the process.
 """
 
 from __future__ import annotations
@@ -27,65 +27,67 @@ class Found:
 
     signed: SignedManifest
     ways_in: Sequence[str]
-    """Its own multiaddrs."""
+    """The multiaddrs of the first peer."""
 
 
 class Siblings:
-    """Made once per process, before its peers."""
+    """The shared state; created once per process, before its peers."""
 
     def __init__(self, stages: int, work_share: float = 1.0) -> None:
         self.stages = stages
         self.near = Near()
         self.computing = SharedCompute(lambda: ThreadCompute(work_share))
         self.roles: list[Pauses] = []
-        """All of them, the first one first."""
+        """All roles, the first one first."""
         self.daemons: dict[int, int] = {}
-        """Number -> process id of its p2pd."""
+        """Maps the number of a peer to the process id of its p2pd."""
         self.gpu: GpuWatch | None = None
-        """Of the device of all, read by the first of them."""
+        """Watch of the common device, read by the first peer."""
         self._upload: Upload | None = None
         self._found: Found | None = None
         self._held: range | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def upload(self, bytes_per_second: float) -> Upload:
-        """What all of them may send together."""
+        """Return the upload limit that all peers share."""
         if self._upload is None:
             self._upload = Upload(bytes_per_second)
         return self._upload
 
-    # -- what the first one says, and the rest wait for ---------------------------------------------------
+    # -- set by the first peer, awaited by the others -----------------------------------------------------
 
     def lead(self, found: Found) -> None:
-        """The first peer is in the swarm, and knows the run."""
+        """Publish the run. Called when the first peer has joined the swarm."""
         self._found = found
-        self._tell()
+        self._notify()
 
     async def found(self) -> Found:
+        """Wait until the first peer has found the run."""
         while self._found is None:
-            await self._news.wait()
+            await self._changed.wait()
         return self._found
 
     def hold(self, stages: range) -> None:
-        """These are the stages; they stay the same as long as the process lives."""
+        """Publish the stages. They stay the same as long as the process lives."""
         self._held = stages
-        self._tell()
+        self._notify()
 
     async def held(self) -> range:
+        """Wait until the first peer has chosen the stages."""
         while self._held is None:
-            await self._news.wait()
+            await self._changed.wait()
         return self._held
 
     @property
     def stages_held(self) -> range | None:
-        """None: not known yet."""
+        """The stages of this process; None before they are known."""
         return self._held
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    # -- pausing, for whoever watches the machine (`Pauses`) ----------------------------------------------
+    # -- pausing, for the limits watch (`Pauses`) -----------------------------------------------------------
 
     def pause(self, reason: Why, text: str = "") -> None:
         for role in self.roles:
@@ -96,5 +98,5 @@ class Siblings:
             role.resume(reason)
 
     def own_processes(self) -> Collection[int]:
-        """The p2pds of all of them, whose work is this peer's own."""
+        """Return the process ids of all p2pds, whose work belongs to this peer."""
         return self.daemons.values()
