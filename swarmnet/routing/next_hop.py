@@ -40,8 +40,7 @@ class NextHop(Protocol):
         """Raise IllegalPath unless a microbatch may come here with this header."""
 
     def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
-        """Return whether the microbatch is here already by another path. The kept answer then does not
-        fit."""
+        """Return whether the microbatch is here already by another path, so that its answer does not fit."""
 
     def arrive(self, key: MicrobatchId, header: Header) -> Passage:
         """Keep a checked header until `forget`."""

@@ -45,8 +45,7 @@ class Skipping:
         check(header, self.stage, self.rules)
 
     def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
-        """Return whether the microbatch is here already by another path. The kept answer then does not
-        fit."""
+        """Return whether the microbatch is here already by another path, so that its answer does not fit."""
         known = self.headers.get(key)
         return known is not None and known.visited != header.visited
 
