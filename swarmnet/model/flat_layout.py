@@ -71,7 +71,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each parameter lies in one flat vector."""
+    """The places of all parameters in one flat vector."""
 
     entries: tuple[Entry, ...]
     planes: tuple[Plane, ...]

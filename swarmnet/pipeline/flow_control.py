@@ -29,8 +29,8 @@ does backward passes before forward passes. Exactly as many as the path holds ke
 (`tests/swarmnet/pipeline/test_flow.py`, far stage). With 0.5 and 0.7 seven random swarms did 95.8 % of their
 maximum flow, and with these values 98.1 %. An answer took a tenth longer (docs/benchmarks/removed.md)."""
 MOST_STRETCH = 5.0
-"""Measured with 1 % loss on links of 10 Mbit/s. With 32 in flight per origin, answers took 3.1 s and tokens
-grew 8 %. With 11 in flight, answers took 0.7 s (docs/benchmarks/wan.md)."""
+"""Maximum network time in multiples of its minimum. On links of 10 Mbit/s with 1 % loss, 32 in flight per
+origin carried 8 % more tokens than 11, but answers took 3.1 s, not 0.7 s (docs/benchmarks/wan.md)."""
 PROBE_EPOCHS = 20
 """Number of epochs with a full link after which it is measured again, because it may have changed."""
 LEAST_ANSWERS = 8

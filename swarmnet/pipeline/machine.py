@@ -85,8 +85,8 @@ class Job:
 
 class Pipeline:
     """The state machine of all microbatches on one peer. `candidates(key, tried)` returns the live peers that
-    a microbatch may go to after it was sent to `tried`. A key of None stands for one that would be started
-    now. The last stage has no candidates."""
+    a microbatch may go to after it was sent to `tried`. A key of None means one that would be started now.
+    The last stage has no candidates."""
 
     def __init__(
         self,

@@ -65,8 +65,8 @@ class AnswerTimes:
 
     def patience(self, peer: PeerId | None = None, given: float = 0.0) -> float:
         """Return how long to wait for GRAD before another peer is tried. A slow peer gets the time that it
-        needs. `given` is how long the peer above waits. A hop without measurements uses its share of the
-        remaining path of that, because the peer above may have measured."""
+        needs. `given` is how long the peer above waits, maybe by measurements. A hop without measurements
+        uses the share of it for the remaining path."""
         slow = self.router.expected_seconds(peer) if peer is not None else None
         if self.usual is None:
             way_left = given * self.stages_below / (self.stages_below + 1)

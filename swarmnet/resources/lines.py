@@ -1,5 +1,4 @@
-"""Limit a peer's work for a stage by its network link as well as its compute: for placement, routing and
-plans.
+"""Compute how much a peer can do for a stage with its network link and its compute, for placement and plans.
 
 A middle stage sends each microbatch on and its gradient back. A stage at an end sends only one of the two.
 Traffic between two stages of one computer uses no link. The module does no IO. Sizes are bytes, times are

@@ -96,7 +96,7 @@ class Router:
     """Keep estimates for the peers of one next stage and choose among them."""
 
     def __init__(self, chance: Random, is_near: Callable[[PeerId], bool] | None = None) -> None:
-        """Create a router. `is_near(peer)` tells whether the peer runs in this process, without network."""
+        """Create a router. `is_near(peer)` returns whether the peer runs in this process, without network."""
         self.chance = chance
         self.is_near = is_near
         self.peers: dict[PeerId, Estimate] = {}

@@ -2,9 +2,9 @@
 
 A body takes seconds for a hop and a request takes milliseconds. When a microbatch's forward pass begins on
 its origin, the origin requests a place on the cheapest next peer at the expected time (`reservations.py`).
-That peer books the place or refuses. After booking it requests a place on the following stage in turn. A peer
-knows its own bookings, the reported bookings and cost tables of its neighbours, and the hop times that it
-measured. `cheapest_path.cheapest` makes the choice.
+That peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
+bookings, the reported bookings and cost tables of its neighbours, and the hop times that it measured.
+`cheapest_path.cheapest` makes the choice.
 
 Swaps are never requested: nothing may wait for them (`cheapest_path.py`), and they gain nothing in a live
 run.
@@ -58,7 +58,7 @@ class Seen:
     latency: float = 0.0
     """Seconds of a message without a body, one way."""
     hop: float | None = None
-    """Seconds of a body, one way, as measured. The first one in flight is assumed to take the maximum."""
+    """Seconds of a body, one way, as measured; the maximum of all hops while the first one is in flight."""
     measured: tuple[float, ...] = ()
     """Newest measurements of `hop`."""
     measured_at: int | None = None
@@ -87,7 +87,7 @@ class Quest:
     sent: bool = False
     """Whether the body was sent there. If a place is needed again, that attempt has failed."""
     silent: set[PeerId] = field(default_factory=set)
-    """Peers that did not answer a request, or refused one at any time."""
+    """Peers that did not answer a request, or refused a firm one."""
 
 
 @dataclass(frozen=True, slots=True)

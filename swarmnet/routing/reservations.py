@@ -42,7 +42,7 @@ MOST_SHUNNED = 1024
 
 @dataclass(slots=True)
 class Place:
-    """A reserved place. `asker` sends the body, and `came` tells whether it has arrived."""
+    """A reserved place. `asker` sends the body, and `came` is true once it has arrived."""
 
     asker: PeerId
     header: Header

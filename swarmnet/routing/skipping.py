@@ -72,7 +72,7 @@ class Skipping:
         return header
 
     def missing(self) -> tuple[int, ...]:
-        """Return stages that a microbatch started here, or the next arrival, would wait for; often empty."""
+        """Return the stages that the next microbatch here would wait for; empty if there are none."""
         if self.stage == self.rules.last:
             return ()
         return self._onward(None).missing

@@ -1,5 +1,7 @@
-"""Compute how many bytes a microbatch takes between stages: encoded hidden states
-(`model/activation_codec.py`) and labels."""
+"""Compute how many bytes a microbatch takes between stages.
+
+They are encoded hidden states (`model/activation_codec.py`) and labels.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All that is in force. The default holds before any order."""
+    """All orders in force. The default holds before any order."""
 
     sequence: int = 0
     """Time of signing in microseconds since 1970, but larger than any before; 0: no order yet."""

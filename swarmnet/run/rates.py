@@ -16,7 +16,7 @@ LARGEST_FACTOR = 100 * WHOLE
 MOST_RATES = 64
 """Maximum number of rates in an order, the newest ones. Only a peer that catches up needs older ones."""
 MOST_UNITS = 1 << 30
-"""Maximum step in units (256.0). It is useless, but keeps a distance from the largest int32."""
+"""Maximum step in units, which is 256. No useful step is larger, and int32 does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Orders of a peer to the processes of its devices, and their answers. Both have the same version and
-machine.
+"""Orders of a peer to the processes of its devices, and their answers.
 
-The comments say which tensors follow a message. A *share* is the part of a vector or a payload that one
-device has (`swarmnet/model/computing/shares.py`).
+Both sides run the same version on one machine. The comments say which tensors follow a message. A *share* is
+the part of a vector or a payload that one device has (`swarmnet/model/computing/shares.py`).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def not_divisible(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LiveWeights:
-    """Stands for the live weights of all shares, which each device reads locally."""
+    """Represents the live weights of all shares, which each device reads locally."""
 
     ahead: bool
 

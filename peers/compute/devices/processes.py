@@ -38,7 +38,7 @@ ENVIRONMENT = {
     # two processes took 14.7 bytes per parameter after one microbatch, and 5.4 without gaps
     # (docs/benchmarks/memory.md).
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
-    # The devices are in one machine, so no other interface is needed.
+    # Loopback only: all devices are in one machine, and no other machine can reach them.
     "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
 }  # fmt: skip
 LAST_SECONDS = 1.0

@@ -1,7 +1,7 @@
-"""The process of one device: carries out the peer's orders, together with the other devices, until the peer
-closes.
+"""The process of one device: carries out the peer's orders, in step with the other devices.
 
-It communicates only with the other devices of its machine, writes nothing to the disk, and has no identity.
+It ends when the peer closes the connection. It communicates only with the other devices of its machine,
+writes nothing to the disk, and has no identity.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Device:
         match order:
             case orders.Hold(settled_round):
                 units = tensors[0].to(self.device)
-                self._replica = None  # Both do not fit at the same time.
+                self._replica = None  # Frees the old one first: memory is not needed for both at once.
                 self._replica = Replica(self.layout, method, units, settled_round)
             case orders.Publish(ahead):
                 self.compute.publish(self.replica.live_tiles(ahead))

@@ -20,7 +20,8 @@ MOST = 127
 LARGEST_EXPONENT = 31
 """2**15 numbers with this exponent add up to less than 2**53, which float64 represents exactly."""
 FINEST = 2.0**-38
-"""Unit of the clip at exponent 0. The largest exponent reaches the clip, which no momentum exceeds."""
+"""Size of one level at exponent 0, as a fraction of the clip. At the largest exponent the largest level is
+about the clip, which no momentum exceeds."""
 LOUDER = 1
 """An exponent counts at most this much above the median of the set's exponents (as in `local_steps.py`)."""
 

@@ -7,8 +7,8 @@ The projection is that of PowerSGD (arXiv:1905.13727, algorithm 1). The orthogon
 it (`subspace.py`). The contribution is then linear in the momentum and one message. A round's step is a
 function of its set alone, exact to the bit (`exact.py`).
 
-The sent part stays in the momentum and decays there, as in Muon. The rest stays in it until its directions
-are drawn (docs/decisions/0026-low-rank.md). Parameters that are no layer matrices use votes
+With `low-rank`, the sent part stays in the momentum and decays there, as in Muon. The rest stays in it until
+its directions are drawn (docs/decisions/0026-low-rank.md). Parameters that are no layer matrices use votes
 (`sign_votes.py`).
 
 With `hybrid`, votes cover all parameters. For matrices they cover what the directions left over: both share
@@ -136,7 +136,7 @@ class LowRank:
         return factors
 
     def _add_to_momentum(self, factors: list[Factor], round: int, weight: float) -> None:
-        """Add the factors' values, times `weight`, to the momentum. Only `hybrid` has an effect."""
+        """Add the factors' values, times `weight`, to the momentum of `hybrid`; otherwise do nothing."""
         if not isinstance(self.momenta, Chained):
             return
         changes = []

@@ -36,7 +36,7 @@ class Subspace:
 
 @lru_cache(SUBSPACES_KEPT)
 def subspace(run_id: RunId, round: int, length: int, columns: int, device: torch.device) -> Subspace:
-    """Return the directions of a round: `columns` of `length` ones, with `columns` at most `length`."""
+    """Return the `columns` directions of a round, out of `length` in all. Requires `columns` <= `length`."""
     cycle, turn = divmod(round, -(-length // columns))
     block = length & -length
     drawn_L = _drawn(run_id, cycle, length, "columns").argsort(kind="stable")

@@ -18,8 +18,8 @@ from torch import Tensor
 from swarmnet.optimizer.index_code import packed_bytes
 
 LARGEST_EXPONENT = 20
-"""Largest exponent of a power of two in units of 2**-22. It is a quarter, more than any weight moves in a
-round. A thousand of them add up within 31 bits."""
+"""Largest exponent of a power of two in units of 2**-22. This power is a quarter, more than any weight moves
+in a round, and a thousand of them add up within 31 bits."""
 LARGEST = 1 << LARGEST_EXPONENT
 """Largest number of a contribution, in units."""
 LOUDER = 2
