@@ -1,1 +1,1 @@
-"""The compute thread, its devices, and what of the machine it may have."""
+"""The compute thread and its devices, and limits on what it uses of the machine."""

@@ -1,7 +1,7 @@
-"""Where the tensor work of a peer runs: one thread, most urgent first; or inline on a virtual clock.
+"""Run the tensor work of a peer: in one thread, most urgent first; or inline on a virtual clock.
 
-Work returns a value or is at fault: what may go wrong with a microbatch is caught inside the work itself.
-An exception that escapes means this program is wrong; the peer then ends with it (`failed`).
+Errors that a microbatch may cause are caught inside the work itself. An exception that escapes is a bug of
+this program, and the peer ends with it (`failed`).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import torch
 Result = TypeVar("Result")
 
 UPDATE, BACKWARD, FORWARD = range(3)
-"""Priorities: rounds first, they are short and others wait; backward before forward frees memory."""
+"""Priorities. Rounds are first: they are short, and peers wait. Backward before forward frees memory."""
 
 
 def set_threads(threads: int) -> None:
-    """Compute threads of this process; one is best where several peers share a machine (docs/lessons.md)."""
+    """Set the compute threads of this process. One is best if peers share a machine (docs/lessons.md)."""
     torch.set_num_threads(threads)
 
 
 class Compute(Protocol):
-    """Runs one piece of work at a time; equal priorities in the order of submission."""
+    """Runs one work item at a time; equal priorities run in the order of submission."""
 
     failed: asyncio.Future[BaseException]
-    """Gets the exception that escaped from some work: the peer cannot go on."""
+    """Gets the exception that escaped from some work; the peer must end then."""
 
     @property
     def queued(self) -> int: ...
 
     @property
     def busy_seconds(self) -> float:
-        """How long it has worked since it began, what runs now included."""
+        """Seconds of work since the start, including the current work item."""
 
     @property
     def rested_seconds(self) -> float:
-        """How long it has rested because it is not to work all the time."""
+        """Seconds of rest because the peer may not work all the time."""
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
@@ -51,20 +51,20 @@ class Compute(Protocol):
         """Run `work`, then call `done(result, seconds of work)` on the event loop."""
 
     def working_seconds(self) -> float:
-        """How long the piece of work that runs has been running; 0 if none does. From any thread."""
+        """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
 
     async def close(self) -> None:
-        """Finish what runs, drop what waits."""
+        """Finish the current work item and drop the others."""
 
 
 class ThreadCompute:
-    """One thread. `failed` holds the exception that escaped from some work."""
+    """Runs work in one thread. `failed` gets the exception that escaped from some work."""
 
     def __init__(self, share: float = 1.0) -> None:
-        """`share` of the time it works at most: after each piece it pauses for the rest."""
+        """Start the thread. It works at most `share` of the time and pauses after each work item."""
         self.pause = 1.0 / share - 1.0
         self.used: Callable[[], float] = time.thread_time
-        """Seconds that its work has cost; where others do it, those that it was waited for."""
+        """Returns the CPU seconds of the work so far; if other processes do the work, the time of waiting."""
         self.loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BaseException] = self.loop.create_future()
         self._queue: PriorityQueue[tuple[int, int, Callable[[], Any], Callable[[Any, float], None]]]
@@ -107,7 +107,7 @@ class ThreadCompute:
             self._worked += time.perf_counter() - start
             self._began = None
         if self.pause:
-            rest = self.pause * (self.used() - used)  # Not of what others took of the core.
+            rest = self.pause * (self.used() - used)  # Excludes what other threads took of the core.
             time.sleep(rest)
             self.rested_seconds += rest
         self.loop.call_soon_threadsafe(self._deliver, done, result, time.perf_counter() - start)
@@ -131,7 +131,7 @@ class ThreadCompute:
 
 
 class InlineCompute:
-    """For the simulator: work runs in the event loop and takes `cost(priority)` seconds of its clock."""
+    """Runs work in the simulator's event loop; it takes `cost(priority)` seconds of the virtual clock."""
 
     def __init__(self, cost: Callable[[int], float]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ class InlineCompute:
         return len(self._queue)
 
     def working_seconds(self) -> float:
-        """See `Compute`: on this clock nothing ever hangs."""
+        """See `Compute`; nothing hangs on this clock."""
         return 0.0
 
     def submit(

@@ -1,5 +1,7 @@
-"""The GPU that a peer computes on, for the metrics: its memory by torch, and by NVIDIA's library what else it
-knows (load, temperature, power), where that is installed (extra `gpu`). What cannot be told has no series.
+"""Measure the GPU that a peer computes on, for the metrics.
+
+torch reports its memory. NVIDIA's library (extra `gpu`) reports load, temperature and power if it is
+installed. Values that cannot be read have no series.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from peers.errors import how_to_install
 from peers.telemetry.metrics import Metrics
 
 LOOK_SECONDS = 5.0
-"""The library takes its own means over up to a second; asking wakes a GPU that sleeps."""
+"""Sample interval. The library averages over up to a second; reading it wakes a sleeping GPU."""
 MILLIWATTS = 1000.0
 INSTALL = how_to_install("gpu")
-"""What brings NVIDIA's library (the extra `gpu`)."""
+"""Instructions to install NVIDIA's library (the extra `gpu`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Senses:
-    """None: this GPU or its driver does not tell."""
+    """Sensor values. None means that this GPU or its driver does not report the value."""
 
     load: float | None = None
     """Share of the last moment in which some program computed on it, 0 to 1."""
@@ -32,7 +34,7 @@ class Senses:
 
 
 class Nvml:
-    """One GPU, asked through NVIDIA's library."""
+    """Reads one GPU through NVIDIA's library."""
 
     def __init__(self, library: ModuleType, device: object) -> None:
         self._library, self._device = library, device
@@ -40,27 +42,27 @@ class Nvml:
     def read(self) -> Senses:
         library, device = self._library, self._device
 
-        def told(name: str, *arguments: object) -> float | None:
+        def query(name: str, *arguments: object) -> float | None:
             try:
                 answer = getattr(library, name)(device, *arguments)
-            except library.NVMLError:  # Many laptops' GPUs do not tell their power.
+            except library.NVMLError:  # Many laptops' GPUs do not report their power.
                 return None
             return float(getattr(answer, "gpu", answer))
 
-        load, watts = told("nvmlDeviceGetUtilizationRates"), told("nvmlDeviceGetPowerUsage")
+        load, watts = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetPowerUsage")
         return Senses(
             load / 100.0 if load is not None else None,
-            told("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+            query("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
             watts / MILLIWATTS if watts is not None else None,
         )
 
 
 class NotTold(Exception):
-    """NVIDIA's library cannot be asked about a GPU; the message says why, and what helps."""
+    """NVIDIA's library cannot be used for a GPU; the message has the reason and a remedy."""
 
 
 def in_library(device: torch.device) -> tuple[ModuleType, object]:
-    """NVIDIA's library, and what it calls the GPU that torch calls `device`. Raises NotTold."""
+    """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NotTold."""
     if torch.version.hip is not None:
         raise NotTold("only NVIDIA's tell what runs on them")
     try:
@@ -69,7 +71,7 @@ def in_library(device: torch.device) -> tuple[ModuleType, object]:
         raise NotTold(f"NVIDIA's library for Python is not installed; {INSTALL}") from None
     try:
         pynvml.nvmlInit()
-        # By its name for life: CUDA_VISIBLE_DEVICES gives other numbers than the library's.
+        # The UUID is used because CUDA_VISIBLE_DEVICES changes torch's numbers, not the library's.
         uuid = torch.cuda.get_device_properties(device).uuid
         return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except pynvml.NVMLError as error:
@@ -77,7 +79,7 @@ def in_library(device: torch.device) -> tuple[ModuleType, object]:
 
 
 def nvml_of(device: torch.device) -> Nvml | None:
-    """None: NVIDIA's library is not there, or does not know this GPU."""
+    """Return the reader of a GPU; None if NVIDIA's library is missing or does not know this GPU."""
     try:
         return Nvml(*in_library(device))
     except NotTold:
@@ -85,27 +87,28 @@ def nvml_of(device: torch.device) -> Nvml | None:
 
 
 class GpuWatch:
-    """Reads into the metrics; series appear with the first value."""
+    """Samples the GPU into the metrics; series appear with the first value."""
 
     def __init__(self, metrics: Metrics, device: torch.device, nvml: Nvml | None) -> None:
         self._metrics, self._device, self._nvml = metrics, device, nvml
         self.joules = 0.0
-        """That the GPU has taken since the first look, whatever program used it; 0: it does not tell."""
-        self._looked = time.monotonic()
+        """Energy in joules that the GPU has used since the first sample, for all programs; 0 if unknown."""
+        self._sampled_at = time.monotonic()
 
     async def run(self) -> None:
-        """Until cancelled. In a thread: a driver may take its time."""
+        """Sample until cancelled, in a thread because a driver may be slow."""
         while True:
             await asyncio.to_thread(self.look)
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
+        """Take one sample."""
         free, total = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device)
         senses = self._nvml.read() if self._nvml is not None else Senses()
         now = time.monotonic()
-        self.joules += (senses.watts or 0.0) * (now - self._looked)
-        self._looked = now
+        self.joules += (senses.watts or 0.0) * (now - self._sampled_at)
+        self._sampled_at = now
         gpu = self._metrics.gpu
         gpu.set("gpu_memory_used_bytes", total - free)
         gpu.set("gpu_memory_total_bytes", total)

@@ -1,4 +1,4 @@
-"""Keeps a peer within its hours, and out of the way of whoever uses the machine."""
+"""Keep a peer within its hours, and pause it while other programs use the machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from swarmnet.resources.idleness import Idleness, Steady
 from swarmnet.resources.working_hours import Hours
 
 Why = Literal["user", "schedule", "idle", "battery"]
-"""Why a worker is paused; what they mean for people is in roles/pausing.py."""
+"""Reason why a worker is paused; `peers/worker/pause/pausing.py` has the texts for users."""
 LOOK_SECONDS = 1.0
 PLUG_SECONDS = 10.0
-"""A plug that sits loose or goes elsewhere for a moment makes nobody leave."""
+"""A loose or briefly moved plug does not pause a peer."""
 
 
 class Pauses(Protocol):
-    """What is paused (the worker role)."""
+    """The worker role, which can be paused."""
 
     def pause(self, reason: Why, text: str = "") -> None: ...
 
@@ -29,7 +29,7 @@ class Pauses(Protocol):
 
 
 class LimitsWatch:
-    """`look` once before the peer begins, then `run`."""
+    """Watches the limits. Call `look` once before the peer starts, then `run`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LimitsWatch:
         self.idleness = idleness if idleness is not None else Idleness()
 
     async def run(self, own: Callable[[], Collection[int]]) -> None:
-        """Until cancelled. `own`: processes besides this one whose work is this peer's."""
+        """Check until cancelled. `own` returns the ids of other processes that work for this peer."""
         loop = asyncio.get_running_loop()
         while True:
             wall = time.localtime()
@@ -56,7 +56,7 @@ class LimitsWatch:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self, minute: int, now: float, own: Collection[int] = ()) -> None:
-        """`minute` of the day on the wall's clock; `now`: seconds on a clock that only goes forward."""
+        """Check once. `minute` is the local time of day; `now` is seconds on a monotonic clock."""
         if self.hours is not None:
             if self.hours.allow(minute):
                 self.role.resume("schedule")

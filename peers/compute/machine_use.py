@@ -1,4 +1,4 @@
-"""How much of this machine other programs use: cores, and the GPU where its driver tells."""
+"""Measure how much of this machine other programs use: cores, and the GPU if its driver reports it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from peers.compute.gpu import NotTold, in_library
 
 
 class OtherUse:
-    """Each look tells what was used since the look before. `own`: processes of ours besides this one."""
+    """Measures the CPU use of other programs between two calls. `own` are other processes of this peer."""
 
     def __init__(self) -> None:
         self._seen: tuple[float, float, float] | None = None
 
     def cores(self, own: Collection[int] = ()) -> float:
-        """Cores that other processes used, on average; 0 at the first look."""
+        """Return the mean number of cores that others used since the last call; 0 at the first call."""
         now, busy, ours = time.monotonic(), _busy_seconds(), _own_seconds(own)
         before, self._seen = self._seen, (now, busy, ours)
         if before is None or now <= before[0]:
@@ -31,10 +31,10 @@ class OtherUse:
 
 
 def _busy_seconds() -> float:
-    """Of all cores since the machine started, idle time left out."""
+    """Return the busy seconds of all cores since the machine started."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    return float(sum(times[:8]) - idle)  # Guests' time, behind the eighth, is in user time already.
+    return float(sum(times[:8]) - idle)  # Guests' time, after the eighth, is in user time already.
 
 
 def _own_seconds(processes: Collection[int]) -> float:
@@ -44,26 +44,26 @@ def _own_seconds(processes: Collection[int]) -> float:
             times = psutil.Process(process).cpu_times()
             own += times.user + times.system
         except psutil.Error:
-            pass  # It has just ended; the next look knows the new one.
+            pass  # It has just ended; the next sample has the new one.
     return own
 
 
 class GpuUse(Protocol):
-    """The GPU's time that other processes use, as a share."""
+    """Share of the GPU's time that other processes use."""
 
     def share(self) -> float | None:
-        """None: cannot be told."""
+        """Return the share; None if unknown."""
 
 
 class NoGpu:
-    """No GPU that is gone by, or no library that could be asked."""
+    """There is no relevant GPU, or no library to read it."""
 
     def share(self) -> float | None:
         return None
 
 
 class Nvidia:
-    """Through NVIDIA's library (extra `gpu`), of which `device` is one GPU."""
+    """Reads a GPU through NVIDIA's library (extra `gpu`)."""
 
     def __init__(self, library: ModuleType, device: object) -> None:
         self.library, self.device = library, device
@@ -72,7 +72,7 @@ class Nvidia:
     def share(self) -> float | None:
         try:
             samples = self.library.nvmlDeviceGetProcessUtilization(self.device, self._newest)
-        except self.library.NVMLError:  # Also: nothing has run since.
+        except self.library.NVMLError:  # Also raised if nothing has run since.
             return 0.0
         self._newest = max((sample.timeStamp for sample in samples), default=self._newest)
         others = [sample.smUtil for sample in samples if sample.pid != os.getpid()]
@@ -80,8 +80,8 @@ class Nvidia:
 
 
 def gpu_use(device: torch.device, wanted: bool, warn: Callable[[str], None]) -> GpuUse:
-    """What can be asked about the GPU on which this peer computes, if it does. `wanted`: whether that is gone
-    by; then `warn` is told why it cannot be asked, if so: who set `only_when_idle` counts on it."""
+    """Return the reader for the GPU on which this peer computes. `wanted` is whether the peer file uses it.
+    `warn` is called if the GPU cannot be read, because `only_when_idle` then ignores it."""
     if not wanted or device.type != "cuda":
         return NoGpu()
     try:

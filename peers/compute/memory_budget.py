@@ -1,4 +1,4 @@
-"""Whether a stage fits into the memory that a peer may take: decided before anything is fetched."""
+"""Decide whether a stage fits into the memory that a peer may use, before anything is fetched."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from swarmnet.resources.memory_estimate import DAEMON_BYTES, PROCESS_BYTES, Need
 from swarmnet.run.manifest import Manifest
 
 TOKENIZING_BYTES = 130_000_000
-"""What the tokenizers package takes besides the tokens: a process that made those of 57 MB of text, with a
-vocabulary of 8,192, was 131 MiB larger at its highest than before."""
+"""Additional memory of the tokenizers package. A process that tokenized 57 MB of text, with a vocabulary of
+8,192, was 131 MiB larger at its peak than before."""
 
 
 def all_needs(
     manifest: Manifest, device: torch.device, text_bytes: int, computing: Computing = PLAIN, devices: int = 1
 ) -> list[Needs]:
-    """Of every stage, on this device, or on each of several GPUs. Programs and text lie in the machine's
-    memory, not in the GPU's."""
+    """Return the needs of every stage on this device, or on each of several GPUs. Programs and text are in
+    host memory, not in the GPU's."""
     own = PROCESS_BYTES + DAEMON_BYTES if device.type == "cpu" else 0
     text = text_bytes + (0 if manifest.data.tokenizer == "bytes" else TOKENIZING_BYTES)
     every = [
@@ -34,14 +34,14 @@ def all_needs(
 
 
 def allowed_bytes(limit: int | None, device: torch.device) -> int:
-    """What a peer may take of the memory that `device` computes in."""
+    """Return the bytes that a peer may use of the memory in which `device` computes."""
     there = memory_bytes(device)
     return there if limit is None else min(limit, there)
 
 
 def graphs_that_fit(every: Sequence[Needs], stage: int, allowed: int, limited: bool) -> int:
-    """How many microbatches a peer may keep open in this stage. UserError if it does not fit at all.
-    `limited`: it is the peer file that allows no more."""
+    """Return how many microbatches a peer may keep open in this stage. UserError if not even one fits.
+    `limited` means that the peer file sets the limit."""
     wanted = every[stage]
     graphs = wanted.graphs_within(allowed)
     if graphs >= 1:
@@ -56,5 +56,5 @@ def graphs_that_fit(every: Sequence[Needs], stage: int, allowed: int, limited: b
 
 
 def gib(count: int) -> str:
-    """`7.6 GiB`."""
+    """Format bytes, as in `7.6 GiB`."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

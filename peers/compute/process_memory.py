@@ -1,4 +1,4 @@
-"""Memory: the machine's, what of it this process holds, and giving back what is no longer used."""
+"""Measure the machine's memory and this process's part, and return freed memory to the system."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import psutil
 import torch
 
 LET_GO_SECONDS = 0.15
-"""Tasks and threads that have just ended hold what they worked with for a moment."""
+"""Interval between attempts. Tasks and threads that have just ended keep their objects for a moment."""
 MOST_LOOKS = 10
-"""With a pause's 3 s until the stage is cut (roles/pausing.py), within the 5 s that are promised."""
+"""Maximum number of attempts. With the 3 s of a pause until the stage is dropped
+(`peers/worker/pause/pausing.py`), this stays within the promised 5 s."""
 UNKNOWN_MEMORY_BYTES = 4 << 30
-"""Assumed where the system does not tell (Windows)."""
+"""Assumed memory if the system does not report it (Windows)."""
 
 
 def resident_bytes() -> int:
-    """What of this process lies in the machine's memory."""
+    """Return the bytes of this process in the machine's memory."""
     return int(psutil.Process().memory_info().rss)
 
 
 async def let_go(of: Callable[[], object | None]) -> int:
-    """Give memory back until nothing holds any more what this weak reference is to, and once again then; the
-    bytes that are resident afterwards. What is held by a mistake is not waited for longer than 1.5 s."""
+    """Free memory until the weak reference `of` is dead, and once more then. Returns the resident bytes. An
+    object that is held by mistake is not waited for longer than 1.5 s."""
     for _ in range(MOST_LOOKS):
         await asyncio.sleep(LET_GO_SECONDS)
         gone = of() is None
@@ -38,10 +39,9 @@ async def let_go(of: Callable[[], object | None]) -> int:
 
 
 def give_back() -> None:
-    """Collect what is only reachable in circles, and hand free memory to the system and the GPU's driver.
-
-    glibc keeps freed memory for itself: without the trim a peer of 25 M parameters that dropped everything
-    still held most of it (docs/volunteer.md)."""
+    """Collect cyclic garbage, and return free memory to the system and the GPU's driver. glibc keeps freed
+    memory. Without the trim a peer of 25 M parameters that dropped everything still held most of it
+    (docs/volunteer.md)."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
@@ -49,7 +49,7 @@ def give_back() -> None:
 
 
 def trim() -> None:
-    """Hand free memory to the system: glibc keeps what graphs and steps of many sizes leave between them."""
+    """Return free memory to the system. glibc keeps the gaps that graphs and steps of many sizes leave."""
     if sys.platform == "linux":
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not.
         if malloc_trim is not None:
@@ -57,7 +57,7 @@ def trim() -> None:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The memory that tensors on `device` share with everything else there."""
+    """Return the memory that tensors on `device` share with everything else there."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:

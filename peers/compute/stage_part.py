@@ -1,6 +1,6 @@
-"""What makes a worker the holder of one stage: where its parameters lie, how it computes, how it votes.
+"""Assemble one stage for a worker: its layout, its compute, and its optimizer method.
 
-A worker takes it as an argument, so that a simulation can run the same worker with compute that is cheap.
+A worker takes it as an argument, so that a simulation can run the same worker with a cheap compute.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Computes(Protocol):
-    """Forward and backward of a stage (swarmnet/model/stage_compute.py has the real one and the meaning of
-    each)."""
+    """Forward and backward of a stage, implemented and documented by `swarmnet/model/stage_compute.py`."""
 
     @property
     def device(self) -> torch.device: ...
@@ -66,8 +65,8 @@ class Computes(Protocol):
 
 
 class Holds(Protocol):
-    """Settled weights and open rounds of a stage (swarmnet/optimizer/replica.py has the real one and the
-    meaning of each)."""
+    """Settled weights and open rounds of a stage, implemented and documented by
+    `swarmnet/optimizer/replica.py`."""
 
     settled_round: int
     applied_round: int
@@ -94,39 +93,41 @@ class Holds(Protocol):
     def settled_now(self) -> Tensor: ...
 
     def live_tiles(self, ahead: bool) -> Tiles:
-        """For `Computes.publish` of the same part."""
+        """Return the live weights for `Computes.publish` of the same part."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
+    """All parts of one stage on this peer."""
+
     layout: Layout
-    """Of what is trained."""
+    """Layout of the trained parameters."""
     compute: Computes
     method: Method
     first_units: Callable[[], Tensor]
-    """int32 [state.size]: what the run's seed makes of it before any round."""
+    """Returns the state before any round, int32 [state.size], from the run's seed."""
     device: torch.device = CPU
-    """Where weights, momentum and gradients live."""
+    """Device of weights, momentum and gradients."""
     computing: Computing = PLAIN
     merging: ExpertMerging | None = None
     most_graphs: int = 1 << 20
-    """Microbatches that may be open at a time, as far as the peer's owner limits the memory."""
+    """Maximum number of open microbatches, if the peer's owner limits the memory."""
     frozen: Layout = NOTHING
-    """Of what is not trained."""
+    """Layout of the frozen parameters."""
     hold: Callable[[Tensor, int], Holds] | None = None
-    """Begins from settled weights where several devices hold the stage together
-    (peers/compute/devices/part.py): that takes a while, so it is for the compute thread. None: one device
-    does, here."""
+    """Creates a replica from settled weights if several devices hold the stage
+    (`peers/compute/devices/part.py`). That takes a while, so it runs in the compute thread. None with one
+    device."""
     kind: str = ""
-    """Of these devices."""
+    """Type of these devices."""
 
     @property
     def state(self) -> Layout:
-        """Of all that the group holds (swarmnet/model/state_layout.py)."""
+        """Layout of all that the group holds (`swarmnet/model/state_layout.py`)."""
         return behind(self.method.state, self.frozen)
 
     def replica(self, units: Tensor, settled_round: int) -> Holds:
-        """What holds the stage from these on, int32 [state.size], as they were settled after that round."""
+        """Return a replica that starts from `units`, int32 [state.size], settled after `settled_round`."""
         if self.hold is not None:
             return self.hold(units, settled_round)
         settled = self.method.state.size
@@ -143,7 +144,7 @@ MakePart = Callable[[Manifest, int], StagePart]
 def real_part(
     manifest: Manifest, stage: int, device: torch.device | str = "cpu", computing: Computing = PLAIN
 ) -> StagePart:
-    """The stage as the manifest describes it, on a device, computed as a peer file says."""
+    """Return the stage as the manifest describes it, on a device, computed as the peer file says."""
     layout, frozen = trained_layout(manifest, stage), frozen_layout(manifest, stage)
     method = method_of(manifest, layout, device)
     own = method.own
@@ -166,7 +167,7 @@ def real_part(
 
 
 def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
-    """What a peer file asks for, on this device. UserError where the device cannot do it."""
+    """Return what a peer file requests for this device. UserError if the device cannot do it."""
     on_gpu = device.type == "cuda"
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if wish.dtype == "bf16" and on_gpu and not has_bf16:
@@ -185,7 +186,7 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
 
 
 def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
-    """Those that a peer file asks for, of the kind of `device`. UserError where they are not there."""
+    """Return the devices that a peer file requests, of the type of `device`. UserError if one is missing."""
     there, which = torch.cuda.device_count() if device.type == "cuda" else 0, wish.devices
     if isinstance(which, tuple) and not there:
         raise UserError(f"compute.devices: {list(which)} are numbers of GPUs; here the processor computes")
@@ -200,13 +201,13 @@ def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until it has done what it was given, so that a clock tells how long that took."""
+    """Wait until the device has finished its work, so that its duration can be measured."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def device_of(wish: str) -> torch.device:
-    """The compute device that a peer file asks for. UserError when it is not there."""
+    """Return the device that a peer file requests. UserError if it does not exist."""
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wish == "cuda" and not torch.cuda.is_available():

@@ -1,1 +1,1 @@
-"""The decoder, a stage's forward and backward, its flat layout, sampling, and what it costs."""
+"""The decoder, the forward and backward pass of a stage, its flat layout, text sampling, and costs."""

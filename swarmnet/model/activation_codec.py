@@ -1,22 +1,23 @@
-"""Hidden states and their gradients as bytes on the wire, in one of five codecs.
+"""Encode hidden states and their gradients as bytes for the wire, in one of five codecs.
 
-fp32  4 bytes a value, exact.
-bf16  2 bytes a value, rounded to nearest: relative error at most 2**-8 (normal numbers).
-int8  blocks of 64 values: one fp32 scale, largest magnitude / 127, then a signed byte per value. The
-      error of a value is at most half a step, largest magnitude of its block / 254, plus rounding of
-      the arithmetic (some 1e-7 of the largest). 8.5 bits a value.
-int4-tiles  tiles of 32 values: bf16 of the least and of a step, then the number of steps above the least, 0
-      to 15, two values a byte, the first in the low half. The error of a value is at most half a step, a
-      thirtieth of what lies between least and largest, plus the rounding of both to bf16. 5 bits a value.
-int6-tiles  the same with 0 to 63 steps, four values in three bytes, the first in the lowest bits. 7 bits.
+- fp32: 4 bytes per value, exact.
+- bf16: 2 bytes per value, rounded to nearest. The relative error is at most 2**-8 (normal numbers).
+- int8: Blocks of 64 values. Each block has one fp32 scale, its maximum magnitude / 127, and a signed byte per
+  value. The error of a value is at most half a step, the maximum magnitude / 254. Arithmetic rounding adds
+  about 1e-7 of the maximum. 8.5 bits per value.
+- int4-tiles: Tiles of 32 values. Each tile has its minimum and a step in bf16. A value is the number of steps
+  above the minimum, 0 to 15. A byte holds two values, the first in the low half. The error is at most half a
+  step (a thirtieth of the tile's range), plus the rounding to bf16. 5 bits per value.
+- int6-tiles: The same with 0 to 63 steps, four values in three bytes, the first in the lowest bits. 7 bits.
 
-Numbers are little-endian, as on all machines torch is built for; int8 and tiles send all scales, then
-all values. What lies on a GPU is coded there, and bytes leave it; a division may end in another last bit.
-Nothing is trusted: `decode` refuses a wrong length and what decodes to an infinity or a NaN.
+Numbers are little-endian, as on all machines that torch is built for. int8 and tiles send all scales first,
+then all values. Tensors on a GPU are encoded there, and bytes leave it; a division may differ in the last
+bit. No input is trusted: `decode` refuses a wrong length and data that decodes to an infinity or a NaN.
 
-With `chance` a value of int8 or of tiles goes up or down to the next step at random, such that its mean is
-the value (arXiv:1502.02551, equation 1): what is small beside its neighbours adds up over microbatches and is
-not rounded away each time. Then the error is at most a step. Whoever decodes does not see which it was.
+With `chance`, int8 and tiles use stochastic rounding (arXiv:1502.02551, equation 1). A value goes to either
+neighbouring step at random, such that its mean is the value. Values far below the maximum then add up over
+microbatches instead of being rounded to zero. The error is at most a step. The decoder needs no information
+about the kind of rounding.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from swarmnet.identifiers import MicrobatchId, RunId
 from swarmnet.run.activation_sizes import BLOCK, TILE, TILE_BITS, Codec, encoded_bytes
 
 LARGEST = 2.0**125
-"""Finite in every codec: a tile may reach from its negative to it, which is twice, in steps rounded up."""
+"""Finite in every codec. A tile may reach from the negative of this value to it, in steps rounded up."""
 CPU = torch.device("cpu")
 _STEPS = 127
 _FOUR = torch.arange(4, dtype=torch.int32)
 
 
 class HiddenError(ValueError):
-    """These bytes are no hidden states of the expected shape, or these values cannot be sent."""
+    """The bytes are no hidden states of the expected shape, or the values cannot be sent."""
 
 
 def rounding_of(run_id: RunId, microbatch: MicrobatchId, stage: int) -> torch.Generator:
-    """The chance by which a stage rounds what it sends of a microbatch: the same when it is made again."""
-    told = f"{run_id}/{microbatch.origin}/{microbatch.counter}/{stage}/rounding"
-    seed = int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "little", signed=True)
+    """Return the generator for stochastic rounding of a microbatch that `stage` sends; repeatable."""
+    name = f"{run_id}/{microbatch.origin}/{microbatch.counter}/{stage}/rounding"
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
     return torch.Generator().manual_seed(seed)
 
 
 def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> bytes:
-    """Bytes of a float tensor of any shape. Raises HiddenError if a value is not finite in the codec."""
+    """Return the bytes of a float tensor of any shape. Raises HiddenError for a value that is not finite."""
     values = tensor.detach().to(torch.float32).contiguous().flatten()
     if not len(values):
         raise HiddenError(f"{list(tensor.shape)} holds no value")
@@ -62,10 +63,11 @@ def encode(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) 
         return _bytes(values)
     if codec == "bf16":
         return _bytes(values.view(torch.int16))
-    return _as_tiles(values, codec, chance) if codec in TILE_BITS else _as_blocks(values, chance)
+    return _to_tiles(values, codec, chance) if codec in TILE_BITS else _to_blocks(values, chance)
 
 
 def _rounded(steps: Tensor, chance: torch.Generator | None) -> Tensor:
+    """Round to the nearest step, or stochastically with `chance`. Changes `steps` in place."""
     if chance is None:
         return torch.round(steps)
     if chance.device != steps.device:
@@ -77,10 +79,10 @@ def _bytes(values: Tensor) -> bytes:
     return values.cpu().numpy().tobytes()
 
 
-def _as_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
+def _to_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
     blocks = functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale = blocks.abs().amax(dim=1, keepdim=True) / _STEPS
-    if not _is_finite(scale * _STEPS):  # Rounded up beyond the largest number.
+    if not _is_finite(scale * _STEPS):  # The scale was rounded up beyond the largest float.
         raise HiddenError("a value is not finite in int8")
     steps = _rounded(blocks / scale.where(scale > 0, 1.0), chance).clamp_(-_STEPS, _STEPS)
     codes = steps.to(torch.int8).flatten()[: len(values)]
@@ -90,19 +92,19 @@ def _as_blocks(values: Tensor, chance: torch.Generator | None) -> bytes:
 def decode(
     data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: Codec, device: torch.device = CPU
 ) -> Tensor:
-    """float32 tensor of `shape`, in memory of its own. Raises HiddenError."""
+    """Return a new float32 tensor of `shape`. Raises HiddenError for a wrong length or a value not finite."""
     expected = encoded_bytes(shape, codec)
     if len(data) != expected or not expected:
         raise HiddenError(f"{len(data)} bytes of {codec} hidden states, {list(shape)} takes {expected}")
-    # A copy that can be written to, which torch asks for; then one in torch's own, aligned memory, on
-    # which the arithmetic libraries compute to the same bits as on any other of their tensors.
+    # torch needs a writable copy. A clone in torch's own aligned memory makes the arithmetic libraries
+    # compute the same bits as for any other tensor.
     raw = bytearray(data)
     if codec == "fp32":
         values = torch.frombuffer(raw, dtype=torch.float32).clone().to(device)
     elif codec == "bf16":
         values = torch.frombuffer(raw, dtype=torch.bfloat16).to(device).float()
     elif codec in TILE_BITS:
-        values = _of_tiles(raw, prod(shape), TILE_BITS[codec], device)
+        values = _from_tiles(raw, prod(shape), TILE_BITS[codec], device)
     else:
         blocks = -(-prod(shape) // BLOCK)
         scale = torch.frombuffer(raw, dtype=torch.float32, count=blocks).to(device)
@@ -113,16 +115,17 @@ def decode(
     return values.view(shape)
 
 
-def _as_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> bytes:
+def _to_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> bytes:
     bits = TILE_BITS[codec]
     most = (1 << bits) - 1
-    # Filled up with the last value, which is in the tile already.
+    # The padding repeats the last value, which is in the tile already.
     tiles = torch.cat((values, values[-1:].expand(-len(values) % TILE))).view(-1, TILE)
     lowest, largest = torch.aminmax(tiles, dim=1, keepdim=True)
     least = _in_bf16(lowest, -inf if chance else None)
     step = _in_bf16((largest - least.float()) / most, inf if chance else None)
     ends = torch.cat((least, step), dim=1)
-    if not _is_finite(torch.cat((least.float(), least.float() + most * step.float()))):  # Rounded beyond it.
+    # Rounded beyond the largest float.
+    if not _is_finite(torch.cat((least.float(), least.float() + most * step.float()))):
         raise HiddenError(f"a value is not finite in {codec}")
     steps = _rounded((tiles - least.float()) / step.float().where(step > 0, 1.0), chance)
     codes = steps.clamp_(0, most).to(torch.int32).flatten()[: len(values)]
@@ -132,7 +135,7 @@ def _as_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> b
 
 
 def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
-    """Rounded to the nearest, or, so that a tile holds all of its values, to the next one beyond."""
+    """Return `values` in bf16, rounded to nearest or towards `towards`, so that a tile covers its range."""
     near = values.to(torch.bfloat16)
     if towards is None:
         return near
@@ -140,7 +143,7 @@ def _in_bf16(values: Tensor, towards: float | None) -> Tensor:
     return near.where(~falls_short, torch.nextafter(near, torch.full_like(near, towards)))
 
 
-def _of_tiles(raw: bytearray, count: int, bits: int, device: torch.device) -> Tensor:
+def _from_tiles(raw: bytearray, count: int, bits: int, device: torch.device) -> Tensor:
     tiles, four = -(-count // TILE), _FOUR.to(device)
     ends = torch.frombuffer(raw, dtype=torch.bfloat16, count=2 * tiles).to(device).float().view(-1, 2)
     packed = torch.frombuffer(raw, dtype=torch.uint8, offset=4 * tiles).to(device)

@@ -1,16 +1,16 @@
-"""Narrow boundaries between stages: r numbers per token cross, and the rest is made anew from the token.
+"""Narrow boundaries between stages: r numbers per token cross, and the receiver adds the rest from the token.
 
 *Anchored*: at the boundary after layer p the sender has hidden states x and sends c = (x - before[token])
-P^T, the receiver goes on with c P + after[token]. `before` and `after` are tables of learned vectors,
+P^T. The receiver continues with c P + after[token]. `before` and `after` are tables of learned vectors,
 *anchors*, the first in the sender's stage and the second in the receiver's. P has orthonormal rows, is drawn
-from a seed in the run file and never changes. So what a token is need not cross, and what layers have found
-out about it does, in r random directions (docs/benchmarks/boundaries.md).
+from a seed in the run file and never changes. The vector of the token itself need not cross. What the layers
+added to it crosses in r random directions (docs/benchmarks/boundaries.md).
 
-*Shared* (arXiv:2506.01260, with weights that are made narrow and not kept so): one P for all boundaries, and
-x = F[token] + z P everywhere before the last of them. F is fixed and made from a hash, so that no stage holds
-a table; the embedding and the last matrices of attention and feed-forward write z, r numbers. z crosses, and
-nothing is lost. Layers behind the last boundary, and the head, are as in any model. Multiplied out, all of
-it is a plain decoder (`multiplied_out`).
+*Shared* (arXiv:2506.01260, but weights are narrow by construction): one P serves all boundaries. Before the
+last of them x = F[token] + z P. F is fixed and computed from a hash, so that no stage stores a table. The
+embedding and the last matrices of attention and feed-forward write z, r numbers. z crosses without loss.
+Layers after the last boundary, and the head, are as in any model. Multiplied out, the model is a plain
+decoder (`multiplied_out`).
 
 Shape suffixes: B sequences, T tokens, D width, R numbers that cross, V vocabulary, A rows of a table of
 anchors.
@@ -34,29 +34,29 @@ from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ModelShape
 
 DIRECTIONS = "shared_directions"
-"""Among the members of a layer (decoder.py)."""
+"""Key of the shared directions among the members of a layer (`decoder.py`)."""
 PROJECTORS_KEPT = 64
-"""Of the process, on each device: more than a model has boundaries."""
+"""Number of cached projectors per process and device: more than a model has boundaries."""
 
 
 def leave(
     weights: Mapping[str, Tensor], shape: ModelShape, layer: int, hidden_BTD: Tensor, tokens_BT: Tensor
 ) -> Tensor:
-    """[B, T, R]: what crosses the boundary after so many layers."""
-    known_BTD = _known(weights, shape, anchors_before(layer), tokens_BT)
-    return linear(hidden_BTD - known_BTD, _rows(shape, layer, hidden_BTD.device))
+    """Return [B, T, R]: the numbers that cross the boundary after `layer` layers."""
+    token_BTD = _token_part(weights, shape, anchors_before(layer), tokens_BT)
+    return linear(hidden_BTD - token_BTD, _rows(shape, layer, hidden_BTD.device))
 
 
 def enter(
     weights: Mapping[str, Tensor], shape: ModelShape, layer: int, crossed_BTR: Tensor, tokens_BT: Tensor
 ) -> Tensor:
-    """[B, T, D]: what the stage behind the boundary goes on with."""
+    """Return [B, T, D]: the hidden states with which the stage after the boundary continues."""
     rows_RD = _rows(shape, layer, crossed_BTR.device)
-    return linear(crossed_BTR, rows_RD.t()) + _known(weights, shape, anchors_after(layer), tokens_BT)
+    return linear(crossed_BTR, rows_RD.t()) + _token_part(weights, shape, anchors_after(layer), tokens_BT)
 
 
 def embedded(table: Tensor, shape: ModelShape, tokens_BT: Tensor) -> Tensor:
-    """[B, T, D]: what the first layer begins with. `table`: [V, D], or [V, R] where directions are shared."""
+    """Return [B, T, D], the input of the first layer. `table` is [V, D], or [V, R] with shared directions."""
     found = functional.embedding(tokens_BT, table).float()
     if shape.boundary.form != "shared":
         return found
@@ -64,34 +64,33 @@ def embedded(table: Tensor, shape: ModelShape, tokens_BT: Tensor) -> Tensor:
 
 
 def directions(shape: ModelShape, layer: int, device: torch.device) -> dict[str, Tensor]:
-    """What a layer has beside its weights: [R, D] that it writes into, or nothing."""
+    """Return the [R, D] directions that a layer writes into, by name; empty without shared directions."""
     return {DIRECTIONS: _rows(shape, layer, device)} if shape.boundary.is_shared_at(layer) else {}
 
 
 def written(members: Mapping[str, Tensor], branch: Tensor) -> Tensor:
-    """[B, T, D]: what attention or feed-forward of a layer adds. `branch`: the same, or [B, T, R]."""
+    """Return [B, T, D] that attention or feed-forward of a layer adds. `branch` is [B, T, D] or [B, T, R]."""
     return linear(branch, members[DIRECTIONS].t()) if DIRECTIONS in members else branch
 
 
 def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
-    """[B, T, D] of + and - `initial_deviation`: F[token], of the seed, the same everywhere.
-
-    A bit of a hash each: 32 bits from (seed, token, place of the word). Products of 32 bits and 31 stay
-    below 2**63, beyond which not every device need compute alike.
-    """
+    """Return F[token], [B, T, D] of + and - `initial_deviation`; equal on every machine for the same seed.
+    Each sign is one bit of a hash of 32 bits from (seed, token, index of the word). Products of 32 and 31
+    bits stay below 2**63, because devices may differ beyond that."""
     digest = hashlib.sha256(f"{shape.boundary.seed}/model.boundaries.fixed".encode()).digest()
     words, device = -(-shape.width // 32), tokens_BT.device
     places_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
     hashes_BTW = _mixed(_mixed(places_BTW) ^ int.from_bytes(digest[:4], "little"))
-    signed_BTW = ((hashes_BTW ^ 1 << 31) - (1 << 31)).int()  # The same bits, in half the time.
+    # The same bits as signed integers take half the time.
+    signed_BTW = ((hashes_BTW ^ 1 << 31) - (1 << 31)).int()
     bits = signed_BTW[..., None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
     signs_BTD = bits.float().mul_(2.0).sub_(1.0).flatten(-2)[..., : shape.width]
     return signs_BTD * shape.initial_deviation
 
 
 def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Of a model of shared directions, whole or one stage's: the weights of the plain model that computes the
-    same, up to rounding."""
+    """Return the weights of the plain model that computes the same, up to rounding. `weights` are those of a
+    model with shared directions, or of one stage of it."""
     wide = dict(weights)
     for name, tensor in weights.items():
         if name == EMBEDDING:
@@ -101,29 +100,29 @@ def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
     return wide
 
 
-def _known(weights: Mapping[str, Tensor], shape: ModelShape, anchors: str, tokens_BT: Tensor) -> Tensor:
-    """[B, T, D]: what both sides know by the token."""
+def _token_part(weights: Mapping[str, Tensor], shape: ModelShape, anchors: str, tokens_BT: Tensor) -> Tensor:
+    """Return [B, T, D]: the vectors that both sides derive from the token."""
     if shape.boundary.form == "shared":
         return fixed(shape, tokens_BT)
     return _anchors(weights[anchors], shape.boundary, tokens_BT)
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A permutation of 32-bit numbers of which each bit depends on all (hash-prospector's two rounds)."""
+    """Permute 32-bit numbers: each output bit depends on all input bits (hash-prospector, two rounds)."""
     x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x735A2D97 & 0xFFFFFFFF
     return x ^ x >> 15
 
 
 def _rows(shape: ModelShape, layer: int, device: torch.device) -> Tensor:
-    """[R, D] of the boundary after `layer`; where directions are shared, the one for all."""
+    """Return [R, D] of the boundary after `layer`; with shared directions, the one for all boundaries."""
     place = layer if shape.boundary.form == "anchored" else 0
     return projector(shape.boundary, shape.width, place, device)
 
 
 def _anchors(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
-    """[B, T, D]. Where there are fewer rows than tokens, quotient and remainder name two of them
-    (arXiv:1909.02107), so that all tokens differ."""
+    """Return the anchors [B, T, D] of tokens. With fewer rows than tokens, quotient and remainder select two
+    rows (arXiv:1909.02107), so that all tokens differ."""
     if not boundary.anchor_rows:
         return functional.embedding(tokens_BT, table_AD)
     half = boundary.anchor_rows // 2
@@ -133,14 +132,14 @@ def _anchors(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
 
 @lru_cache(PROJECTORS_KEPT)
 def projector(boundary: Boundary, width: int, layer: int, device: torch.device) -> Tensor:
-    """float32 [R, D] of orthonormal rows, the same bits on every machine, for the boundary after `layer`."""
+    """Return float32 [R, D] of orthonormal rows for the boundary after `layer`; equal on every machine."""
     drawn = normal(boundary.width * width, boundary.seed, f"model.boundaries.{layer}.projector")
     rows_RD = orthonormal(drawn.view(boundary.width, width).numpy())
     return torch.from_numpy(rows_RD.astype(np.float32)).to(device)
 
 
 def projectors(shape: ModelShape) -> dict[str, Tensor]:
-    """Global name -> [R, D], of all boundaries of the model, on the CPU: what never learns, as parameters."""
+    """Return the projectors of all boundaries on the CPU, as (global name -> [R, D]) that never change."""
     boundary, cpu = shape.boundary, torch.device("cpu")
     return {
         f"model.boundaries.{layer}.projector.weight": projector(boundary, shape.width, layer, cpu)
@@ -149,11 +148,9 @@ def projectors(shape: ModelShape) -> dict[str, Tensor]:
 
 
 def orthonormal(rows_RD: np.ndarray) -> np.ndarray:
-    """Rows that span the same, by Gram and Schmidt (modified), in float64.
-
-    Every operation is one that IEEE 754 rounds correctly, number by number, and sums are taken by halves: a
-    library's QR or dot product adds in an order that depends on the processor, and so gives other bits.
-    """
+    """Orthonormalize rows in float64 by modified Gram-Schmidt. Returns rows with the same span. Each
+    operation is elementwise and correctly rounded by IEEE 754, and sums are taken pairwise. A library's QR or
+    dot product adds in an order that depends on the processor and gives other bits."""
     rows_RD = rows_RD.copy()
     for row in range(len(rows_RD)):
         rows_RD[row] /= np.sqrt(_sums(np.square(rows_RD[row : row + 1])))
@@ -163,7 +160,7 @@ def orthonormal(rows_RD: np.ndarray) -> np.ndarray:
 
 
 def _sums(terms_RD: np.ndarray) -> np.ndarray:
-    """[R]: of each row, in an order that is written down here."""
+    """Return the sum of each row, [R], in a fixed pairwise order."""
     while terms_RD.shape[1] > 1:
         half = terms_RD.shape[1] // 2
         summed = terms_RD[:, :half] + terms_RD[:, half : 2 * half]

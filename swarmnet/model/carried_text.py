@@ -1,11 +1,11 @@
-"""The tokens of a microbatch as bytes, which go down with its hidden states.
+"""Encode the tokens of a microbatch that travel with its hidden states.
 
-Usually these are labels, int32 [B, T], which only the last stage reads. Where boundaries are narrow every
-stage needs the tokens that hidden states belong to, and labels are those tokens moved on by one: then what
-goes down is each sequence with the token that follows it, [B, T + 1], in as few bytes each as the vocabulary
-takes, least significant first.
+Usually these are labels, int32 [B, T], which only the last stage reads. With narrow boundaries every stage
+needs the tokens of the hidden states, and labels are those tokens shifted by one. The text is then each
+sequence with the token that follows it, [B, T + 1]. A token has as few bytes as the vocabulary needs, least
+significant first.
 
-Nothing is trusted: `decode` refuses a wrong length and tokens outside the vocabulary.
+No input is trusted: `decode` refuses a wrong length and tokens outside the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ _INT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class CarriedText:
+    """The text of one microbatch, encoded and decoded."""
+
     encoded: bytes
-    """As it goes from stage to stage, the same all the way down."""
+    """The bytes that every stage passes on unchanged."""
     labels: Tensor
     """int64 [B, T], each below the vocabulary."""
     tokens: Tensor | None = None
-    """int64 [B, T]: what hidden states belong to; None where nobody asks, because boundaries are open."""
+    """int64 [B, T]: the tokens of the hidden states; None if boundaries are open and no stage needs them."""
 
 
 class TextCodec:
-    """Of one run, in which every microbatch's text is of one size."""
+    """The text codec of one run, in which every microbatch's text has the same size."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.size = manifest.text_bytes
-        """In bytes."""
+        """Size of the encoded text in bytes."""
         self._sequences, self._tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
         self._vocabulary = manifest.model.vocabulary
         self._each = token_bytes(self._vocabulary)
         self._is_narrow = manifest.model.boundary.is_narrow
 
     def encode(self, tokens: Tensor, labels: Tensor) -> CarriedText:
-        """Of a microbatch that begins here; both int64 [B, T]."""
+        """Encode a microbatch that begins here. Both tensors are int64 [B, T]."""
         if not self._is_narrow:
             return CarriedText(labels.to(torch.int32).numpy().tobytes(), labels)
         windows = torch.cat((tokens, labels[:, -1:]), dim=1).numpy().astype("<i4")
@@ -53,7 +55,7 @@ class TextCodec:
         return CarriedText(four_N4[:, : self._each].tobytes(), labels, tokens)
 
     def decode(self, data: bytes) -> CarriedText:
-        """Raises HiddenError."""
+        """Decode the text of a microbatch. Raises HiddenError if the length or a token is wrong."""
         sequences, tokens = self._sequences, self._tokens
         if len(data) != self.size:
             raise HiddenError(f"{len(data)} bytes of tokens, {sequences} x {tokens} take {self.size}")

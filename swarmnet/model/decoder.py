@@ -1,16 +1,17 @@
-"""The decoder: how its parameters (parameters.py) start, and its forward pass, for any slice of its layers.
+"""The decoder: the first values of its parameters (`parameters.py`) and its forward pass for any slice of
+layers.
 
-RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query attention
-(arXiv:2305.13245), SwiGLU (arXiv:2002.05202) and optionally QK-norm (as in Qwen3) and experts
-(experts.py), with the parameter names of Hugging Face, so that a checkpoint is an export. Embedding and head
-are never tied: they live in different stages. The forward pass is a pure function of a mapping from names to
-tensors.
+It has RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), grouped-query attention
+(arXiv:2305.13245) and SwiGLU (arXiv:2002.05202), optionally QK-norm (as in Qwen3) and experts
+(`experts/mixture.py`). Parameters have the names of Hugging Face, so that a checkpoint is an export.
+Embedding and head are never tied, because they are in different stages. The forward pass is a pure function
+of a mapping from names to tensors.
 
-It multiplies in the number format of the matrices it is given. Between layers, in norms and in what it
-returns numbers are float32.
+Matrix products use the number format of the matrices. Hidden states between layers, norms and results are
+float32.
 
-Shape suffixes: B sequences, T tokens, S tokens seen (cached ones included), D width, H heads,
-K key-value heads, W head width, F feed-forward, V vocabulary, R numbers that cross a narrow boundary.
+Shape suffixes: B sequences, T tokens, S tokens with cached ones, D width, H heads. K is key-value heads, W
+head width, F feed-forward, V vocabulary, R numbers that cross a narrow boundary.
 """
 
 from __future__ import annotations
@@ -46,12 +47,10 @@ from swarmnet.run.manifest import ModelShape, Span
 
 
 def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> Tensor:
-    """The run's first weights in fixed point: int32 [layout.size], zero in the padding.
-
-    A parameter depends on the run's seed and its own global name only (drawn_as), so any cut of the model
-    starts equal. Integer draws (draws.py) and one correctly rounded product make it, so that it also starts
-    equal on every kind of processor.
-    """
+    """Return the run's first weights in fixed point: int32 [layout.size], zero in the padding. A parameter
+    depends only on the run's seed and its own global name (`drawn_as`), so any cut of the model starts equal.
+    Integer draws (`draws.py`) and one correctly rounded product also make it equal on every processor. Raises
+    ValueError if `layout` does not fit the model."""
     shapes = parameter_shapes(shape, span)
     units = torch.zeros(layout.size, dtype=torch.int32)
     for entry in layout.entries:
@@ -62,7 +61,7 @@ def initial_units(shape: ModelShape, span: Span, layout: Layout, seed: int) -> T
 
 
 def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) -> Tensor:
-    """One parameter's first values, of `initial_units`: int32 [numbers of it]."""
+    """Return one parameter's first values for `initial_units`: int32 [its size]."""
     count = prod(size)
     if len(size) == 1:
         return torch.full((count,), round(1 / UNIT), dtype=torch.int32)
@@ -74,12 +73,13 @@ def drawn_units(shape: ModelShape, name: str, size: tuple[int, ...], seed: int) 
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of the tokens already seen, per layer: what makes generation linear."""
+    """Keys and values of previous tokens for each layer, so that generation takes linear time."""
 
     length: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def extend(self, layer: int, key_BKTW: Tensor, value_BKTW: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of new tokens; return those of all tokens."""
         if layer in self.layers:
             old_key_BKSW, old_value_BKSW = self.layers[layer]
             key_BKTW = torch.cat((old_key_BKSW, key_BKTW), dim=2)
@@ -89,7 +89,7 @@ class Cache:
 
 
 def scaled(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The same layers, whose attention and feed-forward add `scale` times as much to the hidden states."""
+    """Return weights whose attention and feed-forward add `scale` times as much to the hidden states."""
     if scale == 1.0:
         return dict(weights)
     ends = (*BRANCH_ENDS, *(factor_names(end)[1] for end in BRANCH_ENDS))
@@ -97,11 +97,11 @@ def scaled(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 Rotation: TypeAlias = tuple[Tensor, Tensor]
-"""cos_TW and sin_TW."""
+"""The pair (cos_TW, sin_TW)."""
 
 
 class RunLayer(Protocol):
-    """One layer: `one_layer`, or what computes the same otherwise (computing/recomputed.py)."""
+    """Computes one layer: `one_layer`, or an equivalent (`computing/recomputed.py`)."""
 
     def __call__(
         self, members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /
@@ -117,12 +117,10 @@ def forward(
     tokens_BT: Tensor | None = None,
     run_layers: Mapping[int, RunLayer] | None = None,
 ) -> Tensor:
-    """Run the span. `inputs` are tokens (int64 [B, T]) where it has the embedding, else hidden_BTD.
-
-    Returns logits_BTV where it has the head, else hidden_BTD. With a filled cache, T must be 1. Where
-    boundaries are narrow, hidden states that come and go are [B, T, R], and a span without the embedding
-    takes the tokens besides. `run_layers`, by layer, is not for a cache.
-    """
+    """Run the span. `inputs` are tokens (int64 [B, T]) if it has the embedding, else hidden_BTD. Returns
+    logits_BTV if the span has the head, else hidden_BTD. With a filled cache, T must be 1. With narrow
+    boundaries, hidden states at the span's ends are [B, T, R], and a span without the embedding also needs
+    the tokens. `run_layers` (by layer) cannot be combined with a cache."""
     hidden_BTD = inputs
     if span.has_embedding:
         tokens_BT, hidden_BTD = inputs, embedded(weights[EMBEDDING], shape, inputs)
@@ -131,7 +129,7 @@ def forward(
     for layer in range(span.first, span.stop):
         if layer in shape.boundary.after:
             assert tokens_BT is not None, "hidden states behind a narrow boundary do not tell their tokens"
-            if layer > span.first:  # It stands inside this span.
+            if layer > span.first:  # The boundary is inside this span.
                 hidden_BTD = leave(weights, shape, layer, hidden_BTD, tokens_BT)
             hidden_BTD = enter(weights, shape, layer, hidden_BTD, tokens_BT)
         members = of_layers[layer] | directions(shape, layer, hidden_BTD.device)
@@ -151,7 +149,7 @@ def forward(
 
 
 def by_layer(weights: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """Of each layer `mlp.up_proj` and so on: what a member is called by does not tell its layer."""
+    """Return for each layer its tensors by member name, as in `mlp.up_proj`."""
     found: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in weights.items():
         if name.startswith("model.layers."):
@@ -168,11 +166,11 @@ def one_layer(
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     routed: list[int] | None = None,
 ) -> Tensor:
-    """`extend` puts keys and values behind those of tokens seen before; `routed` as of `mixture`."""
+    """Run one layer. `extend` appends keys and values to cached ones; `routed` as in `mixture`."""
     hidden_BTD, normed_BTD = attended(members, shape, hidden_BTD, rotation, extend)
     if shape.experts.count:
-        said_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
-        return hidden_BTD + said_ND.view_as(hidden_BTD)
+        mixed_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
+        return hidden_BTD + mixed_ND.view_as(hidden_BTD)
     return hidden_BTD + written(members, feed_forward(members, shape, "mlp.", normed_BTD))
 
 
@@ -183,7 +181,7 @@ def attended(
     rotation: Rotation,
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A layer as far as its attention: hidden states, and what its feed-forward gets of them."""
+    """Run a layer's attention. Returns the hidden states and the normed input of the feed-forward."""
     normed_BTD = _norm(hidden_BTD, members["input_layernorm"], shape)
     attended_BTD = _attention(members, shape, normed_BTD, rotation, extend)
     hidden_BTD = hidden_BTD + written(members, attended_BTD)
@@ -191,7 +189,7 @@ def attended(
 
 
 def logits(weights: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor) -> Tensor:
-    """float32 [B, T, V] behind all layers."""
+    """Return logits, float32 [B, T, V], from the hidden states after all layers."""
     return linear(_norm(hidden_BTD, weights[FINAL_NORM], shape), weights[HEAD]).float()
 
 
@@ -231,7 +229,7 @@ def _norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
 
 
 def rotation_of(shape: ModelShape, start: int, length: int, device: torch.device) -> Rotation:
-    """cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
+    """Return cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
     exponent = torch.arange(0, shape.head_width, 2, device=device).float() / shape.head_width
     position_T = torch.arange(start, start + length, device=device).float()
     angle_TW = torch.outer(position_T, 1.0 / shape.rope_theta**exponent).repeat(1, 2)

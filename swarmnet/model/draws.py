@@ -1,4 +1,5 @@
-"""Normal draws that are the same bits on every machine: what a run begins with follows from its seed."""
+"""Draw normal numbers with the same bits on every machine, so that a run's first weights follow from its
+seed."""
 
 from __future__ import annotations
 
@@ -8,15 +9,13 @@ import torch
 from torch import Tensor
 
 PIECE = 1 << 15
-"""Numbers drawn at a time, which stay in the cache of a processor: 3.5 times as fast as all at once."""
+"""Numbers drawn at a time. They stay in the processor's cache: 3.5 times as fast as all at once."""
 
 
 def normal(size: int, seed: int, name: str) -> Tensor:
-    """float64 [size] of mean 0 and deviation 1: sums of twelve uniform 16-bit draws (Irwin-Hall).
-
-    Twelve, because their variance is then 1; the tails end at 6 deviations. Integer draws, because
-    `torch.randn` does not promise the same bits on every kind of processor (its vector code differs by CPU).
-    """
+    """Return float64 [size] with mean 0 and deviation 1: sums of twelve uniform 16-bit draws (Irwin-Hall).
+    Twelve draws have variance 1, and the tails end at 6 deviations. Draws are integers, because `torch.randn`
+    does not promise the same bits on every processor (its vector code differs by CPU)."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     total = torch.zeros(size, dtype=torch.int64)

@@ -1,16 +1,16 @@
-"""Where each parameter of a stage lies in one flat vector, and how that vector is cut in chunks.
+"""Place each parameter of a stage in one flat vector, and cut that vector into chunks.
 
-A *block* is what never gets cut apart: the embedding, one decoder layer, one expert of a layer, the final
-norm, the head. The matrices of a block lie one after the other, padded to whole chunks of 4096; its vectors
-(norms) lie in one chunk of their own, padded to a power of two. Blocks never share a chunk, so the chunks,
-and with them all votes, are the same however the layers are cut in stages, and an expert can be a peer's own.
+A *block* is never cut apart: the embedding, one decoder layer, one expert of a layer, the final norm, the
+head. The matrices of a block are contiguous and padded to whole chunks of 4096. Its vectors (norms) share one
+chunk, padded to a power of two. Blocks never share a chunk. Chunks, and with them all votes, are therefore
+the same however the layers are cut into stages, and a peer can train a single expert.
 
-What a run trains has a flat vector of its own: contributions, votes and momentum are made of it alone. What
-is frozen lies in a second one that no method sees (state_layout.py).
+Trained parameters have a flat vector of their own; contributions, votes and momentum cover only this one.
+Frozen parameters are in a second vector that no method sees (`state_layout.py`).
 
-The flat vector is a sequence of planes; a plane is chunks of one size: `flat[start:stop].view(-1, chunk)`.
-Each expert's matrices of all layers are planes of its own, after all others, so that some experts are a
-stretch of the vector.
+The flat vector is a sequence of planes. A plane has chunks of one size: `flat[start:stop].view(-1, chunk)`.
+The matrices of each expert in all layers are separate planes after all others, so that a range of the vector
+contains some experts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from swarmnet.model.parameters import is_trained, parameter_shapes
 from swarmnet.run.manifest import Experts, Manifest
 
-if TYPE_CHECKING:  # What only counts parameters starts without torch.
+if TYPE_CHECKING:  # Code that only counts parameters starts without torch.
     from torch import Tensor
 
 CHUNK = 4096
@@ -50,19 +50,19 @@ class Entry:
 
     @property
     def place(self) -> slice:
-        """In the flat vector."""
+        """Range of the parameter in the flat vector."""
         return slice(self.offset, self.offset + self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """`flat[offset : offset + chunks * chunk].view(chunks, chunk)`."""
+    """The plane `flat[offset : offset + chunks * chunk].view(chunks, chunk)`."""
 
     offset: int
     chunks: int
     chunk: int
     expert: int | None = None
-    """Whose it is, by its number in each layer; None: no expert's."""
+    """Number of the expert (in each layer) that the plane belongs to; None if it belongs to no expert."""
 
     @property
     def stop(self) -> int:
@@ -71,20 +71,22 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """The places of all parameters in one flat vector."""
+
     entries: tuple[Entry, ...]
     planes: tuple[Plane, ...]
-    """Largest chunks first; those of experts last, one expert after the other."""
+    """Planes with the largest chunks come first, and those of experts last, one expert after the other."""
     padding: tuple[tuple[int, int], ...]
     """[start, stop) ranges of the flat vector that belong to no parameter; kept at zero."""
     size: int
-    """Elements of the flat vector, padding included."""
+    """Number of elements of the flat vector, including padding."""
 
     @property
     def parameters(self) -> int:
         return sum(entry.size for entry in self.entries)
 
     def block_ranges(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """Block name -> the [start, stop) ranges of its parameters in the flat vector."""
+        """Return for each block the [start, stop) ranges of its parameters in the flat vector."""
         ranges: dict[str, list[tuple[int, int]]] = {}
         for entry in self.entries:
             ranges.setdefault(entry.block, []).append((entry.offset, entry.offset + entry.size))
@@ -92,16 +94,16 @@ class Layout:
 
 
 NOTHING = Layout((), (), (), 0)
-"""Of no parameters."""
+"""Layout without parameters."""
 
 
 def views_of(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Each parameter in a vector [layout.size]."""
+    """Return a view of each parameter in a vector [layout.size]."""
     return {entry.name: flat[entry.place].view(entry.shape) for entry in layout.entries}
 
 
 def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
-    """Of a vector that holds only these planes, in their order."""
+    """Return the layout of a vector that contains only these planes, in this order."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []
@@ -125,7 +127,7 @@ def some_planes(layout: Layout, numbers: Sequence[int]) -> Layout:
 
 
 def held_part(layout: Layout, experts: Experts) -> Layout:
-    """Of a stage what one peer trains: all, or what is shared and one group of experts."""
+    """Return the part of a stage's layout that one peer trains: all, or shared weights and one group."""
     if experts.groups == 1:
         return layout
     planes = enumerate(layout.planes)
@@ -136,8 +138,8 @@ def held_part(layout: Layout, experts: Experts) -> Layout:
 
 
 def block_of(name: str) -> str:
-    """`model.layers.3.mlp.up_proj.weight` -> `model.layers.3`, of expert 5 `model.layers.3.mlp.experts.5`;
-    outside the layers a name is its own block."""
+    """Return the block of a parameter: `model.layers.3` for `model.layers.3.mlp.up_proj.weight`. An expert's
+    block is as in `model.layers.3.mlp.experts.5`. Outside the layers a name is its own block."""
     parts = name.split(".")
     if expert_of(name) is not None:
         return ".".join(parts[:6])
@@ -145,13 +147,13 @@ def block_of(name: str) -> str:
 
 
 def expert_of(name: str) -> int | None:
-    """The expert that a parameter belongs to, by its number in its layer; None: it belongs to none."""
+    """Return the number of the parameter's expert in its layer; None if it belongs to no expert."""
     parts = name.split(".")
     return int(parts[5]) if parts[3:5] == ["mlp", "experts"] else None
 
 
 def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """Lay out the parameters `shapes` (global name -> shape, in model order)."""
+    """Return the layout of the parameters `shapes` (global name -> shape, in model order)."""
     runs: _Runs = {}
     for block in dict.fromkeys(map(block_of, shapes)):
         members = [(name, shape) for name, shape in shapes.items() if block_of(name) == block]
@@ -171,12 +173,12 @@ def layout_of(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
 
 
 def trained_layout(manifest: Manifest, stage: int) -> Layout:
-    """Of what the stage trains."""
+    """Return the layout of the trained parameters of a stage."""
     return _layout(manifest, stage, trained=True)
 
 
 def frozen_layout(manifest: Manifest, stage: int) -> Layout:
-    """Of what stays as it began; of size 0 where all is trained."""
+    """Return the layout of the frozen parameters of a stage; its size is 0 if all are trained."""
     return _layout(manifest, stage, trained=False)
 
 
@@ -186,7 +188,7 @@ def _layout(manifest: Manifest, stage: int, *, trained: bool) -> Layout:
 
 
 _Runs: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tuple[str, tuple[int, ...]]]]]]
-"""Whose plane, and its chunk -> of each block how many chunks, and its parameters."""
+"""Maps (expert, chunk size) of a plane to the number of chunks and the parameters of each block."""
 
 
 def _place(runs: _Runs) -> Layout:
@@ -209,5 +211,5 @@ def _place(runs: _Runs) -> Layout:
 
 
 def _power_of_two(length: int) -> int:
-    """Smallest power of two that holds `length`, between SMALLEST_CHUNK and CHUNK."""
+    """Return the smallest power of two that is at least `length`, between SMALLEST_CHUNK and CHUNK."""
     return min(CHUNK, max(SMALLEST_CHUNK, 1 << (length - 1).bit_length()))

@@ -1,8 +1,9 @@
-"""How many floating-point operations training a token takes, by the model's shape: what utilisation is of.
+"""Count the floating-point operations that training one token takes, as the basis of utilisation.
 
-Counted as for PaLM (arXiv:2204.02311, appendix B): 6 for each parameter of a matrix (2 forward, 4 backward)
-and 12 for each number of the queries and each token of the sequence, for attention. What is computed twice or
-for nothing does not count: it is the work of the model, not of the machine. No IO.
+They are counted as for PaLM (arXiv:2204.02311, appendix B). Each number of a matrix costs 6 (2 forward, 4
+backward). Attention costs 12 for each number of the queries and each token of the sequence. Recomputed or
+wasted work does not count, because this measures the work of the model, not of the machine. The module does
+no IO.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from swarmnet.run.manifest import Manifest
 
 PER_PARAMETER = 6
 PER_FROZEN = 4
-"""Of a matrix that is not trained: no gradient of it is computed, only the one that goes on."""
+"""Operations for a frozen matrix: its gradient is not computed, only the gradient of its input."""
 PER_QUERY_AND_TOKEN = 12
 PER_PROJECTION = 4
-"""For each number of a matrix that does not learn: no gradient of it is computed."""
+"""Operations for each number of a projector, which has no gradient."""
 
 
 def operations_per_token(manifest: Manifest, stage: int) -> int:
-    """Forward and backward of one token through the stage; looking a token up, in the embedding or among the
-    anchors of a narrow boundary, is free."""
+    """Return the operations of one token, forward and backward, in a stage. Table lookups are free."""
     shape, span = manifest.model, manifest.span(stage)
     of_experts, others = 0, 0
     for name, size in parameter_shapes(shape, span).items():
@@ -35,7 +35,7 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
     # A boundary inside the stage is left and entered, one at its end only one of the two.
     places = shape.boundary.after
     crossings = sum((span.first < at <= span.stop) + (span.first <= at < span.stop) for at in places)
-    # Where directions are shared, the embedding and both ends of a layer are spread over the width.
+    # With shared directions, the embedding and both ends of a layer are projected to the full width.
     crossings += 2 * sum(map(shape.boundary.is_shared_at, range(span.first, span.stop)))
     crossings += shape.boundary.form == "shared" and span.has_embedding
     projections = crossings * shape.boundary.width * shape.width

@@ -1,15 +1,15 @@
-"""x @ weight.T and its gradients, by the faster of torch's two CPU libraries.
+"""Compute x @ weight.T and its gradients with the faster of torch's two CPU libraries.
 
-torch multiplies float32 with MKL, which on AMD processors keeps to AVX2 kernels; oneDNN, which torch
-carries too, takes the AVX-512 of any maker, with float32's full precision: measured on one AMD EPYC core,
-2.1 times as fast (512 x 128 x 384). Without AVX-512, and on other devices, this is `functional.linear`.
-So it is where the rows are as many as chance will have it, as an expert's tokens are: oneDNN makes a kernel
-for each number of rows, which takes three to ten times as long as the product (128 x 64 x 88). And
-where a product is small: oneDNN takes some 15 microseconds to begin, whatever it multiplies.
+MKL, the default of torch for float32, is limited to AVX2 kernels on AMD processors. The other library,
+oneDNN, uses AVX-512 on all processors, with full float32 precision. It was 2.1 times as fast on one AMD EPYC
+core (512 x 128 x 384). Without AVX-512, and on other devices, this is `functional.linear`. MKL is also used
+if the number of rows varies, as for an expert's tokens. The reason is that oneDNN compiles a kernel for each
+number of rows. That takes three to ten times as long as the product (128 x 64 x 88). Small products use MKL
+too, because each call of oneDNN starts with some 15 microseconds.
 
-Beside a frozen matrix W [out, in] may stand LoRA's factors (arXiv:2106.09685, section 4.1), A [rank, in] and
-B [out, rank]: a product is W x + alpha / rank B A x. They are merged only where weights leave a run: while it
-trains, each open microbatch would keep a copy of the merged matrices.
+A frozen matrix W [out, in] may have LoRA factors (arXiv:2106.09685, section 4.1), A [rank, in] and B [out,
+rank]. The product is then W x + alpha / rank B A x. Factors are merged only where weights leave a run. During
+training each open microbatch would keep a copy of the merged matrices.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from swarmnet.model.parameters import factor_names, is_factor
 from swarmnet.run.manifest import ModelShape
 
 SMALL = 2**20
-"""Multiplications of a product that is MKL's: with fewer oneDNN's three products of a layer took 2.2 to 5
-times as long on that core (32 x 32 x 32 to 128 x 64 x 64), with more from 0.65 to 1.3 times."""
+"""Products with fewer multiplications use MKL (measured from 32 x 32 x 32 to 128 x 64 x 64). Below this size
+oneDNN's three products of a layer took 2.2 to 5 times as long on that core, above it 0.65 to 1.3."""
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """[..., in] and [out, in] -> [..., out], in the number format of the weight."""
+    """Return [..., out] from [..., in] and [out, in], in the number format of the weight."""
     return products(x, weight)[0]
 
 
 def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[Tensor]:
-    """Of one x with several weights, to the bits of as many single ones, gradients too. `is_varied`: x has
-    another number of rows each time."""
+    """Return the products of one x with several weights. They and their gradients have the same bits as
+    single products. Set `is_varied` if x has another number of rows each time."""
     x = x.to(weights[0].dtype)
     fits = x.device.type == "cpu" and x.dtype == weights[0].dtype == torch.float32 and not is_varied
     are_large = [fits and x.numel() * weight.shape[0] >= SMALL for weight in weights]
@@ -52,27 +52,27 @@ def products(x: Tensor, *weights: Tensor, is_varied: bool = False) -> Sequence[T
 def adapted(
     members: Mapping[str, Tensor], shape: ModelShape, x: Tensor, names: Sequence[str], is_varied: bool = False
 ) -> list[Tensor]:
-    """The products of x [..., in] with these matrices of a layer and their factors, if they have some: of
-    each [..., out]. `members`: by names without `.weight`; `is_varied`: as in `products`."""
+    """Return the products [..., out] of x [..., in] with the named matrices of a layer and their LoRA
+    factors. `members` has names without `.weight`; `is_varied` as in `products`."""
     plain = products(x, *(members[name] for name in names), is_varied=is_varied)
     if not shape.lora.rank:
         return list(plain)
     return [
-        product + shape.lora.scale * _through(members, name, x, is_varied)
+        product + shape.lora.scale * _factor_product(members, name, x, is_varied)
         if f"{name}.lora_A" in members
         else product
         for name, product in zip(names, plain, strict=True)
     ]
 
 
-def _through(members: Mapping[str, Tensor], name: str, x: Tensor, is_varied: bool) -> Tensor:
-    """B A x."""
+def _factor_product(members: Mapping[str, Tensor], name: str, x: Tensor, is_varied: bool) -> Tensor:
+    """Return B A x."""
     (narrow,) = products(x, members[f"{name}.lora_A"], is_varied=is_varied)
     return products(narrow, members[f"{name}.lora_B"], is_varied=is_varied)[0]
 
 
 def merged(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Global name -> float32 tensor of the plain model that computes the same: W + alpha / rank B A."""
+    """Return the float32 tensors of the equivalent plain model by global name: W + alpha / rank B A."""
     if not shape.lora.rank:
         return dict(weights)
     plain = {name: tensor for name, tensor in weights.items() if not is_factor(name)}
@@ -93,7 +93,7 @@ def _onednn_is_faster() -> bool:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    # The kernel behind torch.compile's linear layers on CPU; takes transposed operands as they are.
+    # The kernel of torch.compile's linear layers on CPU; it accepts transposed operands as they are.
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
 
@@ -116,7 +116,7 @@ class _Products(torch.autograd.Function):
         x, *weights = context.saved_tensors
         needs_x, *needs = context.needs_input_grad
         of_x: Tensor | None = None
-        if needs_x:  # Added from the last one on, as autograd adds those of single products.
+        if needs_x:  # Added from the last one on, as autograd adds the gradients of single products.
             for gradient, weight in zip(reversed(gradients), reversed(weights), strict=True):
                 part = _product(gradient, weight.t())
                 of_x = part if of_x is None else of_x.add_(part)

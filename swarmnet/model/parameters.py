@@ -1,7 +1,8 @@
-"""Which parameters the decoder has, by their Hugging Face names, in any slice of its layers, and which of
-them a run trains.
+"""List the decoder's parameters by Hugging Face names for any slice of its layers, and which of them are
+trained.
 
-No torch: what only counts parameters (memory, traffic, reports) starts without it.
+The module does not import torch, so that code that only counts parameters (memory, traffic, reports) starts
+fast.
 """
 
 from __future__ import annotations
@@ -15,37 +16,37 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 BRANCH_ENDS = ("self_attn.o_proj.weight", ".down_proj.weight")
-"""The last matrices of attention and feed-forward, which are linear: scaled, they scale what a layer adds."""
+"""The last matrices of attention and feed-forward. They are linear, so their scale is that of the branch."""
 
 
 def anchors_before(layer: int) -> str:
-    """Of the boundary after so many layers: the table that the stage before it holds (boundary.py)."""
+    """Return the name of the anchor table of the stage before the boundary after `layer` (`boundary.py`)."""
     return f"model.boundaries.{layer}.before.weight"
 
 
 def anchors_after(layer: int) -> str:
-    """The table that the stage behind it holds."""
+    """Return the name of the anchor table of the stage after the boundary."""
     return f"model.boundaries.{layer}.after.weight"
 
 
 def is_anchors(name: str) -> bool:
-    """Whether it is a table of anchors: a row for each token, looked up and not multiplied with."""
+    """Return whether it is a table of anchors, with a row for each token that is looked up."""
     return name.startswith("model.boundaries.")
 
 
 def is_muons(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon steps a parameter where it is the optimizer: a matrix of a layer. Tables are looked up and
-    not multiplied with, and a router's rows are one expert each and nothing as a whole."""
+    """Return whether Muon, if it is the optimizer, steps this parameter: a matrix of a layer. Tables are
+    looked up and not multiplied with. The rows of a router are unrelated vectors of experts."""
     return len(shape) == 2 and name not in (EMBEDDING, HEAD) and not is_anchors(name) and not is_router(name)
 
 
 def is_router(name: str) -> bool:
-    """Whether it is the matrix that gives a token its share of each expert."""
+    """Return whether it is a router matrix, which gives a token its share of each expert."""
     return name.endswith(".mlp.gate.weight")
 
 
 def active_parameters(shape: ModelShape, span: Span) -> int:
-    """Numbers that one token goes through: of each layer's experts those that it takes."""
+    """Return the number of parameters that one token uses; only active experts of each layer count."""
     sizes = {name: prod(size) for name, size in parameter_shapes(shape, span).items()}
     of_experts = sum(size for name, size in sizes.items() if is_experts(name))
     left_out = of_experts * (shape.experts.count - shape.experts.active) // max(1, shape.experts.count)
@@ -53,33 +54,33 @@ def active_parameters(shape: ModelShape, span: Span) -> int:
 
 
 def is_experts(name: str) -> bool:
-    """Whether it belongs to one expert: a token goes through `experts.active` of `experts.count` of these."""
+    """Return whether it belongs to one expert. A token uses `experts.active` of `experts.count` of these."""
     return ".mlp.experts." in name
 
 
 def factor_names(name: str) -> tuple[str, str]:
-    """A and B of a matrix's LoRA factors, as PEFT calls them."""
+    """Return the names of A and B of a matrix's LoRA factors, as in PEFT."""
     stem = name.removesuffix(".weight")
     return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
 
 
 def is_factor(name: str) -> bool:
-    """Whether it is one of the two."""
+    """Return whether it is a LoRA factor."""
     return name.endswith((".lora_A.weight", ".lora_B.weight"))
 
 
 def has_factors(shape: ModelShape, name: str) -> bool:
-    """Whether a parameter is a matrix that has LoRA factors."""
+    """Return whether a parameter is a matrix that has LoRA factors."""
     return shape.lora.rank > 0 and name.removesuffix(".weight").rpartition(".")[2] in shape.lora.targets
 
 
 def whole(shape: ModelShape) -> Span:
-    """The span of the unsplit model."""
+    """Return the span of the unsplit model."""
     return Span(0, shape.layers, has_embedding=True, has_head=True)
 
 
 def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]]:
-    """Global parameter name -> shape, in model order, of what `span` holds."""
+    """Return the parameters of `span` as global name -> shape, in model order."""
     queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
     shapes: dict[str, tuple[int, ...]] = {}
     if span.has_embedding:
@@ -119,7 +120,7 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
 
 
 def _feed_forwards(shape: ModelShape, written: int) -> dict[str, tuple[int, ...]]:
-    """Of one layer, which adds so many numbers."""
+    """Return the feed-forward parameters of one layer, which writes `written` numbers per token."""
     count = shape.experts.count
     members: dict[str, tuple[int, ...]] = {}
     if count:
@@ -131,48 +132,46 @@ def _feed_forwards(shape: ModelShape, written: int) -> dict[str, tuple[int, ...]
 
 
 def branch_share(shape: ModelShape, name: str) -> float:
-    """What a parameter begins with and is stepped by, times `initial_deviation` and the learning rate.
-
-    2 x layers branches add to the hidden states, so the last matrix of each counts 1 / sqrt(2 x layers):
-    GPT-2's rule for first weights. Here for steps as well: a step by signs has its size whatever the weight
-    is good for (docs/decisions/0017-quiet-branches.md).
-    """
+    """Return the scale of a parameter's first values and steps, relative to `initial_deviation` and learning
+    rate. A model adds 2 x layers branches to the hidden states, so the last matrix of each is scaled by 1 /
+    sqrt(2 x layers). This is GPT-2's rule for first weights. It applies to steps here, because a sign step
+    has the same size for every weight (docs/decisions/0017-quiet-branches.md)."""
     if not name.endswith(BRANCH_ENDS):
         return 1.0
     return shape.branch_share or 1.0 / sqrt(2 * shape.layers)  # Rounded alike everywhere.
 
 
 def drawn_as(shape: ModelShape, name: str) -> str:
-    """Which name draws a parameter's first values. All anchors begin alike, so that at first a boundary
-    passes on what layers have added; with a row for each token they begin as the embedding, whoever holds it.
-    """
+    """Return the name whose draws give a parameter its first values. All anchors begin alike, so that at
+    first a boundary passes on what layers have added. With a row for each token they begin as the embedding,
+    in every stage."""
     if not is_anchors(name):
         return name
     return "model.boundaries" if shape.boundary.anchor_rows else EMBEDDING
 
 
 def first_share(shape: ModelShape, name: str) -> float:
-    """The deviation of a parameter's first values, in `initial_deviation`s."""
-    if is_anchors(name):  # The sum of two rows is to be as large as a row of the embedding.
+    """Return the deviation of a parameter's first values, in units of `initial_deviation`."""
+    if is_anchors(name):  # The sum of two rows is as large as a row of the embedding.
         return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
     return branch_share(shape, name)
 
 
 def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
-    """The standard deviation of a matrix's first values. Of LoRA's factors A has that of the uniform ones
-    which PEFT draws, 1 / sqrt(3 in), and B begins at zero."""
+    """Return the standard deviation of a matrix's first values. LoRA's A has that of PEFT's uniform values, 1
+    / sqrt(3 in), and B begins at zero."""
     if is_factor(name):
         return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
     return shape.initial_deviation * first_share(shape, name)
 
 
 def has_frozen(manifest: Manifest) -> bool:
-    """Whether the run says what is trained: else all is."""
+    """Return whether the run limits what is trained. Otherwise all parameters are trained."""
     return bool(manifest.sync.trainable) or manifest.model.lora.rank > 0
 
 
 def is_trained(manifest: Manifest, name: str) -> bool:
-    """Whether the parameter of this name is."""
+    """Return whether the parameter of this name is trained."""
     patterns, has_factors = manifest.sync.trainable, manifest.model.lora.rank > 0
     if not has_frozen(manifest):
         return True
@@ -180,8 +179,8 @@ def is_trained(manifest: Manifest, name: str) -> bool:
 
 
 def check_trained(manifest: Manifest) -> None:
-    """Raise ManifestError where `sync.trainable` names what is not there, or leaves a stage nothing to train.
-    After `manifest_check.check`."""
+    """Check `sync.trainable`. Called after `manifest_check.check`. Raises ManifestError if a pattern matches
+    no parameter or if a stage has nothing to train."""
     patterns = manifest.sync.trainable
     if not patterns:
         return

@@ -1,4 +1,5 @@
-"""Which text a microbatch holds: a pure function, so that anybody can find out and nobody has to say.
+"""Choose the text of a microbatch by a pure function, so that every peer can compute it and none has to send
+it.
 
 Windows are drawn uniformly and independently; two peers may draw overlapping ones.
 """
@@ -15,7 +16,7 @@ from swarmnet.identifiers import MicrobatchId, RunId
 from swarmnet.run.manifest import Data
 
 _DRAW_BYTES = 16
-"""128 bits modulo the corpus: no start is likelier than another by more than 2**-64 for 2**64 tokens."""
+"""128 bits modulo the corpus size: for 2**64 tokens probabilities differ by at most 2**-64."""
 
 
 class SamplingError(ValueError):
@@ -30,7 +31,8 @@ def window_starts(
     sequences: int,
     sequence_tokens: int,
 ) -> tuple[int, ...]:
-    """Where each of the `sequences` windows of `sequence_tokens` + 1 tokens starts in the corpus."""
+    """Return where each of the `sequences` windows of `sequence_tokens` + 1 tokens starts in the corpus.
+    Raises SamplingError if the corpus is shorter than a window."""
     choices = corpus_tokens - sequence_tokens
     if choices < 1:
         raise SamplingError(
@@ -43,18 +45,18 @@ def window_starts(
 
 
 def drawn(run_id: RunId, seed: int, key: MicrobatchId, corpus: Tensor, data: Data) -> tuple[Tensor, Tensor]:
-    """inputs_BT and labels_BT of a microbatch of this corpus (1-D)."""
+    """Return inputs_BT and labels_BT (int64) of the microbatch `key`, drawn from this corpus (1-D)."""
     length = data.sequence_tokens
     starts = window_starts(run_id, seed, key, len(corpus), data.microbatch_sequences, length)
     return windows(corpus, starts, length)
 
 
 def windows(corpus: Tensor, starts: Sequence[int], sequence_tokens: int) -> tuple[Tensor, Tensor]:
-    """inputs_BT and labels_BT of the windows of `corpus` (1-D) that begin at `starts`."""
+    """Return inputs_BT and labels_BT (int64) of the windows of `corpus` (1-D) that begin at `starts`."""
     return inputs_and_labels([corpus[start : start + sequence_tokens + 1] for start in starts])
 
 
 def inputs_and_labels(windows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """inputs_BT and labels_BT (int64): the windows, and the same moved on by one token."""
+    """Return inputs_BT and labels_BT (int64): the windows, and the same one token later."""
     window_BT = torch.stack(list(windows)).long()
     return window_BT[:, :-1].contiguous(), window_BT[:, 1:].contiguous()

@@ -1,11 +1,11 @@
-"""How large the numbers are that peers send, beside what is usual here: no microbatch is to be the round.
+"""Compare the norms of received tensors with the usual norm, so that no microbatch dominates a round.
 
-A gradient a thousand times too large outweighs all others of its round, and the clip of the round's sum only
-makes it smaller together with them. What is usual is learnt from what came lately, and nobody decides it by
-sending much: of each peer the median, of these the median. It follows within some ten microbatches, because
+A gradient that is a thousand times too large outweighs all others of its round. Clipping the round's sum only
+scales all of them down together. The usual norm is learnt from recent tensors as the median of the peers'
+medians, so that a peer gains no influence by sending much. It adapts within some ten microbatches, because
 norms change tenfold in the first hundred of a run.
 
-Nobody's arithmetic but the own depends on what is decided here: replicas agree on votes, not on gradients.
+These decisions affect only the own arithmetic: replicas agree on votes, not on gradients.
 """
 
 from __future__ import annotations
@@ -19,68 +19,68 @@ from statistics import fmean, median
 from swarmnet.identifiers import PeerId
 
 LIMIT = 3.0
-"""In usual norms: more is scaled down to it, and a peer of which most is so far off is out of line. Of honest
-gradients, of 32 tokens each, one in five hundred is larger, and a larger microbatch scatters less."""
+"""Limit in usual norms. A larger gradient is scaled down to it, and a peer with mostly larger ones is an
+outlier. One in 500 honest gradients of 32 tokens is larger; larger microbatches scatter less."""
 FAR = 4.0
-"""Usual norms, or one part in so many: refused where scaling would not help. In the first rounds, in which
-norms grow fastest, peers a round apart differ by up to 3.5."""
+"""Tensors larger or smaller by this factor are refused where scaling would not help. In the first rounds
+norms grow fastest, and peers a round apart differ by up to 3.5."""
 ALONE_LIMIT = 30.0
-"""In usual norms, where nobody else is there to compare with: only the absurd is scaled down, as whoever is
-the whole stage decides what it computes anyhow. An honest microbatch never is: 3 would scale one in 500."""
+"""Limit in usual norms if there is no other peer to compare with. Such a peer decides what the whole stage
+computes anyway, so only absurd values are scaled down. No honest microbatch is; 3 would scale one in 500."""
 USUAL_WEIGHT = 1.25
-"""In usual norms, on average: a peer whose gradients weigh more gets no more say by it than the others."""
+"""Mean in usual norms above which a peer's gradients are scaled, so that large ones gain it no influence."""
 RECENT = 64
-"""What came lately: so many of all peers together ..."""
+"""Number of recent norms that are used, over all peers."""
 RECENT_OF_EACH = 3
-"""... and of each the newest of them."""
+"""Number of the newest norms of each peer among them."""
 FEW = 4
-"""Before so many have come nothing is usual yet; before a peer has sent so many, it is not out of line."""
+"""Minimum number of norms before a usual norm is known, and before a peer can be an outlier."""
 KEPT_OF_EACH = 16
-"""Ratios by which a peer is judged."""
+"""Number of ratios that decide about a peer."""
 LEAST_PEERS = 3
-"""Of two that differ nobody can say who is wrong."""
+"""Minimum number of peers to compare. Two peers that differ do not show which one is wrong."""
 MOST_PEERS = 1024
-"""Whose ratios are kept, the newest."""
+"""Number of peers whose ratios are kept, the newest."""
 SLOWNESS = 32
-"""The slow average of what was usual follows in so many microbatches; where peers are even it has a vote."""
+"""Number of microbatches over which the usual norm is averaged. The average breaks ties between peers."""
 LEAST_NORM = 1e-30
-"""Taken for zero, which has no logarithm."""
+"""Replaces zero, which has no logarithm."""
 MOST_NORM = 1.8e19 / (1 << 20)
-"""float32 holds squares up to the 3.4e38 of 1.8e19: a round may sum 2**20 gradients of this norm."""
+"""float32 represents squares up to 1.8e19**2 = 3.4e38. A round may sum 2**20 gradients of this norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of the numbers of one microbatch, by their 2-norm."""
+    """The verdict on the 2-norm of one microbatch's tensor."""
 
     ratio: float
-    """Their norm in usual norms; infinite if it is no number, or too large to be squared and summed."""
+    """Norm in usual norms; infinite if it is NaN or too large to be squared and summed."""
     gain: float
-    """What to multiply gradients by, at most 1; 0: they are to be left out."""
+    """Factor for gradients, at most 1; 0 leaves them out."""
     far_off: bool = False
-    """They are too large, or too small, beside what others have sent."""
+    """Whether it is too large or too small compared with what others sent."""
     out_of_line: bool = False
-    """Most of what this peer has sent lately is as far off, and that of the other peers is not."""
+    """Whether most recent norms of this peer, but not of the other peers, are as far off."""
 
 
 class Sizes:
-    """Of one kind of tensor that comes from other peers."""
+    """Norm statistics of one kind of tensor that comes from other peers."""
 
     def __init__(self, weighed: bool = False) -> None:
-        """`weighed`: whoever sends more than is usual on average is scaled down to it as well."""
+        """Create the statistics. `weighed` also scales down peers whose mean norm exceeds `USUAL_WEIGHT`."""
         self._weighed = weighed
         self._recent: dict[Hashable, deque[tuple[PeerId, float]]] = {}
-        """Logarithms of norms. Where too few peers are there to outvote one, those beyond the limit count as
-        if they were at it: what is usual grows one step at a time."""
+        """Logarithms of norms. With too few peers to outvote one, values beyond the limit are clipped to it.
+        The usual norm then grows one step at a time."""
         self._everywhere: deque[tuple[PeerId, float]] = deque(maxlen=RECENT)
-        """Of all kinds: what is known of a rare one may be old, and norms change for all kinds at once."""
+        """Norms of all kinds. Values of a rare kind may be old, and norms change for all kinds at once."""
         self._slow: dict[Hashable, float] = {}
         self._ratios: OrderedDict[PeerId, deque[float]] = OrderedDict()
-        """Logarithms, in the order in which peers were last heard."""
+        """Logarithms of ratios, by the order in which the peers were last seen."""
 
     def judge(self, peer: PeerId, norm: float, kind: Hashable = None) -> Judgement:
-        """Take in a norm of what `peer` sent. `kind`: norms are compared with those of the same kind only,
-        of which the caller has few (a stage and a length of path)."""
+        """Record a norm that `peer` sent and return the verdict on it. Norms are compared within their
+        `kind`, of which the caller has few (a stage and a path length)."""
         size = log(max(norm, LEAST_NORM)) if norm <= MOST_NORM else inf  # No comparison with NaN is true.
         recent = self._recent.setdefault(kind, deque(maxlen=RECENT))
         usual = self._usual(recent, self._slow.get(kind))
@@ -100,9 +100,9 @@ class Sizes:
         recent.append((peer, usual + min(step, max(-step, away))))
         ratios = self._remembered(peer)
         ratios.append(away)
-        out_of_line = abs(away) > log(LIMIT) and self._is_out_of_line(peer, here)
+        out_of_line = abs(away) > log(LIMIT) and self._is_outlier(peer, here)
         if out_of_line:
-            del self._ratios[peer]  # It may begin anew when it is asked again.
+            del self._ratios[peer]  # The peer starts anew when it is used again.
         if away == inf:
             return Judgement(inf, 0.0, far_off=True, out_of_line=out_of_line)
         alone = len(here) == 1
@@ -111,8 +111,8 @@ class Sizes:
         return Judgement(exp(away), gain / weight, abs(away) > log(FAR) and not alone, out_of_line)
 
     def left(self, peer: PeerId) -> None:
-        """It is not there any more, and has no vote: who stays would be judged by what others sent long ago,
-        and would hardly be asked again for as long as it is far from that."""
+        """Forget a peer that has left, so that it has no vote. The remaining peer would otherwise be compared
+        with old norms, and be given hardly any work while it is far from them."""
         for kind, recent in self._recent.items():
             self._recent[kind] = deque((each for each in recent if each[0] != peer), maxlen=RECENT)
         self._everywhere = deque((each for each in self._everywhere if each[0] != peer), maxlen=RECENT)
@@ -126,7 +126,7 @@ class Sizes:
         return ratios
 
     def _usual(self, recent: deque[tuple[PeerId, float]], slow: float | None) -> float | None:
-        """The median of the peers' medians; while too few have come what was usual before, None: nothing."""
+        """Return the median of the peers' medians; with too few norms `slow`, the value known before."""
         if len(recent) < FEW:
             return slow
         newest: dict[PeerId, list[float]] = {}
@@ -139,8 +139,8 @@ class Sizes:
             voters.append(slow)
         return median(voters)
 
-    def _is_out_of_line(self, peer: PeerId, here: set[PeerId]) -> bool:
-        """Beside the others, and not by itself: what is usual may change for everybody at once."""
+    def _is_outlier(self, peer: PeerId, here: set[PeerId]) -> bool:
+        """Compare the peer with the others, because the usual norm may change for all peers at once."""
         typical = {
             other: median(self._ratios[other])
             for other in here
@@ -152,7 +152,7 @@ class Sizes:
 
 
 def _weight(ratios: deque[float]) -> float:
-    """What a peer's gradients are to be divided by. Those that it has not sent yet count as usual ones."""
+    """Return the divisor for a peer's gradients. Those that it has not sent yet count as usual."""
     weights = [exp(min(log(LIMIT), away)) for away in ratios]
     mean = fmean([*weights, *[1.0] * (KEPT_OF_EACH - len(weights))])
     return mean if mean > USUAL_WEIGHT else 1.0

@@ -1,8 +1,8 @@
-"""Where what a group holds lies: what it trains; after it, where the group steps with one, its momentum; at
-the end what is frozen.
+"""Lay out the whole state of a group: trained weights, then its outer momentum if it has one, then frozen
+weights.
 
-All are int32 on the same grid, one vector, under one digest: so snapshots, checkpoints and archives carry a
-momentum and frozen weights without knowing of them.
+All are int32 on the same grid in one vector with one digest. Snapshots, checkpoints and archives therefore
+contain momentum and frozen weights without special treatment.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from swarmnet.model.flat_layout import Layout, frozen_layout, trained_layout
 from swarmnet.run.manifest import Manifest, Sync
 
 MOMENTUM = "outer_momentum."
-"""Goes before a parameter's name."""
+"""Prefix of a parameter's name."""
 
 
 def state_of(layout: Layout, sync: Sync) -> Layout:
-    """Of what a stage settles whose trained weights lie as `layout` says: the same, or twice as long."""
+    """Return the layout of what a stage settles: trained weights, and a momentum as large if it has one."""
     if not sync.settles_momentum:
         return layout
     momentum = replace(layout, entries=tuple(
@@ -33,7 +33,7 @@ def state_of(layout: Layout, sync: Sync) -> Layout:
 
 
 def behind(first: Layout, second: Layout) -> Layout:
-    """Both in one vector."""
+    """Return the layout of both in one vector."""
     size = first.size
     return Layout(
         (*first.entries, *(replace(each, offset=size + each.offset) for each in second.entries)),
@@ -44,21 +44,21 @@ def behind(first: Layout, second: Layout) -> Layout:
 
 
 def state_layout(manifest: Manifest, stage: int) -> Layout:
-    """Of a stage of the run."""
+    """Return the state layout of a stage of the run."""
     settled = state_of(trained_layout(manifest, stage), manifest.sync)
     return behind(settled, frozen_layout(manifest, stage))
 
 
 def at_rest(units: Tensor, state: Layout) -> Tensor:
-    """int32 [state.size]: these weights, int32 [layout.size], and no momentum."""
+    """Return int32 [state.size]: weights int32 [layout.size] followed by zeros for the momentum."""
     return torch.cat([units, units.new_zeros(state.size - len(units))])
 
 
 def first_state(
     manifest: Manifest, stage: int, given: Callable[[str], Tensor | None] = lambda name: None
 ) -> Tensor:
-    """What a stage holds before any round: int32 [state_layout.size], zero in momentum and padding. `given`:
-    the first values of a parameter in floats, of its shape; None: the run's seed draws them."""
+    """Return the state of a stage before any round: int32 [state_layout.size], zero in momentum and padding.
+    `given` returns a parameter's first values in floats, of its shape; None lets the run's seed draw them."""
     state = state_layout(manifest, stage)
     units = torch.zeros(state.size, dtype=torch.int32)
     for entry in state.entries:

@@ -1,1 +1,1 @@
-"""Contributions: momentum, transform, sparse values, votes; and the replica that applies them."""
+"""Contributions (momentum, transforms, sparse votes, deltas), and the replica that applies them."""

@@ -1,7 +1,7 @@
-"""Fixed-size codes for which coefficients a chunk keeps, and the bits they are packed in.
+"""Fixed-size codes for the indices of the coefficients that a chunk keeps, and their packing in bits.
 
-Every code has one length, known from the chunk and the number of votes kept, and one bit string per set
-of indices, so that a contribution has exactly one valid form and a decoder can refuse all others.
+Every code has one length, which follows from the chunk and the number of votes. Every set of indices has one
+bit string. A contribution therefore has exactly one valid form, and a decoder can refuse all others.
 
 Shapes: C chunks, N coefficients in a chunk, K kept of them, B bits of a chunk's code.
 """
@@ -23,11 +23,9 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class EliasFano:
-    """Any K distinct indices of N, ascending: K * (2 + log2(N / K)) bits (Elias 1974, Fano 1971).
-
-    The high log2(K) bits are written in unary (bit `high + rank` of 2K), the low bits as bit planes.
-    7 to 10 % above the entropy for K = 32 to 128 of 4096; Rice codes are nearer to it, but serial.
-    """
+    """Code for any K distinct indices of N, ascending: K * (2 + log2(N / K)) bits (Elias 1974, Fano 1971).
+    The high log2(K) bits are in unary (bit `high + rank` of 2K), the low bits in bit planes. The size is 7 to
+    10 % above the entropy for K = 32 to 128 of 4096. Rice codes are nearer to it, but serial."""
 
     chunk: int
     kept: int
@@ -41,7 +39,7 @@ class EliasFano:
         return self.kept * (2 + self.low_bits)
 
     def write(self, indices_CK: Indices) -> Bits:
-        """Ascending distinct indices below N, to bits [C, B]."""
+        """Encode ascending distinct indices below N as bits [C, B]."""
         chunks = indices_CK.shape[0]
         bits_CB = np.zeros((chunks, self.bits), np.uint8)
         rank_K = np.arange(self.kept)
@@ -51,7 +49,7 @@ class EliasFano:
         return bits_CB
 
     def read(self, bits_CB: Bits) -> Indices:
-        """Indices [C, K]; ContributionError where the bits are no ascending set of K indices."""
+        """Return indices [C, K]. Raises ContributionError if the bits are no ascending set of K indices."""
         unary = np.ascontiguousarray(bits_CB[:, : 2 * self.kept])
         if np.any(unary.sum(axis=1, dtype=np.int32) != self.kept):
             raise ContributionError(f"a chunk does not hold exactly {self.kept} votes")
@@ -68,10 +66,8 @@ class EliasFano:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """One index in each of K groups: K * log2(N / K) bits. Group g is g, g + K, g + 2K, ...
-
-    Strided groups and not runs, because reductions over them run along contiguous memory.
-    """
+    """Code for one index in each of K groups: K * log2(N / K) bits. Group g is g, g + K, g + 2K, ... Groups
+    are strided, because reductions over them then run along contiguous memory."""
 
     chunk: int
     kept: int
@@ -85,24 +81,24 @@ class GroupOffsets:
         return self.kept * self.offset_bits
 
     def write(self, indices_CK: Indices) -> Bits:
-        """Index of group g in column g, to bits [C, B]."""
+        """Encode the index of group g in column g as bits [C, B]."""
         bits_CB = np.empty((indices_CK.shape[0], self.bits), np.uint8)
         _write_planes(bits_CB, indices_CK >> log2_exact(self.kept), self.offset_bits)
         return bits_CB
 
     def read(self, bits_CB: Bits) -> Indices:
-        """Indices [C, K]. Every bit string is valid: no offset can leave its group."""
+        """Return indices [C, K]. Every bit string is valid, because no offset can leave its group."""
         offsets_CK = _read_planes(bits_CB, self.kept, self.offset_bits)
         return offsets_CK * self.kept + np.arange(self.kept)
 
 
 def pack(bits_CB: Bits) -> bytes:
-    """Bits to bytes, first bit lowest, zero bits to the whole byte at the very end."""
+    """Pack bits into bytes, first bit lowest, with zero bits after the last."""
     return np.packbits(bits_CB.reshape(-1), bitorder="little").tobytes()
 
 
 def unpack(packed: bytes | memoryview, chunks: int, bits: int) -> Bits:
-    """Bytes to bits [chunks, bits]; ContributionError for a wrong length or spare bits that are not zero."""
+    """Unpack bytes to bits [chunks, bits]. Raises ContributionError for a wrong length or set spare bits."""
     if len(packed) != packed_bytes(chunks, bits):
         raise ContributionError(f"{len(packed)} bytes where {packed_bytes(chunks, bits)} belong")
     flat = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
@@ -112,19 +108,19 @@ def unpack(packed: bytes | memoryview, chunks: int, bits: int) -> Bits:
 
 
 def packed_bytes(chunks: int, bits: int) -> int:
-    """Length in bytes of `pack` for so many chunks of so many bits."""
+    """Return the length in bytes of `pack` for `chunks` chunks of `bits` bits."""
     return -(-chunks * bits // 8)
 
 
 def log2_exact(number: int) -> int:
-    """log2 of a power of two."""
+    """Return log2 of a power of two. Raises ValueError for other numbers."""
     if number < 1 or number & (number - 1):
         raise ValueError(f"{number} is not a power of two")
     return number.bit_length() - 1
 
 
 def _write_planes(bits_CB: Bits, numbers_CK: Indices, width: int) -> None:
-    """Bit b of all K numbers of a chunk lies in columns b * K to (b + 1) * K."""
+    """Write bit b of all K numbers of a chunk to columns b * K to (b + 1) * K."""
     kept = numbers_CK.shape[1]
     small_CK = numbers_CK.astype(np.uint16)
     for bit in range(width):

@@ -1,9 +1,9 @@
-"""One peer's momentum, kept in the transform domain, where what was sent is removed by writing zero.
+"""One peer's momentum, kept in the transform domain, where writing zero removes what was sent.
 
     momentum = beta * momentum + (1 - beta) * transform(clipped mean gradient)
 
-is DeMo's accumulation (arXiv:2411.19870, algorithm 1) with the learning rate outside, so that its
-schedule does not weigh votes, and linear, so that the transform can stand inside: no chunk is ever
+This is DeMo's accumulation (arXiv:2411.19870, algorithm 1). The learning rate is outside, so that its
+schedule does not weight votes. It is linear, so the transform can be applied to gradients. No chunk is ever
 transformed back to subtract what was sent.
 
 Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them.
@@ -25,11 +25,11 @@ from swarmnet.optimizer.transform import Transform, transform_of
 from swarmnet.run.manifest import Sync
 
 LEAST_STRENGTH = 1e-8
-"""What a vote given back to an empty momentum weighs: nothing beside any gradient, but not lost."""
+"""Weight of a vote that returns to an empty momentum: negligible compared with any gradient, but not lost."""
 
 
 def how_of(sync: Sync, cut: Cut, device: torch.device) -> tuple[list[Transform], list[Selection]]:
-    """What turns each plane's chunks into coefficients, and which of them are sent."""
+    """Return the transform and the selection of each plane."""
     planes = list(zip(cut.layout.planes, cut.sides, strict=True))
     return (
         [transform_of(sync.transform, plane.chunk, device, sides) for plane, sides in planes],
@@ -39,14 +39,14 @@ def how_of(sync: Sync, cut: Cut, device: torch.device) -> tuple[list[Transform],
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one plane gave to a contribution: int64 [C, K] indices and the float32 [C, K] values there."""
+    """What a contribution took from one plane: int64 [C, K] indices and the float32 [C, K] values there."""
 
     indices: Tensor
     values: Tensor
 
 
 class Momentum:
-    """The momentum of all planes of one stage, and the memory of what the last contribution took."""
+    """The momentum of all planes of one stage, and what the last contribution took of it."""
 
     def __init__(
         self, layout: Layout, transforms: list[Transform], decay: float, clip: float, device: torch.device
@@ -58,27 +58,25 @@ class Momentum:
 
     @property
     def gradient_norm(self) -> float | None:
-        """2-norm of the newest mean gradient, all blocks together, before it is clipped."""
+        """2-norm of the newest mean gradient over all blocks, before clipping."""
         return self.clip.norm
 
     def norm(self) -> float:
-        """2-norm of all that was not sent yet."""
+        """Return the 2-norm of all that was not sent yet."""
         return float(torch.linalg.vector_norm(self._flat))
 
     def sent(self, round: int) -> list[Sent] | None:
-        """What `round`'s contribution took, plane by plane; None if it is not the newest one."""
+        """Return what `round`'s contribution took from each plane; None if it is not the newest one."""
         return self._last[1] if self._last is not None and self._last[0] == round else None
 
     def planes(self) -> list[Tensor]:
-        """Views [C, N] of the coefficients, one per plane."""
+        """Return views [C, N] of the coefficients, one for each plane."""
         return [plane_of(self._flat, plane) for plane in self._layout.planes]
 
     def accumulate(self, gradient: Tensor, tokens: int, weight: float = 1.0) -> None:
-        """Take in a gradient: float32 [layout.size], summed over `tokens` tokens, zero in the padding.
-
-        The mean gradient of each block is clipped to the 2-norm `clip`; then it counts `weight` times, at
-        most once. GradientError if it is not finite or `tokens` is not positive.
-        """
+        """Add a gradient: float32 [layout.size], summed over `tokens` tokens, zero in the padding. The mean
+        gradient of each block is clipped to the 2-norm `clip` and multiplied by `weight`, at most 1. Raises
+        GradientError if it is not finite or `tokens` is not positive."""
         gains = self.clip.chunk_gains(gradient, tokens, 1 - self._decay)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             gains_C1 = gains[index] * min(1.0, weight)
@@ -89,19 +87,19 @@ class Momentum:
                 self._transforms[index].accumulate(tile_CN, gradient_CN * gain_C1, self._decay)
 
     def take(self, selections: list[Selection], round: int) -> list[Sent]:
-        """Select, remember and zero what `round`'s contribution sends."""
+        """Select what `round`'s contribution sends, remember it, and set it to zero."""
         taken = []
         for momentum_CN, selection in zip(self.planes(), selections, strict=True):
             indices_CK = torch.cat([selection.choose(tile_CN) for tile_CN in tiles_of(momentum_CN)])
             values_CK = momentum_CN.gather(1, indices_CK)
             taken.append(Sent(indices_CK, values_CK))
-            # v - v is exactly zero, and adding is five times faster than scattering a constant.
+            # v - v is exactly zero, and adding is five times as fast as scattering a constant.
             momentum_CN.scatter_add_(1, indices_CK, -values_CK)
         self._last = (round, taken)
         return taken
 
     def values(self) -> Tensor:
-        """float32 [layout.size]: all that was not sent yet, back in the weights' domain."""
+        """Return all that was not sent yet in the domain of the weights, float32 [layout.size]."""
         found = torch.empty_like(self._flat)
         for transform, plane, momentum_CN in zip(
             self._transforms, self._layout.planes, self.planes(), strict=True
@@ -112,7 +110,7 @@ class Momentum:
         return found
 
     def add(self, values: Tensor) -> None:
-        """float32 [layout.size], in the weights' domain; spoilt."""
+        """Add float32 [layout.size] in the domain of the weights; overwrites `values`."""
         for transform, plane, momentum_CN in zip(
             self._transforms, self._layout.planes, self.planes(), strict=True
         ):
@@ -121,18 +119,17 @@ class Momentum:
                 transform.accumulate(tile_CN, values_CN, 1.0)
 
     def strength(self, plane: int) -> Tensor:
-        """float32 [C, 1]: the largest magnitude in each chunk of a plane."""
+        """Return the largest magnitude in each chunk of a plane, float32 [C, 1]."""
         return self.planes()[plane].abs().amax(dim=1, keepdim=True).clamp(min=LEAST_STRENGTH)
 
     def put(self, plane: int, indices_CK: Tensor, values_CK: Tensor) -> None:
-        """Add values at coefficients of a plane."""
+        """Add values to coefficients of a plane."""
         self.planes()[plane].scatter_add_(1, indices_CK, values_CK)
 
     def signs(self, round: int) -> Tensor:
-        """int8 [layout.size]: the signs of the whole momentum, back in the weights' domain.
-
-        If `round`'s contribution is the last one taken, what it took counts in: it is still on its way.
-        """
+        """Return the signs of the whole momentum in the domain of the weights, int8 [layout.size]. If
+        `round`'s contribution is the last one taken, its values are included, because it is not applied
+        yet."""
         signs, taken = torch.empty_like(self._flat, dtype=torch.int8), self.sent(round)
         for index, (plane, momentum_CN) in enumerate(zip(self._layout.planes, self.planes(), strict=True)):
             targets = tiles_of(plane_of(signs, plane))
@@ -145,7 +142,7 @@ class Momentum:
 
     @staticmethod
     def _sent_tiles(momentum_CN: Tensor, sent: Sent | None) -> Iterator[tuple[Tensor, Tensor] | None]:
-        """Of each tile, the indices and values that were taken from it."""
+        """Yield for each tile the indices and values that were taken from it."""
         if sent is None:
             return (None for _ in tiles_of(momentum_CN))
         return zip(tiles_of(sent.indices), tiles_of(sent.values), strict=True)

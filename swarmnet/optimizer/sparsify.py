@@ -1,7 +1,7 @@
-"""Which coefficients of a chunk a peer votes on: the strongest, or the strongest of each group.
+"""Select which coefficients of a chunk a peer votes on: the strongest, or the strongest of each group.
 
-One interface, `Selection`: choose from the momentum, write the choice in bits, read it back. All of it is
-a function of single chunks, so the choice does not depend on how layers are cut in stages.
+One interface, `Selection`, chooses from the momentum, encodes the choice in bits, and decodes it. All of it
+is a function of single chunks, so the choice does not depend on how layers are cut into stages.
 
 Shapes: C chunks, N coefficients in a chunk, K kept of them, W = N / K size of a group.
 """
@@ -23,24 +23,24 @@ from swarmnet.optimizer.index_code import Bits, EliasFano, GroupOffsets, log2_ex
 
 
 class Selection(Protocol):
-    """For one size of chunk."""
+    """Chooses and encodes indices for one size of chunk."""
 
     @property
     def kept(self) -> int:
-        """K: votes per chunk."""
+        """K: number of votes per chunk."""
 
     @property
     def index_bits(self) -> int:
-        """Bits per chunk that say which indices are voted on."""
+        """Number of bits per chunk that encode the indices of the votes."""
 
     def choose(self, momentum_CN: Tensor) -> Tensor:
-        """int64 [C, K]: the indices to vote on; distinct within a chunk."""
+        """Return the indices to vote on, int64 [C, K]; distinct within a chunk."""
 
     def write(self, indices_CK: Tensor) -> Bits:
-        """[C, index_bits]."""
+        """Encode indices as bits [C, index_bits]."""
 
     def read(self, bits_CB: Bits) -> Tensor:
-        """int64 [C, K] of what `write` made; ContributionError where nothing honest can have made it."""
+        """Return int64 [C, K] of what `write` made. Raises ContributionError for anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class StrongestOfGroups:
-    """The largest magnitude of each of K groups of W: a shorter code than TopK, and a cheaper search."""
+    """The largest magnitude of each of K groups of W: a shorter code than TopK's, and a cheaper search."""
 
     chunk: int
     kept: int
@@ -95,8 +95,8 @@ class StrongestOfGroups:
 
 
 def selection_of(name: str, chunk: int, kept_of_4096: int, shrinks: bool = True) -> Selection:
-    """The selection `name` for chunks of `chunk`. The number kept shrinks with the chunk, down to 1, or, as
-    DeMo has it, is the same for all that have so many."""
+    """Return the selection `name` for chunks of `chunk` values. The number kept shrinks with the chunk, down
+    to 1, or is the same for all chunks that are large enough, as in DeMo."""
     kept = max(1, kept_of_4096 * chunk // CHUNK) if shrinks else min(kept_of_4096, chunk)
     log2_exact(kept)
     kinds: dict[str, type[TopK] | type[StrongestOfGroups]] = {"top-k": TopK, "group": StrongestOfGroups}
@@ -104,22 +104,20 @@ def selection_of(name: str, chunk: int, kept_of_4096: int, shrinks: bool = True)
 
 
 def seed_of(run_id: RunId, round: int, peer: PeerId) -> bytes:
-    """32 bytes that differ in every run, round and peer."""
+    """Return 32 bytes that differ in every run, round and peer."""
     return hashlib.sha256(f"swarmnet contribution\n{run_id}\n{round}\n{peer}".encode()).digest()
 
 
 def coin_flips(seed: bytes, chunk: int, count: int) -> NDArray[np.bool_]:
-    """bool [count]: signs for coefficients that are exactly zero (a constant one would be a bias)."""
+    """Return signs for coefficients that are exactly zero, bool [count]; a constant sign would be a bias."""
     stream = hashlib.shake_256(b"signs" + seed + chunk.to_bytes(4, "little"))
     return np.unpackbits(np.frombuffer(stream.digest(-(-count // 8)), np.uint8))[:count].astype(np.bool_)
 
 
 def _largest(magnitude_CN: Tensor, kept: int) -> Tensor:
-    """int64 [C, K], ascending: the K largest of each chunk; of equals at the edge the first.
-
-    numpy's partition finds the K-th largest with SIMD, and what reaches it is found in ascending order:
-    several times faster than torch.topk and a sort.
-    """
+    """Return the K largest of each chunk, int64 [C, K], ascending; at equal values the first ones. The
+    partition of numpy finds the K-th largest with SIMD. All values that reach it are found in ascending
+    order. This is several times as fast as torch.topk and a sort."""
     if magnitude_CN.device.type != "cpu":
         return magnitude_CN.topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
     magnitude = magnitude_CN.numpy()
@@ -136,12 +134,10 @@ def _largest(magnitude_CN: Tensor, kept: int) -> Tensor:
 
 
 def _first_of_largest(values_CWK: Tensor) -> Tensor:
-    """int64 [C, K]: the place along W, a power of two, of the largest magnitude; float32.
-
-    The bits of a positive float order as an integer does, so its lowest log2(W) bits, overwritten with the
-    place, make one key that a plain maximum decides: five times faster than argmax. Magnitudes that differ
-    by less than W * 2**-23 of themselves count as equal; the first of them wins.
-    """
+    """Return the position along W, a power of two, of the largest float32 magnitude, int64 [C, K]. The bits
+    of a positive float order like an integer. Its lowest log2(W) bits, overwritten with the position, make
+    one key for a plain maximum: five times as fast as argmax. Magnitudes that differ by less than W * 2**-23
+    of themselves count as equal; the first of them wins."""
     width = values_CWK.shape[1]
     key_CWK = values_CWK.view(torch.int32).bitwise_and(0x7FFFFFFF & ~(width - 1))
     key_CWK |= torch.arange(width - 1, -1, -1, dtype=torch.int32, device=values_CWK.device)[:, None]

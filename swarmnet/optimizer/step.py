@@ -1,4 +1,4 @@
-"""What a round does to the weights, in as little memory as it takes: several rounds are open at a time."""
+"""The effect of a round on the weights, in little memory, because several rounds are open at a time."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from swarmnet.run.rates import WHOLE, scaled
 
 
 class Step(Protocol):
-    """Whole units for each weight."""
+    """A change of each weight in integer units."""
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
-        """To weights, int32 [C, N], those of a tile, in place; and where the group settles a momentum with
-        them (model/state_layout.py), to that, which must be as after the round before. None: from rest."""
+        """Change the weights of a tile, int32 [C, N], in place. If the group settles a momentum
+        (`model/state_layout.py`), it is updated too and must be that of the round before. None: from zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Weights that move at one rate."""
+    """A range of weights with one learning rate."""
 
     start: int
     stop: int
-    """Both in the flat vector."""
+    """Both are positions in the flat vector."""
     signs: int
-    """Where their signs begin."""
+    """First position in the signs."""
     rate: int
-    """Units."""
+    """Learning rate in units."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignStep:
-    """A learning rate against each sign of a direction: what all sign methods end with."""
+    """A learning rate against each sign of a direction: the result of all sign methods."""
 
     signs: Tensor
     """int8: -1, 0, 1."""
@@ -51,14 +51,14 @@ class SignStep:
             start, stop = tile.within(each.start, each.stop)
             if start < stop:
                 shift = each.signs - each.start
-                moved = self.signs[start + shift : stop + shift]
-                units[start - tile.start : stop - tile.start].add_(moved, alpha=-each.rate)
+                signs = self.signs[start + shift : stop + shift]
+                units[start - tile.start : stop - tile.start].add_(signs, alpha=-each.rate)
 
 
 def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, factor: int = WHOLE) -> SignStep:
-    """The step of `round` against int8 [layout.size] signs of a direction, which it keeps: a learning rate
-    each, times the parameter's share (branch_share) and the thousandths of `factor` that the run's owner
-    ordered (run/rates.py), and 0 in the padding."""
+    """Return the step of `round` against a direction's signs, int8 [layout.size], which it keeps. The step is
+    the learning rate times the parameter's share (`branch_share`) and the owner's `factor` in thousandths
+    (`run/rates.py`). It is 0 in the padding."""
     rate = learning_rate(manifest.sync, round)
     empty_padding(signs, layout)
     stretches = (
@@ -70,13 +70,13 @@ def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, fac
 
 
 def add_step(units: Tensor, step: Step, layout: Layout, momentum: Tensor | None = None) -> None:
-    """To int32 [layout.size], both, in place."""
+    """Apply a step to weights and momentum, both int32 [layout.size], in place."""
     for tile in all_tiles(layout, units.device):
         step.add_to(tile.of(units), tile, None if momentum is None else tile.of(momentum))
 
 
 def dense(step: Step, layout: Layout, device: torch.device | None = None) -> Tensor:
-    """int32 [layout.size]: the same, a number for each weight. `device`: where the step lies."""
+    """Return a step as a number for each weight, int32 [layout.size]. `device` is where the step is."""
     units = torch.zeros(layout.size, dtype=torch.int32, device=device)
     add_step(units, step, layout)
     return units

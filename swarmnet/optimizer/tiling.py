@@ -1,8 +1,9 @@
-"""Views of a flat vector: its planes, and the tiles of a plane that fit a processor's cache, or beside all
-that a peer holds; its padding; and how a method cuts it in chunks.
+"""Views of a flat vector: its planes, and the tiles of a plane for cache- or memory-bounded work.
 
-Shapes: C chunks of a plane, N elements of a chunk, R rows and S columns of chunks in a matrix, A rows and B
-columns of one chunk.
+The module also clears padding, and defines how a method cuts the vector into chunks.
+
+Shapes: C chunks of a plane, N elements of a chunk. R rows and S columns of chunks are in a matrix, and A rows
+and B columns in one chunk.
 """
 
 from __future__ import annotations
@@ -19,43 +20,43 @@ from swarmnet.optimizer.index_code import log2_exact
 from swarmnet.run.manifest import CutName
 
 TILE_CHUNKS = 64
-"""Most chunks worked on at once: 64 * 4096 float32 are 1 MiB, about a core's second cache. Half of that
-was 10 % slower on a virtual EPYC with 1 MiB per core (calls dominate), twice as much up to 20 % slower."""
+"""Maximum number of chunks to work on at once. 64 * 4096 float32 are 1 MiB, about a core's second cache. On a
+virtual EPYC with 1 MiB per core, half was 10 % slower (calls dominate), twice up to 20 % slower."""
 ROUND_CHUNKS = 256
-"""Of a tile of all that a peer holds: 256 * 4096 float32 are 4 MiB beside the vectors. A multiple of 8, so
-that bits which lie one after the other begin with a byte in each."""
+"""Number of chunks of a tile for a round: 256 * 4096 float32 are 4 MiB in addition to the vectors. It is a
+multiple of 8, so that the bits of every tile start at a byte."""
 GPU_TIMES = 8
-"""As many chunks at once on a GPU, which has no such cache and takes its time for each call: with 476 million
-parameters in 454 tiles a peer there spent 30 % of its time in steps and rounds."""
+"""Factor for both numbers on a GPU, which has no such cache, but a cost per call. With 476 million parameters
+in 454 tiles a peer there spent 30 % of its time in steps and rounds."""
 SIDE = 64
 """Longest side of a tile of a matrix (arXiv:2411.19870, section 3)."""
 
 
 class Cut(Protocol):
-    """How the parameters of a stage are cut in chunks, in a vector of their own."""
+    """Defines how the parameters of a stage are cut into chunks, in a vector of their own."""
 
     @property
     def layout(self) -> Layout:
-        """Of that vector: its planes are what a method works on."""
+        """Layout of that vector. A method works on its planes."""
 
     @property
     def sides(self) -> tuple[tuple[int, int], ...]:
-        """Of each plane A, B: rows and columns of its chunks. What a chunk has beyond A * B is padding."""
+        """For each plane A, B: rows and columns of its chunks. Elements beyond A * B are padding."""
 
     @property
     def shrinks(self) -> bool:
-        """Whether of a smaller chunk fewer coefficients are kept."""
+        """Whether a smaller chunk keeps fewer coefficients."""
 
     def chunked(self, flat: Tensor) -> Tensor:
-        """[layout.size] of the stage's flat vector; it may be the same memory."""
+        """Return the chunked vector [layout.size] of the stage's flat vector; it may be the same memory."""
 
     def flat(self, chunked: Tensor) -> Tensor:
-        """The other way."""
+        """Return the flat vector of a chunked one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The flat vector as it lies: chunks go on over the ends of rows and matrices."""
+    """The flat vector unchanged. Chunks continue over the ends of rows and matrices."""
 
     layout: Layout
     shrinks: bool = field(default=True, init=False)
@@ -72,19 +73,17 @@ class Runs:
 
 
 class MatrixTiles:
-    """As DeMo cuts (its paper's reference, `_get_smaller_split`): of each side of a matrix the largest
-    divisor up to 64, so that no tile crosses an edge; of a vector likewise. Of a side without such a divisor
-    tiles are thin.
-
-    A tile lies in a chunk of the next power of two, so that codes of indices stay what they are.
-    """
+    """Tiles of matrices, as DeMo cuts (its paper's reference, `_get_smaller_split`). The side of a tile is
+    the largest divisor up to 64 of the matrix side, so that no tile crosses an edge. Vectors are cut the same
+    way. If a side has no such divisor, tiles are thin. A tile is stored in a chunk of the next power of two,
+    so that codes of indices remain valid."""
 
     shrinks = False
 
     def __init__(self, layout: Layout) -> None:
         self._whole = layout
         grids = [(entry, _grid(entry)) for entry in layout.entries]
-        kinds = sorted({(_room(grid), grid.tile) for _, grid in grids}, reverse=True)
+        kinds = sorted({(_chunk_size(grid), grid.tile) for _, grid in grids}, reverse=True)
         self.sides = tuple(tile for _, tile in kinds)
         entries: list[Entry] = []
         planes: list[Plane] = []
@@ -102,7 +101,7 @@ class MatrixTiles:
 
     def chunked(self, flat: Tensor) -> Tensor:
         if flat.shape != (self._whole.size,):
-            return flat  # Whoever takes it in refuses it, and says its shape.
+            return flat  # The consumer refuses it with a message about its shape.
         chunked = flat.new_zeros(self.layout.size)
         for inner_RSAB, tiles_RSAB in self._views(flat, chunked):
             tiles_RSAB.copy_(inner_RSAB)
@@ -115,7 +114,7 @@ class MatrixTiles:
         return flat
 
     def _views(self, flat: Tensor, chunked: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each parameter its numbers in both vectors, in one order."""
+        """Yield the numbers of each parameter in both vectors, in the same order."""
         for entry, grid, there in self._places:
             inner = flat[entry.place]
             (rows, columns), (height, width) = grid.tiles, grid.tile
@@ -126,7 +125,7 @@ class MatrixTiles:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Of one parameter."""
+    """The tiles of one parameter."""
 
     tiles: tuple[int, int]
     """R, S."""
@@ -145,12 +144,12 @@ def _grid(entry: Entry) -> _Grid:
 
 
 def _divisor(side: int) -> int:
-    """The largest that is at most SIDE."""
+    """Return the largest divisor that is at most SIDE."""
     return next(length for length in range(min(SIDE, side), 0, -1) if side % length == 0)
 
 
-def _room(grid: _Grid) -> int:
-    """The power of two that holds a tile."""
+def _chunk_size(grid: _Grid) -> int:
+    """Return the power of two that holds a tile."""
     height, width = grid.tile
     return 1 << (height * width - 1).bit_length()
 
@@ -160,21 +159,21 @@ def cut_of(name: CutName, layout: Layout) -> Cut:
 
 
 def factors(chunk: int) -> tuple[int, int]:
-    """The two powers of two nearest to each other whose product is `chunk`: 4096 = 64 * 64, 128 = 8 * 16."""
+    """Return the two nearest powers of two whose product is `chunk`: 4096 = 64 * 64, 128 = 8 * 16."""
     exponent = log2_exact(chunk)
     return 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some chunks of a plane."""
+    """A range of chunks of a plane."""
 
     number: int
-    """Of the plane."""
+    """Number of the plane."""
     plane: Plane
     first: int
     last: int
-    """Before this chunk it ends."""
+    """The first chunk after the tile."""
 
     @property
     def rows(self) -> slice:
@@ -193,15 +192,15 @@ class Tile:
         return self.plane.offset + self.last * self.plane.chunk
 
     def of(self, flat: Tensor) -> Tensor:
-        """View [C, N] of a vector [layout.size]."""
+        """Return a view [C, N] of a vector [layout.size]."""
         return flat[self.start : self.stop].view(-1, self.plane.chunk)
 
     def within(self, start: int, stop: int) -> tuple[int, int]:
-        """What it has of a part of the flat vector, from where to where in that; nothing: not ascending."""
+        """Return the intersection with a range of the flat vector; empty if start is not below stop."""
         return max(start, self.start), min(stop, self.stop)
 
     def empty_padding(self, tile_CN: Tensor, layout: Layout) -> None:
-        """Numbers of these that belong to no parameter are zero again."""
+        """Set elements of the tile that belong to no parameter to zero."""
         flat = tile_CN.view(-1)
         for start, stop in layout.padding:
             if start < self.stop and self.start < stop:
@@ -209,7 +208,7 @@ class Tile:
 
 
 def all_tiles(layout: Layout, device: torch.device) -> Iterator[Tile]:
-    """In the order of the flat vector, as large as suits the device; how it is cut decides no bit."""
+    """Yield tiles in the order of the flat vector, in a size for the device. The size affects no result."""
     most = _at_once(ROUND_CHUNKS, device)
     for number, plane in enumerate(layout.planes):
         for first in range(0, plane.chunks, most):
@@ -221,25 +220,25 @@ def _at_once(chunks: int, device: torch.device) -> int:
 
 
 def plane_of(flat: Tensor, plane: Plane) -> Tensor:
-    """View [C, N] of a vector [layout.size]."""
+    """Return a view [C, N] of a vector [layout.size]."""
     return flat[plane.offset : plane.stop].view(plane.chunks, plane.chunk)
 
 
 def empty_padding(flat: Tensor, layout: Layout) -> None:
-    """Numbers of a vector [layout.size] that belong to no parameter are zero again."""
+    """Set elements of a vector [layout.size] that belong to no parameter to zero."""
     for start, stop in layout.padding:
         flat[start:stop] = 0
 
 
 def tiles_of(plane_CN: Tensor) -> Iterator[Tensor]:
-    """Views of at most TILE_CHUNKS chunks each, on a GPU of more, as equal as can be."""
+    """Yield views of equal size of at most TILE_CHUNKS chunks each, more on a GPU."""
     chunks = plane_CN.shape[0]
     size = -(-chunks // -(-chunks // _at_once(TILE_CHUNKS, plane_CN.device)))
     return (plane_CN[start : start + size] for start in range(0, chunks, size))
 
 
 def blocks_of(layout: Layout, device: torch.device) -> tuple[list[str], list[Tensor]]:
-    """Names of the blocks, and per plane the int64 [C] number of each chunk's block."""
+    """Return the names of the blocks, and for each plane the int64 [C] block numbers of its chunks."""
     names = list(layout.block_ranges())
     block_of_chunk = [torch.zeros(plane.chunks, dtype=torch.int64) for plane in layout.planes]
     for entry in layout.entries:

@@ -1,11 +1,11 @@
-"""Orthogonal transforms of chunks, and their exact inverse of integer votes.
+"""Orthogonal transforms of chunks, and their exact inverse for integer votes.
 
-A chunk of N = P * Q values is a P x Q matrix V; its coefficients are L V R^T with orthogonal L and R. Where N
-is more than P * Q (tiling.py), the rest of a chunk is zero and stays zero.
+A chunk of N = P * Q values is a P x Q matrix V. Its coefficients are L V R^T with orthogonal L and R. If N
+exceeds P * Q (`tiling.py`), the rest of a chunk is zero and stays zero.
 
-`exact_inverse` takes sums of votes and gives an integer multiple of the inverse. All values stay integers
-that its number format carries exactly, so the bits are the same in any order of summation, with any
-number of threads and on any device. Only the signs of the result mean anything.
+`exact_inverse` takes sums of votes and returns an integer multiple of the inverse. All values stay integers
+that the number format represents exactly. The bits are therefore the same in any order of summation, with any
+number of threads and on any device. Only the signs of the result have a meaning.
 
 Shapes: C chunks, N values in a chunk, P rows and Q columns of a chunk.
 """
@@ -21,39 +21,36 @@ from torch import Tensor
 from swarmnet.optimizer.tiling import factors
 
 DCT_BITS = 8
-"""The integer DCT is round(2**8 * DCT): 99.6 % of signs as the ideal one in the prototype; each bit more
-halves the disagreement and doubles both factors of the bound."""
+"""The integer DCT is round(2**8 * DCT). In the prototype 99.6 % of its signs equalled the ideal ones. Each
+further bit halves the disagreement and doubles both factors of the bound."""
 FINE_DCT_BITS = 20
-"""Of `fine-dct`: its entries are as near to the ideal ones as float32's, for the largest are about
-2**-2.5."""
+"""Bits of `fine-dct`. Its entries are as accurate as float32's, because the largest are about 2**-2.5."""
 FLOAT32_INTEGERS = 2**24
 FLOAT64_INTEGERS = 2**53
 
 
 class TransformError(ValueError):
-    """The exact inverse was asked for more than the number formats carry."""
+    """The exact inverse would exceed the number formats."""
 
 
 class Transform(Protocol):
-    """For one size of chunk."""
+    """The transform for one size of chunk."""
 
     def accumulate(self, momentum_CN: Tensor, values_CN: Tensor, keep: float) -> None:
-        """In place: momentum = keep * momentum + transform(values). float32; `values_CN` is spoilt."""
+        """Set momentum = keep * momentum + transform(values) in place. float32; overwrites `values_CN`."""
 
     def inverse(self, coefficients_CN: Tensor) -> Tensor:
-        """float32 [C, N]."""
+        """Return the inverse, float32 [C, N]."""
 
     def exact_inverse(self, sums_CN: Tensor, bound: int) -> Tensor:
-        """[C, N]: an integer multiple of the inverse of integer `sums_CN`, whose magnitudes add up to at
-        most `bound` in each chunk. The number format of the result is the one that carries it."""
+        """Return an integer multiple of the inverse of integer `sums_CN`, [C, N]. The magnitudes of each
+        chunk add up to at most `bound`. The result has the number format that represents it exactly."""
 
 
 class Hadamard:
-    """Sylvester's matrices, +1 and -1 only: additions are all it needs, and any integers carry it exactly.
-
-    Butterflies and not matrix products: 12 additions per value instead of 128 multiplications. They run
-    along rows only, so coefficients are stored transposed, with one transposition between the two passes.
-    """
+    """Sylvester's matrices, with entries +1 and -1. They need only additions, and any integers represent them
+    exactly. Butterflies need 12 additions per value; matrix products would need 128 multiplications. They run
+    along rows only, so coefficients are stored transposed, with one transposition between the two passes."""
 
     def __init__(self, chunk: int) -> None:
         self._rows, self._columns = factors(chunk)
@@ -74,7 +71,7 @@ class Hadamard:
 
 
 class Dct:
-    """The orthonormal DCT-II, as in DeMo; its exact inverse uses the basis rounded to 2**-8."""
+    """The orthonormal DCT-II, as in DeMo. Its exact inverse uses the basis rounded to 2**-8."""
 
     def __init__(self, sides: tuple[int, int], device: torch.device) -> None:
         ideal = [_dct(size).to(device) for size in sides]
@@ -94,18 +91,16 @@ class Dct:
         largest = bound * self._growth
         if largest > FLOAT64_INTEGERS:
             raise TransformError(f"sums of up to {bound} make values beyond 2**53: fewer peers, or hadamard")
-        # Anything but "highest" lets float32 products run in TF32 or bfloat16, which drop bits.
+        # Any setting but "highest" runs float32 products in TF32 or bfloat16, which lose bits.
         fits = largest <= FLOAT32_INTEGERS and torch.get_float32_matmul_precision() == "highest"
         pair, kind = (self._exact_32, torch.float32) if fits else (self._exact_64, torch.float64)
         return pair.inverse(sums_CN.to(kind))
 
 
 class FineDct(Dct):
-    """The same with the basis rounded to 2**-20, for coefficients that are values and not votes.
-
-    Both products at once would outgrow 2**53: between them the half-done values are rounded to what leaves
-    room. That is one rounding of numbers that are exact, so it is the same everywhere.
-    """
+    """The same transform with the basis rounded to 2**-20, for coefficients that are values and not votes.
+    Both products at once would exceed 2**53. The intermediate values are rounded to stay below it. This is
+    one rounding of exact numbers, so it is the same everywhere."""
 
     def __init__(self, sides: tuple[int, int], device: torch.device) -> None:
         super().__init__(sides, device)
@@ -121,8 +116,8 @@ class FineDct(Dct):
 
 
 class _Pair:
-    """L V R^T for a batch of chunks. Batched products of single chunks and never one large product: a
-    chunk's rounding must not depend on which chunks are beside it (stages may be cut anywhere)."""
+    """L V R^T for a batch of chunks. Single chunks are multiplied in batches, never as one large product. The
+    rounding of a chunk must not depend on its neighbours, because stages may be cut anywhere."""
 
     def __init__(self, left_PP: Tensor, right_QQ: Tensor) -> None:
         self._left_PP, self._right_QQ = left_PP, right_QQ
@@ -133,7 +128,7 @@ class _Pair:
         self._chunks(momentum_CN).baddbmm_(left_CPP, half_CPQ, beta=keep)
 
     def inverse(self, coefficients_CN: Tensor, dropped_bits: int = 0) -> Tensor:
-        """`dropped_bits`: of the integers between the two products, so many are rounded away."""
+        """Return the inverse. `dropped_bits` of the integers between the two products are rounded away."""
         chunks = coefficients_CN.shape[0]
         half_CPQ = torch.bmm(self._left_PP.t().expand(chunks, -1, -1), self._chunks(coefficients_CN))
         if dropped_bits:
@@ -166,10 +161,8 @@ def transform_of(
 
 
 def butterflies(values_CAB: Tensor) -> None:
-    """In place: the unnormalised Hadamard transform along A, by additions alone.
-
-    Integers may wrap on the way; the result is right modulo 2**bits, and so right if it fits.
-    """
+    """Apply the unnormalised Hadamard transform along A in place, by additions alone. Intermediate integers
+    may wrap. The result is correct modulo 2**bits, and so correct if it fits."""
     chunks, length, inner = values_CAB.shape
     half = 1
     while half < length:
@@ -181,7 +174,7 @@ def butterflies(values_CAB: Tensor) -> None:
 
 
 def _both_ways(values_CAB: Tensor) -> Tensor:
-    """Unnormalised Hadamard transform along A and B; [C, B, A]. Spoils its argument."""
+    """Return the unnormalised Hadamard transform along A and B, [C, B, A]. Overwrites its argument."""
     butterflies(values_CAB)
     values_CBA = values_CAB.transpose(1, 2).contiguous()
     butterflies(values_CBA)
@@ -189,6 +182,7 @@ def _both_ways(values_CAB: Tensor) -> Tensor:
 
 
 def _integers_for(bound: int) -> torch.dtype:
+    """Return the smallest integer dtype for values up to `bound`. Raises TransformError if there is none."""
     for kind in (torch.int16, torch.int32, torch.int64):
         if bound <= torch.iinfo(kind).max:
             return kind
@@ -196,7 +190,8 @@ def _integers_for(bound: int) -> torch.dtype:
 
 
 def _dct(size: int) -> Tensor:
-    """float64 [size, size], row = frequency: sqrt(2 / n) cos(pi (2 j + 1) i / 2 n), the first sqrt(1 / n)."""
+    """Return the DCT, float64 [size, size], row = frequency: sqrt(2 / n) cos(pi (2 j + 1) i / 2 n). Row 0 is
+    sqrt(1 / n)."""
     return torch.tensor(
         [
             [sqrt((2 if i else 1) / size) * cos(pi * (2 * j + 1) * i / (2 * size)) for j in range(size)]

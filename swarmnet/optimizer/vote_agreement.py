@@ -1,4 +1,4 @@
-"""What the others of a group think of one peer's votes: how many they share, how many they outvote."""
+"""Measure how far the other peers of a group agree with one peer's votes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Concord:
-    """One peer's votes in one round. Votes of noise are agreed with and opposed equally often."""
+    """Agreement about one peer's votes in one round. Noise is agreed with and opposed equally often."""
 
     agreed: int
-    """The others who voted on that coefficient mostly voted so, too."""
+    """Number of votes with which the majority of the other votes on that coefficient agrees."""
     opposed: int
-    """They mostly voted the other way."""
+    """Number of votes against the majority of the others."""
     alone: int
-    """Nobody else voted on it, or the others are even."""
+    """Number of votes on coefficients without other votes, or with a tie among them."""
 
     def __add__(self, other: Concord) -> Concord:
         return Concord(self.agreed + other.agreed, self.opposed + other.opposed, self.alone + other.alone)
 
 
 def concord(votes: Tensor, sums: Tensor) -> Concord:
-    """`votes`: integers +1 or -1 (0: none); `sums`: of all votes on the same coefficients, these included."""
+    """Compare votes (+1, -1; 0: none) with `sums`, which include them. Returns the counts."""
     product = votes * (sums - votes)
     agreed, opposed = int(torch.count_nonzero(product > 0)), int(torch.count_nonzero(product < 0))
     return Concord(agreed, opposed, product.numel() - agreed - opposed)

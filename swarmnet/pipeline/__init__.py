@@ -1,1 +1,1 @@
-"""A microbatch on one peer: the machine, its events, the ledger, flow control and timeouts."""
+"""The microbatches on one peer: state machine, events, ledger, flow control and timeouts."""

@@ -1,4 +1,4 @@
-"""What happens to microbatches on a peer, and what `Pipeline` asks its caller to do."""
+"""Events that happen to microbatches on a peer, and effects that `Pipeline` asks its caller to carry out."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ActArrived:
 
 @dataclass(frozen=True, slots=True)
 class ForwardDone:
-    """ComputeForward is done on a stage that is not the last: the output is kept under the key."""
+    """`ComputeForward` is done on a stage that is not the last. The caller keeps the output under the key."""
 
     key: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
 class LastDone:
-    """ComputeForward is done on the last stage, loss and backward with it."""
+    """`ComputeForward` is done on the last stage, including loss and backward pass."""
 
     key: MicrobatchId
     tokens: int
@@ -47,13 +47,13 @@ class BackwardDone:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Computing failed; nothing was added to the gradient."""
+    """Computing failed, and nothing was added to the gradient."""
 
     key: MicrobatchId
     code: str
     reason: str
     again: bool = False
-    """The gradient that came was no good, and with another one it can be computed still."""
+    """Whether only the received gradient was invalid, so that another one can still be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,19 @@ class CancelArrived:
     peer: PeerId
     key: MicrobatchId
     attempt: int
-    """The last one that is not wanted any more."""
+    """The last attempt that is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """Its links ended, it went silent, or it said Bye."""
+    """All links to the peer ended, it fell silent, or it said Bye."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but time has passed, or a peer has room again."""
+    """Only time has passed, or a peer has room again."""
 
 
 Event = (
@@ -109,14 +109,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ComputeForward:
-    """Answer with ForwardDone (with LastDone on the last stage) or Failed."""
+    """Compute the forward pass. The caller answers `ForwardDone` (last stage: `LastDone`) or `Failed`."""
 
     key: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeBackward:
-    """Answer with BackwardDone or Failed."""
+    """Compute the backward pass. The caller answers with `BackwardDone` or `Failed`."""
 
     key: MicrobatchId
 
@@ -131,7 +131,7 @@ class SendAct:
 
 @dataclass(frozen=True, slots=True)
 class SendGrad:
-    """The kept answer, to one who asked."""
+    """Send the kept answer to a peer that requested it."""
 
     key: MicrobatchId
     peer: PeerId
@@ -163,7 +163,7 @@ class SendCancel:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Free everything kept under the key: input, output, graph, answer."""
+    """Free everything kept under the key: input, output, graph and answer."""
 
     key: MicrobatchId
 

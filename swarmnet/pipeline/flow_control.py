@@ -1,16 +1,16 @@
-"""How many microbatches an origin keeps under way: as many as keep the computers busy, and hardly more.
+"""Decide how many microbatches an origin keeps in flight: enough to keep the computers busy, and few more.
 
-Too few, and the peers below wait for the network; too many, and microbatches wait in queues, which costs
-memory and makes a lost peer's share of them larger. By Little's law the average number that wait for compute
-is (number under way) * (share of their time that they wait for compute). It is kept between two bounds, as
-TCP Vegas does (Brakmo and Peterson 1995, alpha and beta). Vegas infers the queue from the shortest answer;
-on a lossy line repeated packets would look like one. Here the peers tell what they know: each answer says how
-long the microbatch waited for compute and how long it computed. The rest is network.
+With too few, the peers below wait for the network. With too many, microbatches wait in queues, which costs
+memory and increases the loss when a peer fails. By Little's law the average number that wait for compute is
+(number in flight) * (share of their time that they wait for compute). The window keeps this number between
+two bounds, as TCP Vegas does (Brakmo and Peterson 1995, alpha and beta). Vegas infers the queue from the
+shortest answer, which mistakes repeated packets on a lossy link for a queue. Here each answer reports how
+long the microbatch waited for compute and how long it computed. The remaining time is network.
 
-Where the network itself is full, more in flight only makes it slower: fewer are kept under way once it takes
-`MOST_STRETCH` times what it took when it was quickest (BBR bounds what it sends by the smallest round trip).
+If the network itself is full, more microbatches in flight only make it slower. The window shrinks once the
+network time exceeds `MOST_STRETCH` times its minimum (BBR bounds what it sends by the smallest round trip).
 
-No IO. Times in seconds.
+The module does no IO. Times are seconds.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from swarmnet.run.manifest import Manifest, ModelShape
 
 FIRST_WINDOW = 4
 LEAST_WAITING, MOST_WAITING = 2.0, 4.0
-"""Of one origin, on all stages together. One server with such a queue works 85 to 90 % of the time even if
-arrivals are as irregular as a Poisson stream (M/D/1: 2.4 wait at 85 %)."""
+"""Target number of waiting microbatches of one origin, over all stages. One server with such a queue works 85
+to 90 % of the time even for Poisson arrivals (M/D/1: 2.4 wait at 85 %)."""
 LEAST_SHARE, MOST_SHARE = 0.6, 0.75
-"""Or this share of those under way, if that is more. With 0.6 of them waiting there are 2.5 times what the
-way itself holds (BBR's gain is 2). Microbatches travel in bunches, as a stage does all backward passes before
-any forward one: just as many as the way holds keep it busy 64 % of the time
-(tests/swarmnet/pipeline/test_flow.py, far stage). With 0.5 and 0.7 seven random swarms did 95.8 % of their
-maximum flow, with these 98.1 %, and an answer took a tenth longer (docs/benchmarks/removed.md)."""
+"""Target share of those in flight that wait, if it is more than the numbers above. With 0.6 waiting there are
+2.5 times as many as the path itself holds (BBR's gain is 2). Microbatches travel in bunches, because a stage
+does backward passes before forward passes. Exactly as many as the path holds keep it busy 64 % of the time
+(`tests/swarmnet/pipeline/test_flow.py`, far stage). With 0.5 and 0.7 seven random swarms did 95.8 % of their
+maximum flow, and with these values 98.1 %. An answer took a tenth longer (docs/benchmarks/removed.md)."""
 MOST_STRETCH = 5.0
-"""With 32 under way per origin on lines of 10 Mbit/s and 1 % loss an answer took 3.1 s for 8 % more tokens
-than with 11, which took 0.7 s (docs/benchmarks/wan.md)."""
+"""Maximum network time in multiples of its minimum. On links of 10 Mbit/s with 1 % loss, 32 in flight per
+origin carried 8 % more tokens than 11, but answers took 3.1 s, not 0.7 s (docs/benchmarks/wan.md)."""
 PROBE_EPOCHS = 20
-"""After so many epochs of that, the line is measured again with few under way: it may have become another."""
+"""Number of epochs with a full link after which it is measured again, because it may have changed."""
 LEAST_ANSWERS = 8
-"""Per epoch, at least: fewer scatter too much."""
+"""Minimum number of answers per epoch; fewer scatter too much."""
 
 FLOAT_BYTES, BF16_BYTES = 4, 2
 GRAPH_SHARE = 1 / 8
-"""Of a machine's memory, what the graphs that wait for their gradients may take."""
+"""Share of a machine's memory for the graphs that wait for their gradients."""
 
 
 def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
-    """About what a stage keeps of a microbatch from its forward to its backward pass.
-
-    Within 2 % of what autograd was seen to keep for three shapes, with and without `qk_norm`, in float32."""
+    """Estimate the bytes that a stage keeps of a microbatch from its forward to its backward pass. The
+    estimate is within 2 % of what autograd kept for three shapes, with and without `qk_norm`, in float32."""
     tokens = manifest.microbatch_tokens
     layers = manifest.stages[stage]
     match computing.recompute:
@@ -57,8 +56,8 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
 
 
 def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
-    """More of the one microbatch whose backward pass is computed: what is computed again for it, and where
-    the head is what it says of each token, what that comes to, and its gradient."""
+    """Estimate the additional bytes of the one microbatch whose backward pass is being computed. They hold
+    recomputed activations and, at the head, the logits, their softmax and their gradient."""
     layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
     of_token = layers * _layer_bytes(manifest.model, computing)
     if manifest.span(stage).has_head:
@@ -67,49 +66,53 @@ def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) 
 
 
 def _layer_bytes(model: ModelShape, computing: Computing) -> int:
-    """Of a token, what a layer keeps for its backward pass."""
+    """Return the bytes per token that a layer keeps for its backward pass."""
     heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
     feeds = 4 * model.active_feed_forward
     if computing.dtype == "fp32":
         return FLOAT_BYTES * (6 * model.width + 2 * heads + feeds)
-    # Hidden states, and what is normed of them, stay float32; what matrices take and give does not.
+    # Hidden states and inputs of norms stay float32; inputs and outputs of matrices are bfloat16.
     return 2 * FLOAT_BYTES * model.width + BF16_BYTES * (4 * model.width + 2 * heads + feeds)
 
 
 def graphs_that_fit(
     manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN
 ) -> int:
-    """How many microbatches a peer with so much memory may keep open in this stage; at least one."""
+    """Return how many microbatches a peer with `memory_bytes` may keep open in this stage; at least one."""
     return max(1, int(GRAPH_SHARE * memory_bytes) // graph_bytes(manifest, stage, computing))
 
 
 class Flow:
-    """`window` is how many to keep under way. One per origin."""
+    """The flow control of one origin. `window` is how many microbatches to keep in flight."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: never more than this many."""
+        """Create the control. The window never exceeds `limit`."""
         self.limit = limit
         self.window = max(1, min(FIRST_WINDOW, limit))
         self.least_waiting, self.most_waiting = LEAST_WAITING, MOST_WAITING
         self.network_floor: float | None = None
-        """Seconds that a microbatch spent on the network in the quickest epoch."""
+        """Mean network seconds of a microbatch in the fastest epoch; None before the first epoch."""
         self._grew_only = True
+        """Whether the window has only grown so far (slow start)."""
         self._full_epochs = 0
-        """Epochs in which the line was full."""
+        """Number of epochs in which the link was full."""
         self._passed_over = 0
+        """Number of further answers to ignore, because their microbatches started before the window
+        changed."""
         self._answers = 0
         self._total = self._queue = self._network = 0.0
         self._under_way = 0
 
     def aim(self, stages: int, peers_here: int, peers_below: int) -> None:
-        """Wait for compute once per stage on the way, for as many peers of the next stage as there are per
-        origin: each of them needs a queue (docs/benchmarks/removed.md has what fewer cost)."""
+        """Set the target for the number that wait: one per stage for each peer of the next stage per origin.
+        Each of these peers needs a queue (docs/benchmarks/removed.md)."""
         self.least_waiting = max(LEAST_WAITING, stages * max(1.0, peers_below / max(1, peers_here)))
         self.most_waiting = MOST_WAITING / LEAST_WAITING * self.least_waiting
 
     def done(self, total: float, compute: float, queue: float, under_way: int) -> None:
-        """A microbatch of ours is committed: its seconds from start to end, what of them was compute and
-        waiting for compute on all stages, and how many were under way with it."""
+        """Record a committed microbatch of this origin. `total` is its seconds from start to end. `compute`
+        and `queue` are its seconds of compute and of waiting for compute, summed over all stages. `under_way`
+        is how many were in flight with it."""
         if self._passed_over > 0:  # It was started before the window changed.
             self._passed_over -= 1
             return
@@ -122,12 +125,13 @@ class Flow:
             self._adapt()
 
     def _adapt(self) -> None:
+        """End an epoch: adjust the window by the mean queue and network times, and reset the sums."""
         answers, under_way = self._answers, self._under_way / self._answers
         network = self._network / answers
         waiting = under_way * self._queue / max(self._total, 1e-9)
         self.network_floor = min(self.network_floor or network, network)
         window = self.window
-        used = under_way > window - 1.0  # Else something else keeps the number down.
+        used = under_way > window - 1.0  # Otherwise something else limits the number in flight.
         if waiting > max(self.most_waiting, MOST_SHARE * under_way):
             self._grew_only = False
             window -= max(1, window // 8)

@@ -1,4 +1,4 @@
-"""What became of every microbatch on one peer, and the loss of those that passed lately."""
+"""Count how every microbatch on one peer ended, and average the loss of recent ones."""
 
 from __future__ import annotations
 
@@ -7,61 +7,63 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 REMEMBERED = 65_536
-"""Microbatches, the newest of all origins: minutes of the fastest stage, and nobody asks again so late. Each
-by itself, not all up to some counter: an ACT may name any, and does not speak for others of its origin."""
+"""Number of newest microbatches to remember, over all origins. It covers minutes of the fastest stage; no
+repeated ACT comes later. There is no counter per origin, because an ACT may name any key."""
 
 
 MICROBATCHES_OF_LOSS = 100
-"""Microbatches of one moment differ by a tenth of a nat; the mean of a hundred by a hundredth."""
+"""Number of microbatches in the mean. Simultaneous losses differ by 0.1 nats, means of 100 by 0.01."""
 
 
 class RecentLoss:
-    """The mean loss of the newest microbatches, each by its tokens: peers of one moment agree about it."""
+    """The mean loss of recent microbatches, weighted by tokens. Peers of one moment agree about it."""
 
     def __init__(self) -> None:
         self.newest: float | None = None
-        """Of the newest microbatch by itself; nats per token."""
+        """Loss of the newest microbatch alone, in nats per token."""
         self._seen: deque[tuple[float, int]] = deque(maxlen=MICROBATCHES_OF_LOSS)
 
     def add(self, loss_sum: float, tokens: int) -> None:
-        """Of a microbatch: nats, summed over its tokens."""
+        """Add the loss of a microbatch, in nats summed over its tokens."""
         if tokens > 0:
             self.newest = loss_sum / tokens
             self._seen.append((loss_sum, tokens))
 
     @property
     def mean(self) -> float | None:
-        """Nats per token; None: nothing has passed yet."""
+        """Mean loss in nats per token; None before the first microbatch."""
         tokens = sum(tokens for _, tokens in self._seen)
         return sum(loss for loss, _ in self._seen) / tokens if tokens else None
 
 
 class CommittedTwice(AssertionError):
-    """A microbatch's gradient was added a second time on one peer: a fault of this program."""
+    """A microbatch's gradient was added twice on one peer, which is a bug of this program."""
 
 
 @dataclass(slots=True)
 class Ledger:
+    """Counters of what happened to the microbatches on one peer."""
+
     committed: int = 0
-    """Microbatches whose gradient was added here."""
+    """Number of microbatches whose gradient was added here."""
     tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Reason -> microbatches given up here before their gradient was added."""
+    """Maps a reason to the number of microbatches dropped here before their gradient was added."""
     rerouted: dict[str, int] = field(default_factory=dict)
-    """Reason -> times a microbatch went to another peer of the next stage."""
+    """Maps a reason to the number of times that a microbatch was sent to another peer of the next stage."""
     repeated: int = 0
-    """ACTs for a microbatch that was already committed here: answered, not added again."""
+    """Number of ACTs for an already committed microbatch. They are answered, and nothing is added again."""
     refused: int = 0
-    """ACTs answered with BUSY."""
+    """Number of ACTs answered with BUSY."""
     late_answers: int = 0
-    """GRADs for a microbatch that needed none any more."""
+    """Number of GRADs that no microbatch needed any more."""
     _newest: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
 
     def is_committed(self, key: Hashable) -> bool:
         return key in self._newest
 
     def commit(self, key: Hashable, tokens: int) -> None:
-        """`key`: a microbatch, or what of one routed experts were asked."""
+        """Commit a microbatch, or a request to routed experts. Raises CommittedTwice on a repetition."""
         if self.is_committed(key):
             raise CommittedTwice(str(key))
         self._newest[key] = None

@@ -1,15 +1,15 @@
-"""A peer's part in the way of every microbatch: forward down, gradient up, committed once.
+"""Carry every microbatch through one peer: forward down, gradient up, and committed once.
 
     origin:  start -> forward -> (ACT to a peer of the next stage) -> GRAD -> backward, committed
     middle:  ACT   -> forward -> ACT onwards                       -> GRAD -> backward, committed -> GRAD back
     last:    ACT   -> forward, loss and backward at once, committed                            -> GRAD back
 
-Who sent an ACT keeps its output until GRAD comes. When the next peer dies, refuses or misses the deadline,
-the *nearest* sender sends the kept output to another peer: the work above is not lost. A repeated ACT gets
-the kept GRAD again and adds nothing. Deadlines are durations that each hop shortens.
+The sender of an ACT keeps its output until GRAD comes. The next peer may die, refuse or miss the deadline.
+Then the *nearest* sender sends the kept output to another peer, so the work above is not lost. A repeated ACT
+gets the kept GRAD again and adds nothing. Deadlines are durations, and each hop shortens them.
 
-No IO and no tensors: `handle(event, now)` returns what the caller must do; bodies stay with the caller,
-under the microbatch's id. Times in seconds on the caller's clock.
+The state machine does no IO and holds no tensors. `handle(event, now)` returns what the caller must do. The
+caller keeps the bodies under the microbatch's id. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from swarmnet.pipeline.timeouts import AnswerTimes
 from swarmnet.routing.load_balancer import Guide, Router
 
 LEAST_SHARE = 0.5
-"""Of the usual answer time: with less left than this another try would be computed in vain."""
+"""Share of the usual answer time. With less time left, another attempt could not finish."""
 MOST_MARGIN = 0.1
-"""What a hop keeps, at most, of the time that it has itself, and does not leave to its successor: its part of
-the way that is left. A tenth on each of 32 stages left those in the middle less than the way takes
-(docs/benchmarks/home_lines.md)."""
+"""Maximum share of its time that a hop keeps and does not leave to its successor. A hop keeps its share of
+the remaining path, but no more. A fixed tenth on each of 32 stages left those in the middle less than the
+path takes (docs/benchmarks/home_lines.md)."""
 MOST_ATTEMPTS = 4
 RETRY_SECONDS = 1.0
-"""How often a microbatch that nobody has room for is offered again, though nobody has answered, told of room
-or come to the end of a pause since: as often as neighbours beat, by which new ones are known."""
+"""Interval at which a microbatch without a next peer is offered again if no answer, report of room or end of
+a pause comes earlier. It equals the heartbeat interval, by which new neighbours become known."""
 GUIDED_RETRY_SECONDS = 0.1
-"""Where places are asked for ahead: what a guide waits for is not seen here."""
+"""Retry interval where places are reserved ahead: this module does not see what the guide waits for."""
 IS_WELL = frozenset({"committed", "other_path", "cancelled", "out_of_line"})
-"""Refusals of a peer that is well: it did this microbatch before, was told that it need not, or does not
-trust its numbers, which all peers see at the same moment when a step was large."""
+"""Refusals by a healthy peer. It computed this microbatch before, it received a cancel, or it rejects the
+values as outliers. All peers see outliers at the same moment when an optimizer step was large."""
 MOST_ASKERS = 4
-"""Wait for one answer: each is a peer that was tried and has not said that it gave up."""
+"""Maximum number of peers that wait for one answer. Each was tried and has not sent CANCEL."""
 MOST_OVERTAKEN = 256
-"""Of those that never come; a word of 64 bytes each."""
+"""Maximum number of cancelled attempts to remember whose ACT has not come, at 64 bytes each."""
 KEEP_SECONDS = 30.0
-"""How long a committed microbatch's GRAD is kept for a repeated ACT."""
+"""Seconds for which a committed microbatch's GRAD is kept for a repeated ACT."""
 
 
 Phase = Literal["door", "forward", "unrouted", "waiting", "backward", "done"]
@@ -54,38 +54,39 @@ Phase = Literal["door", "forward", "unrouted", "waiting", "backward", "done"]
 
 @dataclass(slots=True)
 class Job:
-    """One microbatch on this peer."""
+    """The state of one microbatch on this peer."""
 
     phase: Phase
     deadline: float
     own: bool = False
-    """Started here."""
+    """Whether it was started here."""
     above: dict[PeerId, int] = field(default_factory=dict)
-    """Who waits for its answer, and that peer's attempt."""
+    """Maps each peer that waits for the answer to its newest attempt."""
     next: PeerId | None = None
     attempt: int = 0
     failures: int = 0
     cancelled: bool = False
-    """Nobody wants it any more, but it is being computed: what comes of that decides."""
+    """Whether no peer wants it any more while it is being computed. The result decides how it ends."""
     sent_at: float = 0.0
     next_deadline: float = float("inf")
     tried: dict[PeerId, float] = field(default_factory=dict)
-    """Peers that it was sent to, and when first: an answer may be to that, whatever was sent since."""
+    """Maps each peer that was tried to the first send time. An answer may belong to any attempt."""
     answered_by: PeerId | None = None
-    """Whose gradient goes through here now."""
+    """Peer whose gradient is in the backward pass now."""
     answer_seconds: float | None = None
-    """What that took, if it answers the newest attempt."""
+    """Seconds until that gradient came, if it answers the newest attempt."""
     spoilt: set[PeerId] = field(default_factory=set)
-    """Whose gradient was no good: no other one of theirs is taken."""
+    """Peers whose gradient was invalid. No further gradient from them is accepted."""
     rerouted: str = ""
-    """Why the peer that was tried last did not do it (peers/telemetry/reasons.py)."""
+    """Reason why the newest peer did not do it (`peers/telemetry/reasons.py`)."""
     retry_at: float = float("inf")
     done_at: float = float("inf")
 
 
 class Pipeline:
-    """The machine. `candidates(key, tried)` names the live peers that a microbatch may go to next (None: one
-    that would be started now) after it was sent to those `tried`; the last stage has none."""
+    """The state machine of all microbatches on one peer. `candidates(key, tried)` returns the live peers that
+    a microbatch may go to after it was sent to `tried`. A key of None means one that would be started now.
+    The last stage has no candidates."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Pipeline:
         ledger: Ledger,
         body_bytes: int = 0,
     ) -> None:
-        """`body_bytes`: what a microbatch takes from stage to stage, by which patience begins."""
+        """Create the machine. `body_bytes` is the size of a body between stages; it sets first deadlines."""
         self.stages_below = stages_below
         self.router = router
         self.candidates = candidates
@@ -104,14 +105,14 @@ class Pipeline:
         self.ledger = ledger
         self.guide: Guide | None = None
         self.jobs: dict[MicrobatchId, Job] = {}
-        """All of them. Each is in one of the next two as well: no event looks through all that is kept."""
+        """All jobs. Each is also in `_open` or in `_kept`, so that no event scans everything that is kept."""
         self._open: dict[MicrobatchId, Job] = {}
         self._door: dict[MicrobatchId, Job] = {}
-        """Of these, those that came before there was memory for them: nothing but their input is kept."""
+        """Jobs of `_open` that came before there was memory for them. Only their input is kept."""
         self._kept: OrderedDict[MicrobatchId, Job] = OrderedDict()
-        """Done, in the order in which they were."""
+        """Jobs that are done, in the order in which they were."""
         self._overtaken: OrderedDict[tuple[PeerId, MicrobatchId], int] = OrderedDict()
-        """Attempts that were called off before they came."""
+        """Maps (peer, microbatch) to the attempt that was cancelled before it came."""
         self.answers = AnswerTimes(router, stages_below, body_bytes)
         self._effects: list[events.Effect] = []
 
@@ -121,11 +122,11 @@ class Pipeline:
 
     @property
     def started_here(self) -> int:
-        """Microbatches of this origin that are not finished."""
+        """Number of microbatches of this origin that are not finished."""
         return sum(job.own for job in self._open.values())
 
     def has_room_ahead(self, now: float) -> bool:
-        """Whether an origin may start one more: somebody would take it, and nothing waits for a route."""
+        """Return whether an origin may start one more: a peer would take it, and none waits for a route."""
         if not self.stages_below:
             return True
         if any(job.phase == "unrouted" for job in self._open.values()):
@@ -133,19 +134,19 @@ class Pipeline:
         return (self.guide or self.router).has_room(self.candidates(None, ()), now)
 
     def grant(self, peer: PeerId) -> int:
-        """How many microbatches `peer` of the stage above may have under way here."""
+        """Return how many microbatches `peer` of the stage above may have in flight here."""
         askers = (asker for job in self._open.values() for asker in job.above)
         return granted(peer, askers, self.slots - self.under_way)
 
     def expects_answer(self, key: MicrobatchId, peer: PeerId) -> bool:
-        """Whether a GRAD of this microbatch from this peer would be taken."""
+        """Return whether a GRAD of this microbatch from this peer would be accepted."""
         job = self.jobs.get(key)
         if job is None or job.phase not in ("waiting", "unrouted"):
             return False
         return peer in job.tried and peer not in job.spoilt
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
-        """Take an event; return what must be done, in order."""
+        """Process an event and return what must be done, in order."""
         self._effects = []
         match event:
             case events.Start(key):
@@ -187,7 +188,7 @@ class Pipeline:
         return self._effects
 
     def next_deadline(self) -> float:
-        """When to come with a Tick if nothing else happens."""
+        """Return when to send a Tick if nothing else happens."""
         due = float("inf")
         for job in self._open.values():
             if job.phase == "waiting":
@@ -200,9 +201,10 @@ class Pipeline:
     # -- events ---------------------------------------------------------------------------------------
 
     def _act(self, act: events.ActArrived, now: float) -> None:
+        """Accept, repeat or refuse a microbatch that a peer of the stage above sent."""
         job = self.jobs.get(act.key)
         if self._overtaken.pop((act.peer, act.key), 0) >= act.attempt:
-            # An answer all the same: the asker may have begun anew and count its attempts from one again.
+            # Send a reply anyway, because the sender may have restarted and count attempts from one again.
             reason = "this attempt was called off before it came"
             self._effects.append(events.SendNack(act.key, act.peer, act.attempt, "cancelled", reason))
             return
@@ -224,8 +226,8 @@ class Pipeline:
             self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
 
     def _asked_again(self, job: Job, act: events.ActArrived, now: float) -> None:
-        """The sender asks again (its link broke), or another does (the one above them re-routed). Whoever
-        asked before may still wait: nobody takes another's answer away."""
+        """Handle an ACT for a known microbatch, from the same sender (its link broke) or from another peer
+        after a re-route above. Earlier senders may still wait, so no sender replaces another."""
         if job.phase == "done":
             self.ledger.repeated += 1
             self._effects.append(events.SendGrad(act.key, act.peer, act.attempt))
@@ -237,7 +239,7 @@ class Pipeline:
             job.deadline = max(job.deadline, now + act.deadline_seconds)
 
     def _admit(self, now: float) -> None:
-        """Begin those at the door, first come first served, as long as there is memory."""
+        """Begin waiting microbatches in order of arrival while there is memory."""
         while self._door and self.under_way - len(self._door) < self.slots:
             key = next(iter(self._door))
             job = self._door.pop(key)
@@ -250,8 +252,8 @@ class Pipeline:
     def _route(
         self, key: MicrobatchId, now: float, full: Collection[PeerId] | None = None
     ) -> Collection[PeerId] | None:
-        """The output is there: send it to the best peer of the next stage. `full`: of these nobody has room,
-        as was just seen; returned are those of whom that is known now."""
+        """Send a ready output to the best peer of the next stage. `full` are candidates that were just found
+        to have no room. Returns the candidates known to be full now."""
         job = self.jobs[key]
         if job.cancelled:
             self.ledger.drop("cancelled")
@@ -283,7 +285,7 @@ class Pipeline:
         return None
 
     def _grad(self, peer: PeerId, key: MicrobatchId, now: float) -> None:
-        """The first answer counts, whoever gave it: each is a true gradient of this microbatch."""
+        """Accept the first answer from any peer that was tried. All are true gradients of this microbatch."""
         if not self.expects_answer(key, peer):
             self.ledger.late_answers += 1
             return
@@ -301,8 +303,9 @@ class Pipeline:
         self._offer(now)
 
     def _committed(self, key: MicrobatchId, tokens: int, now: float) -> None:
+        """Count a microbatch as committed and send its gradient to all peers that wait for it."""
         job = self.jobs[key]
-        self.ledger.commit(key, tokens)  # Also if it was cancelled while it was computed.
+        self.ledger.commit(key, tokens)  # It counts even if it was cancelled while it was computed.
         if job.answered_by is not None and job.answer_seconds is not None:
             self.router.answered(job.answered_by, job.answer_seconds)
             self.answers.took(job.answer_seconds)
@@ -314,6 +317,7 @@ class Pipeline:
             self._effects += [events.SendGrad(key, peer, attempt) for peer, attempt in job.above.items()]
 
     def _lost(self, peer: PeerId, now: float) -> None:
+        """Re-route what waits for a lost peer, and cancel what only that peer wanted."""
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and job.next == peer:
                 self._reroute(key, "gone", now)
@@ -322,7 +326,7 @@ class Pipeline:
         self.router.failed(peer, now)
 
     def _called_off(self, peer: PeerId, key: MicrobatchId, attempt: int) -> None:
-        """That peer does not want the answer any more. Its word is short, and may overtake the body."""
+        """Cancel a microbatch for one peer above. The short cancel message may overtake the body."""
         job = self.jobs.get(key)
         if job is None or job.above.get(peer, 0) < attempt:
             self._overtaken[peer, key] = attempt
@@ -332,13 +336,17 @@ class Pipeline:
             self._gone_above(key, job, peer)
 
     def _gone_above(self, key: MicrobatchId, job: Job, peer: PeerId) -> None:
+        """Remove `peer` from those that wait for the answer. The microbatch is cancelled if no other peer
+        waits."""
         del job.above[peer]
         if not job.above:
             self._cancel(key)
 
     def _failed(self, failed: events.Failed, now: float) -> None:
+        """Try another peer if only the received gradient was invalid. Otherwise drop the microbatch."""
         job = self.jobs[failed.key]
-        if failed.again and job.answered_by is not None:  # Else it may be what came from above.
+        # Without an answer the fault may lie in what came from above.
+        if failed.again and job.answered_by is not None:
             self.router.failed(job.answered_by, now)
             job.spoilt.add(job.answered_by)
         if failed.again and not job.cancelled:
@@ -347,6 +355,7 @@ class Pipeline:
             self._abandon(failed.key, failed.code, failed.reason, now)
 
     def _tick(self, now: float) -> None:
+        """Handle missed deadlines, retry routes, and forget answers that were kept long enough."""
         full: Collection[PeerId] | None = None
         for key, job in list(self._open.items()):
             if job.phase == "waiting" and now >= job.next_deadline:
@@ -366,18 +375,20 @@ class Pipeline:
             self._forget(key)
 
     def _offer(self, now: float) -> None:
-        """Somebody below has room again: microbatches that wait for a route go first."""
+        """Route waiting microbatches first when a peer below has room again."""
         full: Collection[PeerId] | None = None
         for key in [key for key, job in self._open.items() if job.phase == "unrouted"]:
             full = self._route(key, now, full)
 
-    # -- what they have in common ---------------------------------------------------------------------
+    # -- shared steps -------------------------------------------------------------------------------------
 
     def _is_current(self, peer: PeerId, key: MicrobatchId, attempt: int) -> bool:
+        """Return whether the reply belongs to the newest attempt of a microbatch that still waits."""
         job = self.jobs.get(key)
         return job is not None and job.phase == "waiting" and job.next == peer and job.attempt == attempt
 
     def _reroute(self, key: MicrobatchId, code: str, now: float) -> None:
+        """Count the failed attempt and send the microbatch to another peer."""
         job = self.jobs[key]
         if job.next is not None:
             self.router.ended(job.next)
@@ -391,6 +402,7 @@ class Pipeline:
         self._route(key, now)
 
     def _abandon(self, key: MicrobatchId, code: str, reason: str, now: float) -> None:
+        """Drop a microbatch and send NACK to the peers that wait for it."""
         job = self.jobs[key]
         self.ledger.drop(code)
         if not job.cancelled:
@@ -400,6 +412,7 @@ class Pipeline:
         self._forget(key)
 
     def _cancel(self, key: MicrobatchId) -> None:
+        """Drop a microbatch that no peer wants, or mark it if it is being computed."""
         job = self.jobs[key]
         if job.phase in ("forward", "backward"):
             job.cancelled = True
@@ -421,8 +434,9 @@ class Pipeline:
 
 
 def granted(peer: PeerId, askers: Iterable[PeerId], free: int) -> int:
-    """How many `peer` may have under way where it asks (CREDIT): what it has, and its share of the `free`
-    slots among all that have some. `askers`: of all that is under way there."""
+    """Return how many microbatches `peer` may have in flight at the receiver (CREDIT). It is what the peer
+    has there, and its share of the `free` slots among all peers that have some. `askers` has one entry for
+    each microbatch in flight there."""
     taken = Counter(askers)
     own = taken[peer]
     return max(1, own + -(-free // max(1, len(taken) + (not own))))

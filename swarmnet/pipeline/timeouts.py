@@ -1,4 +1,4 @@
-"""How long to wait for the answer to an ACT, by how long answers took. Times in seconds."""
+"""Derive the deadline for the answer to an ACT from measured answer times. Times are seconds."""
 
 from __future__ import annotations
 
@@ -8,64 +8,65 @@ from swarmnet.identifiers import PeerId
 from swarmnet.routing.load_balancer import Router
 
 FIRST_DEADLINE_SECONDS = 20.0
-"""Patience while nothing was measured yet, at least: peers that start together answer their first ACT
-late."""
+"""Minimum deadline before any measurement. Peers that start together answer their first ACT late."""
 SLOW_LINE = 10e6 / 8
-"""Bytes per second: 10 Mbit/s, the upload of a usual cable line. Bodies must have their time on it before
-anything is measured, or nothing ever is (docs/benchmarks/home_lines.md)."""
+"""Bytes per second: 10 Mbit/s, the upload of a usual cable connection. The first deadline must leave time for
+bodies on such a link, or nothing would ever be measured (docs/benchmarks/home_lines.md)."""
 SHORTEST_DEADLINE_SECONDS = 2.0
-"""Times the stages below: a hop must be able to give up and try another before the one above gives up."""
+"""Minimum for each stage below. A hop must be able to try another peer before the hop above gives up."""
 LONGEST_FIRST_SECONDS = 600.0
-"""Patience while nothing was ever answered doubles up to this, as it does in TCP (RFC 6298, 5.5): a line that
-is full of what was given up too early would carry nothing else for ever."""
+"""Before any answer, the deadline doubles up to this value, as in TCP (RFC 6298, 5.5). A link that is full of
+attempts that were given up too early would otherwise never carry anything else."""
 DEADLINE_FACTOR = 5.0
-"""Patience in smoothed answer times. Answers scatter by about 2x on a loaded machine."""
+"""Deadline in multiples of the smoothed answer time. Answers scatter by about 2x on a loaded machine."""
 SLOWEST_FACTOR, SLOWEST_DECAY = 2.0, 0.98
-"""Answers through a slow peer are rare and take ten times the average: patience is twice the slowest lately,
-which is forgotten by half in 35 answers."""
+"""Answers through a slow peer are rare and take ten times the average. The deadline is at least twice the
+slowest recent answer, whose weight halves in 35 answers."""
 LONGEST_EXPECTED_SECONDS = 30.0
-"""Of somebody who has not answered: patience is five times that. It may swallow all it is sent."""
+"""Maximum expected answer time of a peer that has not answered; the deadline is five times that. Such a peer
+may swallow all that it is sent."""
 SMOOTHING = 0.1
 """Weight of a new answer."""
 
 
 class AnswerTimes:
-    """Those to one peer's ACTs."""
+    """Measured times of the answers to one peer's ACTs."""
 
     def __init__(self, router: Router, stages_below: int, body_bytes: int = 0) -> None:
-        """`router` knows how the peers differ. `body_bytes`: what a microbatch takes from stage to stage."""
+        """Create the statistics. `router` knows how peers differ, and `body_bytes` is the size of a body."""
         self.router = router
         self.stages_below = stages_below
-        bodies = 2 * stages_below  # Down, and back up.
+        bodies = 2 * stages_below  # Each body goes down, and its gradient comes back up.
         self.first = max(FIRST_DEADLINE_SECONDS, DEADLINE_FACTOR * bodies * body_bytes / SLOW_LINE)
-        """Patience while nothing was measured yet."""
+        """Deadline before any measurement."""
         self._raised_at = 0.0
         self.usual: float | None = None
-        """Smoothed time from sending an ACT to its GRAD."""
+        """Smoothed seconds from sending an ACT to its GRAD; None before the first answer."""
         self.slowest = 0.0
-        """The longest of those lately."""
+        """Longest recent answer, with decay."""
 
     def took(self, seconds: float) -> None:
+        """Record the seconds that an answer took."""
         self.usual = seconds if self.usual is None else self.usual + SMOOTHING * (seconds - self.usual)
         self.slowest = max(seconds, SLOWEST_DECAY * self.slowest)
 
     def missed(self, sent_at: float, now: float) -> None:
-        """A deadline passed of what was sent then. Of all that were sent with one patience one counts."""
+        """Record a missed deadline of an ACT sent at `sent_at`. ACTs with the same deadline count once."""
         if self.usual is None and sent_at >= self._raised_at:
             self.first = max(self.first, min(2 * self.first, LONGEST_FIRST_SECONDS))
             self._raised_at = now
 
     def of_an_attempt(self, candidates: Iterable[PeerId]) -> float:
-        """What an origin gives each of a microbatch's attempts. Where all who may get it have become slow, it
-        is they who say how long: answers that are not waited for would never be learnt."""
+        """Return the seconds that an origin allows for each attempt of a microbatch. If all candidates have
+        become slow, their expected time decides, because answers that are not awaited are never measured."""
         known = [self.router.expected_seconds(peer) for peer in candidates]
-        fastest = min((seconds or 0.0 for seconds in known), default=0.0)  # None: not tried yet.
+        fastest = min((seconds or 0.0 for seconds in known), default=0.0)  # None means not tried yet.
         return max(self.patience(), DEADLINE_FACTOR * min(fastest, LONGEST_EXPECTED_SECONDS))
 
     def patience(self, peer: PeerId | None = None, given: float = 0.0) -> float:
-        """How long to wait for GRAD before another peer is tried; a slow peer gets the time it needs.
-        `given`: what the one above waits; of that a hop that has measured nothing takes the part of the way
-        that is left, for above they may know."""
+        """Return how long to wait for GRAD before another peer is tried. A slow peer gets the time that it
+        needs. `given` is how long the peer above waits, maybe by measurements. A hop without measurements
+        uses the share of it for the remaining path."""
         slow = self.router.expected_seconds(peer) if peer is not None else None
         if self.usual is None:
             way_left = given * self.stages_below / (self.stages_below + 1)

@@ -1,1 +1,1 @@
-"""What it costs a machine: memory, bandwidth, hours, idleness, and what strangers may take of it."""
+"""What a peer costs its machine (memory, bandwidth, time), and limits on what others may cost it."""

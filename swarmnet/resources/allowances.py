@@ -1,7 +1,7 @@
-"""What one sender may cost a peer: signature checks, bytes of answers, unfinished messages, and how slowly
-they come.
+"""Limit what one sender may cost a peer: signature checks, answer bytes, unfinished messages, and slow
+streams.
 
-No IO. Times in seconds on the caller's clock, sizes in bytes.
+The module does no IO. Times are seconds on the caller's clock, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -9,63 +9,64 @@ from __future__ import annotations
 from swarmnet.identifiers import PeerId
 
 CHECKS_PER_SECOND = 50.0
-"""Signatures of one peer that are checked, on the average. An honest neighbour of a group of n gives at most
-a round's n contributions, and its fair share is n / 10 (membership/overlay.py, 2 x RINGS links): 100 peers
-with a round every 2 s come to 5 a second, to 50 if one neighbour gave all. A check takes 0.1 to 0.2 ms
-(measured): one key costs at most a hundredth of the event loop."""
+"""Average number of signatures of one peer that are checked. An honest neighbour in a group of n sends at
+most a round's n contributions. Its fair share is n / 10 (`membership/overlay.py`, 2 x RINGS links). With 100
+peers and a round every 2 s that is 5 a second, or 50 if one neighbour sent all. A check takes 0.1 to 0.2 ms
+(measured), so one key costs at most a hundredth of the event loop."""
 CHECKS_AT_ONCE = 1024
-"""... and at once, after a pause: a newcomer's first words from one neighbour are 256 statements, 32 records,
-2 in the greeting and an order; a stage of 100 peers that it catches up with by all the rounds that are
-kept (40, rounds/contribution_sets.py) gives it 400 contributions by that neighbour, 700 in all. 0.1 to 0.2 s
-of the event loop, a message's worth at a time."""
+"""Maximum burst of checks after a pause. A newcomer first gets from one neighbour 256 statements, 32 records,
+2 signatures in the greeting and an order. Catching up with a stage of 100 peers by all kept rounds (40,
+`rounds/contribution_sets.py`) adds 400 contributions by that neighbour, 700 in all. This takes 0.1 to 0.2 s
+of the event loop, one message at a time."""
 MOST_BUCKETS = 1024
-"""Names whose spending is remembered, as many as a directory of some hundred peers has askers; about 200
-bytes each. Beyond that the quarter that has spent least is forgotten, those that have paid all back first."""
+"""Maximum number of names whose spending is remembered, at about 200 bytes each. A directory of some hundred
+peers has as many clients. Beyond that the quarter that has spent least is forgotten."""
 
 ANSWER_BYTES_PER_SECOND = 256_000.0
-"""Bytes of answers that the directory gives one asker, and one address range, on the average. An honest
-worker looks up its stage and the two next to it every 20 s: with 400 peers in each of them and records of
-627 bytes (tests/protocols/dht/test_answers.py) that is 830 kB, 42 kB a second, from one of several nodes."""
+"""Average rate of answer bytes from the directory to one client, and to one address range. An honest worker
+looks up its stage and the two next to it every 20 s. With 400 peers in each and records of 627 bytes
+(`tests/protocols/dht/test_answers.py`) that is 830 kB, 42 kB a second, from one of several nodes."""
 ANSWER_BYTES_AT_ONCE = 4_000_000.0
-"""... and at once: a newcomer's look-ups of all stages of a swarm of 400 peers are 278 kB, and the longest
-answer that exists (`ANSWER_LIMIT` of protocols/dht/answers.py) is 3.5 MB."""
+"""Maximum burst of answer bytes. A newcomer's look-ups of all stages of a swarm of 400 peers are 278 kB. The
+longest possible answer (`ANSWER_LIMIT` of `protocols/dht/answers.py`) is 3.5 MB."""
 
 PACE_BYTES = 64 * 1024
-"""A piece as it is written (protocols/framing/frames.py): so many bytes of bodies ..."""
+"""Minimum progress of a stream with an unfinished message: this many bytes of bodies, the size of a written
+piece (`protocols/framing/frames.py`), within `PACE_SECONDS`."""
 PACE_SECONDS = 30.0
-"""... must come within so long over a stream on which a message is unfinished. A home line of 1 Mbit/s
-carries 57 such pieces meanwhile: so many unfinished messages may share it, in turns, or 3.7 MB that are more
-urgent may go before them all. What is later than that nobody waits for any more: an activation's deadline is
-over, a contribution has been asked of another, a holder of chunks is dropped after 2.5 s."""
+"""Time limit for `PACE_BYTES`. An uplink of 1 Mbit/s carries 57 such pieces in this time. This many
+unfinished messages may share it in turns, or 3.7 MB of more urgent ones may go first. Slower messages are
+useless anyway. By then an activation's deadline is over, a contribution is requested elsewhere, and a chunk
+holder is dropped (2.5 s)."""
 
 _PEER = "peer "
-"""Before the names of peers: no address range begins so."""
+"""Prefix of the names of peers; no address range begins with it."""
 
 SMALLEST_SHARE_BYTES = 4 * 1024 * 1024
 SMALLEST_WHOLE_BYTES = 32 * 1024 * 1024
-"""Of unfinished messages, of one peer and of all: with small models more than anybody needs, and nothing to a
-machine that trains."""
+"""Bytes of unfinished messages, of one peer and of all, that are always allowed. They exceed all needs with
+small models and are nothing for a machine that trains."""
 BODIES_OF_ONE = 4
-"""Times the longest body of the run. An honest peer has, unfinished at a time, an activation and a gradient
-on each of its link and two subflows, a contribution and a chunk; the longest body, a visitor's exact hidden
-states, is twice an activation: 4 of them are 8 activations whole."""
+"""Unfinished bytes that one peer may have, in multiples of the run's longest body. An honest peer has at most
+an activation and a gradient on each of its link and two subflows, a contribution and a chunk. The longest
+body, a client's exact hidden states, is twice an activation, so the limit is 8 whole activations."""
 BODIES_OF_ALL = 16
-"""Times the longest body: 64 activations half arrived, twice the peers of a stage next to it that a peer
-links to (membership.MOST_ADJACENT)."""
+"""Unfinished bytes of all peers, in multiples of the longest body. It equals 64 activations that are half
+received, twice the peers of an adjacent stage to which a peer has links (`membership.MOST_ADJACENT`)."""
 
 
 class Buckets:
-    """A token bucket for each name (a peer id, an address range). A name may spend while its bucket holds
-    something, and may overdraw it; then it waits until the bucket holds something again."""
+    """A token bucket for each name (a peer id or an address range). A name may spend while its bucket is
+    positive, and may overdraw it. Then it waits until the bucket is positive again."""
 
     def __init__(self, per_second: float, at_once: float) -> None:
         self._per_second = per_second
         self._at_once = at_once
         self._buckets: dict[str, tuple[float, float]] = {}
-        """What was in it, and when."""
+        """Maps a name to (level, time of that level)."""
 
     def spend(self, name: str, amount: float, now: float) -> None:
-        """Take so much out of the bucket of this name."""
+        """Take `amount` out of the bucket of this name."""
         if not amount:
             return
         level = self.level(name, now)
@@ -74,33 +75,34 @@ class Buckets:
         self._buckets[name] = (level - amount, now)
 
     def wait(self, name: str, now: float) -> float:
-        """Seconds until this name may spend; 0: at once."""
+        """Return the seconds until this name may spend; 0 if it may now."""
         level = self.level(name, now)
-        return 0.0 if level > 0 else (1.0 - level) / self._per_second  # One more than is missing, as rounded.
+        # One more than is missing, because of rounding.
+        return 0.0 if level > 0 else (1.0 - level) / self._per_second
 
     def level(self, name: str, now: float) -> float:
-        """What the bucket of this name holds; below 0 after it was overdrawn."""
+        """Return the level of this name's bucket; below 0 after it was overdrawn."""
         level, at = self._buckets.get(name, (self._at_once, now))
         return min(self._at_once, level + (now - at) * self._per_second)
 
     def _forget(self, now: float) -> None:
-        """Make room: the fullest quarter goes, so who has overdrawn most is remembered longest."""
+        """Drop the fullest quarter of the buckets. The most overdrawn names are remembered longest."""
         fullest = sorted(self._buckets, key=lambda name: self.level(name, now), reverse=True)
         for name in fullest[: MOST_BUCKETS // 4]:
             del self._buckets[name]
 
 
 class Checks(Buckets):
-    """A bucket of signature checks for each peer. A message is taken while there is something in it, and may
-    overdraw it; then nothing is read of that peer until the bucket holds something again."""
+    """Token buckets of signature checks for each peer. A message is accepted while the bucket is positive,
+    and may overdraw it. Then nothing is read from that peer until the bucket is positive again."""
 
     def __init__(self, per_second: float = CHECKS_PER_SECOND, at_once: float = CHECKS_AT_ONCE) -> None:
         super().__init__(per_second, at_once)
 
 
 class AnswerBudget:
-    """How many bytes an asker may still be answered: by its own bucket, and by that of its address range, for
-    keys are free and networks are not."""
+    """Answer bytes that a client may still get, by its own bucket and by that of its address range. The range
+    counts, because keys are free and networks are not."""
 
     def __init__(
         self, per_second: float = ANSWER_BYTES_PER_SECOND, at_once: float = ANSWER_BYTES_AT_ONCE
@@ -108,29 +110,28 @@ class AnswerBudget:
         self._buckets = Buckets(per_second, at_once)
 
     def left(self, peer: PeerId, address_range: str, now: float) -> int:
-        """Bytes that may go to this peer at once; 0: none. `address_range`: empty where it is not known."""
+        """Return the bytes that may be sent to this peer now. `address_range` is empty if unknown."""
         names = (f"{_PEER}{peer}", address_range)
         return max(0, int(min(self._buckets.level(name, now) for name in names)))
 
     def spend(self, peer: PeerId, address_range: str, size: int, now: float) -> None:
-        """So many bytes go to this peer."""
+        """Record that `size` bytes are sent to this peer."""
         for name in (f"{_PEER}{peer}", address_range):
             self._buckets.spend(name, size, now)
 
 
 class Unfinished:
-    """Bytes of messages that have begun and are not whole yet, by peer and stream.
-
-    Whoever passes a bound is cut, nobody is made to wait: a message that waits for room which only other
-    unfinished messages can free would never end. Honest peers do not come near the bounds; and when all are
-    too much together, those who hold most have to go, not those who came last."""
+    """Bytes of unfinished messages, by peer and stream. A stream beyond a limit is cut, and none is made to
+    wait. A message that waits for memory which only other unfinished messages can free would never finish.
+    Honest peers stay far below the limits. If all together exceed the limit, the peer with the most bytes is
+    cut, not the newest."""
 
     def __init__(self) -> None:
         self._held: dict[PeerId, dict[int, int]] = {}
         self.total = 0
 
     def hold(self, peer: PeerId, stream: int, held: int, longest: int) -> list[int]:
-        """A stream holds so many bytes now, where a body has at most `longest`. The streams to be cut."""
+        """Record the bytes that a stream holds now, and the longest body. Returns the streams to cut."""
         streams = self._held.setdefault(peer, {})
         self.total += held - streams.get(stream, 0)
         if held:
@@ -146,21 +147,21 @@ class Unfinished:
         return []
 
     def of(self, peer: PeerId) -> int:
-        """What a peer holds, over all its streams."""
+        """Return the bytes that a peer holds over all its streams."""
         return sum(self._held.get(peer, {}).values())
 
 
 class Pace:
-    """Whether a stream brings what it has begun. Only bytes of bodies count, of any message: a less urgent
-    one rightly waits while others pass it on the same stream; keep-alives and short words are no progress."""
+    """Detect a stream that does not deliver what it has begun. Only bytes of bodies count, of any message. A
+    less urgent one may wait while others pass it on the same stream. Keep-alives are no progress."""
 
     def __init__(self) -> None:
         self.until = float("inf")
-        """When the stream is too slow."""
+        """Time at which the stream counts as too slow."""
         self._came = 0
 
     def came(self, body_bytes: int, unfinished: bool, now: float) -> None:
-        """So many bytes of bodies have come; whether something is unfinished after them."""
+        """Record received bytes of bodies, and whether a message is unfinished after them."""
         self._came += body_bytes
         if not unfinished:
             self.until = float("inf")
@@ -168,6 +169,6 @@ class Pace:
             self.until, self._came = now + PACE_SECONDS, 0
 
     def paused(self, now: float) -> None:
-        """Nothing was read meanwhile, by us."""
+        """Restart the time limit after this peer itself has not read for a while."""
         if self.until != float("inf"):
             self.until, self._came = now + PACE_SECONDS, 0

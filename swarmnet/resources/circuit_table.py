@@ -1,8 +1,8 @@
-"""Which circuits a relay carries: who must give way when there are too many, and which have ended by silence.
+"""Decide which circuits a relay carries, which one ends when there are too many, and which are idle.
 
-Keys are free and networks are not, so places are shared by address range: when there is no place left, the
-newest circuit of the range that has most gives way, be that the one that is asked for. No IO. Times in
-seconds on the caller's clock.
+Keys are free and networks are not, so places are shared by address range. If no place is left, the newest
+circuit of the range with the most circuits ends; this may be the requested one. The module does no IO. Times
+are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from swarmnet.identifiers import PeerId
 
 IDLE_SECONDS = 60.0
-"""A circuit that carries no byte either way for so long ends. Two peers with links on it send each other a
-beat every second (`membership.BEAT_SECONDS`); without links libp2p's yamux sends a ping every 30 s."""
+"""A circuit without a byte in either direction for this time ends. Two peers with links on it send a
+heartbeat every second (`membership.BEAT_SECONDS`); without links libp2p's yamux sends a ping every 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitLimits:
-    """How many circuits may be open at once."""
+    """Maximum numbers of open circuits."""
 
     most: int
-    """In all."""
+    """Maximum in total."""
     most_of_peer: int
-    """From or to one peer."""
+    """Maximum from or to one peer."""
     most_of_range: int
-    """That peers of one address range have opened."""
+    """Maximum that the peers of one address range have opened."""
 
 
 @dataclass(slots=True)
@@ -36,13 +36,13 @@ class _Circuit:
     source: PeerId
     target: PeerId
     address_range: str
-    """Of the source."""
+    """Address range of the source."""
     carried_at: float
-    """When the last byte went through it, or when it was opened."""
+    """Time of the last byte, or of opening."""
 
 
 class NoCircuit(Exception):
-    """A circuit that was asked for is not given; `code` says why."""
+    """A requested circuit is refused; `code` is the reason."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -50,8 +50,9 @@ class NoCircuit(Exception):
 
 
 def gives_way(held: Mapping[int, str], newcomer: str) -> int | None:
-    """Of places that are numbered in their order, each with its address range: the newest of the range that
-    has most, the newcomer's counted with it. None: the newcomer itself gives way."""
+    """Return the place that must end for a newcomer: the newest of the address range with the most places.
+    `held` maps place numbers, in order of age, to address ranges. The newcomer counts for its range. None
+    means that the newcomer itself is refused."""
     counts = Counter(held.values())
     if not counts or counts[newcomer] + 1 >= max(counts.values()):
         return None
@@ -73,8 +74,8 @@ class CircuitTable:
     def open(
         self, *, source: PeerId, target: PeerId, address_range: str, now: float
     ) -> tuple[int, int | None]:
-        """Take a place for a circuit from `source` in `address_range` to `target`; its number, and the
-        number of the circuit that gives way for it, which the caller ends. Raises NoCircuit."""
+        """Open a circuit from `source` in `address_range` to `target`. Returns its number and that of the
+        circuit that the caller must end for it, if any. Raises NoCircuit."""
         ranges = {number: circuit.address_range for number, circuit in self._circuits.items()}
         if sum(other == address_range for other in ranges.values()) >= self.limits.most_of_range:
             raise NoCircuit("range_full")
@@ -97,19 +98,19 @@ class CircuitTable:
         return number, displaced
 
     def carried(self, number: int, now: float) -> None:
-        """Bytes went through a circuit."""
+        """Record that bytes went through a circuit."""
         if number in self._circuits:
             self._circuits[number].carried_at = now
 
     def ends_at(self, number: int) -> float:
-        """When a circuit ends if no more bytes go through it; minus infinity if it has no place any more."""
+        """Return when a circuit ends without further bytes; minus infinity if it is not open."""
         circuit = self._circuits.get(number)
         return circuit.carried_at + IDLE_SECONDS if circuit is not None else float("-inf")
 
     def close(self, number: int) -> None:
-        """Give its place back. A circuit that has none any more is ignored."""
+        """Free the place of a circuit; ignored if it is not open."""
         self._circuits.pop(number, None)
 
     def _with(self, peer: PeerId) -> list[int]:
-        """Circuits that have this peer at one of their ends."""
+        """Return the circuits that have this peer at one of their ends."""
         return [number for number, each in self._circuits.items() if peer in (each.source, each.target)]

@@ -1,7 +1,7 @@
-"""Whether a machine has nothing else to do, from how much of it others use, looked at now and then.
+"""Decide whether a machine is idle, from periodic samples of how much of it other programs use.
 
-Two thresholds and two patiences: a game is noticed within seconds, and a pause between two of its levels does
-not bring the peer back. No IO. Times in seconds.
+Two thresholds and two delays make the decision stable. A game is noticed within seconds. A pause between two
+of its levels does not resume the peer. The module does no IO. Times are seconds.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IdleRules:
+    """Thresholds and delays of the decision."""
+
     busy_cores: float = 0.5
-    """Cores that other processes use from which on the machine is in use. A desktop at rest takes 0.05
+    """Number of cores used by other processes from which on the machine is in use. An idle desktop uses 0.05
     to 0.2."""
     quiet_cores: float = 0.3
-    """Below which it may be idle again."""
+    """Number of cores below which the machine may be idle again."""
     busy_gpu: float = 0.1
-    """Share of the GPU's time that other processes use, from which on it is in use."""
+    """Share of the GPU's time used by other processes from which on it is in use."""
     quiet_gpu: float = 0.05
     busy_seconds: float = 5.0
-    """In use for so long, it pauses."""
+    """Seconds of use after which the peer pauses."""
     quiet_seconds: float = 120.0
-    """Idle for so long, it goes on."""
+    """Seconds of idleness after which the peer resumes."""
 
 
 class Idleness:
-    """`idle` is what to go by. A peer begins as if the machine were idle."""
+    """The decision over time. `idle` is the current state; a peer starts as if the machine were idle."""
 
     def __init__(self, rules: IdleRules | None = None) -> None:
         self.rules = rules if rules is not None else IdleRules()
         self.idle = True
         self._since: float | None = None
-        """When the looks began to say the other thing."""
+        """Time since when the samples contradict `idle`; None if they do not."""
 
     def look(self, other_cores: float, other_gpu: float | None, now: float) -> bool:
-        """Take in one look: cores, and share of the GPU, that other processes use (None: cannot be told)."""
+        """Add a sample of the cores and GPU share (None: unknown) that others use; return `idle`."""
         rules = self.rules
         gpu = other_gpu if other_gpu is not None else 0.0
         if self.idle:
@@ -54,16 +56,16 @@ class Idleness:
 
 
 class Steady:
-    """A yes or no that changes when the looks have said so for some seconds. It begins with the first one."""
+    """A boolean that changes only if samples differ for some seconds. It starts with the first sample."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.says: bool | None = None
         self._since = 0.0
-        """When the looks last said what it says."""
+        """Time of the last sample that agreed with `says`."""
 
     def look(self, says: bool, now: float) -> bool:
-        """Take in one look; what to go by."""
+        """Add a sample and return the stable value."""
         if self.says is None or says == self.says or now - self._since >= self.seconds:
             self.says, self._since = says, now
         return self.says

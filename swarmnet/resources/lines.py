@@ -1,7 +1,7 @@
-"""What a peer can do for a stage by its line as well as by its computer: for placing, routing and plans.
+"""Compute how much a peer can do for a stage with its network link and its compute, for placement and plans.
 
-A stage in the middle sends each microbatch on and its gradient back, one at an end only one of the two. No
-IO. Sizes in bytes, times in seconds.
+A middle stage sends each microbatch on and its gradient back. A stage at an end sends only one of the two.
+The module does no IO. Sizes are bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarmnet.run.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes per second. What is not known limits nothing."""
+    """Bandwidth of a network link in bytes per second. An unknown direction has no limit."""
 
     up: float = inf
     down: float = inf
@@ -24,7 +24,7 @@ class Line:
         return self.up < inf or self.down < inf
 
     def without(self, taken: float) -> Line:
-        """What is left where something else takes so much of both directions."""
+        """Return the bandwidth that is left if something else takes `taken` bytes per second each way."""
         return Line(self.up - taken, self.down - taken)
 
 
@@ -33,21 +33,21 @@ UNKNOWN = Line()
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Bytes of a microbatch on the line of whoever holds a stage."""
+    """Bytes of a microbatch on the link of a peer that holds a stage."""
 
     sent: float = 0.0
     received: float = 0.0
 
 
 def crossing(stage: int, stages: int, act_bytes: float, grad_bytes: float) -> Crossing:
-    """At one of so many stages. `act_bytes`: what goes down of a microbatch; `grad_bytes`: what comes back
-    up."""
+    """Return the traffic per microbatch of a peer in `stage` of `stages`. `act_bytes` go down for each
+    microbatch, and `grad_bytes` come back up."""
     above, below = stage > 0, stage < stages - 1
     return Crossing(act_bytes * below + grad_bytes * above, act_bytes * above + grad_bytes * below)
 
 
 def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
-    """At each stage."""
+    """Return the traffic per microbatch at each stage."""
     stages = len(manifest.stages)
     return tuple(
         crossing(stage, stages, manifest.body_bytes, manifest.gradient_bytes) for stage in range(stages)
@@ -55,7 +55,7 @@ def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
 
 
 def carried(computed: float, line: Line, each: Crossing) -> float:
-    """Microbatches per second of a peer whose computer does `computed`: as many as its line bears, too."""
+    """Return the microbatches per second of a peer, limited by its compute (`computed`) and its link."""
     return min(computed, _borne(line.up, each.sent), _borne(line.down, each.received))
 
 
@@ -64,5 +64,5 @@ def _borne(line: float, each: float) -> float:
 
 
 def seconds_on_line(line: Line, each: Crossing) -> float:
-    """That a microbatch keeps the line busy, in the direction that takes longer; 0: not known, or nothing."""
+    """Return the seconds that a microbatch occupies the slower direction of the link; 0 if unknown."""
     return 1.0 / carried(inf, line, each) if line.is_known else 0.0

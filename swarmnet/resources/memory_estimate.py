@@ -1,8 +1,8 @@
-"""How much memory a stage takes, from the manifest alone: said before anything is fetched.
+"""Estimate how much memory a stage takes, from the manifest alone, before anything is fetched.
 
-The terms are the tensors that a worker holds (swarmnet/optimizer/replica.py, model/stage_compute.py and the
-methods), in bytes per parameter; `swarmnet bench memory` measures them (docs/benchmarks/memory.md). Snapshots
-for newcomers lie on the disk. No IO.
+The terms are the tensors that a worker holds (`swarmnet/optimizer/replica.py`, `model/stage_compute.py` and
+the methods), in bytes per parameter. `swarmnet bench memory` measures them (docs/benchmarks/memory.md).
+Snapshots for newcomers are on the disk. The module does no IO.
 """
 
 from __future__ import annotations
@@ -22,85 +22,87 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.own_steps import InnerName, OwnSteps, SentName
 
 GRID_BYTES = FLOAT_BYTES
-"""Per parameter: settled weights."""
+"""Settled weights, per parameter."""
 WORK_BYTES = {"fp32": FLOAT_BYTES, "bf16": BF16_BYTES}
-"""Weights that are computed with; and the gradient, where each microbatch's is used at once."""
+"""Weights used for computing. The gradient has this size if each microbatch's is used at once."""
 UNSENT_BYTES = FLOAT_BYTES
-"""Momentum of votes, or what was not sent of own steps."""
+"""Momentum of votes, or the residual of local steps."""
 MOMENT_BYTES = BF16_BYTES
-"""Each moment of an optimizer of a peer's own."""
+"""Each moment of a local optimizer."""
 AT_WORK_BYTES = 2
-"""More at times, of votes: their sums, and a step."""
+"""Temporary memory of votes: their sums, and a step."""
 TILE_BYTES = 12 * 2**20
-"""More at times, of own steps: of a tile of all that a peer holds (swarmnet/optimizer/tiling.py) what is
-settled, what a peer moved, and their sum. On a card tiles are eight times as large."""
+"""Temporary memory of local steps, in bytes per tile (`swarmnet/optimizer/tiling.py`): settled weights, delta
+and their sum. Tiles on a GPU are eight times as large."""
 MUONS_NUMBERS, MUONS_SQUARES = 7, 2
-"""Or float32 numbers for each of a matrix, and for each of its smaller side squared, while Newton and
-Schulz's iteration goes over it: gradient, momentum, both together, what is found before and after a step of
-it, and what matrix products pack; measured with sides of 512 to 1,536 (docs/benchmarks/memory.md). A card
-takes several matrices at once."""
+"""Temporary memory of Muon: float32 numbers per number of a matrix, and per square of its smaller side,
+during the Newton-Schulz iteration. They are the gradient, the momentum, their sum, the values before and
+after a step, and buffers of matrix products. Measured with sides of 512 to 1,536 (docs/benchmarks/memory.md).
+A GPU processes several matrices at once."""
 COPY_BYTES = 2 * FLOAT_BYTES
-"""A checkpoint on its way to the disk, a copy of the weights and its floats."""
+"""A checkpoint that is being written: a copy of the weights, and its floats."""
 FREED_BYTES = FLOAT_BYTES
-"""Freed and not handed back yet, for vectors come and go with each round (docs/volunteer.md)."""
+"""Memory that is freed but not yet returned: vectors come and go in each round (docs/volunteer.md)."""
 MOMENTUM_BYTES = FLOAT_BYTES
-"""Where the group has a momentum: the settled one."""
+"""Settled momentum, if the group has one."""
 BOTH_BYTES = 2 * FLOAT_BYTES
-"""At times, where matrices are told by directions and voted on: what waits, as weights, and what leaves."""
+"""Temporary memory of methods with both directions and votes: the residual as weights, and what is sent."""
 CUT_BYTES = FLOAT_BYTES
-"""At times, where matrices are cut in tiles: the gradient, in their order."""
+"""Temporary memory of tiled matrices: the gradient in tile order."""
 SIGN_BYTES = 1
-"""Per parameter and open round that was applied: what it did, a sign each."""
+"""Effect of each applied open round, one sign per parameter."""
 MOVES_BYTES: Mapping[SentName, int] = {"bit": 2, "four-bits": 2, "eight-bits": 4, "largest": 4}
-"""Of own steps, for each parameter that an open round speaks of: the sum of a group. One, where few peers say
-much the same sizes in a bit."""
+"""Sum of a group's local steps, for each parameter that an open round covers. It takes one byte if few peers
+send similar sizes in one bit."""
 FEW_BYTES = 1
-"""Likewise, where few speak of it: of an expert those that train it, or a result of four bits a number."""
+"""The same sum with few contributors: those that train an expert, or a result of four bits per number."""
 RESULT_BYTES = 0.5
-"""Of a sharded exchange: of each number that an open round speaks of, what its results say."""
+"""Results of a sharded exchange, for each number that an open round covers."""
 RESULT_AT_WORK_BYTES = 2
-"""Likewise at times, of one round: numbers of its results as they are read, and results being made."""
+"""Temporary memory of one round's results: numbers that are being read, and results that are being made."""
 ROUNDS_BESIDES = 2
-"""Rounds open besides the window's: the one under way and the one that settles next."""
+"""Open rounds in addition to the window: the current one and the next one to settle."""
 PROCESS_BYTES = 330_000_000
-"""Python and torch without a stage: 303 to 313 MB were resident in a paused peer (docs/volunteer.md)."""
+"""Python and torch without a stage: a paused peer had 303 to 313 MB resident (docs/volunteer.md)."""
 DAEMON_BYTES = 160_000_000
-"""p2pd at its highest, as protocols/daemon/p2pd.py limits it."""
+"""Maximum of p2pd, as `protocols/daemon/p2pd.py` limits it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """In bytes."""
+    """Memory needs of a stage in bytes."""
 
     stage: int
     weights: int
-    """Whatever is kept whether or not anything is computed."""
+    """What is kept whether or not anything is computed."""
     graph: int
-    """Each microbatch under way, besides; with it the weights that it alone was begun with."""
+    """Each open microbatch, including the version of the weights that only it uses."""
     process: int
     """Programs and libraries."""
 
     @property
     def least(self) -> int:
-        """With one microbatch at a time."""
+        """Need with one microbatch at a time."""
         return self.process + self.weights + self.graph
 
     def graphs_within(self, limit: int) -> int:
-        """How many microbatches fit below a limit; 0: not even one."""
+        """Return how many microbatches fit below a limit; 0 if none does."""
         return max(0, (limit - self.process - self.weights) // self.graph)
 
 
 def needs_of(
     manifest: Manifest, stage: int, process_bytes: int, computing: Computing = PLAIN, is_small: bool = False
 ) -> Needs:
-    """`process_bytes`: what everything else takes out of the same memory; 0: the stage lies in that of a
-    card, where no copy for the disk is. `is_small`: the group is, so that sums are small integers."""
+    """Return the needs of a stage. `process_bytes` is what everything else takes of the same memory. A value
+    of 0 means that the stage is in GPU memory, without copies for the disk. `is_small` means that the group
+    is small, so that sums are small integers."""
     layout = trained_layout(manifest, stage)
     work, own = WORK_BYTES[computing.dtype], manifest.sync.own_steps
     of_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
-    gradient = work if own is not None and of_step == 1 else FLOAT_BYTES  # If one is used at once.
+    gradient = work if own is not None and of_step == 1 else FLOAT_BYTES  # If each one is used at once.
     each = GRID_BYTES + work + FREED_BYTES
-    copied = 2 if own is not None and own.settles_momentum else 1  # Of momentum as of weights.
+    # The momentum is copied as the weights are.
+    copied = 2 if own is not None and own.settles_momentum else 1
     each += copied * COPY_BYTES if process_bytes else 0
     trained = held_part(layout, manifest.model.experts)
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
@@ -108,12 +110,12 @@ def needs_of(
     weights += _of_method(manifest, stage, layout, trained, is_small)
     if own is not None and (process_bytes or computing.moments == "device"):
         weights += _moments(own.inner, trained)
-    # What is frozen: kept as units in the machine's memory, copied for the disk, and computed with.
+    # Frozen weights: kept as units in host memory, copied for the disk, and used for computing.
     fixed = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
     weights += frozen_layout(manifest, stage).size * fixed
     weights += graph_at_work(manifest, stage, computing)
     graph = graph_bytes(manifest, stage, computing)
-    if waits(manifest, stage):  # Of n under way (n + k - 1) / k weights that they were begun with.
+    if waits(manifest, stage):  # With n open microbatches, (n + k - 1) / k versions of the weights are kept.
         begun_with = layout.size * work
         of_each = begun_with // of_step if own is not None else 0
         graph += of_each
@@ -122,14 +124,14 @@ def needs_of(
 
 
 def waits(manifest: Manifest, stage: int) -> bool:
-    """Whether microbatches wait there for others between their forward and their backward pass."""
+    """Return whether microbatches wait there between their forward and their backward pass."""
     return not manifest.span(stage).has_head
 
 
 def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Computing = PLAIN) -> Needs:
-    """The same on several devices. Of each, where it has a memory of its own; of the machine's, where all
-    share that (`needs.process` says which). Besides its share each has at times a layer and the tables as a
-    whole, as they were gathered and as they are used, and their gradient."""
+    """Return the needs on several devices: of each if it has its own memory, or of all if they share the
+    host's. `needs.process` is 0 in the first case. In addition to its share each device at times holds a
+    whole layer and the tables, as gathered and as used, and their gradient."""
     layout = trained_layout(manifest, needs.stage)
     layers: dict[str, int] = {}
     tables = 0
@@ -148,7 +150,7 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
 
 
 def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_card: bool) -> int:
-    """While a microbatch or a round is computed, of all that comes and goes the most."""
+    """Return the maximum of the temporary memory while a microbatch or a round is computed."""
     own = manifest.sync.own_steps
     if own is None:
         return layout.size * AT_WORK_BYTES
@@ -167,7 +169,7 @@ def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_
 
 
 def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
-    """What one method takes and another does not, moments aside. `trained`: what this peer trains of it."""
+    """Return what is specific to the method, except moments. `trained` is the part that this peer trains."""
     sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
     own = sync.own_steps
     if own is None:
@@ -182,11 +184,11 @@ def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, 
 def _open_bytes(
     manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layout, by_few: bool
 ) -> float:
-    """Of an open round that is about all numbers: what was told or held of them, then the round's sum, and
-    what reducers found."""
+    """Return the memory of an open round that covers all numbers: local deltas, the round's sum, and
+    results."""
     is_sharded = manifest.sync.exchange == "sharded"
     found = RESULT_BYTES * layout.size if is_sharded else 0
-    if own.rest != "live":  # Its numbers are held until the round is applied.
+    if own.rest != "live":  # Its numbers are kept until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
     in_groups = manifest.model.experts.groups > 1
     few = sum(
@@ -198,7 +200,7 @@ def _open_bytes(
 
 
 def _moments(inner: InnerName, layout: Layout) -> int:
-    """Bytes of an optimizer of a peer's own: Muon's one, AdamW's two."""
+    """Return the bytes of a local optimizer's moments: one for Muon, two for AdamW."""
     matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0
     return MOMENT_BYTES * (muons + 2 * (layout.parameters - muons))

@@ -1,9 +1,9 @@
-"""Who sends next where the whole process may send only so many bytes a second.
+"""Share one process's upload rate between its messages.
 
-A token bucket that pieces of messages queue for. What keeps the swarm together goes first, then gradients
-and contributions: neither can fill a line, for gradients come of activations. Activations and snapshots share
-what is left: each piece has a time by which it is wanted, later for a snapshot, and the earliest is next. A
-full line thus slows down newcomers first, and never to a halt. No IO. Times in seconds.
+Pieces of messages queue for a token bucket. Control messages go first, then gradients and contributions.
+Neither can fill a link, because gradients follow activations. Activations and snapshots share what is left.
+Each piece has a deadline, which is later for a snapshot, and the earliest deadline is next. A full link
+therefore slows down newcomers first, but never stops them. The module does no IO. Times are seconds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import heapq
 import itertools
 
 TURNS = ((0, 0.0), (1, 0.0), (2, 0.0), (2, 0.5))
-"""By priority of the message (protocols/messages/table.py): control, gradients and contributions,
-activations, snapshots; who goes first, and seconds until it is wanted. A newcomer drops a holder that is
-silent for 3 s (swarmnet/snapshots/fetch.py): snapshots must trickle."""
+"""(Turn, seconds until the deadline) by priority of the message (`protocols/messages/table.py`): control,
+gradients and contributions, activations, snapshots. Snapshots must progress, because a newcomer drops a
+holder that is silent for 3 s (`swarmnet/snapshots/fetch.py`)."""
 BURST_SECONDS = 0.1
-"""What may leave at once after a pause, in seconds of the rate: more would fill the line's own queue."""
+"""Burst after a pause, in seconds of the rate. A larger burst would fill the link's own queue."""
 
 
 class UploadShare:
-    """`ask` for leave to send, `granted` says who may now, `next_grant` when to look again."""
+    """`ask` queues a piece, `granted` returns the pieces that may be sent, `next_grant` when to call it."""
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
         if bytes_per_second <= 0:
@@ -28,25 +28,25 @@ class UploadShare:
         self.bytes_per_second = bytes_per_second
         self._burst = BURST_SECONDS * bytes_per_second
         self._level, self._at = self._burst, now
-        """Bytes that may leave now; below 0 after a piece that was larger: its time is still to pass."""
+        """Bytes that may be sent now; below 0 after a larger piece until its time has passed."""
         self._waiting: list[tuple[int, float, int, int]] = []
-        """A heap of (turn, wanted by, ticket, size)."""
+        """A heap of (turn, deadline, ticket, size)."""
         self._order = itertools.count()
         self._withdrawn: set[int] = set()
 
     def ask(self, size: int, priority: int, now: float) -> int:
-        """Queue for sending `size` bytes; the ticket under which that is granted."""
+        """Queue `size` bytes for sending and return their ticket."""
         turn, patience = TURNS[min(max(priority, 0), len(TURNS) - 1)]
         ticket = next(self._order)
         heapq.heappush(self._waiting, (turn, now + patience, ticket, size))
         return ticket
 
     def withdraw(self, ticket: int) -> None:
-        """It is not sent after all: its link has ended. Only for a ticket that was not granted."""
+        """Cancel a ticket that was not granted, because its link has ended."""
         self._withdrawn.add(ticket)
 
     def granted(self, now: float) -> list[int]:
-        """Tickets of those who may send now, in order."""
+        """Return the tickets that may be sent now, in order."""
         self._level = min(self._burst, self._level + (now - self._at) * self.bytes_per_second)
         self._at = now
         granted = []
@@ -60,9 +60,9 @@ class UploadShare:
         return granted
 
     def next_grant(self, now: float) -> float:
-        """When the next may send; infinity if nobody waits."""
+        """Return when the next ticket is granted; infinity if none waits."""
         if not self._waiting:
             return float("inf")
         level = self._level + (now - self._at) * self.bytes_per_second
-        # A byte more than what is missing: at a level of exactly 0 nothing is granted, and nobody would wait.
+        # A byte more than is missing: at a level of exactly 0 nothing is granted, and no timer would be set.
         return now if level > 0 else now + (1.0 - level) / self.bytes_per_second

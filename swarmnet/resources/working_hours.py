@@ -1,6 +1,6 @@
-"""Hours of the day in which a peer may work, on the clock of the wall where it stands.
+"""Hours of the day in which a peer may work, in its local time.
 
-A span such as 22:00-08:00 goes over midnight. Times are minutes after midnight; a span's end is not in it.
+A span such as 22:00-08:00 crosses midnight. Times are minutes after midnight; a span's end is exclusive.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ _SPAN = re.compile(r"\s*(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s*")
 
 
 class HoursError(ValueError):
-    """No hours; the message says what would be."""
+    """The text contains no valid hours; the message has an example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """Any of these spans."""
+    """The union of these spans."""
 
     spans: tuple[tuple[int, int], ...]
-    """(first minute, minute after the last); the second is the smaller one over midnight."""
+    """Pairs (first minute, minute after the last); the second is smaller if the span crosses midnight."""
 
     def allow(self, minute: int) -> bool:
-        """Whether a peer may work in this minute of the day."""
+        """Return whether a peer may work in this minute of the day."""
         return any(
             first <= minute < stop if first < stop else minute >= first or minute < stop
             for first, stop in self.spans
         )
 
     def until(self, minute: int) -> int:
-        """Minutes until that changes; a whole day where it never does."""
+        """Return the minutes until that changes; a whole day if it never does."""
         now = self.allow(minute)
         changes = (wait for wait in range(1, DAY_MINUTES) if self.allow((minute + wait) % DAY_MINUTES) != now)
         return next(changes, DAY_MINUTES)
 
 
 def parse(text: str) -> Hours:
-    """`22:00-08:00`, or several spans with commas between them. Raises HoursError."""
+    """Parse `22:00-08:00`, or several spans separated by commas. Raises HoursError."""
     spans = []
     for part in text.split(","):
         match = _SPAN.fullmatch(part)
@@ -54,7 +54,7 @@ def parse(text: str) -> Hours:
 
 
 def _minute(hour: str, minute: str) -> int:
-    """24:00 is the end of the day."""
+    """Return minutes after midnight; 24:00 is the end of the day. Raises HoursError."""
     total = int(hour) * 60 + int(minute)
     if int(minute) > 59 or total > DAY_MINUTES:
         raise HoursError(f"there is no time {hour}:{minute} in a day")

@@ -1,1 +1,1 @@
-"""Which peer next: the load balancer, and for runs that skip, reservations and the cheapest path."""
+"""Choose the next peer of a microbatch: load balancing, and reservations for runs that skip stages."""

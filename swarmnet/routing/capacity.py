@@ -1,10 +1,11 @@
-"""When a peer could take one more microbatch: its memory and its processor as a list of bookings.
+"""Compute when a peer can take one more microbatch, from the bookings of its memory and its processor.
 
-A microbatch holds memory on a peer from its forward until its backward (SkipPipe's TC1: at most `memory` of
-them at a time) and the processor during both (TC2: one at a time). A peer books those that it was asked for
-and tells the list to its neighbours. They work out by it when a microbatch that arrives then would start.
+A microbatch holds memory on a peer from its forward pass until its backward pass. At most `memory` of them
+fit at a time (TC1 of SkipPipe). It holds the processor during both passes, one microbatch at a time (TC2). A
+peer books the microbatches that other peers requested and sends this list to its neighbours. The neighbours
+compute from the list when a microbatch could start there.
 
-Times in seconds on one clock; peers tell them as durations from now.
+All times are seconds on one clock. On the wire they are durations from now.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 OVERDUE_SECONDS = 0.1
-"""A booking whose end has passed still holds its memory: it is taken to end so much later than now."""
+"""A booking whose end has passed still holds its memory. Its end is assumed to be now plus this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
     start: float
-    """Its forward begins ..."""
+    """Time at which the forward pass begins."""
     release: float
-    """... and its backward ends."""
+    """Time at which the backward pass ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a peer tells of itself."""
+    """The load that a peer reports about itself."""
 
     memory: int
-    """Microbatches that it can hold at a time. 1 on the last stage: it does both passes at once."""
+    """Number of microbatches that fit at a time. It is 1 on the last stage, which combines both passes."""
     forward_seconds: float
     backward_seconds: float
     bookings: tuple[Booking, ...] = ()
@@ -40,12 +41,12 @@ class Load:
 
     @property
     def has_room(self) -> bool:
-        """Whether it has memory that nobody holds or has booked."""
+        """Return whether some memory is neither in use nor booked."""
         return len(self.bookings) < self.memory
 
 
 def that_counts(load: Load, most: int) -> Load:
-    """The same in at most so many bookings: those that end last are left out, and the memory they hold."""
+    """Return `load` with at most `most` bookings, without the last ones to end and without their memory."""
     if len(load.bookings) <= most:
         return load
     first = sorted(load.bookings, key=lambda booking: booking.release)[:most]
@@ -54,7 +55,7 @@ def that_counts(load: Load, most: int) -> Load:
 
 
 def earliest_start(load: Load, arrival: float, seconds: float, now: float) -> float:
-    """When a microbatch that arrives then, and holds memory for `seconds`, could begin its forward."""
+    """Return when a microbatch that arrives at `arrival` and holds memory for `seconds` could begin."""
     held = [Booking(b.start, max(b.release, now + OVERDUE_SECONDS)) for b in load.bookings]
     moments = sorted({arrival, *(b.release for b in held if b.release > arrival)})
     start = next(m for m in moments if _fits(held, load.memory, m, m + seconds))
@@ -64,18 +65,19 @@ def earliest_start(load: Load, arrival: float, seconds: float, now: float) -> fl
 
 
 def _fits(held: list[Booking], memory: int, start: float, stop: float) -> bool:
-    """Whether fewer than `memory` bookings overlap anywhere in [start, stop)."""
+    """Return whether fewer than `memory` bookings overlap at every moment of [start, stop)."""
     rises = [start, *(b.start for b in held if start < b.start < stop)]
     return all(sum(b.start <= moment < b.release for b in held) < memory for moment in rises)
 
 
 def _busy(held: list[Booking], load: Load) -> list[tuple[float, float]]:
-    """When the processor is taken, by start."""
+    """Return the (start, end) intervals in which the processor is taken, sorted by start."""
     forward = [(b.start, b.start + load.forward_seconds) for b in held]
     return sorted(forward + [(b.release - load.backward_seconds, b.release) for b in held])
 
 
 def _first_gap(busy: Iterable[tuple[float, float]], start: float, seconds: float) -> float:
+    """Return the earliest time from `start` on at which the processor is free for `seconds`."""
     for begin, end in busy:
         if begin >= start + seconds:
             break

@@ -1,15 +1,16 @@
-"""The cheapest legal way on for a microbatch, with what a peer knows of its neighbours.
+"""Find the cheapest legal way for a microbatch from what a peer knows about its neighbours.
 
     back = hop there + wait for memory and processor + compute + the rest of the path + hop back
 
-where the wait comes from the bookings that the neighbour told (capacity.py), and the rest from its table of
-costs to go: for a frontier and a number of stages left, the cheapest round trip from there without waiting.
-A table follows from the neighbours' tables and the own hops alone (distance vector, Bellman-Ford).
+The wait follows from the bookings that the neighbour reported (`capacity.py`). The rest comes from the
+neighbour's table of costs. The table gives the cheapest round trip from there without waiting, for a frontier
+and a number of stages left. A peer computes its own table from its neighbours' tables and its own hops alone
+(distance vector routing, Bellman-Ford).
 
-Swaps can deadlock: two microbatches that hold memory in stages 1 and 2 and wait for each other's. So nobody
-waits for a stage below its frontier. A swap goes only to a peer that has room at once and keeps it, and no
-way is taken that could be completed by a swap alone: then whoever waits, waits for a higher stage than any it
-holds, and the highest waits for nobody.
+Swaps can deadlock: two microbatches that hold memory in stages 1 and 2 can each wait for the stage of the
+other. Therefore no microbatch waits for a stage below its frontier. A swap goes only to a peer that has room
+at once and keeps it. No way is taken that only a swap could complete. Every wait is then for a higher stage
+than any stage that the microbatch holds, and the highest stage waits for none.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from swarmnet.routing.capacity import Load, earliest_start
 from swarmnet.run.path_rules import Header, Rules, choices, needs_swap, shorten, visit
 
 ToGo = Mapping[tuple[int, int], float]
-"""(frontier, stages left to visit) -> seconds from the end of the own forward until the gradient is back."""
+"""Maps (frontier, stages left to visit) to seconds from the end of the forward pass here to the gradient."""
 NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What a peer knows of another."""
+    """What a peer knows about another peer."""
 
     peer: PeerId
     stage: int
     hop_seconds: float
-    """A microbatch's hidden states to it, or its gradient back."""
+    """Seconds that a microbatch's hidden states take to this peer, and that its gradient takes back."""
     load: Load
     to_go: ToGo = field(default_factory=dict)
 
@@ -42,25 +43,27 @@ class Neighbour:
 class Choice:
     peer: PeerId
     header: Header
-    """For that peer."""
+    """Header to send to that peer."""
     arrival: float
     start: float
-    """Its forward is expected to begin then ..."""
+    """Expected start of the forward pass there."""
     release: float
-    """... its backward to end, ..."""
+    """Expected end of the backward pass there."""
     back: float
-    """... and the gradient to be here."""
+    """Expected arrival of the gradient back at the sender."""
 
     @property
     def swaps(self) -> bool:
+        """Return whether this choice visits a stage below the frontier."""
         return self.header.visited[-1] < self.header.frontier
 
 
 def costs_to_go(stage: int, rules: Rules, neighbours: Iterable[Neighbour]) -> dict[tuple[int, int], float]:
-    """The table of a peer of `stage`, by those of its neighbours. Ways ahead only: swaps are windfalls."""
+    """Compute the cost table of a peer of `stage` from the tables of its neighbours. The table contains only
+    ways to higher stages. A swap is a bonus that no estimate counts on."""
     table: dict[tuple[int, int], float] = {}
     known = list(neighbours)
-    for frontier in range(stage, min(stage + 2, rules.last)):  # one more after a swap
+    for frontier in range(stage, min(stage + 2, rules.last)):  # The frontier is one stage ahead after a swap.
         for hops in range(1, rules.stages):
             header = Header((0, stage), frontier, 0, hops)
             ways = [
@@ -82,7 +85,8 @@ def cheapest(
     now: float,
     avoid: Collection[PeerId] = (),
 ) -> Choice | None:
-    """Where a microbatch goes whose forward here is done at `ready`; None where nobody can take it."""
+    """Choose the next peer of a microbatch whose forward pass here ends at `ready`. Returns None if no peer
+    can take the microbatch. Peers in `avoid` are never chosen."""
     legal = {
         stage: after
         for stage in choices(header, rules)
@@ -102,7 +106,8 @@ def cheapest(
         arrival = ready + other.hop_seconds
         seconds = other.load.compute_seconds + rest
         if found is not None and arrival + seconds + other.hop_seconds >= found.back:
-            continue  # Not even without a wait: to find that out is what costs time.
+            # The lower bound without a wait is already too late; the exact start is slow to compute.
+            continue
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
         if found is None or back < found.back:
@@ -111,23 +116,24 @@ def cheapest(
 
 
 def _rest(other: Neighbour, after: Header, rules: Rules) -> float:
+    """Return the seconds for the path after `other`; NEVER if `other` reported no way."""
     return 0.0 if other.stage == rules.last else other.to_go.get((after.frontier, after.hops_left), NEVER)
 
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """Where a microbatch may go when only some stages have live peers."""
+    """The next stages that a microbatch may visit when only some stages have live peers."""
 
     header: Header
-    """As it was, or with fewer stages left to visit: dead ones are skipped within the budget."""
+    """The original header, or one with fewer stages left to visit if dead stages had to be skipped."""
     stages: tuple[int, ...]
-    """From each of them the path can be completed. Empty: wait."""
+    """Stages from which the path can be completed. Empty if the microbatch has to wait."""
     missing: tuple[int, ...] = ()
-    """Stages of which none has a live peer and without which the path cannot be completed."""
+    """Stages without a live peer that the path cannot be completed without."""
 
 
 def onward(header: Header, rules: Rules, live: Collection[int]) -> Onward:
-    """The legal next stages by the `live` ones. Skips more than was meant to only where that is needed."""
+    """Return the legal next stages among the `live` ones. Plans to skip more stages only if necessary."""
     shorter: Header | None = header
     while shorter is not None:
         known: dict[_Place, bool] = {}
@@ -140,12 +146,13 @@ def onward(header: Header, rules: Rules, live: Collection[int]) -> Onward:
 
 
 _Place = tuple[int, bool, int, int]
-"""All that decides how a path can go on: frontier, whether the stage before it was visited, swaps, hops."""
+"""All that decides how a path continues: frontier, whether the stage before it was visited, swaps, hops."""
 
 
 def _leads_on(
     header: Header, stage: int, rules: Rules, live: Collection[int], known: dict[_Place, bool]
 ) -> bool:
+    """Return whether the path can be completed through `stage`. `known` caches results."""
     if stage not in live:
         return False
     after = visit(header, stage, rules)

@@ -1,14 +1,15 @@
-"""Whom to send the next microbatch to: a virtual-time queue over the peers of the next stage.
+"""Choose the peer for the next microbatch with a virtual clock for each peer of the next stage.
 
-SWARM (arXiv:2301.11913, section 3.2) lets every sender keep a virtual clock per peer: sending moves the
-peer's clock on by what a microbatch costs there, and the next one goes to the peer whose clock is least. So
-each peer gets work in proportion to its speed, evenly in time, and no two senders need to talk. The public
-reference charges the time from request to answer, which is network and queues more than speed: a distant peer
-that pipelines well gets too little, a near slow one too much. Here the charge is what a microbatch keeps the
-peer busy, *told by the peer* (which alone can see it under concurrency) and multiplied by how many wait
-there; the network costs nothing but microbatches in flight, which credits bound.
+SWARM (arXiv:2301.11913, section 3.2) lets every sender keep a virtual clock per peer. Each send advances the
+peer's clock by the cost of a microbatch there. The next microbatch goes to the peer with the earliest clock.
+Each peer gets work in proportion to its speed, evenly in time, and senders need not coordinate. The public
+reference charges the time from request to answer, which depends more on network and queues than on speed. A
+distant peer that pipelines well then gets too little, and a near slow peer too much. This module charges the
+compute time of a microbatch, multiplied by the number of microbatches that wait there. The peer *reports*
+both, because it alone can measure them under concurrency. The network is not charged; credits bound the
+microbatches in flight.
 
-Everything is local: what was sent, what came back, and three numbers that each peer tells of itself.
+All inputs are local: what was sent, what came back, and three numbers that each peer reports about itself.
 """
 
 from __future__ import annotations
@@ -22,86 +23,89 @@ from swarmnet.backoff import doubled
 from swarmnet.identifiers import MicrobatchId, PeerId
 
 SMOOTHING = 0.2
-"""Weight of a new measurement; SWARM's 0.1 takes 20 microbatches to see a peer slow down."""
+"""Weight of a new measurement. SWARM's 0.1 needs 20 microbatches to notice that a peer slowed down."""
 TIE = 0.1
-"""Clocks that differ by less than this share of a charge are equal, and chance decides: else senders that
-began together would go on sending to the same peer at the same time."""
+"""Clocks that differ by less than this share of a charge are equal, and chance decides between them. Senders
+that started together would otherwise keep choosing the same peer at the same time."""
 OVERDUE = 0.4
-"""Share of a missed deadline that is taken as the time an answer takes: five times that, the next deadline
-(timeouts.DEADLINE_FACTOR), is twice as long."""
+"""Share of a missed deadline that becomes the new estimate of the answer time. The next deadline is
+`timeouts.DEADLINE_FACTOR` (5) times the estimate, which is twice the missed one."""
 CATCH_UP = 4.0
-"""A peer that was left out for a while gets at most so many microbatches at once afterwards."""
+"""Maximum number of microbatches that a peer gets at once after it was left out for a while."""
 FIRST_SLOTS = 1
-"""In flight to a peer that has told nothing: one, to hear. Many senders meet a slow peer at the same time."""
+"""Microbatches in flight to a peer that has reported nothing. One is enough to get its report, and many
+senders meet a slow peer at the same time."""
 MOST_SLOTS = 1024
 FIRST_BACK_OFF_SECONDS = 1.0
 LONGEST_BACK_OFF_SECONDS = 10.0
-"""libp2p's dial back-off after a partition grows beyond retries more frequent than this."""
+"""More frequent retries are useless after a partition, because libp2p's own dial back-off grows longer."""
 FIRST_SHUN_SECONDS, LONGEST_SHUN_SECONDS = 60.0, 3600.0
-"""Some hundred rounds of the others for the few microbatches that it takes to see what a peer sends."""
+"""The pause lasts about a hundred rounds; a few microbatches are enough to detect an outlier again."""
 BUSY_SECONDS, LONGEST_BUSY_SECONDS = 0.1, 2.0
-"""A full peer has room again after about one microbatch; every further refusal in a row doubles the pause,
-for each costs the sending of a body."""
+"""A full peer has room again after about one microbatch. Every further refusal in a row doubles the pause,
+because each refusal costs the upload of a body."""
 
 
 @dataclass(slots=True)
 class Estimate:
-    """What is known of one peer."""
+    """What a sender knows about one peer of the next stage."""
 
     compute_seconds: float | None = None
-    """How long a microbatch keeps it busy, forward and backward; None until it was told."""
+    """Seconds of compute for one microbatch, forward and backward; None until the peer has reported it."""
     waiting: float = 0.0
-    """Smoothed count of microbatches that wait for its compute, as it tells."""
+    """Smoothed number of microbatches that wait for the peer's compute, as it reports."""
     answer_seconds: float | None = None
-    """Smoothed time from sending to the answer: network, queues and everything below."""
+    """Smoothed time from sending to the answer. It includes network, queues and all stages below."""
     clock: float = 0.0
-    """Virtual time at which it would have done all it was sent."""
+    """Virtual time at which the peer would have finished all that it was sent."""
     heard: bool = False
-    """Whether it ever told anything."""
+    """Whether the peer has ever reported anything."""
     in_flight: int = 0
     slots: int = FIRST_SLOTS
-    """How many it takes from us at a time (CREDIT)."""
+    """Number of microbatches that it accepts from this sender at a time (CREDIT)."""
     earned: float = FIRST_SLOTS
-    """How many it is given at a time, by what it has answered: one more for each answer while it has half of
-    them, and half as many after a failure (slow start, Jacobson 1988). Slots are a claim, and microbatches
-    that are swallowed cost a deadline."""
+    """Number of microbatches that the sender entrusts to it at a time (slow start, Jacobson 1988). It grows
+    by one for each answer while at least half is used, and halves after a failure. `slots` is only a claim,
+    and a microbatch that is swallowed costs a deadline."""
     peak: int = 0
-    """The most in flight since its last answer."""
+    """Maximum in flight since the peer's last answer."""
     failures: int = 0
     refusals: int = 0
-    """BUSY in a row."""
+    """Number of BUSY replies in a row."""
     shuns: int = 0
-    """Times that what it sends was found out of line."""
+    """Number of times that the peer's values were found to be outliers."""
     failed_until: float = 0.0
     busy_until: float = 0.0
     shunned_until: float = 0.0
 
     @property
     def blocked_until(self) -> float:
-        """A short pause does not end a longer one."""
+        """End of the longest pause. A short pause does not end a longer one."""
         return max(self.failed_until, self.busy_until, self.shunned_until)
 
     def has_room(self, now: float) -> bool:
+        """Return whether one more microbatch may be sent to this peer now."""
         return self.in_flight < min(self.slots, self.earned) and self.blocked_until <= now
 
     def has_earned(self, promised: int, now: float) -> bool:
-        """One more, besides what is under way there and so many that are to follow."""
+        """Return whether one more may be promised, in addition to those in flight and `promised`."""
         return self.in_flight + promised < self.earned and self.blocked_until <= now
 
 
 class Router:
-    """Estimates and choices for the peers of one next stage."""
+    """Keep estimates for the peers of one next stage and choose among them."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.peers: dict[PeerId, Estimate] = {}
         self.clock = 0.0
-        """Virtual time: the clock of the peer that was sent to last."""
+        """Virtual time: the latest clock among the peers that were sent something."""
 
     def choose(
         self, candidates: Iterable[PeerId], now: float, avoid: Collection[PeerId] = ()
     ) -> PeerId | None:
-        """The peer for the next microbatch, or None if nobody has room. `avoid` only if nobody else has."""
+        """Return the peer for the next microbatch, or None if no peer has room. A peer in `avoid` is chosen
+        only if no other peer has room."""
         usable = [
             (peer, estimate)
             for peer in candidates
@@ -125,7 +129,7 @@ class Router:
         return self.chance.choice(tied) if len(tied) > 1 else best
 
     def has_room(self, candidates: Iterable[PeerId], now: float) -> bool:
-        """Whether anybody would take one more."""
+        """Return whether some candidate would take one more microbatch."""
         for peer in candidates:
             estimate = self.peers.get(peer)
             if estimate is None or estimate.has_room(now):
@@ -133,7 +137,7 @@ class Router:
         return False
 
     def room_at(self, candidates: Iterable[PeerId], now: float) -> float:
-        """When the first of those that lack nothing but the end of a pause has room; infinity: none does."""
+        """Return when the first candidate has room whose only obstacle is a pause; infinity if none has."""
         return min(
             (
                 estimate.blocked_until
@@ -146,17 +150,19 @@ class Router:
         )
 
     def is_usable(self, peer: PeerId, now: float) -> bool:
-        """Whether it has not failed or been full just now."""
+        """Return whether the peer is in no pause after a failure, a refusal or an outlier."""
         estimate = self.peers.get(peer)
         return estimate is None or estimate.blocked_until <= now
 
     def has_earned(self, peer: PeerId, promised: int, now: float) -> bool:
-        """Whether it may be promised one more besides `promised`, by what it has answered. Where places are
-        asked for (peers/worker/pipeline/reservations.py), they stand for its slots."""
+        """Return whether the peer may be promised one more microbatch in addition to `promised`. The limit
+        follows from what the peer has answered. Where places are reserved ahead
+        (`peers/worker/pipeline/reservations.py`), the reservations replace its slots."""
         estimate = self.peers.get(peer)
         return promised < FIRST_SLOTS if estimate is None else estimate.has_earned(promised, now)
 
     def sent(self, peer: PeerId) -> None:
+        """Record that a microbatch was sent to `peer`, and advance its clock."""
         estimate = self._estimate(peer)
         estimate.in_flight += 1
         estimate.peak = max(estimate.peak, estimate.in_flight)
@@ -165,7 +171,7 @@ class Router:
         estimate.clock = max(estimate.clock, self.clock - CATCH_UP * cost) + cost
 
     def answered(self, peer: PeerId, answer_seconds: float) -> None:
-        """It came back so long after it was sent."""
+        """Record that an answer came `answer_seconds` after the microbatch was sent."""
         estimate = self._estimate(peer)
         known = estimate.answer_seconds
         estimate.answer_seconds = (
@@ -177,8 +183,9 @@ class Router:
         estimate.peak = estimate.in_flight
 
     def told(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
-        """What a peer that was sent something says of itself (CREDIT): how many it takes from us at a time,
-        its compute per microbatch (0: not measured yet), and how many pieces of work wait for that."""
+        """Record what a peer reports about itself (CREDIT). Ignored for a peer that was never sent anything.
+        `slots` is how many microbatches it accepts from this sender at a time. `waiting` is how many work
+        items wait for compute, and `compute_seconds` is its time per microbatch (0: not measured)."""
         estimate = self.peers.get(peer)
         if estimate is None:
             return
@@ -190,33 +197,33 @@ class Router:
             estimate.compute_seconds = compute_seconds
 
     def overdue(self, peer: PeerId, waited: float) -> None:
-        """Nothing came for so long. It may be slower than known: the next one gets more time."""
+        """Record that no answer came within `waited` seconds. The peer may be slow: extend its deadline."""
         estimate = self._estimate(peer)
         estimate.answer_seconds = max(estimate.answer_seconds or 0.0, OVERDUE * waited)
 
     def expected_seconds(self, peer: PeerId) -> float | None:
-        """How long an answer from there takes, as far as is known."""
+        """Return the expected seconds until an answer from `peer`; None if nothing was measured."""
         return self._estimate(peer).answer_seconds
 
     def ended(self, peer: PeerId) -> None:
-        """One microbatch less is under way there, however it ended."""
+        """Record that one microbatch less is in flight to `peer`, however it ended."""
         estimate = self.peers.get(peer)
         if estimate is not None and estimate.in_flight > 0:
             estimate.in_flight -= 1
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """It refused, was lost or missed a deadline: leave it alone for a while that doubles."""
+        """Pause sends to a peer that refused, was lost or missed a deadline. The pause doubles each time."""
         estimate = self._estimate(peer)
         if estimate.failed_until > now:
-            return  # One failure, however many microbatches it meets.
+            return  # One failure counts once, however many microbatches it affects.
         estimate.earned = max(FIRST_SLOTS, estimate.earned / 2)
         pause = doubled(FIRST_BACK_OFF_SECONDS, estimate.failures, LONGEST_BACK_OFF_SECONDS)
         estimate.failed_until = now + pause * self.chance.uniform(0.8, 1.2)
         estimate.failures += 1
 
     def shun(self, peer: PeerId, now: float) -> None:
-        """What it sends is no good, whether it is asked or asks: nothing goes to it for long, and longer each
-        time that it comes to this again."""
+        """Pause sends for long to a peer whose values are outliers, in either direction of the pipeline. Each
+        further occurrence doubles the pause."""
         estimate = self._estimate(peer)
         estimate.shunned_until = now + doubled(FIRST_SHUN_SECONDS, estimate.shuns, LONGEST_SHUN_SECONDS)
         estimate.shuns += 1
@@ -226,13 +233,13 @@ class Router:
         return estimate is not None and estimate.shunned_until > now
 
     def busy(self, peer: PeerId, now: float) -> None:
-        """It is full, not broken: a short pause, longer if it goes on."""
+        """Pause sends for a short time to a peer that is full. Each refusal in a row doubles the pause."""
         estimate = self._estimate(peer)
         estimate.busy_until = now + doubled(BUSY_SECONDS, estimate.refusals, LONGEST_BUSY_SECONDS)
         estimate.refusals += 1
 
     def forget_others(self, known: Collection[PeerId], now: float) -> None:
-        """Peers that are not known any more, once nothing is under way there and no pause is kept."""
+        """Drop peers that are not in `known`, have nothing in flight and are in no pause."""
         gone = [
             peer for peer, estimate in self.peers.items()
             if peer not in known and not estimate.in_flight and estimate.blocked_until <= now
@@ -241,33 +248,34 @@ class Router:
             del self.peers[peer]
 
     def _estimate(self, peer: PeerId) -> Estimate:
-        """A peer not seen before begins at the present virtual time: it is tried at once."""
+        """Return the estimate of `peer`. A new peer starts at the present virtual time: it is next."""
         estimate = self.peers.get(peer)
         if estimate is None:
             estimate = self.peers[peer] = Estimate(clock=self.clock)
         return estimate
 
     def _cost(self, estimate: Estimate, unknown: float) -> float:
+        """Return the virtual seconds that one microbatch costs at this peer."""
         seconds = unknown if estimate.compute_seconds is None else estimate.compute_seconds
         return seconds * (1.0 + estimate.waiting)
 
     def _cost_of_unknown(self) -> float:
-        """A peer that has told nothing counts as good as the best."""
+        """Return the compute seconds to assume for a peer that has not reported any: those of the fastest."""
         known = [e.compute_seconds for e in self.peers.values() if e.compute_seconds is not None]
         return min(known, default=1.0)
 
 
 class Guide(Protocol):
-    """Finds ways ahead of bodies (peers/worker/pipeline/reservations.py); without, the router chooses once
-    the output is there."""
+    """Reserves the path of a microbatch before its body is sent (`peers/worker/pipeline/reservations.py`).
+    Without a guide, the router chooses the next peer when the output is ready."""
 
     def choose(
         self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]
     ) -> PeerId | None:
-        """The next peer of a microbatch; None: not yet."""
+        """Return the next peer of a microbatch; None if there is no reservation yet."""
 
     def has_room(self, candidates: Collection[PeerId], now: float) -> bool:
-        """Whether an origin may start one more."""
+        """Return whether an origin may start one more microbatch."""
 
     def expects(self, key: MicrobatchId, sender: PeerId) -> bool:
-        """Whether this microbatch has a place here: it may wait at the door until memory is free."""
+        """Return whether `sender` has reserved a place here, so that the microbatch may wait for memory."""

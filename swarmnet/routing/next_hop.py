@@ -1,7 +1,7 @@
-"""Where a microbatch goes next from one peer: what a data path asks, and the answer of most runs.
+"""Choose where a microbatch goes next from one peer, and the implementation for runs that skip no stage.
 
-Where a run may leave stages out or take them in another order, `Skipping` (skipping.py) answers instead.
-Which of the two it is, is decided once, when a peer's parts are put together.
+`NextHop` is the interface that the data path uses. In runs that may skip or reorder stages, `Skipping`
+(`skipping.py`) implements it. The choice between the two is made once, when a worker is assembled.
 """
 
 from __future__ import annotations
@@ -14,54 +14,54 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.run.path_rules import Header, IllegalPath, Rules, check, straight
 
 Live = Callable[[int], Collection[PeerId]]
-"""Stage -> its peers that take microbatches now."""
+"""Maps a stage to its peers that take microbatches now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A microbatch's passage through a stage: what its path means there."""
+    """What the path of a microbatch means for one stage that it passes."""
 
     path_stages: int
-    """On its whole path."""
+    """Number of stages on the whole path."""
     branch_scale: float = 1.0
-    """What the stage's layers count for on it (Rules.branch_scale)."""
+    """Weight of this stage's layers on this path (`Rules.branch_scale`)."""
 
 
 class NextHop(Protocol):
-    """The paths of the microbatches on one peer. Each is checked when it comes, kept until `forget`, and
-    leads to peers of the stages that may be next."""
+    """The paths of the microbatches on one peer. Each path is checked when its microbatch arrives and kept
+    until `forget`. It leads to peers of the stages that may be next."""
 
     stage: int
 
     def start(self, key: MicrobatchId) -> Passage:
-        """One begins here, on the first stage."""
+        """Begin a microbatch on this peer, which is an origin of the first stage."""
 
     def check(self, header: Header) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
 
     def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
-        """Whether it is here already, by another path: what is kept for it is no answer to this one."""
+        """Return whether the microbatch is here already by another path, so that its answer does not fit."""
 
     def arrive(self, key: MicrobatchId, header: Header) -> Passage:
         """Keep a checked header until `forget`."""
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
-        """Live peers that it may be sent to; None: a microbatch that would be started now. Once it was sent
-        to peers that failed, others come first."""
+        """Return live peers that the microbatch may be sent to; None asks for one that would be started now.
+        If it was sent to peers that failed (`tried`), other peers come first."""
 
     def header_for(self, key: MicrobatchId, stage: int) -> Header:
-        """What to send with it to a peer of `stage`. Raises IllegalPath if it may not go there."""
+        """Return the header to send with it to a peer of `stage`. Raises IllegalPath if it is not allowed."""
 
     def missing(self) -> tuple[int, ...]:
-        """Stages that the next microbatch would wait for because nobody holds them; empty: none."""
+        """Return stages without a peer that the next microbatch would wait for; empty if there are none."""
 
     def forget(self, key: MicrobatchId) -> None:
-        """It is done, or given up."""
+        """Drop the path of a microbatch that is done or was abandoned."""
 
 
 
 class Straight:
-    """Every microbatch visits all stages in their order, so nothing of it need be kept."""
+    """Every microbatch visits all stages in order, so no path has to be kept."""
 
     def __init__(self, rules: Rules, stage: int, live: Live) -> None:
         self.rules = rules
@@ -76,7 +76,7 @@ class Straight:
 
     def check(self, header: Header) -> None:
         if header != self._here:
-            check(header, self.stage, self.rules)  # Says what is wrong with it.
+            check(header, self.stage, self.rules)  # Raises with the reason.
 
     def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
         return False

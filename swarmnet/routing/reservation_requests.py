@@ -1,13 +1,15 @@
-"""Finds the way of every microbatch ahead of its body: a peer asks the cheapest next one for a place.
+"""Reserve a place for every microbatch on its next peer before its body is sent.
 
-A body takes seconds for a hop, a question milliseconds. When a microbatch's forward begins on its origin, the
-next peer is asked whether it can begin then and then (reservations.py); that one books it or says no, and
-having said yes it asks on in turn. What a peer knows: its own bookings, what its neighbours told of theirs
-and of their costs to go, and the hops as it measured them. The choice is `cheapest_path.cheapest`.
+A body takes seconds for a hop and a request takes milliseconds. When a microbatch's forward pass begins on
+its origin, the origin requests a place on the cheapest next peer at the expected time (`reservations.py`).
+That peer refuses, or it books the place and requests one on the following stage in turn. A peer knows its own
+bookings, the reported bookings and cost tables of its neighbours, and the hop times that it measured.
+`cheapest_path.cheapest` makes the choice.
 
-Swaps are never asked for: nobody may wait for them (cheapest_path.py), and they gain nothing online.
+Swaps are never requested: nothing may wait for them (`cheapest_path.py`), and they gain nothing in a live
+run.
 
-No IO. Times in seconds on the caller's clock.
+The module does no IO. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -22,85 +24,89 @@ from swarmnet.routing.cheapest_path import Choice, Neighbour, ToGo, cheapest, co
 from swarmnet.run.path_rules import Header, Rules, ways_on
 
 MOST_QUESTIONS = 4
-"""The last of them asks whoever it is for a place at any time."""
+"""Number of the request from which on a place at any time is accepted."""
 GIVE_UP_QUESTIONS = 8
-"""Then the router chooses, as it does where nobody has told anything."""
+"""After this many requests the router chooses, as it does when no peer has reported anything."""
 ANSWER_SECONDS = 1.0
-"""How long to wait for an answer, besides two round trips."""
+"""Seconds to wait for an answer, in addition to two round trips."""
 MEASUREMENTS_KEPT = 5
-"""Of each hop; their median counts: one lost packet must not keep microbatches away for long."""
+"""Number of measurements kept for each hop. By their median one lost packet does no lasting harm."""
 TIE = 0.01
-"""Ways whose times differ by less than this share are equal, and the stage that was visited less is next: by
-cost alone the same one would always be left out where all are alike, and it would learn nothing."""
+"""Ways whose times differ by less than this share are equal, and the less visited stage is next. By cost
+alone the same stage of equal ones would always be left out, and it would learn nothing."""
 LEAST_SHARE = 0.25
-"""Of its share of the microbatches that go from here: what a stage gets at least, where it is not DEAR. Its
-share is that of the ways on that lead through it, by which all stages would be visited alike. Where more
-microbatches are whole, fewer are left to learn from what it is to be without a stage, so there the least is
-Rules.whole_share.
-A stage that nobody visits is not only left untrained: its first, slow passes stand for its speed. By cost
-alone two of four alike ones got 3 and 6 of 1,000 microbatches on real processes (measured)."""
+"""Minimum fraction of its fair share that a stage gets of the microbatches from here, unless it is `DEAR`.
+The fair share is proportional to the number of ways that lead through the stage. If more microbatches take
+full paths, fewer are left to train without a stage; the minimum is then `Rules.whole_share`. A stage that is
+never visited is not trained, and its first slow passes remain its measured speed. By cost alone two of four
+equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
 DEAR = 2.0
-"""Times the seconds of the cheapest way: what would be too much for that share."""
+"""Factor on the time of the cheapest way above which a stage does not get its minimum share."""
 VISITS_KEPT = 0.98
-"""Of the counts of visits, at each further one: the last 50 count."""
+"""Decay of the visit counts at each further visit, which is a memory of about 50 visits."""
 HALVED_VISITS = 200.0
-"""After so many microbatches that went elsewhere a hop counts half: whoever seemed far is tried again."""
+"""Number of other microbatches after which a measured hop counts half, so that a far peer is tried again."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of a neighbour."""
+    """What is known about a neighbour."""
 
     load: Load | None = None
-    """With bookings on the own clock."""
+    """Reported load, with the bookings on the local clock; None until the neighbour has reported."""
     to_go: ToGo = field(default_factory=dict)
     latency: float = 0.0
-    """One way, of a message without a body."""
+    """Seconds of a message without a body, one way."""
     hop: float | None = None
-    """Of a body, as measured; while the first one is under way, as others are."""
+    """Seconds of a body, one way, as measured; the maximum of all hops while the first one is in flight."""
     measured: tuple[float, ...] = ()
+    """Newest measurements of `hop`."""
     measured_at: int | None = None
-    """In microbatches that had gone on from here."""
+    """Value of `Scouting.gone_on` at the last measurement."""
 
 
 @dataclass(slots=True)
 class Quest:
-    """A microbatch that is to go on from here."""
+    """The search for a place for one microbatch on the next stage."""
 
     header: Header
     ready: float
-    """When its output is expected to be there."""
+    """Expected time of its output."""
     question: int = 0
+    """Number of the newest request."""
     asked: PeerId | None = None
+    """Peer that has the open request; None if there is none."""
     until: float = 0.0
-    """An answer is waited for so long."""
+    """Deadline of the open request."""
     choice: Choice | None = None
-    """The last one that was asked for, or given ..."""
+    """The newest choice that was requested or granted."""
     stages: int = 0
-    """... and among how many stages it was."""
+    """Number of stages among which the newest choice was made."""
     granted: PeerId | None = None
+    """Peer that granted a place; None if there is none."""
     sent: bool = False
-    """The body was on its way there: if it is asked for again, it has failed."""
+    """Whether the body was sent there. If a place is needed again, that attempt has failed."""
     silent: set[PeerId] = field(default_factory=set)
-    """Asked in vain."""
+    """Peers that did not answer a request, or refused a firm one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A question to send."""
+    """A place request to send."""
 
     key: MicrobatchId
     peer: PeerId
     question: int
     header: Header
-    """For that peer."""
+    """Header for that peer."""
     arrival: float
     start: float
     firm: bool
+    """Whether a place at any time is accepted."""
 
 
 class Scouting:
-    """One peer's knowledge and questions."""
+    """Knowledge and place requests of one peer."""
 
     def __init__(self, rules: Rules, stage: int) -> None:
         self.rules = rules
@@ -108,15 +114,16 @@ class Scouting:
         self.seen: dict[PeerId, Seen] = {}
         self.quests: dict[MicrobatchId, Quest] = {}
         self.gone_on = 0
-        """Microbatches that have got a place below."""
+        """Number of microbatches that got a place on the next stage."""
         self.visits: dict[int, float] = {}
-        """Microbatches that went from here to each stage of several, those of long ago count less."""
+        """Number of microbatches sent from here to each stage when there was a choice. Old ones decay."""
         self.asked = self.refused = self.unanswered = 0
 
-    # -- what is known --------------------------------------------------------------------------------
+    # -- knowledge about neighbours ----------------------------------------------------------------------
 
     def told(self, peer: PeerId, load: Load, to_go: ToGo, latency: float, now: float) -> None:
-        """A peer's own word. Its bookings are in seconds from the moment when it said so."""
+        """Record the load and cost table that a peer reported. Its bookings are seconds from the moment of
+        sending, `latency` seconds ago."""
         since = now - latency
         bookings = tuple(Booking(b.start + since, b.release + since) for b in load.bookings)
         seen = self._seen(peer)
@@ -124,7 +131,7 @@ class Scouting:
         seen.to_go, seen.latency = to_go, latency
 
     def measured(self, peer: PeerId, hop: float) -> None:
-        """A body there and its gradient back took twice as long."""
+        """Record a measured hop, in seconds: half the time for a body there and its gradient back."""
         seen = self._seen(peer)
         seen.measured = (*seen.measured, hop)[-MEASUREMENTS_KEPT:]
         seen.hop, seen.measured_at = median(seen.measured), self.gone_on
@@ -133,20 +140,20 @@ class Scouting:
         self.seen.pop(peer, None)
 
     def table(self, live: Iterable[tuple[PeerId, int]]) -> dict[tuple[int, int], float]:
-        """The own costs to go, by those of the live neighbours and their stages."""
+        """Return the own cost table from those of the live neighbours. `live` yields (peer, stage)."""
         return costs_to_go(self.stage, self.rules, self._neighbours(live))
 
     def rest(self, header: Header, table: ToGo) -> float:
-        """What is still to come from the end of the own forward, as far as is known."""
+        """Return the expected seconds after the end of the own forward pass; 0 if unknown."""
         return table.get((header.frontier, header.hops_left), 0.0)
 
-    # -- questions ------------------------------------------------------------------------------------
+    # -- place requests -----------------------------------------------------------------------------------
 
     def seek(
         self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
         avoid: Collection[PeerId] = (),
     ) -> Asking | None:  # fmt: skip
-        """The next question for a microbatch with a quest; None: nobody is known who could take it."""
+        """Return the next place request for a microbatch with a quest; None if no known peer can take it."""
         quest = self.quests[key]
         quest.asked = quest.granted = None
         if quest.question >= GIVE_UP_QUESTIONS:
@@ -161,14 +168,15 @@ class Scouting:
         quest.question += 1
         quest.asked, quest.choice = choice.peer, choice
         quest.until = now + ANSWER_SECONDS + 4 * self._seen(choice.peer).latency
-        if self._seen(choice.peer).hop is None:  # One is enough to hear how far it is.
+        if self._seen(choice.peer).hop is None:  # One microbatch is enough to measure the distance.
             self._seen(choice.peer).hop = max((s.hop for s in self.seen.values() if s.hop), default=None)
         self.asked += 1
         firm = quest.question >= MOST_QUESTIONS
         return Asking(key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm)
 
     def answered(self, peer: PeerId, key: MicrobatchId, question: int, start: float | None) -> Quest | None:
-        """An answer came: its quest, if it was the one that is waited for. `start`: None for a no."""
+        """Record an answer and return its quest, or None if that answer was not awaited. `start` is the
+        granted start time; None is a refusal."""
         quest = self.quests.get(key)
         if quest is None or quest.asked != peer or quest.question != question or quest.choice is None:
             return None
@@ -187,12 +195,12 @@ class Scouting:
         return quest
 
     def back(self, quest: Quest, start: float) -> float:
-        """When the gradient is expected here, if the forward there begins then."""
+        """Return when the gradient is expected here if the forward pass there begins at `start`."""
         assert quest.choice is not None
         return quest.choice.back + max(0.0, start - quest.choice.start)
 
     def overdue(self, now: float) -> list[MicrobatchId]:
-        """Those whose question was not answered in time: they need another."""
+        """Return the microbatches whose request was not answered in time. They need another request."""
         late = []
         for key, quest in self.quests.items():
             if quest.asked is not None and now >= quest.until:
@@ -203,7 +211,7 @@ class Scouting:
         return late
 
     def lost(self, peer: PeerId) -> list[MicrobatchId]:
-        """That peer is gone: those that had asked it, or had a place there, need another."""
+        """Return the microbatches that had requested or got a place on a lost peer: they need another."""
         hit = []
         for key, quest in self.quests.items():
             if peer in (quest.asked, quest.granted) and not quest.sent:
@@ -214,9 +222,10 @@ class Scouting:
     def _choice(
         self, quest: Quest, ahead: Iterable[Neighbour], ready: float, now: float, avoid: Collection[PeerId]
     ) -> Choice | None:
-        """The cheapest, or what is nearly as cheap by a stage that was sent fewer microbatches."""
+        """Return the cheapest choice, or one of nearly equal cost through a less visited stage."""
         by_stage: dict[int, list[Neighbour]] = {}
-        for other in sorted(ahead, key=lambda other: other.hop_seconds):  # The first ones rule out others.
+        # Near peers first: they rule out others.
+        for other in sorted(ahead, key=lambda other: other.hop_seconds):
             by_stage.setdefault(other.stage, []).append(other)
         found = [
             choice
@@ -237,11 +246,11 @@ class Scouting:
         return min(near, default=None, key=lambda c: (self._had(c), c.back))
 
     def _had(self, choice: Choice) -> float:
-        """Microbatches that its stage has had from here, for each way on."""
+        """Return how many microbatches the chosen stage got from here, per way that continues from it."""
         return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways_on(choice.header, self.rules))
 
     def _is_scarce(self, choice: Choice, ways: int) -> bool:
-        """Whether its stage gets too few of the microbatches that go from here by one of so many ways."""
+        """Return whether the chosen stage gets too few of the microbatches that leave here by `ways` ways."""
         least = max(LEAST_SHARE, self.rules.whole_share)
         return self._had(choice) * ways < least * sum(self.visits.values())
 
@@ -249,7 +258,7 @@ class Scouting:
         return self.seen.setdefault(peer, Seen())
 
     def _neighbours(self, live: Iterable[tuple[PeerId, int]]) -> list[Neighbour]:
-        """Those that have told something."""
+        """Return the live neighbours that have reported a load."""
         return [
             Neighbour(peer, stage, self._hop(seen), seen.load, seen.to_go)
             for peer, stage in live
@@ -258,7 +267,8 @@ class Scouting:
         ]
 
     def _hop(self, seen: Seen) -> float:
-        """Unknown ones count as near as their latency allows: they are tried."""
+        """Return the estimated seconds of a hop, at least the latency. An unmeasured hop counts as the
+        latency alone, so that the peer is tried."""
         hop = 0.0 if seen.hop is None else seen.hop
         if seen.measured_at is not None:
             hop *= 0.5 ** ((self.gone_on - seen.measured_at) / HALVED_VISITS)

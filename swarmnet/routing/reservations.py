@@ -1,14 +1,14 @@
-"""Places on one peer for microbatches that are here or on their way: who asked, from when, until when.
+"""Reserve places on one peer for microbatches that are here or on their way.
 
-Whoever sends a body asks first (reservation_requests.py). The answer follows from the bookings alone: when a
-microbatch that arrives then could begin. It is a no where that is later than the asker thought, and where the
-asker has as many places as it may have. A place is kept until its microbatch is done, until the asker gives
-it back or is gone, or until the time has passed at which all should have been over.
+A sender requests a place before it sends a body (`reservation_requests.py`). The answer follows from the
+bookings alone: the time at which a microbatch that arrives then could begin. The request is refused if that
+is later than the sender expected, or if the sender has its maximum number of places. A place is kept until
+its microbatch is done, until the sender returns it or disconnects, or until its expected end has passed.
 
-What others claim decides little: how long a microbatch stays is worked out here, from the own table of costs
-to go, and bodies that do not come cost their sender its places for a while that doubles.
+Claims of other peers decide little. This peer computes from its own cost table how long a microbatch stays. A
+sender whose bodies do not come loses the right to places for a time that doubles.
 
-No IO. Times in seconds on the caller's clock.
+The module does no IO. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from swarmnet.routing.capacity import Booking, Load, earliest_start
 from swarmnet.run.path_rules import Header
 
 TOLERANCE = 0.25
-"""Who could begin no more than so many times its own compute later than asked says yes."""
+"""Accepted delay of a start beyond the requested time, in multiples of the own compute."""
 PLACES_PER_SLOT = 4
-"""Microbatches on their way to a peer, for each that it has memory for: they come one after another.
-Those that come early wait with nothing but their input; 40 of these are as large as one graph
-(pipeline/flow_control.py)."""
+"""Microbatches on their way to a peer, for each that fits in its memory, because they come one after another.
+An early one needs memory only for its input; 40 inputs are as large as one graph
+(`pipeline/flow_control.py`)."""
 MOST_PLACES = 64
-"""On their way: a list that is told to every neighbour."""
+"""Maximum number of microbatches on their way. The list is sent to every neighbour."""
 SHARE = 0.5
-"""Of the places, the most that one asker may have."""
+"""Maximum share of the places that one sender may have."""
 LATE_SECONDS = 5.0
-"""After the time at which all should have been over, a microbatch that has not come is no longer expected."""
+"""Seconds after the expected end from which on a microbatch that has not come is no longer expected."""
 LONGEST_SECONDS = 600.0
-"""No place is booked for longer, or for later than that."""
+"""Maximum duration of a booking, and how far ahead it may start."""
 SMOOTHING = 0.1
 """Weight of a new measurement of the own compute."""
 FIRST_SHUN_SECONDS, LONGEST_SHUN_SECONDS = 5.0, 300.0
@@ -42,30 +42,32 @@ MOST_SHUNNED = 1024
 
 @dataclass(slots=True)
 class Place:
+    """A reserved place. `asker` sends the body, and `came` is true once it has arrived."""
+
     asker: PeerId
     header: Header
-    """The microbatch's, here."""
+    """Header of the microbatch at this peer."""
     booking: Booking
     came: bool = False
 
 
 class Places:
-    """Of one peer. `forward_seconds` and `backward_seconds`: its own compute, as measured so far."""
+    """The places on one peer. `forward_seconds` and `backward_seconds` are its own measured compute times."""
 
     def __init__(self, slots: int, is_last: bool) -> None:
-        """`slots`: microbatches between forward and backward that it has memory for. The last stage does both
-        passes at once, one after another."""
+        """Create the table. `slots` is how many microbatches fit in memory between forward and backward. The
+        last stage does both passes at once, one microbatch after another."""
         self.memory = 1 if is_last else slots
         self.most = max(2, min(MOST_PLACES, PLACES_PER_SLOT * slots))
         self.is_last = is_last
         self.forward_seconds = self.backward_seconds = 0.0
         self.held: dict[MicrobatchId, Place] = {}
         self._lapsed: dict[PeerId, tuple[int, float]] = {}
-        """Asker -> how often in a row bodies did not come, and until when it gets no place; newest last."""
+        """Maps a sender to (times in a row that bodies did not come, end of its pause); newest last."""
 
     @property
     def load(self) -> Load:
-        """What to tell others."""
+        """Return the load that is reported to other peers."""
         bookings = tuple(place.booking for place in self.held.values())
         return Load(self.memory, self.forward_seconds, self.backward_seconds, bookings)
 
@@ -79,12 +81,12 @@ class Places:
         self, key: MicrobatchId, asker: PeerId, header: Header, arrival: float, wanted: float, rest: float,
         firm: bool, now: float,
     ) -> float | None:  # fmt: skip
-        """When a microbatch that arrives then begins; None: not here. `wanted`: when the asker thought that
-        it would, and a no is the answer if that is much too early, unless it is `firm`. `rest`: what the path
-        takes from the end of the forward here, without compute here."""
+        """Return when a microbatch that arrives at `arrival` begins; None refuses it. `wanted` is the start
+        that the sender expected. A much later start is refused unless the request is `firm`. `rest` is the
+        time that the path takes after the forward pass here, without compute here."""
         known = self.held.get(key)
         if known is not None and (known.came or known.asker != asker):
-            return None  # Nobody takes another's place by naming its microbatch.
+            return None  # A peer cannot take another's place by naming its microbatch.
         if not self._may_have(asker, key, now) or arrival > now + LONGEST_SECONDS:
             return None
         load = self.load
@@ -101,7 +103,7 @@ class Places:
         return start
 
     def came(self, key: MicrobatchId, sender: PeerId, header: Header, rest: float, now: float) -> None:
-        """Its body is here and was taken, whether it was expected or not."""
+        """Record that a body arrived and was accepted, whether or not it had a place."""
         place = self.held.get(key)
         if place is None:
             seconds = min(LONGEST_SECONDS, self.load.compute_seconds + rest)
@@ -110,29 +112,29 @@ class Places:
         self._lapsed.pop(sender, None)
 
     def begins(self, key: MicrobatchId, start: float) -> None:
-        """Its forward begins then, it is known by now."""
+        """Set the booking to the known start of the forward pass."""
         place = self.held.get(key)
         if place is not None:
             late = max(0.0, start - place.booking.start)
             place.booking = Booking(start, place.booking.release + late)
 
     def answered_at(self, key: MicrobatchId, back: float) -> None:
-        """Its gradient is expected here then."""
+        """Extend the booking to the time `back` at which the gradient is expected."""
         place = self.held.get(key)
         if place is not None:
             place.booking = Booking(place.booking.start, back + self.backward_seconds)
 
     def expects(self, key: MicrobatchId, sender: PeerId) -> bool:
-        """Whether this one has booked a place for it that it has not come to yet."""
+        """Return whether `sender` has booked a place for this microbatch and the body has not come yet."""
         place = self.held.get(key)
         return place is not None and not place.came and place.asker == sender
 
     def end(self, key: MicrobatchId) -> bool:
-        """It is done, or nobody wants it any more. Whether it had a place."""
+        """Free the place of a microbatch that is done or cancelled. Returns whether it had one."""
         return self.held.pop(key, None) is not None
 
     def gone(self, asker: PeerId, now: float) -> list[MicrobatchId]:
-        """The asker is lost: those that had not come are given up."""
+        """Free the places of a lost sender whose bodies had not come. Returns their microbatches."""
         lost = [key for key, place in self.held.items() if place.asker == asker and not place.came]
         for key in lost:
             del self.held[key]
@@ -141,7 +143,7 @@ class Places:
         return lost
 
     def lapse(self, now: float) -> list[MicrobatchId]:
-        """Give up those that should have been over by now and never came."""
+        """Free the places that have expired without a body. Returns their microbatches."""
         late = [
             key for key, place in self.held.items()
             if not place.came and now >= place.booking.release + LATE_SECONDS
@@ -151,6 +153,7 @@ class Places:
         return late
 
     def _shun(self, asker: PeerId, now: float) -> None:
+        """Refuse places to `asker` for a pause that doubles each time."""
         times, _ = self._lapsed.pop(asker, (0, 0.0))
         pause = doubled(FIRST_SHUN_SECONDS, times, LONGEST_SHUN_SECONDS)
         self._lapsed[asker] = (times + 1, now + pause)
@@ -158,6 +161,7 @@ class Places:
             del self._lapsed[next(iter(self._lapsed))]
 
     def _may_have(self, asker: PeerId, key: MicrobatchId, now: float) -> bool:
+        """Return whether `asker` is in no pause and has fewer places than its maximum."""
         if self._lapsed.get(asker, (0, 0.0))[1] > now:
             return False
         expected = [place.asker for k, place in self.held.items() if not place.came and k != key]
@@ -165,5 +169,5 @@ class Places:
 
 
 def _smoothed(known: float, took: float) -> float:
-    """0: nothing is known yet."""
+    """Return the smoothed seconds. `known` is 0 before the first measurement."""
     return known + SMOOTHING * (took - known) if known else took

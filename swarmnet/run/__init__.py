@@ -1,1 +1,1 @@
-"""What a run is: its manifest, the paths that it allows, and what its owner has ordered."""
+"""The definition of a run: its manifest, the legal paths, and the orders of its owner."""

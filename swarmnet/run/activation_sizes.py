@@ -1,5 +1,7 @@
-"""How many bytes a microbatch takes from stage to stage: hidden states in a codec
-(model/activation_codec.py), and labels."""
+"""Compute how many bytes a microbatch takes between stages.
+
+They are encoded hidden states (`model/activation_codec.py`) and labels.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from typing import Literal
 Codec = Literal["bf16", "int8", "fp32", "int4-tiles", "int6-tiles"]
 Rounding = Literal["nearest", "stochastic"]
 BLOCK = 64
-"""Values that share an int8 scale: 4 bytes per 64 cost 6%, and one outlier spoils few neighbours."""
+"""Number of values that share an int8 scale. 4 bytes per 64 cost 6 %, and outliers hurt few neighbours."""
 TILE = 32
-"""Values that share a least and a step, as in TAH-Quant (arXiv:2506.01352): 4 bytes per 32."""
+"""Number of values that share a minimum and a step (4 bytes), as in TAH-Quant (arXiv:2506.01352)."""
 TILE_BITS: Mapping[Codec, int] = {"int4-tiles": 4, "int6-tiles": 6}
-"""Of a value, besides."""
+"""Bits per value, without the 4 bytes."""
 LABEL_BYTES = 4
-"""A label is an int32; labels go down with the hidden states, nothing of them comes up."""
+"""A label is an int32. Labels go down with the hidden states, and none come up."""
 
 
 def encoded_bytes(shape: tuple[int, ...], codec: Codec) -> int:
-    """Length of hidden states of `shape`, or of their gradient, in bytes."""
+    """Return the encoded bytes of hidden states of `shape`, or of their gradient."""
     values = prod(shape)
     if codec == "int8":
         return values + 4 * -(-values // BLOCK)
@@ -30,5 +32,5 @@ def encoded_bytes(shape: tuple[int, ...], codec: Codec) -> int:
 
 
 def token_bytes(vocabulary: int) -> int:
-    """Whole bytes that the number of any token takes: one for bytes, two up to 65,536 tokens."""
+    """Return the whole bytes that a token number takes: one for bytes, two up to 65,536 tokens."""
     return max(1, ((vocabulary - 1).bit_length() + 7) // 8)

@@ -1,5 +1,6 @@
-"""Narrow boundaries: fewer numbers per token between stages than the model is wide. What a run file says of
-them, and what of that contradicts itself. The mathematics is in swarmnet/model/boundary.py.
+"""Configuration of narrow boundaries, at which fewer numbers per token cross than the model is wide.
+
+This module has the keys of the run file and their checks. The mathematics is in `swarmnet/model/boundary.py`.
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ Form = Literal["open", "anchored", "shared"]
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How hidden states go from one stage to the next. Part of the model: cut open, it is another model."""
+    """How hidden states go from one stage to the next. Another boundary makes it another model."""
 
     form: Form = "open"
-    """open: as they are, `model.width` numbers per token. anchored: what they differ by from an anchor, a
-    learned vector of each token, through a fixed random projector; the next stage adds anchors of its own.
-    shared: layers before the last boundary write into `width` fixed directions only, and these cross; what is
-    exported is a plain Llama (or Qwen3)."""
+    """`open`: hidden states are sent unchanged, `model.width` numbers per token. `anchored`: a fixed random
+    projector sends the difference from an anchor, a learned vector of each token. The next stage adds its own
+    anchors. `shared`: layers before the last boundary write only into `width` fixed directions, and these
+    cross. An export is a plain Llama (or Qwen3)."""
     width: int = 0
     """Numbers per token that cross a narrow boundary."""
     after: tuple[int, ...] = ()
-    """After how many layers a boundary stands, ascending. Every cut between stages needs one; more may stand
-    inside stages, so that the run could be cut there."""
+    """Numbers of layers after which there is a boundary, ascending. Every cut between stages needs one. More
+    may be inside stages, so that the run could be cut there."""
     anchor_rows: int = 0
-    """Rows of each table of anchors. 0: a row for each token, which begins as the embedding does. Else a
-    token takes the sum of two rows, one of each half, and no two tokens the same two: for large vocabularies,
-    of which full tables on every stage would be most of a model."""
+    """Rows of each table of anchors. 0: a row for each token, which begins as the embedding does. Otherwise
+    an anchor is the sum of two rows, one of each half, and no two tokens have the same pair. This is for
+    large vocabularies, where full tables on every stage would be most of a model."""
     seed: int = 0
-    """Draws the projectors, and what of a token is fixed where they are shared."""
+    """Seed of the projectors and, with shared directions, of the fixed vectors of tokens."""
 
     @property
     def is_narrow(self) -> bool:
         return self.form != "open"
 
     def is_shared_at(self, layer: int) -> bool:
-        """Whether that layer writes into the shared directions only: those behind the last boundary need not,
-        for nothing crosses any more."""
+        """Return whether that layer writes only into the shared directions. Layers after the last boundary
+        need not."""
         return self.form == "shared" and layer < self.after[-1]
 
 
 def contradictions(
     boundary: Boundary, width: int, vocabulary: int, stages: Sequence[int], leaves_order: bool
 ) -> Iterator[str]:
-    """What of it does not fit a model of this width, with so many layers in each stage. `leaves_order`:
-    microbatches may leave stages out or swap them."""
+    """Yield what does not fit a model of this width and vocabulary. `stages` has the layers of each stage.
+    `leaves_order` means that microbatches may skip or swap stages."""
     if not boundary.is_narrow:
         if boundary != Boundary():
             yield "model.boundary: its other keys say nothing without form: anchored or shared"

@@ -1,6 +1,7 @@
-"""How peers that step by themselves exchange what they moved: every such method as its authors have it.
+"""Presets of the methods with local steps: how peers exchange their weight deltas.
 
-A run names a method and may say otherwise key by key (swarmnet/run/manifest.py): `Sync.own_steps`.
+Each preset has the values of the method's paper. A run names a method and may override single keys
+(`swarmnet/run/manifest.py`); the result is `Sync.own_steps`.
 """
 
 from __future__ import annotations
@@ -10,35 +11,35 @@ from dataclasses import dataclass
 from typing import Literal
 
 InnerName = Literal["muon", "adamw"]
-"""Optimizers that a peer can step by itself with (swarmnet/optimizer/own_steps/inner_step.py)."""
+"""Local optimizers (`swarmnet/optimizer/own_steps/inner_step.py`)."""
 SentName = Literal["bit", "four-bits", "eight-bits", "largest"]
-"""How numbers are told (swarmnet/optimizer/moved/)."""
+"""Codecs of the deltas (`swarmnet/optimizer/moved/`)."""
 RestName = Literal["live", "feedback", "dropped"]
-"""What becomes of what was moved and not told."""
+"""What happens to the part of a delta that was not sent."""
 THOUSAND = 1000
 BITS: Mapping[SentName, int] = {"bit": 1, "four-bits": 4, "eight-bits": 8}
-"""Of a number, where all of a part are told."""
+"""Bits per number of codecs that send all numbers of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSteps:
-    """All that tells one such method from another."""
+    """The configuration of one method with local steps."""
 
     inner: InnerName
     parts: int
-    """A round is about one of so many parts of the weights, in turn."""
+    """Number of parts of the weights. Each round covers one of them, in turn."""
     sent: SentName
     rest: RestName
     outer_rate: float = 1.0
-    """What the group steps by, times the mean of what was moved."""
+    """Factor on the mean delta in the group's step."""
     outer_momentum: float = 0.0
-    """Of Nesterov's kind, settled like the weights; 0: the group has none."""
+    """Nesterov momentum of the group, settled like the weights; 0 if there is none."""
     is_steady: bool = False
-    """Each part has its turn at equal distances; else in an order that is drawn for each cycle."""
+    """Whether parts have their turns at equal distances; otherwise in an order drawn for each cycle."""
 
     @property
     def outer_thousandths(self) -> tuple[int, int]:
-        """Rate and momentum as whole numbers: what is settled must be the same on all machines."""
+        """Rate and momentum as integers, because settled values must be equal on all machines."""
         return round(self.outer_rate * THOUSAND), round(self.outer_momentum * THOUSAND)
 
     @property
@@ -53,9 +54,10 @@ AUTHORS: Mapping[str, OwnSteps] = {
     "sparse-loco": OwnSteps("adamw", 1, "largest", "feedback"),
     "partitioned": OwnSteps("adamw", 16, "eight-bits", "live"),
 }
-"""DiLoCo: arXiv:2311.08105 (outer rate 0.7, momentum 0.9), in eight bits a number, as INTELLECT-1 sent them.
-Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits); its fragments are of three layers each, so
-their number grows with the model, and the momentum is DiLoCo's, for it names none. SparseLoCo: 2508.15706.
-Partitioned averaging: a twentieth at a time, as SPARTA has it; 16 is the power of two nearest to that."""
+"""Sources of the presets. DiLoCo: arXiv:2311.08105 (outer rate 0.7, momentum 0.9), with eight bits per
+number, as INTELLECT-1 sent them. Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits). It has
+fragments of three layers, so their number grows with the model. It names no momentum, so DiLoCo's is used.
+SparseLoCo: 2508.15706. Partitioned averaging: SPARTA averages a twentieth at a time; 16 is a near power of
+two."""
 OUTER = ("diloco", "streaming-diloco")
-"""Those with an optimizer outside."""
+"""Methods with an outer optimizer."""

@@ -1,8 +1,8 @@
-"""What a run's owner orders: one complete document per run, of which the newest counts.
+"""Orders of a run's owner: one complete document per run, of which the newest is valid.
 
-No order touches what a group has settled, so it does not matter when it reaches whom: most stop microbatches
-from being started, links from being made and documents from being read. A learning rate is part of the sets
-that a group settles from then on (rates.py), and an end is a round after which it makes none.
+No order changes what a group has settled, so the time of arrival does not matter. Most orders stop new
+microbatches, links or documents. A learning rate is part of the sets that a group settles afterwards
+(`rates.py`). An end is a round after which the group makes no contributions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, Rate, Rates, in_words
 
 ORDER_LIMIT = 16 * 1024
-"""Bytes of the longest order with its envelope, as for a manifest."""
+"""Maximum bytes of an order with its envelope, as for a manifest."""
 REASON_LIMIT = 200
-"""Characters."""
+"""Maximum number of characters of a reason."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _INVITE = re.compile(r"[0-9a-f]{32}")
 Item = TypeVar("Item")
@@ -30,12 +30,16 @@ class OrderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ban:
+    """A peer that no peer may link to."""
+
     peer: PeerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
+    """A document that no peer may read."""
+
     document: str
     """SHA-256 of its bytes, 64 hexadecimal digits."""
     reason: str
@@ -43,30 +47,30 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Everything that holds. The default is what holds where no order was ever given."""
+    """All orders in force. The default holds before any order."""
 
     sequence: int = 0
-    """Time of signing in microseconds since 1970, and larger than any before; 0: no order yet."""
+    """Time of signing in microseconds since 1970, but larger than any before; 0: no order yet."""
     reason: str = ""
-    """Of the newest change."""
+    """Reason of the newest change."""
     paused: bool = False
     checkpoint: int = 0
-    """Counts the requests to write a checkpoint."""
+    """Number of requests to write a checkpoint."""
     bans: tuple[Ban, ...] = ()
     withdrawn: tuple[Withdrawal, ...] = ()
     revoked: tuple[str, ...] = ()
-    """Ids of invites that no longer count, 32 hexadecimal digits each."""
+    """Ids of revoked invites, 32 hexadecimal digits each."""
     rates: Rates = ()
-    """Of the learning rate; at most MOST_RATES."""
+    """Changes of the learning rate; at most MOST_RATES."""
     ends: int | None = None
-    """The run's last round."""
+    """The run's last round; None if it does not end."""
 
     def banned(self, peer: PeerId) -> str | None:
-        """Why, or None."""
+        """Return the reason if the peer is banned, else None."""
         return next((ban.reason or "no reason given" for ban in self.bans if ban.peer == peer), None)
 
     def documents(self) -> frozenset[bytes]:
-        """SHA-256 of what is not to be read any more."""
+        """Return the SHA-256 of the withdrawn documents."""
         return frozenset(bytes.fromhex(withdrawal.document) for withdrawal in self.withdrawn)
 
 
@@ -74,7 +78,7 @@ NO_ORDER = Order()
 
 
 def next_sequence(held: Order, now_seconds: float) -> int:
-    """For the order after `held`. The time orders those of an owner who has lost what was held before."""
+    """Return the sequence of the order after `held`. Its time also exceeds orders that the owner lost."""
     return max(held.sequence + 1, int(now_seconds * 1e6))
 
 
@@ -120,22 +124,22 @@ def revoke(held: Order, invite: str, reason: str) -> Order:
 
 
 def rate(held: Order, factor: int, from_round: int, reason: str) -> Order:
-    """The learning rate is `factor` thousandths of the manifest's, from a round on."""
+    """Set the learning rate to `factor` thousandths of the manifest's, from a round on."""
     if not 1 <= factor <= LARGEST_FACTOR:
         largest = in_words(LARGEST_FACTOR)
         raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
     ordered = Rate(from_round, factor)
-    _check(reason, held.rates[-1:] == (ordered,), f"{_told_rate(ordered)} already")
+    _check(reason, held.rates[-1:] == (ordered,), f"{_describe_rate(ordered)} already")
     return replace(held, reason=reason, rates=(*held.rates, ordered)[-MOST_RATES:])
 
 
 def end(held: Order, last_round: int, reason: str) -> Order:
-    """Nothing is made for any later round."""
+    """End the run: no contribution is made for any later round."""
     _check(reason, held.ends == last_round, f"the run ends at round {last_round} already")
     return replace(held, reason=reason, ends=last_round)
 
 
-def _told_rate(rate: Rate) -> str:
+def _describe_rate(rate: Rate) -> str:
     times = f"{in_words(rate.factor)} times the manifest's"
     return f"the learning rate is {times} from round {rate.from_round} on"
 
@@ -145,7 +149,7 @@ def _without(items: tuple[Item, ...], gone: Callable[[Item], bool]) -> tuple[Ite
 
 
 def _check(reason: str, pointless: bool = False, why: str = "") -> None:
-    """Raises OrderError for a change that changes nothing, and for a reason that is none."""
+    """Raise OrderError if a change has no effect (`pointless`) or the reason is no valid line."""
     if pointless:
         raise OrderError(why)
     if len(reason) > REASON_LIMIT or not reason.isprintable():
@@ -153,7 +157,7 @@ def _check(reason: str, pointless: bool = False, why: str = "") -> None:
 
 
 def told(old: Order, new: Order) -> list[str]:
-    """What an order changes, in lines for people."""
+    """Return what an order changes, as lines for users."""
     lines = []
     if new.paused != old.paused:
         lines.append("the run is paused" if new.paused else "the run goes on")
@@ -166,7 +170,7 @@ def told(old: Order, new: Order) -> list[str]:
     if fresh:
         lines.append(f"documents withdrawn from the text: {fresh}")
     lines += [f"the invite {invite} is revoked" for invite in new.revoked if invite not in old.revoked]
-    lines += [_told_rate(rate) for rate in new.rates if rate not in old.rates]
+    lines += [_describe_rate(rate) for rate in new.rates if rate not in old.rates]
     if new.ends != old.ends:
         lines.append(f"round {new.ends} is the last one" if new.ends is not None else "the run does not end")
     return lines or ["nothing changes"]

@@ -1,8 +1,8 @@
-"""By how much the run's owner has the learning rate changed, and from which round on.
+"""Changes of the learning rate by the run's owner, each from a round on.
 
-A factor is a whole number of thousandths and scales the whole units of a step (model/fixed_point.py), so that
-all peers get the same bits on any machine. Which factor a round has is part of its set: the digest of the set
-says it (rounds/contribution_sets.py), the group settles it, and who hears of an order late takes up what is
+A factor is an integer number of thousandths and scales the integer step (`model/fixed_point.py`), so that all
+peers get the same bits on any machine. A round's factor is part of its set: the digest of the set covers it
+(`rounds/contribution_sets.py`), and the group settles it. A peer that gets an order late adopts what is
 settled.
 """
 
@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WHOLE = 1000
-"""The factor 1, in thousandths: the learning rate of the manifest."""
+"""The factor 1 in thousandths: the manifest's learning rate."""
 LARGEST_FACTOR = 100 * WHOLE
 MOST_RATES = 64
-"""In an order, the newest; a factor that is forgotten is missed only by who catches up over its rounds."""
+"""Maximum number of rates in an order, the newest ones. Only a peer that catches up needs older ones."""
 MOST_UNITS = 1 << 30
-"""A step of 256: no use, but the largest int32 is near."""
+"""Maximum step in units, which is 256. No useful step is larger, and int32 does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """From a round on, in the place of all that was ordered before for it and later ones."""
+    """A learning rate from a round on. It replaces all that was ordered before for this and later rounds."""
 
     from_round: int
     factor: int
@@ -29,26 +29,26 @@ class Rate:
 
 
 Rates = tuple[Rate, ...]
-"""In the order in which they were given. What is replaced stays: a round may be settled with it."""
+"""Rates in order of time. Replaced ones are kept, because a round may be settled with them."""
 
 
 def factor_of(rates: Rates, round: int) -> int:
-    """Thousandths."""
+    """Return the factor of a round in thousandths."""
     return next((rate.factor for rate in reversed(rates) if rate.from_round <= round), WHOLE)
 
 
 def factors(rates: Rates) -> tuple[int, ...]:
-    """All that some round can have been settled with."""
+    """Return all factors that some round may have been settled with."""
     return tuple(dict.fromkeys((WHOLE, *(rate.factor for rate in reversed(rates)))))
 
 
 def scaled(units: int, factor: int) -> int:
-    """A learning rate in whole units, times a factor; at least 1 (fixed_point.learning_rate_units)."""
+    """Return a learning rate in units times a factor; at least 1 (`fixed_point.learning_rate_units`)."""
     if factor == WHOLE:
         return units
     return max(1, min(MOST_UNITS, (units * factor + WHOLE // 2) // WHOLE))
 
 
 def in_words(factor: int) -> str:
-    """As people write it: 0.5."""
+    """Return the factor as a decimal, as in 0.5."""
     return f"{factor / WHOLE:.3f}".rstrip("0").rstrip(".")

@@ -1,1 +1,1 @@
-"""A stage on several devices: a process for each, and this peer's side of them."""
+"""A stage on several devices: one process for each, and the peer's interface to them."""

@@ -1,4 +1,4 @@
-"""Messages with tensors behind them, over a pair of sockets between two processes of one peer."""
+"""Send messages with tensors over a pair of sockets between two processes of one peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 LENGTH = struct.Struct("<Q")
 PIECE_BYTES = 1 << 20
-"""Read at a time where a tensor is not kept; sockets hold less."""
+"""Bytes read at a time from a tensor that is not kept; socket buffers are smaller."""
 KINDS = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 Sent = TypeVar("Sent")
@@ -22,7 +22,7 @@ Received = TypeVar("Received")
 
 
 class Ended(Exception):
-    """The other process has closed its side, or does not answer in time; the message says which."""
+    """The other process has closed its side or does not answer in time; the message says which."""
 
 
 class _Tensor(msgspec.Struct):
@@ -36,16 +36,17 @@ class _Head(msgspec.Struct, Generic[Received]):
 
 
 class Channel(Generic[Sent, Received]):
-    """Either side. Everything waits so many seconds at most for the other; then Ended."""
+    """One side of the connection. Raises Ended if the other side does not respond within the time limit."""
 
     def __init__(self, end: socket.socket, received: object, seconds: float | None) -> None:
-        """`received`: the type of what comes. `seconds` None: as long as the other side lives."""
+        """Wrap a socket. `received` is the type of incoming messages. `seconds` None means no time limit."""
         self.end = end
         self.end.settimeout(seconds)
         self._decoder = msgspec.msgpack.Decoder(_Head[received])  # type: ignore[valid-type]
         self._heads: tuple[_Tensor, ...] = ()
 
     def send(self, message: Sent, tensors: Sequence[Tensor] = ()) -> None:
+        """Send a message and its tensors. Raises Ended."""
         heads = tuple(_Tensor(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in tensors)
         head = msgspec.msgpack.encode(_Head(message, heads))
         try:
@@ -57,6 +58,7 @@ class Channel(Generic[Sent, Received]):
             raise Ended(str(error)) from None
 
     def receive(self) -> tuple[Received, list[Tensor]]:
+        """Receive a message and its tensors. Raises Ended."""
         message = self.receive_message()
         tensors = [torch.empty(head.shape, dtype=KINDS[head.kind]) for head in self._heads]
         for tensor in tensors:
@@ -65,14 +67,14 @@ class Channel(Generic[Sent, Received]):
         return message, tensors
 
     def receive_message(self) -> Received:
-        """Without its tensors: the caller reads their bytes next, with `read_into`."""
+        """Receive a message without its tensors. The caller then reads their bytes with `read_into`."""
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         head: _Head[Received] = self._decoder.decode(self._read(length))
         self._heads = head.tensors
         return head.message
 
     def read_into(self, view: memoryview) -> None:
-        """The next bytes, as many as it takes."""
+        """Fill `view` with the next bytes. Raises Ended."""
         got = 0
         while got < len(view):
             try:
@@ -90,6 +92,6 @@ class Channel(Generic[Sent, Received]):
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor in the machine's memory; itself and no copy."""
+    """Return the bytes of a contiguous tensor in host memory, without a copy."""
     array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = tensor.reshape(-1).numpy()
     return memoryview(array).cast("B")  # type: ignore[arg-type]

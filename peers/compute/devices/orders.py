@@ -1,8 +1,7 @@
-"""What a peer tells the processes of its devices, and what they answer. Both are of one version and one
-machine.
+"""Orders of a peer to the processes of its devices, and their answers.
 
-Tensors lie behind a message, as its comments say; a *share* is what one device has of a vector or a payload
-(swarmnet/model/computing/shares.py).
+Both sides run the same version on one machine. The comments say which tensors follow a message. A *share* is
+the part of a vector or a payload that one device has (`swarmnet/model/computing/shares.py`).
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from swarmnet.model.computing.choices import DtypeName, MomentsPlace, Recompute
 
 
 class Begin(msgspec.Struct, tag=True):
-    """The first: which stage, and which of its devices this is."""
+    """The first order: the stage, and the number of this device."""
 
     manifest: bytes
-    """Canonical."""
+    """The manifest in canonical form."""
     stage: int
     rank: int
     device: str
-    """As torch names it."""
+    """The device as torch names it."""
     devices: int
     store: str
-    """A file through which they find each other."""
+    """A file through which the devices find each other."""
     threads: int
     dtype: DtypeName
     recompute: Recompute
@@ -33,32 +32,32 @@ class Begin(msgspec.Struct, tag=True):
 
 
 class Hold(msgspec.Struct, tag=True):
-    """Begin from these settled weights: tensor int32, a share of the state."""
+    """Start from these settled weights. The tensor is a share of the state, int32."""
 
     settled_round: int
 
 
 class Publish(msgspec.Struct, tag=True):
-    """Compute with the live weights (Replica.live_tiles)."""
+    """Compute with the live weights (`Replica.live_tiles`)."""
 
     ahead: bool
 
 
 class Forward(msgspec.Struct, tag=True):
-    """Tensors: inputs, and tokens beside them. All of the microbatch."""
+    """Run forward. Tensors are the inputs, and tokens if they are needed, of the whole microbatch."""
 
     key: str
     branch_scale: float
 
 
 class Finish(msgspec.Struct, tag=True):
-    """Tensors: inputs, labels, and tokens beside them."""
+    """Run the last stage. Tensors are inputs, labels, and tokens if they are needed."""
 
     key: str
 
 
 class Backward(msgspec.Struct, tag=True):
-    """Tensor: the gradient at the output."""
+    """Run backward. The tensor is the gradient at the output."""
 
     key: str
 
@@ -68,7 +67,7 @@ class Drop(msgspec.Struct, tag=True):
 
 
 class Contribute(msgspec.Struct, tag=True):
-    """Of the gradient that is gathered."""
+    """Make a contribution from the summed gradient."""
 
     tokens: int
     round: int
@@ -76,7 +75,7 @@ class Contribute(msgspec.Struct, tag=True):
 
 
 class Step(msgspec.Struct, tag=True):
-    """The peer's own, by the gradient that is gathered."""
+    """Do a local optimizer step with the summed gradient."""
 
     tokens: int
     round: int
@@ -120,19 +119,19 @@ class AskConcord(msgspec.Struct, tag=True):
 
 
 class Settle(msgspec.Struct, tag=True):
-    """Answered with a share of what is settled then: tensor int32."""
+    """Settle a round. The answer has a share of the settled state: tensor int32."""
 
     round: int
 
 
 class Close(msgspec.Struct, tag=True):
-    """As Settle, where nobody asks for what is settled then."""
+    """Settle a round without returning the settled state."""
 
     round: int
 
 
 class Settled(msgspec.Struct, tag=True):
-    """The like, as it is now."""
+    """Return a share of the settled state as it is now: tensor int32."""
 
 
 Order: TypeAlias = (
@@ -142,20 +141,20 @@ Order: TypeAlias = (
 
 
 class Done(msgspec.Struct, tag=True):
-    """A share of what was asked for; tensors: what a device computed of a microbatch, none if it had no
-    part."""
+    """The result of an order, for one share. Tensors are what the device computed of a microbatch, if it had
+    a part."""
 
     loss_sum: float = 0.0
     tokens: int = 0
     payload: bytes = b""
     gradient_norm: float | None = None
     momentum_norm: float | None = None
-    """Of a share."""
+    """Norm over this share."""
     concord: tuple[int, int, int] | None = None
 
 
 class Refused(msgspec.Struct, tag=True):
-    """All devices say so, of what came from outside."""
+    """All devices refuse the same input from outside."""
 
     what: str
     """`stage`: StageError; `gradient`: GradientError."""
@@ -163,7 +162,7 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """It cannot go on."""
+    """The process cannot continue."""
 
     text: str
 

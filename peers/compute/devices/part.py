@@ -1,8 +1,8 @@
-"""A stage that several devices hold together, as a worker knows a stage: what it asks goes to all of them.
+"""A stage on several devices, with the interface of a stage on one device.
 
-The peer's own process holds nothing of it. What comes back in shares is put together here: a microbatch by
-its sequences, a contribution and the settled weights by their chunks. So others cannot tell such a peer from
-one with one device.
+The peer's own process holds no part of it. It sends each request to all device processes and combines their
+shares. A microbatch is combined by its sequences, a contribution and the settled weights by their chunks.
+Other peers therefore see no difference from a peer with one device.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ UNIT_BYTES = 4
 def spread_part(
     manifest: Manifest, stage: int, devices: Sequence[torch.device], computing: Computing, threads: int
 ) -> tuple[StagePart, Processes]:
-    """The stage on these devices, and their processes, which are being started; whoever has them closes them.
-    UserError where the run's method needs all of a stage at once."""
+    """Return the stage on these devices, and their processes, which are starting. The caller closes the
+    processes. UserError if the run's method needs a whole stage at once."""
     if why_not := not_divisible(manifest):
         raise UserError(f"compute.devices: {why_not}; set it to 1")
     layout = trained_layout(manifest, stage)
@@ -72,7 +72,7 @@ def spread_part(
 
 
 def not_divisible(manifest: Manifest) -> str:
-    """Why this run's contributions cannot be made share by share; empty: they can."""
+    """Return why this run's contributions cannot be made in shares; empty if they can."""
     sync = manifest.sync
     if sync.cut == "tiles":
         return "the run cuts matrices in tiles (sync.cut), which do not lie on one device"
@@ -90,7 +90,7 @@ def not_divisible(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LiveWeights:
-    """The live weights of all shares, which each device finds in itself."""
+    """Represents the live weights of all shares, which each device reads locally."""
 
     ahead: bool
 
@@ -99,13 +99,13 @@ class LiveWeights:
 
 
 class SpreadCompute:
-    """peers/compute/stage_part.py: Computes."""
+    """Implements `Computes` of `peers/compute/stage_part.py`."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self.routed: Routed = {}
         self.device = torch.device("cpu")
-        """Every process takes its rows to its own."""
+        """Every process moves its rows to its own device."""
 
     def publish(self, tiles: Tiles) -> None:
         assert isinstance(tiles, LiveWeights), "of a SpreadReplica"
@@ -119,19 +119,19 @@ class SpreadCompute:
         raise ValueError("several devices train all of a stage (not_divisible)")
 
     def warm_up(self, sequences: int, tokens: int) -> None:
-        """Until the processes are there. Nothing is compiled."""
+        """Wait until the processes are ready. Nothing is compiled."""
         self._processes.ready()
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
     ) -> Tensor:
-        found = self._processes.ask(orders.Forward(repr(key), branch_scale), _there(inputs, tokens_BT))
+        found = self._processes.ask(orders.Forward(repr(key), branch_scale), _given(inputs, tokens_BT))
         return torch.cat([output for _, outputs in found for output in outputs])
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> Finished:
-        found = self._processes.ask(orders.Finish(repr(key)), _there(inputs, labels_BT, tokens_BT))
+        found = self._processes.ask(orders.Finish(repr(key)), _given(inputs, labels_BT, tokens_BT))
         gradients = [gradient for _, of_device in found for gradient in of_device]
         return Finished(
             sum(done.loss_sum for done, _ in found), sum(done.tokens for done, _ in found),
@@ -147,17 +147,17 @@ class SpreadCompute:
         self._processes.ask(orders.Drop(repr(key)))
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """`use` gets nothing: what it asks of a SpreadMethod is done where the shares of the gradient are."""
+        """Call `use` with an empty tensor. A SpreadMethod works where the shares of the gradient are."""
         return use(torch.empty(0))
 
 
-def _there(*tensors: Tensor | None) -> list[Tensor]:
+def _given(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
 class SpreadMethod:
-    """swarmnet/optimizer/method.py: Method, of all shares. What it says of payloads it knows by itself: a
-    method without numbers (on torch's meta device) reads and checks them."""
+    """Implements `Method` of `swarmnet/optimizer/method.py` for all shares. Payloads are read and checked
+    locally, by a method on torch's meta device, which has no numbers."""
 
     held = reduced = None
 
@@ -195,14 +195,14 @@ class SpreadMethod:
         return self.made(orders.Contribute(tokens, round, peer))
 
     def made(self, order: orders.Contribute | orders.Tell) -> bytes:
-        """A payload, of what each device says of its share."""
+        """Return a payload that combines what each device makes of its share."""
         found = [done for done, _ in self.processes.ask(order)]
-        self.gradient_norm = found[0].gradient_norm  # It is of all shares.
+        self.gradient_norm = found[0].gradient_norm  # This norm covers all shares.
         self.momentum_norm = hypot(*(done.momentum_norm or 0.0 for done in found))
         return put_together([done.payload for done in found], self._sections, self.shares)
 
     def parts(self, payload: bytes) -> list[bytes]:
-        """For each device, of a payload that was checked."""
+        """Return the part of a checked payload for each device."""
         return divided(payload, self._sections, self.shares)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
@@ -219,7 +219,7 @@ class SpreadMethod:
 
 
 class SpreadSteps:
-    """swarmnet/optimizer/method.py: OwnSteps, of all shares."""
+    """Implements `OwnSteps` of `swarmnet/optimizer/method.py` for all shares."""
 
     def __init__(self, tokens: int, method: SpreadMethod) -> None:
         self.tokens, self.method = tokens, method
@@ -241,12 +241,12 @@ class SpreadSteps:
 
 
 class SpreadReplica:
-    """peers/compute/stage_part.py: Holds, of all shares."""
+    """Implements `Holds` of `peers/compute/stage_part.py` for all shares."""
 
     def __init__(self, method: SpreadMethod, units: Tensor, settled_round: int) -> None:
         self._method, self._processes, self._shares = method, method.processes, method.shares
         self._copies = method.state.size // self._shares.whole.size
-        """Of as many vectors as lie after one another in the state, each device has its share."""
+        """Number of vectors that follow one another in the state. Each device has its share of each."""
         self.size = self._shares.whole.size
         self.settled_round = self.applied_round = settled_round
         self._factors: dict[int, int] = {}
@@ -257,7 +257,7 @@ class SpreadReplica:
         self._processes.ask_each([orders.Hold(settled_round)] * len(held), held)
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """Of the state in its order: whose numbers, from where to where."""
+        """Yield the state in order as ranges: (device, start, stop)."""
         for copy in range(self._copies):
             for run in self._shares.runs():
                 yield run.device, copy * self.size + run.start, copy * self.size + run.stop
@@ -282,8 +282,8 @@ class SpreadReplica:
 
     def concord(self, round: int, me: PeerId) -> Concord | None:
         found = [done.concord for done, _ in self._processes.ask(orders.AskConcord(round, me))]
-        told = [Concord(*each) for each in found if each is not None]
-        return sum(told, Concord(0, 0, 0)) if told else None
+        counts = [Concord(*each) for each in found if each is not None]
+        return sum(counts, Concord(0, 0, 0)) if counts else None
 
     def settle(self, round: int, hashed: bool = True) -> bytes:
         digest = digest_of(round)

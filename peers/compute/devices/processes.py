@@ -1,8 +1,7 @@
-"""The processes of a peer's devices, seen from the peer: one order to all of them at a time, and their
-answers.
+"""Run the processes of a peer's devices: send one order to all of them at a time, and collect the answers.
 
-Every wait has a deadline, and the end of any process is seen by whoever waits for another. After the first
-that is lost all are ended: nothing is asked of them any more.
+Every wait has a deadline, and the end of any process is noticed while another is awaited. After the first
+lost process all are ended, and no more orders are sent.
 """
 
 from __future__ import annotations
@@ -28,45 +27,46 @@ from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import GradientError
 
 ANSWER_SECONDS = 300.0
-"""For one order. Devices give each other up earlier (rank.py), so that the one that hangs is named; the
-longest order is the first, in which a process imports torch: 6 s with two on a busy machine of two cores."""
+"""Time limit for one order. Devices time out earlier (`rank.py`), so that the error names the one that hangs.
+The first order takes longest, as it imports torch: 6 s with two processes on a busy machine of two cores."""
 END_SECONDS = 5.0
-"""A process whose line is closed ends by itself; then it is killed."""
+"""A process whose connection is closed ends itself. After this time it is killed."""
 ENVIRONMENT = {
-    # Read when torch is imported; the peer file's `threads` come later.
+    # Read when torch is imported; the peer file's `threads` are applied later.
     "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
-    # Layers come and go, and glibc leaves holes between them: of a stage of 77 million parameters each of two
-    # processes took 14.7 bytes for each after one microbatch, 5.4 without holes (docs/benchmarks/memory.md).
+    # Layers come and go, and glibc leaves gaps between them. With a stage of 77 million parameters, each of
+    # two processes took 14.7 bytes per parameter after one microbatch, and 5.4 without gaps
+    # (docs/benchmarks/memory.md).
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
-    # Devices of one machine: nobody else can reach them.
+    # Loopback only: all devices are in one machine, and no other machine can reach them.
     "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
 }  # fmt: skip
 LAST_SECONDS = 1.0
-"""Between the end of a process's line and its own."""
+"""Maximum time between the end of a process's connection and its exit."""
 
 Received: TypeAlias = tuple[Answer, list[Tensor]]
 Given: TypeAlias = tuple[Done, list[Tensor]]
 
 
 class Processes:
-    """One for each device. Any thread; one order at a time."""
+    """The processes, one for each device. Any thread may use it; it runs one order at a time."""
 
     def __init__(self, begins: Callable[[str], Sequence[Begin]]) -> None:
-        """`begins`: the first order for each, given the file by which they find each other. Starts them, and
-        does not wait: `ready` does."""
+        """Start the processes without waiting; `ready` waits. `begins` returns the first order for each
+        device, given the file by which they find each other."""
         self._folder = tempfile.TemporaryDirectory(prefix="swarmnet-devices-", ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._lost: DevicesLost | None = None
         self._channels: list[Channel[Order, Answer]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._words = Path(self._folder.name)
-        self._begins = begins(str(self._words / "store"))
+        self._output_folder = Path(self._folder.name)
+        self._begins = begins(str(self._output_folder / "store"))
         for begin in self._begins:
             self._start(begin.rank)
 
     def _start(self, rank: int) -> None:
         here, there = socket.socketpair()
-        with there, (self._words / f"{rank}.txt").open("wb") as words:
+        with there, (self._output_folder / f"{rank}.txt").open("wb") as words:
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "peers.compute.devices.rank", str(there.fileno())],
@@ -81,25 +81,26 @@ class Processes:
         return tuple(process.pid for process in self._processes)
 
     def ready(self) -> None:
-        """Wait until all have begun. DevicesLost, as all that follow."""
+        """Wait until all have started. Raises DevicesLost, as all methods below."""
         self.ask_each(self._begins)
 
     def ask(self, order: Order, tensors: Sequence[Tensor] = ()) -> list[Given]:
-        """The same of all. StageError and GradientError as they say, if all say so."""
+        """Send the same order to all. Raises StageError or GradientError if all devices refuse it."""
         return self.ask_each([order] * len(self._processes), [tensors] * len(self._processes))
 
     def ask_each(
         self, of_each: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None = None
     ) -> list[Given]:
+        """Send an order to each device and return the answers by rank."""
         with self._lock:
-            self._tell(of_each, tensors)
+            self._send(of_each, tensors)
             return self._answers(lambda channel: channel.receive())
 
     def read(self, order: Order, runs: Iterator[tuple[int, int]]) -> Iterator[bytearray]:
-        """Of a vector of which each has a share: its bytes, some at a time. `runs`: whose bytes are next, and
-        how many, all in all those of every share. Nothing else is asked before the last is read."""
+        """Yield the bytes of a vector of which each device has a share, in pieces. `runs` are (device, bytes)
+        in order and cover every share. No other order is sent before the last piece is read."""
         with self._lock:
-            self._tell([order] * len(self._processes), None)
+            self._send([order] * len(self._processes), None)
             self._answers(lambda channel: (channel.receive_message(), []))
             for rank, size in runs:
                 for start in range(0, size, PIECE_BYTES):
@@ -111,12 +112,12 @@ class Processes:
                     yield piece
 
     def close(self) -> None:
-        """End them all. Takes seconds where one hangs."""
+        """End all processes. Takes seconds if one hangs."""
         if self._lost is None:
             self._lost = DevicesLost("the devices were let go")
         self._end(END_SECONDS)
 
-    def _tell(self, of_each: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None) -> None:
+    def _send(self, of_each: Sequence[Order], tensors: Sequence[Sequence[Tensor]] | None) -> None:
         if self._lost is not None:
             raise self._lost
         for rank, (channel, order) in enumerate(zip(self._channels, of_each, strict=True)):
@@ -126,7 +127,7 @@ class Processes:
                 raise self._lose(rank, self._end_of(rank, error)) from None
 
     def _answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[Given]:
-        """Of all, by rank; whoever answers first is read first, and who has ended is seen at once."""
+        """Receive all answers as they arrive, so a lost process is noticed at once. Returns them by rank."""
         found: dict[int, Received] = {}
         failed: tuple[int, str] | None = None
         until = time.monotonic() + ANSWER_SECONDS
@@ -147,7 +148,7 @@ class Processes:
                         raise self._lose(key.data, self._end_of(key.data, error)) from None
                     selector.unregister(key.fileobj)
                     if isinstance(answer[0], Failed) and failed is None:
-                        # Maybe because another has ended: that one is to be named.
+                        # Another process that has ended may be the cause; that one should be named.
                         failed, until = (key.data, answer[0].text), time.monotonic() + END_SECONDS
         if failed is not None:
             raise self._lose(*failed)
@@ -162,18 +163,18 @@ class Processes:
         return [(answer, tensors) for answer, tensors in answers if isinstance(answer, Done)]
 
     def _end_of(self, rank: int, error: Ended) -> str:
-        """Why a process answers no more."""
+        """Return the reason why a process no longer answers."""
         try:
             code = self._processes[rank].wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:
             return f"does not answer any more ({error})"
-        words = (self._words / f"{rank}.txt").read_text(errors="replace").strip().splitlines()
+        words = (self._output_folder / f"{rank}.txt").read_text(errors="replace").strip().splitlines()
         if code < 0:
             return f"ended by signal {-code}"
         return f"ended with code {code}{': ' + words[-1][:300] if words else ''}"
 
     def _lose(self, rank: int, why: str) -> DevicesLost:
-        """End all; what to raise."""
+        """End all processes and return the error to raise."""
         self._end(0.0)
         self._lost = DevicesLost(f"the process of device {rank} of {len(self._processes)}: {why}")
         return self._lost

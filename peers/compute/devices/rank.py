@@ -1,6 +1,7 @@
-"""The process of one device: does what its peer says, in step with the others, until that closes the line.
+"""The process of one device: carries out the peer's orders, in step with the other devices.
 
-It knows no network but the other devices of its machine, keeps nothing on the disk, and has no identity.
+It ends when the peer closes the connection. It communicates only with the other devices of its machine,
+writes nothing to the disk, and has no identity.
 """
 
 from __future__ import annotations
@@ -35,14 +36,13 @@ from swarmnet.optimizer.method import GradientError, method_of
 from swarmnet.optimizer.replica import Replica
 
 OTHERS_SECONDS = 120.0
-"""How long one device waits for the others in what they do together; they begin within milliseconds of each
-other, so it is the longest part of a layer's work that one may be ahead. Then this process ends, and with it
-all."""
+"""Time limit of a collective operation. Devices start within milliseconds of each other, so one may be ahead
+by the longest part of a layer's work. After it this process ends, and with it all."""
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): a signal for the end of the parent."""
+"""Option of prctl(2): a signal for the end of the parent."""
 TRIM_SECONDS = 30.0
-"""As the peer's own process does it (peers/worker/role.py)."""
+"""The same interval as in the peer's own process (`peers/worker/role.py`)."""
 
 
 class Device:
@@ -61,7 +61,8 @@ class Device:
             timeout=timedelta(seconds=OTHERS_SECONDS),
         )  # fmt: skip
         span = manifest.span(begin.stage)
-        whole = trained_layout(manifest, begin.stage)  # All: what is frozen is refused before.
+        # All parameters: runs with frozen ones are refused before.
+        whole = trained_layout(manifest, begin.stage)
         computing = Computing(begin.dtype, begin.recompute)
         weights = SpreadWeights(manifest.model, span, whole, computing, device)
         self.compute = StageCompute(manifest.model, span, whole, computing, device, weights=weights)
@@ -80,7 +81,7 @@ class Device:
         return self._replica
 
     def do(self, order: Order, tensors: list[Tensor]) -> tuple[Answer, list[Tensor]]:
-        """What an order asks for."""
+        """Carry out an order. Returns the answer and its tensors."""
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
                 return self._microbatch(order, tensors)
@@ -113,7 +114,7 @@ class Device:
         match order:
             case orders.Hold(settled_round):
                 units = tensors[0].to(self.device)
-                self._replica = None  # Not both at a time.
+                self._replica = None  # Frees the old one first: memory is not needed for both at once.
                 self._replica = Replica(self.layout, method, units, settled_round)
             case orders.Publish(ahead):
                 self.compute.publish(self.replica.live_tiles(ahead))
@@ -162,7 +163,7 @@ def _finished(finished: Finished) -> tuple[Answer, list[Tensor]]:
 
 
 def serve(channel: Channel[Answer, Order]) -> None:
-    """Until the peer closes its side, or something is wrong, which it is told."""
+    """Carry out orders until the peer closes its side. On an error, report it to the peer and raise it."""
     device: Device | None = None
     trimmed = time.monotonic()
     while True:
@@ -173,32 +174,33 @@ def serve(channel: Channel[Answer, Order]) -> None:
         try:
             if isinstance(order, orders.Begin):
                 device = Device(order)
-                said: tuple[Answer, list[Tensor]] = Done(), []
+                reply: tuple[Answer, list[Tensor]] = Done(), []
             else:
                 assert device is not None, "Begin comes first"
-                said = device.do(order, tensors)
+                reply = device.do(order, tensors)
         except Exception as error:
             channel.send(Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
             raise
         del order, tensors  # They may be as large as the share.
-        channel.send(*said)
-        del said
+        channel.send(*reply)
+        del reply
         if time.monotonic() > trimmed + TRIM_SECONDS:
             trim()
             trimmed = time.monotonic()
 
 
 def main() -> None:
-    """`python -m peers.compute.devices.rank DESCRIPTOR`: of the socket that the peer has the other end of."""
-    if sys.platform == "linux":  # Its line says so too, but a process that hangs does not listen.
+    """Run `python -m peers.compute.devices.rank DESCRIPTOR`, with one end of the peer's socket pair."""
+    if sys.platform == "linux":  # The socket also ends, but a process that hangs does not read it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # For the peer, which ends this process in time.
-    # Nothing here changes what comes out of a module in place.
+        # These signals are for the peer, which ends this process in time.
+        signal.signal(number, signal.SIG_IGN)
+    # No code here changes the output of a module in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     serve(Channel(socket.socket(fileno=int(sys.argv[1])), Order, None))
     sys.stdout.flush()
-    os._exit(0)  # The others of the group end by themselves: there is nothing to agree on.
+    os._exit(0)  # Other processes of the group end on their own; there is nothing to coordinate.
 
 
 if __name__ == "__main__":

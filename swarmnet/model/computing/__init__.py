@@ -1,1 +1,1 @@
-"""How a peer computes its stage as it chooses to, and what follows from that."""
+"""How a peer computes its stage: options, gradient sums, and weights on one or several devices."""

@@ -1,6 +1,6 @@
-"""How a peer computes its stage: its own business, for what settles does not depend on it.
+"""Options for how a peer computes its stage. They are local, because settled weights do not depend on them.
 
-No torch: what only counts bytes starts without it.
+The module does not import torch, so that code that only counts bytes starts fast.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from typing import Literal
 
 DtypeName = Literal["fp32", "bf16"]
 Recompute = Literal["none", "stage", "layer"]
-"""What backward computes again: nothing; the stage's forward, so that a microbatch that waits for its
-gradient keeps its inputs only; or each layer's, so that one at work keeps the inputs of its layers only (Chen
-et al., arXiv:1604.06174). Both take 4/3 of the compute."""
+"""What the backward pass recomputes (Chen et al., arXiv:1604.06174). `stage`: the whole forward pass, so that
+an open microbatch keeps only its inputs. `layer`: each layer, so that the microbatch in progress keeps only
+the inputs of its layers. Both take 4/3 of the compute."""
 MomentsPlace = Literal["device", "host"]
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """Torch's float32 is float32 here: TF32 is off, as torch has it, and stays so."""
+    """How a peer computes. float32 is full float32: TF32 stays off, as is torch's default."""
 
     dtype: DtypeName = "fp32"
-    """bf16: matrices are kept for computing, and multiplied, in bfloat16. Norms, hidden states between
-    layers, the loss and sums of several gradients stay in float32."""
+    """With bf16, matrices are stored and multiplied in bfloat16. Norms, hidden states between layers, the
+    loss and sums of several gradients stay in float32."""
     recompute: Recompute = "none"
     compile: bool = False
-    """Layers without experts are compiled (torch.compile), for microbatches of the run's own shape."""
+    """Whether layers without experts are compiled (torch.compile), for microbatches of the run's shape."""
     moments: MomentsPlace = "device"
-    """Where the moments of an optimizer of the peer's own lie between its steps."""
+    """Place where the moments of a local optimizer are kept between its steps."""
     uses_each: bool = False
-    """A microbatch's gradient is used before the next one's is added: then what is added to is as exact in
-    the numbers of the gradient itself. By the run's manifest, not by the peer file."""
+    """Whether each microbatch's gradient is used before the next is added, so that the sum may have the
+    gradient's dtype. The run's manifest decides this, not the peer file."""
 
 
 PLAIN = Computing()
-"""Where nobody asks for anything."""
+"""The options of a peer that sets none."""

@@ -1,6 +1,6 @@
-"""A layer of which only the input is kept: backward computes it again (Chen et al., arXiv:1604.06174).
+"""Keep only the input of a layer and compute it again in the backward pass (Chen et al., arXiv:1604.06174).
 
-torch.utils.checkpoint does the same, and imports 828 modules for it, torch._dynamo and sympy among them.
+The same function of torch, torch.utils.checkpoint, imports 828 modules, including torch._dynamo and sympy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swarmnet.run.manifest import ModelShape
 
 
 def recomputed(run: RunLayer) -> RunLayer:
-    """The same layer, to the bit."""
+    """Return the same layer, equal to the bit, that keeps only its input."""
 
     def run_again(
         members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation
@@ -53,7 +53,7 @@ class _Again(torch.autograd.Function):
             for tensor, wanted in zip(context.saved_tensors, needs, strict=True)
         ]
         with torch.enable_grad():
-            # As in StageCompute.backward: a gradient given as what it is makes torch import sympy.
+            # As in `StageCompute.backward`: passing the gradient directly makes torch import sympy.
             product = (context.layer(*leaves) * gradient_BTD).sum()
         found = iter(torch.autograd.grad(product, [leaf for leaf in leaves if leaf.requires_grad]))
         return None, *(next(found) if wanted else None for wanted in needs)

@@ -1,9 +1,9 @@
-"""How a stage lies on several devices that hold it together: each has its rows of every piece.
+"""Divide a stage among several devices: each one has its rows of every piece.
 
-A *piece* is what one block has in one plane of the flat vector, its matrices or its vectors: whole chunks,
-one after the other. A device's *share* is of each piece so many chunks in a row, as torch.chunk cuts, which
-is how torch.distributed.fsdp cuts a parameter [chunks, chunk]. A share has a layout of its own, in which a
-method works as in that of any stage: chunks know nothing of each other.
+A *piece* is the part of one block in one plane of the flat vector: its matrices or its vectors, in whole
+chunks. A device's *share* is a range of chunks of each piece, cut as torch.chunk does. torch.distributed.fsdp
+cuts a parameter [chunks, chunk] the same way. A share has its own layout, and a method works in it as in that
+of any stage, because chunks are independent.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Piece:
     first: int
     chunks: int
     entries: tuple[Entry, ...]
-    """In the whole flat vector."""
+    """Its parameters, with places in the whole flat vector."""
 
     def rows(self, device: int, devices: int) -> slice:
-        """In the plane: those of one of so many devices; none, maybe."""
+        """Return the rows of the plane that belong to one of `devices` devices; they may be empty."""
         each = -(-self.chunks // devices)
         start, stop = (self.first + min(number * each, self.chunks) for number in (device, device + 1))
         return slice(start, stop)
@@ -35,7 +35,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Numbers of the whole flat vector that lie on one device, one after the other."""
+    """A contiguous range of the whole flat vector that lies on one device."""
 
     device: int
     start: int
@@ -44,23 +44,23 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of a stage, on so many devices."""
+    """The shares of a stage on `devices` devices."""
 
     whole: Layout
     devices: int
 
     @property
     def pieces(self) -> list[Piece]:
-        """In the order of the flat vector."""
+        """The pieces in the order of the flat vector."""
         return list(pieces_of(self.whole))
 
     def rows(self, plane: int, device: int) -> list[slice]:
-        """What of a plane's chunks one device has."""
+        """Return the ranges of a plane's chunks that one device has."""
         every = (piece.rows(device, self.devices) for piece in self.pieces if piece.plane == plane)
         return [rows for rows in every if rows.start < rows.stop]
 
     def runs(self) -> Iterator[Run]:
-        """All of the flat vector, in its order; each device's own, one after the other, are its share."""
+        """Yield all of the flat vector in order. A device's share is its own runs, one after the other."""
         for piece in self.pieces:
             plane = self.whole.planes[piece.plane]
             for device in range(self.devices):
@@ -70,8 +70,8 @@ class Shares:
                     yield Run(device, start, stop)
 
     def layout(self, device: int) -> Layout:
-        """Of a device's share. Parameters lie in it by what they have there, as a row of numbers; of all that
-        the stage has, in the same order, for some are told apart by their number."""
+        """Return the layout of a device's share. It has all parameters of the stage in the same order,
+        because some code identifies them by number. Each is a row of the numbers that the device has."""
         runs, places, offset = [run for run in self.runs() if run.device == device], [], 0
         for run in runs:
             places.append((run, offset))
@@ -85,7 +85,7 @@ class Shares:
         return Layout(entries, tuple(self._planes(device)), padding, offset)
 
     def _planes(self, device: int) -> Iterator[Plane]:
-        """Only those of which it has something."""
+        """Yield the planes of which the device has a part."""
         offset = 0
         for number, plane in enumerate(self.whole.planes):
             chunks = sum(rows.stop - rows.start for rows in self.rows(number, device))
@@ -95,7 +95,7 @@ class Shares:
 
 
 def pieces_of(layout: Layout) -> Iterator[Piece]:
-    """In the order of the flat vector."""
+    """Yield the pieces in the order of the flat vector."""
     for number, plane in enumerate(layout.planes):
         inside = [entry for entry in layout.entries if plane.offset <= entry.offset < plane.stop]
         inside.sort(key=lambda entry: entry.offset)
@@ -107,7 +107,7 @@ def pieces_of(layout: Layout) -> Iterator[Piece]:
 
 
 def _within(entry: Entry, places: list[tuple[Run, int]]) -> Entry:
-    """What a share has of a parameter: it lies in one piece, so in one run of a device's."""
+    """Return a parameter's part in a share. A parameter is in one piece, so in one run of a device."""
     for run, shift in places:
         start, stop = max(entry.offset, run.start), min(entry.offset + entry.size, run.stop)
         if start < stop:

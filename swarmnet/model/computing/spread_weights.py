@@ -1,12 +1,12 @@
-"""One device's part in the weights of a stage that several devices hold together: FSDP2
+"""One device's part of the weights of a stage that several devices hold together with FSDP2
 (torch.distributed.fsdp).
 
-Each device holds its rows of every piece (shares.py), and has a layer whole only while that is computed. A
-microbatch's sequences are divided between them; gradients are summed over all and arrive by rows. All devices
-call the same, in the same order.
+Each device holds its rows of every piece (`shares.py`) and gathers a whole layer only while it is computed. A
+microbatch's sequences are divided between the devices. Gradients are summed over all and arrive by rows. All
+devices make the same calls in the same order.
 
-To FSDP a piece is one parameter [chunks, chunk], so what it cuts are the chunks of the flat vector, in which
-a method works. Gains of norms are gathered once for all layers, and stay in float32.
+For FSDP a piece is one parameter [chunks, chunk], so its shards are the chunks of the flat vector, in which a
+method works. Gains of norms are gathered once for all layers and stay in float32.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from swarmnet.run.manifest import ModelShape, Span
 
 
 def total(numbers: Tensor) -> Tensor:
-    """The sum over all devices, in place."""
+    """Sum over all devices, in place."""
     group.all_reduce(numbers)
     return numbers
 
 
 class SpreadWeights:
-    """In a process of which torch.distributed knows the others: device `rank` of `ranks`."""
+    """The weights of device `rank` of `ranks`, in a process that is part of a torch.distributed group."""
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device
     ) -> None:
-        """`layout`: of the whole stage."""
+        """Create the weights. `layout` is of the whole stage."""
         self.device = device
         self._rank, self._ranks = group.get_rank(), group.get_world_size()
         shares = Shares(layout, self._ranks)
@@ -53,11 +53,11 @@ class SpreadWeights:
         self._stage.to_empty(device=device)
         self._gradient = GradientSum(shares.layout(self._rank), device, torch.float32)
         self._places: list[tuple[int, nn.Parameter]] = []
-        """Where in this device's share the rows of each parameter begin."""
+        """Offset of each parameter's rows in this device's share."""
         self._follow(shares)
         self._newest: _Version | None = None
         self._loaded: _Version | None = None
-        """Whose numbers the parameters have."""
+        """The version that the parameters contain now."""
 
     @property
     def routed(self) -> Routed:
@@ -74,7 +74,7 @@ class SpreadWeights:
                 self._gradient.follow_rows(at, at + size, parameter, _rows_of_gradient)
                 at += size
         for parameter in parameters.values():
-            # Of what it has no rows of, too: FSDP would keep the empty gradients.
+            # Also for pieces without rows here: FSDP would keep the empty gradients.
             if all(parameter is not placed for _, placed in self._places):
                 parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
 
@@ -101,7 +101,7 @@ class SpreadWeights:
         raise ValueError("several devices train all of a stage (not_divisible)")
 
     def _load(self, version: object) -> None:
-        """Have the parameters be of this version."""
+        """Load the numbers of this version into the parameters."""
         if version is self._loaded:
             return
         assert isinstance(version, _Version)
@@ -145,11 +145,11 @@ class SpreadWeights:
 class _Version:
     def __init__(self) -> None:
         self.kept: list[Tensor] | None = None
-        """This device's rows of each piece, while the parameters are of another version."""
+        """This device's rows of each piece while the parameters contain another version, else None."""
 
 
 class _Pieces(nn.Module):
-    """Some pieces of a stage."""
+    """A module with some pieces of a stage as parameters."""
 
     def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
         super().__init__()
@@ -161,14 +161,14 @@ class _Pieces(nn.Module):
             )
 
     def parameters_of_pieces(self) -> dict[tuple[int, int], nn.Parameter]:
-        """By plane and first chunk."""
+        """Return the parameters by plane and first chunk."""
         return {
             (piece.plane, piece.first): self.get_parameter(f"piece_{number}")
             for number, piece in enumerate(self._pieces)
         }
 
     def views(self) -> dict[str, Tensor]:
-        """Each parameter of the model. Their gradients are laid together again with one copy."""
+        """Return a view of each model parameter. One copy puts their gradients together again."""
         found: dict[str, Tensor] = {}
         for number, piece in enumerate(self._pieces):
             flat = self.get_parameter(f"piece_{number}").flatten()
@@ -189,7 +189,7 @@ class _Gains(_Pieces):
 
 
 class _Layer(_Pieces):
-    """The matrices of a layer, its experts' included."""
+    """The matrices of a layer, including those of its experts."""
 
     def __init__(
         self, number: int, pieces: Sequence[Piece], layout: Layout, run_layer: RunLayer
@@ -206,7 +206,7 @@ class _Layer(_Pieces):
 
 
 class _Stage(_Pieces):
-    """The whole span; its own pieces are tables: embedding, head, anchors."""
+    """The whole span. Its own pieces are the tables: embedding, head and anchors."""
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, again: Callable[[RunLayer], RunLayer] | None
@@ -231,9 +231,10 @@ class _Stage(_Pieces):
         return found
 
     def forward(self, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, count: bool) -> Tensor:
-        layers = iter(self.layers)  # They have their turn in this order.
+        layers = iter(self.layers)  # They are called in this order.
         shape = self._shape
-        if not count:  # Then the loss that evens experts must not count either: it is no part of the output.
+        # The balance loss of experts is no part of the output, so it must be disabled separately.
+        if not count:
             shape = replace(shape, experts=replace(shape.experts, balance=0.0))
 
         def run_layer(
@@ -250,7 +251,7 @@ class _Stage(_Pieces):
 
 
 def _spread(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:
-    """Inner modules first, as FSDP wants it."""
+    """Apply FSDP to all modules, inner ones first, as FSDP requires."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if computing.dtype == "bf16":
         policy = MixedPrecisionPolicy(
@@ -262,7 +263,7 @@ def _spread(stage: _Stage, mesh: DeviceMesh, computing: Computing) -> None:
     fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # Sums, and gloo knows no others.
+            module.set_gradient_divide_factor(1.0)  # Gradients are summed. gloo supports no other reduction.
             module.set_force_sum_reduction_for_comms(True)
 
 
@@ -272,7 +273,7 @@ def _layer_of(piece: Piece) -> int | None:
 
 
 def _numbers(parameter: nn.Parameter) -> Tensor:
-    """This device's rows, one after the other; the memory itself."""
+    """Return a view of this device's rows as one vector."""
     return _local(parameter.detach()).view(-1)
 
 

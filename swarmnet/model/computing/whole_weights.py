@@ -1,7 +1,7 @@
-"""The weights that a stage is computed with, where all of them lie on one device.
+"""The weights of a stage that lie on one device.
 
-A version of them is a set of leaf tensors that are views of one flat vector; a step publishes a new one, and
-graphs keep theirs.
+A version of them is a set of leaf tensors that are views of one flat vector. A step publishes a new version,
+and open graphs keep theirs.
 """
 
 from __future__ import annotations
@@ -24,62 +24,63 @@ from swarmnet.model.flat_layout import NOTHING, Layout, views_of
 from swarmnet.run.manifest import ModelShape, Span
 
 Tiles: TypeAlias = Iterable[tuple[int, Tensor]]
-"""A flat vector in float32, part by part: where each begins, and its numbers."""
+"""A flat float32 vector in parts: the start of each, and its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which sequences of a microbatch are computed here."""
+    """The sequences of a microbatch that this device computes."""
 
     sequences: slice
     count: bool = True
-    """False: there were too few to have one; this one is computed for company, and counts nothing."""
+    """False if there are fewer sequences than devices. This one is computed only so that all devices make the
+    same calls, and its result is ignored."""
 
 
 class StageWeights(Protocol):
-    """What computes a span of layers, on weights that are published anew, and sums gradients. Where several
-    devices hold the stage together, each calls the same in the same order."""
+    """Runs a span of layers on weights that are published repeatedly, and sums gradients. If several devices
+    hold the stage together, each makes the same calls in the same order."""
 
     device: torch.device
 
     @property
     def routed(self) -> Routed:
-        """As StageCompute.routed."""
+        """Tokens per expert, as in `StageCompute.routed`."""
 
     @property
     def version(self) -> object | None:
-        """Of the newest weights; None: there are none yet."""
+        """The newest weights; None if there are none yet."""
 
     def freeze(self, units: Tensor) -> None:
-        """As StageCompute.freeze."""
+        """Set frozen weights, as `StageCompute.freeze` does."""
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
-        """`in_use`: whether an open graph needs a version."""
+        """Use new weights. `in_use` returns whether an open graph needs a version."""
 
     def train(self, layout: Layout) -> None:
-        """As GradientSum.gather."""
+        """Select what is trained, as `GradientSum.gather` does."""
 
     def rows(self, sequences: int) -> Rows:
-        """What of a microbatch of so many is computed here."""
+        """Return the part of a microbatch of `sequences` sequences that is computed here."""
 
     def run(
         self, version: object, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, rows: Rows
     ) -> Tensor:
-        """As swarmnet.model.decoder.forward, on the weights of a version."""
+        """Run `swarmnet.model.decoder.forward` on the weights of a version."""
 
     def add_gradient_of(self, version: object, loss: Tensor, *inputs: Tensor) -> bool:
-        """Run backward, also for those `inputs` that want a gradient. Whether what was found was finite and
-        small enough to be summed, on all devices."""
+        """Run backward, also for `inputs` that require a gradient. Returns whether the gradient was finite
+        and small enough to be summed, on all devices."""
 
     def agreed(self, here: bool) -> bool:
-        """Whether all devices say so."""
+        """Return whether `here` is true on all devices."""
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """As GradientSum.use."""
+        """Apply `use` to the summed gradient, as `GradientSum.use` does."""
 
 
 class WholeWeights:
-    """On one device."""
+    """The weights of a whole stage on one device."""
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, computing: Computing, device: torch.device,
@@ -96,16 +97,16 @@ class WholeWeights:
             layer: self._again(partial(one_layer, routed=self.routed.get(layer))) for layer in layers
         }
         self._compiled: dict[torch.Size, dict[int, RunLayer]] = {}
-        """By sequences and tokens: only for the run's own, or a stranger could have others compiled."""
+        """Compiled layers by (sequences, tokens): only the run's own shape, so that peers cannot add any."""
         self.device = device
         self._flat: Tensor | None = None
-        """The newest version of the weights, of which those in `version` are views."""
+        """The newest weights, of which those in `version` are views."""
         self._vectors = [
             (entry, torch.zeros(entry.shape, device=device))
             for entry in layout.entries
             if entry.is_vector and self._number != torch.float32
         ]
-        """In float32 what is not multiplied with: gains of norms."""
+        """Vectors (gains of norms), which stay in float32 because no product uses them."""
         self._version: dict[str, Tensor] = {}
         sums = self._number if computing.uses_each else torch.float32
         self._gradient = GradientSum(layout, device, sums)
@@ -115,7 +116,7 @@ class WholeWeights:
         return self._version or None
 
     def compile_for(self, sequences: int, tokens: int) -> None:
-        """Have layers compiled for microbatches of so many sequences and tokens, with the first of them."""
+        """Compile layers for microbatches of this shape when the first one is computed."""
         compiled: RunLayer = torch.compile(one_layer, dynamic=False)
         of_all = dict.fromkeys(self._run_layers, self._again(compiled))
         self._compiled[torch.Size((sequences, tokens))] = of_all
@@ -140,7 +141,7 @@ class WholeWeights:
                 if first < stop:
                     vector[first - entry.offset : stop - entry.offset] = tile[first - start : stop - start]
         vectors = {entry.name: vector.clone() for entry, vector in self._vectors}
-        # Leaves of their own: those of the version before may lie in a graph.
+        # New leaves, because those of the version before may be in a graph.
         self._version = {
             name: vectors.get(name, view).detach().requires_grad_(self._gradient.follows(name))
             for name, view in views_of(self._flat, self._layout).items()

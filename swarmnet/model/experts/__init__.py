@@ -1,1 +1,1 @@
-"""A mixture of experts for a feed-forward: what a token gets of them, and how alike ones are merged."""
+"""Mixture of experts as a feed-forward layer: routing, load, and merging of similar experts."""

@@ -1,7 +1,7 @@
-"""How many tokens the routers of a stage sent to each expert, and how even that is.
+"""Count the tokens that the routers of a stage send to each expert, and measure the imbalance.
 
-Counted where a layer has its gradients computed, so once for each microbatch, recomputed or not. Plain whole
-numbers of Python, which another thread may read while they grow.
+Tokens are counted when a layer is computed for gradients: once for each microbatch, recomputed or not. The
+counts are plain Python integers, which another thread may read while they grow.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 Routed = Mapping[int, Sequence[int]]
-"""Layer -> tokens of each expert of it."""
+"""Maps a layer to the number of tokens of each of its experts."""
 
 
 def by_expert(routed: Routed) -> list[int]:
-    """Of all layers together; none where there are no experts."""
+    """Return the tokens of each expert over all layers; empty without experts."""
     return [sum(of_layers) for of_layers in zip(*routed.values(), strict=True)]
 
 
 def busiest_ratio(routed: Routed, before: Routed) -> float | None:
-    """Tokens of a layer's busiest expert over the mean of its experts, of what came since `before`; the mean
-    of all layers. 1 is even (arXiv:2408.15664 has this less one as MaxVio). None: nothing came."""
+    """Return the tokens of the busiest expert since `before` over the mean of its layer, averaged over
+    layers. A value of 1 is even (MaxVio of arXiv:2408.15664 is this minus one). None if no tokens came."""
     came = [
         [after - earlier for earlier, after in zip(before[layer], now, strict=True)]
         for layer, now in routed.items()

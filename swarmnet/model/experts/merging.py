@@ -1,10 +1,11 @@
-"""In a run's beginning experts that are alike move towards one another, so that each learns of more than its
-holders' text: SPES' merging warm-up (arXiv:2602.11543), on settled weights, in whole numbers.
+"""Move similar experts towards each other at the start of a run, so that each learns from more text.
+
+This is the merging warm-up of SPES (arXiv:2602.11543), on settled weights and in integers.
 
     W_e += share(round) * (mean of its nearest W_f - W_e)         share(round) = first * (1 - round / until)
 
-Near is by the cosine of the matrices that take the input in (gate_proj). Every peer finds the same nearest
-and the same bits: cosines are compared as fractions, of sums that float64 holds exactly.
+Nearness is the cosine of the input matrices (gate_proj). Every peer finds the same nearest experts and the
+same bits: cosines are compared as fractions of sums that float64 represents exactly.
 
 Shapes: E experts of a layer, P numbers of one of their matrices.
 """
@@ -22,19 +23,19 @@ from swarmnet.model.flat_layout import Entry, Layout, expert_of
 from swarmnet.run.manifest import Experts
 
 COMPARED_BITS = 14
-"""Of a weight below 1, as it is compared, sign included: products of two summed over LARGEST_COMPARED
-(swarmnet/run/manifest_check.py) stay below 2**53."""
+"""Bits of a compared weight below 1, including the sign. Sums of products over LARGEST_COMPARED
+(`swarmnet/run/manifest_check.py`) numbers stay below 2**53."""
 SHARE_BITS = 16
-"""A share is a whole number of 2**-16."""
+"""A share is a multiple of 2**-16."""
 
 
 class ExpertMerging:
-    """Of one stage."""
+    """Expert merging of one stage."""
 
     def __init__(self, experts: Experts, layout: Layout) -> None:
         self._experts = experts
         self._layers: dict[str, dict[str, dict[int, Entry]]] = {}
-        """Layer -> matrix -> expert -> where it lies."""
+        """Maps layer -> matrix -> expert -> place in the flat vector."""
         for entry in layout.entries:
             expert = expert_of(entry.name)
             if expert is not None:
@@ -43,7 +44,7 @@ class ExpertMerging:
                 matrices.setdefault(rest.partition(".")[2], {})[expert] = entry
 
     def merge(self, units: Tensor, round: int) -> None:
-        """What the settling of `round` does besides, to int32 [layout.size], in place."""
+        """Merge experts as part of settling `round`, in place. `units` is int32 [layout.size]."""
         share = self.share(round)
         if not share:
             return
@@ -52,10 +53,10 @@ class ExpertMerging:
             for of_experts in matrices.values():
                 old_EP = _stacked(units, of_experts)
                 for expert, entry in of_experts.items():
-                    units[entry.place] += _moved(old_EP, expert, nearest[expert], share).to(torch.int32)
+                    units[entry.place] += _merge_step(old_EP, expert, nearest[expert], share).to(torch.int32)
 
     def share(self, round: int) -> int:
-        """Of the way, in units of 2**-SHARE_BITS; 0: nothing is done after this round."""
+        """Return the step towards the mean in units of 2**-SHARE_BITS; 0 if this round merges nothing."""
         experts = self._experts
         if not experts.merge_rounds or (round + 1) % experts.merge_rounds or round >= experts.merge_until:
             return 0
@@ -64,14 +65,14 @@ class ExpertMerging:
 
 
 def nearest_of(gates_EP: Tensor, count: int) -> list[list[int]]:
-    """Of each expert the `count` others with the largest cosine, nearest first; of equals the first."""
+    """Return for each expert the `count` others with the largest cosine, nearest first; ties by number."""
     compared_EP = (gates_EP >> (GRID_BITS - COMPARED_BITS + 1)).to(torch.float64)
     most = float(1 << (COMPARED_BITS - 1))
     compared_EP.clamp_(-most, most)
     products = (compared_EP @ compared_EP.T).to(torch.int64).tolist()
 
     def nearness(expert: int, other: int) -> Fraction:
-        """The cosine times its own size, for one expert the same factor whatever the other."""
+        """Return cosine * abs(cosine) up to a factor that is the same for all others of this expert."""
         product = products[expert][other]
         return Fraction(product * abs(product), max(1, products[other][other]))
 
@@ -82,13 +83,13 @@ def nearest_of(gates_EP: Tensor, count: int) -> list[list[int]]:
     return found
 
 
-def _moved(old_EP: Tensor, expert: int, nearest: Sequence[int], share: int) -> Tensor:
-    """int64 [P]: by how much, rounded to the nearest whole number, halves upwards."""
+def _merge_step(old_EP: Tensor, expert: int, nearest: Sequence[int], share: int) -> Tensor:
+    """Return the change of one expert, int64 [P], rounded to nearest, halves upwards."""
     apart_P = old_EP[list(nearest)].sum(dim=0) - len(nearest) * old_EP[expert]
     whole = len(nearest) << SHARE_BITS
     return torch.div(2 * share * apart_P + whole, 2 * whole, rounding_mode="floor")
 
 
 def _stacked(units: Tensor, of_experts: Mapping[int, Entry]) -> Tensor:
-    """int64 [E, P], a copy."""
+    """Return a copy of one matrix of all experts, int64 [E, P]."""
     return torch.stack([units[of_experts[expert].place] for expert in sorted(of_experts)]).to(torch.int64)

@@ -1,9 +1,10 @@
-"""A feed-forward of several experts, of which each token takes a few (arXiv:1701.06538), as in Qwen3-MoE.
+"""A feed-forward layer with several experts, of which each token uses a few (arXiv:1701.06538), as in
+Qwen3-MoE.
 
-A router gives every token a share of each expert; the largest `active` of them, made to sum to one, weigh
-what these experts say. No token is dropped, however many want the same expert. What keeps the load even is a
-loss (arXiv:2101.03961, equation 4) that is nobody's to hand on: its gradient is added where its layer is, so
-that a stage needs nothing of the others for it.
+A router gives every token a share of each expert. The largest `active` shares, normalized to sum to one,
+weight the outputs of these experts. No token is dropped, however many choose the same expert. A balance loss
+(arXiv:2101.03961, equation 4) keeps the load even. Its gradient is added within the layer, so that no stage
+needs anything from the others for it.
 
 Shape suffixes: N tokens, D width, F feed-forward, E experts, A active experts of a token, S tokens of one
 expert.
@@ -26,8 +27,8 @@ from swarmnet.run.manifest import ModelShape
 def mixture(
     members: Mapping[str, Tensor], shape: ModelShape, x_ND: Tensor, routed: list[int] | None = None
 ) -> Tensor:
-    """What the experts of a layer add to its tokens: [N, D]. `members`: its weights, by their names there.
-    `routed`: where each expert's tokens are added up, of what is trained on."""
+    """Return what the experts of a layer add to its tokens, [N, D]. `members` are its weights by member name.
+    `routed` accumulates each expert's tokens during training."""
     choice = choose(members["mlp.gate"], shape, x_ND)
     weights_NA, chosen_NA = choice.weights, choice.chosen
     sum_ND = torch.zeros_like(x_ND)
@@ -35,8 +36,8 @@ def mixture(
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
         if routed is not None and torch.is_grad_enabled():
             routed[expert] += len(tokens_S)
-        said_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S], is_varied=True)
-        sum_ND.index_add_(0, tokens_S, said_SD * weights_NA[tokens_S, places_S, None])
+        output_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S], is_varied=True)
+        sum_ND.index_add_(0, tokens_S, output_SD * weights_NA[tokens_S, places_S, None])
     if not (torch.is_grad_enabled() and shape.experts.balance):
         return sum_ND
     added: Tensor = _WithLoss.apply(sum_ND, unevenness(shape, choice))  # type: ignore[no-untyped-call]
@@ -45,18 +46,18 @@ def mixture(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a layer's router makes of its tokens."""
+    """The routing of a layer's tokens."""
 
     shares: Tensor
-    """[N, E] of each expert, summing to one."""
+    """[N, E]: share of each expert, summing to one."""
     weights: Tensor
-    """[N, A] of the experts that a token takes, made to sum to one."""
+    """[N, A]: weights of the chosen experts, normalized to sum to one."""
     chosen: Tensor
-    """[N, A]: which these are."""
+    """[N, A]: numbers of the chosen experts."""
 
 
 def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[int] = ()) -> Choice:
-    """`without`: experts that nobody has; tokens take the next best."""
+    """Route tokens. `without` are experts that no peer serves; tokens use the next best."""
     logits_NE = linear(x_ND, gate_ED).float()
     if without:
         away_E = torch.zeros(shape.experts.count, dtype=torch.bool, device=x_ND.device)
@@ -72,17 +73,16 @@ def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[i
 def feed_forward(
     members: Mapping[str, Tensor], shape: ModelShape, which: str, x: Tensor, is_varied: bool = False
 ) -> Tensor:
-    """SwiGLU (arXiv:2002.05202): [..., D] to [..., D]; `which`: what its weights' names begin with;
-    `is_varied`: x has another number of rows each time."""
+    """Compute SwiGLU (arXiv:2002.05202), [..., D] to [..., D]. `which` is the prefix of its weights' names.
+    Set `is_varied` if x has another number of rows each time."""
     gate_F, up_F = adapted(members, shape, x, [f"{which}gate_proj", f"{which}up_proj"], is_varied)
     (down,) = adapted(members, shape, functional.silu(gate_F) * up_F, [f"{which}down_proj"], is_varied)
     return down
 
 
 def unevenness(shape: ModelShape, choice: Choice) -> Tensor:
-    """`balance` for each token, shared among the layers, where all experts have as much to do; more where
-    they have not. Only the shares learn by it: how many tokens an expert has is no function with a gradient.
-    """
+    """Return the balance loss summed over the tokens: `balance` per token, over all layers, at perfect
+    balance. Only the shares learn from it, because the number of tokens per expert has no gradient."""
     shares_NE, chosen_NA = choice.shares, choice.chosen
     tokens, count = shares_NE.shape
     load_E = torch.bincount(chosen_NA.flatten(), minlength=count) / chosen_NA.numel()
@@ -91,7 +91,7 @@ def unevenness(shape: ModelShape, choice: Choice) -> Tensor:
 
 
 class _WithLoss(torch.autograd.Function):
-    """`x` as it is; going back, `loss` gets the gradient 1, as if it were added to the loss of the model."""
+    """Return `x` unchanged. In the backward pass `loss` gets gradient 1, as a part of the model's loss."""
 
     @staticmethod
     def forward(context: object, x: Tensor, loss: Tensor) -> Tensor:

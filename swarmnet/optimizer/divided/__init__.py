@@ -1,1 +1,1 @@
-"""A contribution of several devices that hold a stage together, each of its share of the chunks."""
+"""Contributions of a peer whose stage is divided among several devices."""

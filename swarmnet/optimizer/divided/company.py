@@ -1,7 +1,6 @@
-"""What a method asks of the other devices, where several hold a stage together; and of itself, where it is
-alone.
+"""Collective operations among the devices that hold one stage together; trivial on a single device.
 
-All devices ask the same, in the same order.
+All devices make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from swarmnet.model.flat_layout import Entry
 
 
 class Company(Protocol):
-    """Of one device."""
+    """The operations of one device."""
 
     def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all devices, elementwise."""
+        """Return the elementwise sum over all devices."""
 
     def shape(self, entry: Entry) -> tuple[int, ...]:
-        """Of a parameter, of which `entry` is what this device has."""
+        """Return the full shape of a parameter, of which `entry` is this device's shard."""
 
     def whole(self, entry: Entry, part: Tensor) -> Tensor:
-        """All of it, from what each has."""
+        """Return the full parameter from the shards of all devices."""
 
     def part(self, entry: Entry, whole: Tensor) -> Tensor:
-        """The other way: what this device has."""
+        """Return this device's shard of a full parameter."""
 
 
 class Alone:
-    """One device that has all."""
+    """A single device that has everything."""
 
     def total(self, numbers: Tensor) -> Tensor:
         return numbers
@@ -59,9 +58,9 @@ class Together:
     shares: Shares
     device: int
     sum: Callable[[Tensor], Tensor]
-    """Over all of them; it may write into what it is given."""
+    """Sums over all devices; it may overwrite its argument."""
     _places: dict[str, tuple[tuple[int, ...], slice]] = field(default_factory=dict, init=False)
-    """Of each parameter its shape, and the part of it that is here."""
+    """Maps a parameter to its full shape and the range of it that is on this device."""
 
     def __post_init__(self) -> None:
         runs = [run for run in self.shares.runs() if run.device == self.device]
@@ -80,7 +79,7 @@ class Together:
         return self._places[entry.name][0]
 
     def whole(self, entry: Entry, part: Tensor) -> Tensor:
-        """Numbers of others plus zero: exactly what they have."""
+        """Return the sum of the shards with zeros elsewhere, which is exact."""
         shape, place = self._places[entry.name]
         whole = torch.zeros(shape, dtype=part.dtype, device=part.device)
         whole.view(-1)[place] = part

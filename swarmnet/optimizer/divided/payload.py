@@ -1,5 +1,7 @@
-"""A contribution in parts, where several devices hold a stage together: each makes, and reads, what is said
-of its chunks. Put together it is, to the byte, what one device says of all of them.
+"""Split a contribution by device, where several devices hold a stage together, and join the parts.
+
+Each device encodes and decodes the part of its own chunks. Joined, the parts equal byte for byte the payload
+that one device makes for all chunks.
 
 Shapes: C chunks of a plane, B bits of a chunk in one section of a payload.
 """
@@ -18,19 +20,19 @@ from swarmnet.optimizer.divided.company import Company
 from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
 
 Sections: TypeAlias = Sequence[tuple[int, ...]]
-"""Of each plane: section after section, how many bits of each of its chunks are in it."""
+"""For each plane, how many bits each chunk has in each section of the payload."""
 
 
 @runtime_checkable
 class Divisible(Protocol):
-    """What a method has that works on a device's share of the chunks as on all of them."""
+    """A method that works on a device's share of the chunks as it does on all of them."""
 
     @property
     def sections(self) -> Sections:
-        """Of its payloads."""
+        """The sections of its payloads."""
 
     def divide(self, company: Company) -> None:
-        """It has a share only, and these are the others. Before anything else."""
+        """Use only a share; `company` reaches the other devices. Called before all other methods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,14 @@ class _Section:
     chunks: int
     bits: int
     start: int
-    """Byte of the payload."""
+    """First byte in the payload."""
 
     @property
     def stop(self) -> int:
         return self.start + packed_bytes(self.chunks, self.bits)
 
     def read(self, payload: bytes) -> Bits:
-        """uint8 [C, B]; where these are whole bytes, bytes [C, B / 8]."""
+        """Return the bits, uint8 [C, B]; for whole bytes, the bytes [C, B / 8]."""
         data = memoryview(payload)[self.start : self.stop]
         if self.bits % 8:
             return unpack(data, self.chunks, self.bits)
@@ -57,7 +59,7 @@ class _Section:
 
 
 def divided(payload: bytes, sections: Sections, shares: Shares) -> list[bytes]:
-    """What a payload says of the chunks of each device."""
+    """Split a payload into one part for each device, by the chunks that it has."""
     parts: list[list[bytes]] = [[] for _ in range(shares.devices)]
     for section in _sections(shares.whole.planes, sections):
         read_CB = section.read(payload)
@@ -69,7 +71,7 @@ def divided(payload: bytes, sections: Sections, shares: Shares) -> list[bytes]:
 
 
 def put_together(parts: Sequence[bytes], sections: Sections, shares: Shares) -> bytes:
-    """The other way."""
+    """Join the parts of all devices into one payload; the inverse of `divided`."""
     rows_of = [[shares.rows(plane, device) for plane in range(len(shares.whole.planes))]
                for device in range(shares.devices)]  # fmt: skip
     theirs = [_of_share(shares.whole.planes, sections, rows) for rows in rows_of]
@@ -96,7 +98,7 @@ def _sections(planes: Sequence[Plane], sections: Sections) -> Iterator[_Section]
 def _of_share(
     planes: Sequence[Plane], sections: Sections, rows: Sequence[Sequence[slice]]
 ) -> Iterator[_Section]:
-    """Of a device's part, in which planes are missing of which it has nothing."""
+    """Yield the sections of a device's part, which lacks planes without its chunks."""
     chunks = [sum(each.stop - each.start for each in rows[plane]) for plane in range(len(planes))]
     return (section for section in _laid(chunks, sections) if section.chunks)
 

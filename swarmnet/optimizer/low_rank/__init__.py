@@ -1,1 +1,1 @@
-"""Matrices told by few columns: directions that all know, and the exact orthogonal step of a set."""
+"""Low-rank contributions: shared random directions, and an exact orthogonal step."""

@@ -1,4 +1,4 @@
-"""What one peer says of one matrix: numbers of eight bits for some directions, and one power of two.
+"""Encode one peer's factor of one matrix: 8-bit numbers for some directions, and one power of two.
 
 Shapes: M numbers of a direction, K directions, S contributions of a set.
 """
@@ -16,13 +16,14 @@ from torch import Tensor
 from swarmnet.optimizer.index_code import ContributionError
 
 MOST = 127
-"""Of eight bits: -127 to 127, and no meaning for the 256th."""
+"""Levels are -127 to 127; the 256th code is invalid."""
 LARGEST_EXPONENT = 31
-"""So that 2**15 of them add up below 2**53, which float64 carries exactly."""
+"""2**15 numbers with this exponent add up to less than 2**53, which float64 represents exactly."""
 FINEST = 2.0**-38
-"""Of the clip: exponent 0. The largest exponent's most is the clip itself, which no momentum exceeds."""
+"""Size of one level at exponent 0, as a fraction of the clip. At the largest exponent the largest level is
+about the clip, which no momentum exceeds."""
 LOUDER = 1
-"""So much above the median of a set's exponents one counts at most (as in local_steps.py)."""
+"""An exponent counts at most this much above the median of the set's exponents (as in `local_steps.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Factor:
 
     @classmethod
     def nearest(cls, values_MK: Tensor, clip: float) -> Factor:
-        """To float32 values."""
+        """Quantize float32 values to the nearest levels."""
         units_MK = values_MK / (clip * FINEST)
         largest = float(units_MK.abs().max()) / MOST
         exponent = min(LARGEST_EXPONENT, ceil(log2(largest)) if largest > 1 else 0)
@@ -43,7 +44,7 @@ class Factor:
         return cls(levels_MK.to(torch.int8), exponent)
 
     def values(self, clip: float) -> Tensor:
-        """float32 [M, K]."""
+        """Return the values, float32 [M, K]."""
         return self.levels.to(torch.float32) * (clip * FINEST * 2.0**self.exponent)
 
     def written(self) -> bytes:
@@ -51,7 +52,7 @@ class Factor:
 
     @classmethod
     def read(cls, data: memoryview, shape: tuple[int, int], device: torch.device) -> Factor:
-        """ContributionError where nothing honest wrote it."""
+        """Parse a factor. Raises ContributionError if no honest peer can have written it."""
         levels = np.frombuffer(data, np.int8, offset=1)
         if data[0] > LARGEST_EXPONENT:
             raise ContributionError(f"an exponent of {data[0]}, above {LARGEST_EXPONENT}")
@@ -65,7 +66,7 @@ def bytes_of(shape: tuple[int, int]) -> int:
 
 
 def sum_of(factors: Sequence[Factor]) -> Tensor:
-    """int64 [M, K]: of a set that is not empty, each no louder than twice their median."""
+    """Return int64 [M, K], the sum of a nonempty set of factors, each clipped to twice their median."""
     most = sorted(factor.exponent for factor in factors)[(len(factors) - 1) // 2] + LOUDER
     total_MK = torch.zeros_like(factors[0].levels, dtype=torch.int64)
     for factor in factors:

@@ -1,18 +1,18 @@
-"""Sync methods `low-rank` and `hybrid`: of each matrix of the layers what its momentum is in a few
-directions.
+"""Sync methods `low-rank` and `hybrid`: send the momentum of each layer matrix in a few directions.
 
     P = M Q,  step = orthogonal(sum of P) Q^T
 
-PowerSGD's projection (arXiv:1905.13727, algorithm 1) and Dion's orthogonal step (arXiv:2504.05295, algorithm
-1). Both take Q from the round before, by a second exchange; here all peers draw it (subspace.py), so that
-what is sent is linear in the momentum, one message says it, and a round's step is a function of its set
-alone, exact to the bit (exact.py).
+The projection is that of PowerSGD (arXiv:1905.13727, algorithm 1). The orthogonal step is that of Dion
+(arXiv:2504.05295, algorithm 1). Both derive Q from the round before by a second exchange. Here all peers draw
+it (`subspace.py`). The contribution is then linear in the momentum and one message. A round's step is a
+function of its set alone, exact to the bit (`exact.py`).
 
-What was told stays in the momentum and decays there, as Muon's; what was not told waits in it for its turn
-(docs/decisions/0026-low-rank.md). What is no matrix of a layer goes by votes (sign_votes.py).
+With `low-rank`, the sent part stays in the momentum and decays there, as in Muon. The rest stays in it until
+its directions are drawn (docs/decisions/0026-low-rank.md). Parameters that are no layer matrices use votes
+(`sign_votes.py`).
 
-With `hybrid` the votes are of everything, and of the matrices about what those directions left over: one
-momentum, of which both take in turn what they tell.
+With `hybrid`, votes cover all parameters. For matrices they cover what the directions left over: both share
+one momentum and remove in turn what they send.
 
 Shapes: R rows and C columns of a matrix; L its longer side, M its shorter, K directions of the longer.
 """
@@ -43,15 +43,15 @@ from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
 
 MATRIX_RMS = 0.4
-"""Root mean square of a matrix's step, in learning rates. Votes step by 1: one rate serves both."""
+"""Root mean square of a matrix's step, in learning rates. Votes step by 1, so one rate serves both."""
 
 
 class LowRank:
-    """One peer of one stage."""
+    """The optimizer of one peer for one stage."""
 
     own = held = reduced = None
     foresight = 0.75
-    """As votes: the factors of a round are told exactly."""
+    """The value of votes: the factors of a round are sent exactly."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self._manifest, self._run_id, self._device = manifest, manifest.run_id(), device
@@ -79,14 +79,14 @@ class LowRank:
         weight = min(1.0, tokens / self._manifest.rounds.target_tokens)
         self.momenta.accumulate(gradient, tokens, gains, weight)
         factors = self._factors(round)
-        self._move(factors, round, -1.0)
+        self._add_to_momentum(factors, round, -1.0)
         self._last = round, factors
         told = b"".join(factor.written() for factor in factors)
         return told + self.momenta.votes.vote(round, peer)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         factors, votes = self.read(payload)
-        self._move(factors, round, 1.0)
+        self._add_to_momentum(factors, round, 1.0)
         self.momenta.votes.give_back(votes, round, peer)
 
     def check(self, payload: bytes) -> None:
@@ -100,7 +100,7 @@ class LowRank:
         return self.step_of([told], self.momenta.votes.lookahead(round, factor), round, factor)
 
     def read(self, payload: bytes) -> tuple[list[Factor], bytes]:
-        """Of each matrix, and what is said by votes. ContributionError."""
+        """Parse a payload. Returns the factor of each matrix, and the votes. Raises ContributionError."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         factors, start, data = [], 0, memoryview(payload)
@@ -111,7 +111,7 @@ class LowRank:
         return factors, payload[start:]
 
     def step_of(self, set_: list[list[Factor]], rest: SignStep, round: int, factor: int) -> LowRankStep:
-        """Of the factors of a set, and the step of its votes."""
+        """Return the step of a set's factors together with the step of its votes."""
         told = [orthogonal(sum_of(of_matrix)) for of_matrix in zip(*set_, strict=True)]
         rate = learning_rate(self._manifest.sync, round)
         rates = [
@@ -121,21 +121,22 @@ class LowRank:
         return LowRankStep(self, round, tuple(told), tuple(rates), self.momenta.placed(rest))
 
     def directions(self, entry: Entry, round: int) -> Subspace:
+        """Return the directions of a matrix in a round."""
         return subspace(self._run_id, round, max(entry.shape), self._columns(entry), self._device)
 
     def _columns(self, entry: Entry) -> int:
         return min(self._manifest.sync.rank, *entry.shape)
 
     def _factors(self, round: int) -> list[Factor]:
-        """What this peer's momentum is in the directions of a round."""
+        """Return this peer's momentum in the directions of a round."""
         factors = []
         for entry, matrix_RC in zip(self.matrices, self.momenta.matrices(), strict=True):
             found = self.directions(entry, round)
             factors.append(Factor.nearest(wide(matrix_RC) @ found.signs * found.scale, self._most))
         return factors
 
-    def _move(self, factors: list[Factor], round: int, weight: float) -> None:
-        """What they say, into the momentum or out of it."""
+    def _add_to_momentum(self, factors: list[Factor], round: int, weight: float) -> None:
+        """Add the factors' values, times `weight`, to the momentum of `hybrid`; otherwise do nothing."""
         if not isinstance(self.momenta, Chained):
             return
         changes = []
@@ -148,14 +149,14 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class LowRankStep:
-    """Against what a set says, in the directions of its round."""
+    """The step against a set's mean direction, in the directions of its round."""
 
     method: LowRank
     round: int
     told: tuple[Tensor, ...]
-    """Of each matrix float32 [M, K], integers of 2**-18; none: the set is empty."""
+    """For each matrix float32 [M, K], integers of 2**-18; empty for an empty set."""
     rates: tuple[int, ...]
-    """Units."""
+    """Learning rates in units."""
     rest: SignStep
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
@@ -164,11 +165,11 @@ class LowRankStep:
         for entry, told_MK, rate in zip(self.method.matrices, self.told, self.rates, strict=bool(self.told)):
             start, stop = tile.within(entry.offset, entry.offset + entry.size)
             if start < stop:
-                moved = self._moved(entry, told_MK, rate, start - entry.offset, stop - entry.offset)
+                moved = self._change_of(entry, told_MK, rate, start - entry.offset, stop - entry.offset)
                 units[start - tile.start : stop - tile.start].sub_(moved)
 
-    def _moved(self, entry: Entry, told_MK: Tensor, rate: int, start: int, stop: int) -> Tensor:
-        """int32 [stop - start]: of so many of the parameter's numbers."""
+    def _change_of(self, entry: Entry, told_MK: Tensor, rate: int, start: int, stop: int) -> Tensor:
+        """Return int32 [stop - start]: the step of this range of the parameter's numbers."""
         found, columns = self.method.directions(entry, self.round), entry.shape[1]
         first = start // columns
         rows = slice(first, -(-stop // columns))
@@ -183,7 +184,7 @@ class LowRankStep:
 
 
 class FactorTally:
-    """One round's contributions as they came; factors are summed when a step is asked for."""
+    """One round's contributions as received. Factors are summed when a step is requested."""
 
     def __init__(self, method: LowRank, round: int) -> None:
         self._method, self._round = method, round
@@ -212,10 +213,10 @@ class FactorTally:
 
 
 def wide(matrix_RC: Tensor) -> Tensor:
-    """[M, L]."""
+    """Return the matrix as [M, L]."""
     return matrix_RC.T if matrix_RC.shape[0] > matrix_RC.shape[1] else matrix_RC
 
 
 def as_shaped(wide_ML: Tensor, entry: Entry) -> Tensor:
-    """[R, C] of the parameter."""
+    """Return the matrix as [R, C], the shape of the parameter."""
     return wide_ML.T if entry.shape[0] > entry.shape[1] else wide_ML

@@ -1,4 +1,4 @@
-"""Where the momentum of matrices waits for its directions: apart from what is voted on, or in one with it.
+"""Store the momentum of matrices separately from that of the votes, or in one with it.
 
 Shapes: R rows and C columns of a matrix.
 """
@@ -20,27 +20,27 @@ from swarmnet.run.manifest import Manifest
 
 
 class Momenta(Protocol):
-    """Of one peer and stage."""
+    """The momentum of one peer and stage."""
 
     @property
     def votes(self) -> VoteMethod: ...
 
     def norm(self) -> float:
-        """2-norm of all that was not sent."""
+        """Return the 2-norm of all that was not sent."""
 
     def accumulate(self, gradient: Tensor, tokens: int, gains: Mapping[str, float], weight: float) -> None:
-        """Take in a gradient (float32 [layout.size], summed over `tokens` tokens), `weight` times; `gains`:
-        of each block, what makes its clipped mean."""
+        """Add a gradient, `weight` times. It is float32 [layout.size], summed over `tokens` tokens. `gains`
+        has the factor of each block that makes its clipped mean."""
 
     def matrices(self) -> Iterable[Tensor]:
-        """[R, C] each, to read."""
+        """Return the matrices, [R, C] each, for reading."""
 
     def placed(self, step: SignStep) -> SignStep:
-        """What the votes do, where it is in the whole stage."""
+        """Return the step of the votes with places in the whole stage."""
 
 
 class Apart:
-    """Matrices here, everything else where it is voted on."""
+    """Matrices have their own momentum; all other parameters use that of the votes."""
 
     def __init__(
         self, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
@@ -77,7 +77,7 @@ class Apart:
 
 
 class Chained:
-    """One momentum, of the votes; what leaves it for the directions is not voted on."""
+    """One momentum, that of the votes. What is sent in the directions is removed and not voted on."""
 
     def __init__(
         self, manifest: Manifest, layout: Layout, matrices: list[Entry], device: torch.device
@@ -96,7 +96,7 @@ class Chained:
         return [flat[entry.place].view(entry.shape) for entry in self._entries]
 
     def add(self, changes: Iterable[Tensor]) -> None:
-        """To all matrices."""
+        """Add values to all matrices."""
         flat = torch.zeros(self._layout.size, device=self._device)
         for entry, change_RC in zip(self._entries, changes, strict=True):
             flat[entry.place].view(entry.shape).copy_(change_RC)

@@ -1,10 +1,9 @@
-"""Which directions a round speaks of: some columns of an orthogonal matrix that a seed draws, the same for
-all peers.
+"""Draw the directions of a round: some columns of a random orthogonal matrix, the same for all peers.
 
-An orthogonal matrix of any size is blocks of Hadamard matrices along its diagonal, the largest power of two
-that divides the size, with rows in a drawn order and with drawn signs. Its columns have their turn in a drawn
-order, all once a cycle; another cycle has another matrix. All entries are -1, 0 and 1 times one number, so
-products with integers are integers.
+The orthogonal matrix consists of Hadamard matrices along its diagonal. Their size is the largest power of two
+that divides the matrix size. Rows have a drawn order and drawn signs. Columns are used in a drawn order, all
+once per cycle; each cycle has another matrix. All entries are -1, 0 or 1 times one number, so products with
+integers are integers.
 
 Shapes: L length of a column, K columns.
 """
@@ -23,7 +22,7 @@ from torch import Tensor
 from swarmnet.identifiers import RunId
 
 SUBSPACES_KEPT = 64
-"""Of open rounds, for each length: they are looked up with every step."""
+"""Number of cached subspaces: those of open rounds, for each length. Every step uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Subspace:
 
 @lru_cache(SUBSPACES_KEPT)
 def subspace(run_id: RunId, round: int, length: int, columns: int, device: torch.device) -> Subspace:
-    """Of `columns` at most `length` directions."""
+    """Return the `columns` directions of a round, out of `length` in all. Requires `columns` <= `length`."""
     cycle, turn = divmod(round, -(-length // columns))
     block = length & -length
     drawn_L = _drawn(run_id, cycle, length, "columns").argsort(kind="stable")
@@ -53,6 +52,6 @@ def subspace(run_id: RunId, round: int, length: int, columns: int, device: torch
 
 
 def _drawn(run_id: RunId, cycle: int, length: int, what: str) -> NDArray[np.uint64]:
-    """[L]. SHAKE-256 and not a library's generator: the draw must stay the same for ever."""
+    """Return random numbers [L] by SHAKE-256, because a library's generator may change."""
     stream = hashlib.shake_256(f"swarmnet subspace\n{run_id}\n{cycle}\n{length}\n{what}".encode())
     return np.frombuffer(stream.digest(8 * length), "<u8").astype(np.uint64)

@@ -1,1 +1,1 @@
-"""What peers that step by themselves tell of what they moved, and what a group makes of it."""
+"""Delta codecs of methods with local steps, and the robust sum of deltas."""

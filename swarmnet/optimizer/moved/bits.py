@@ -1,6 +1,6 @@
-"""One bit a number, its sign; and for each chunk the power of two that is nearest to their mean size.
+"""Delta codec with one sign bit per number, and a power of two per chunk that is nearest to the mean size.
 
-Shapes: C chunks, M numbers of a chunk that a round speaks of.
+Shapes: C chunks, M numbers of a chunk that a round covers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from swarmnet.optimizer.sparsify import coin_flips
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """`Moves` of one size in each chunk."""
+    """A delta with one size in each chunk."""
 
     negative: Tensor
     """bool [C, M]."""
     exponents: Tensor
-    """int32 [C, 1]: of 2, in units."""
+    """Exponents of 2, in units: int32 [C, 1]."""
 
     def loudest(self) -> Tensor:
         return torch.ones_like(self.exponents) << self.exponents
@@ -45,7 +45,7 @@ class Signs:
 
 
 class Bits:
-    """`Code`, 1-bit."""
+    """The 1-bit codec."""
 
     head = 1
 
@@ -56,7 +56,7 @@ class Bits:
         sizes_C1 = moved_CM.abs().mean(dim=1, keepdim=True) / UNIT
         nearest_C1 = sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
         negative_CM, zero_CM = moved_CM < 0, moved_CM == 0
-        if zero_CM.any():  # A bit is never nothing, and a constant one would be a bias.
+        if zero_CM.any():  # Zero has no code of its own, and a constant sign would be a bias.
             flips_M = torch.from_numpy(coin_flips(draw.seed, draw.chunk, moved_CM.shape[1]))
             negative_CM = torch.where(zero_CM, flips_M.to(moved_CM.device), negative_CM)
         return Signs(negative_CM, nearest_C1)
@@ -78,14 +78,14 @@ class Bits:
 
 
 def packed_there(bits: Tensor) -> Tensor:
-    """uint8: as `index_code.pack`, of bool, on the device where they lie, so that an eighth leaves it."""
+    """Return uint8 as `index_code.pack` does, packed on the device of the bits: less data leaves it."""
     flat = functional.pad(bits.reshape(-1).view(torch.uint8), (0, -bits.numel() % 8))
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return (flat.view(-1, 8) << places).sum(dim=1, dtype=torch.uint8)
 
 
 def unpacked_there(packed: Tensor, chunks: int, width: int) -> Tensor:
-    """bool [C, M]: the other way, of checked bytes."""
+    """Return bool [C, M] from checked bytes; the inverse of `packed_there`."""
     places = torch.arange(8, dtype=torch.uint8, device=packed.device)
     flat = (packed[:, None] >> places & 1).view(torch.bool)
     return flat.view(-1)[: chunks * width].view(chunks, width)

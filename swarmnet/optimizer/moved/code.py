@@ -1,10 +1,9 @@
-"""What every way to tell what a peer moved has to offer, how it lies in a payload, and the sum of what
-several told.
+"""The interface of delta codecs, the layout of encoded deltas in a payload, and the robust sum of several.
 
-One peer cannot be louder than the others let it: of a chunk no number counts for more than twice the median,
-over the set, of the largest that each says there.
+One peer's influence is limited. In each chunk every value is clipped to twice the median, over the set, of
+the contributions' maximum magnitudes.
 
-Shapes: C chunks of a plane, M numbers of a chunk that a round speaks of, S contributions of a set.
+Shapes: C chunks of a plane, M numbers of a chunk that a round covers, S contributions of a set.
 """
 
 from __future__ import annotations
@@ -19,87 +18,88 @@ from torch import Tensor
 from swarmnet.optimizer.index_code import packed_bytes
 
 LARGEST_EXPONENT = 20
-"""Of a power of two, in units of 2**-22: a quarter, more than any weight moves in a round; and a thousand of
-them add up within 31 bits."""
+"""Largest exponent of a power of two in units of 2**-22. This power is a quarter, more than any weight moves
+in a round, and a thousand of them add up within 31 bits."""
 LARGEST = 1 << LARGEST_EXPONENT
-"""No number of a contribution is larger, in units."""
+"""Largest number of a contribution, in units."""
 LOUDER = 2
-"""So many times the median of a set one counts at most."""
+"""Clip limit in multiples of the median of a set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Where a payload says nothing of its own accord: what peer and round decide."""
+    """Pseudo-random choices of a payload, which follow from peer and round."""
 
     seed: bytes
     chunk: int
 
 
 class Moves(Protocol):
-    """What one contribution says of some chunks of one plane."""
+    """The encoded delta of one contribution for some chunks of one plane."""
 
     def loudest(self) -> Tensor:
-        """int32 [C, 1]: no number of a chunk is larger, in units; LARGEST at most."""
+        """Return int32 [C, 1]: a bound on the magnitudes of each chunk, in units; at most LARGEST."""
 
     def units(self) -> Tensor:
-        """int32 [C, M], for the caller to write into."""
+        """Return the values in units, int32 [C, M], which the caller may overwrite."""
 
     def rows(self, rows: slice) -> Moves:
-        """Of these chunks alone."""
+        """Return the delta of these chunks alone."""
 
     def written(self) -> bytes:
-        """What `Code.read` reads."""
+        """Return the bytes that `Code.read` parses."""
 
 
 class Code(Protocol):
-    """One way to tell numbers: of all chunks so many bytes, one after the other, then of all so many bits."""
+    """A delta codec. The bytes are a head of fixed size for each chunk, then packed bits for each chunk."""
 
     @property
     def head(self) -> int:
-        """Bytes of each chunk."""
+        """Number of head bytes per chunk."""
 
     def bits(self, width: int) -> int:
-        """Of each chunk of `width` numbers."""
+        """Return the number of bits per chunk of `width` numbers."""
 
     def say(self, moved_CM: Tensor, draw: Draw) -> Moves:
-        """Of float32 moves what can be told."""
+        """Quantize float32 values to what can be sent."""
 
     def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Moves:
-        """ContributionError where no honest peer can have written `data`, which has the right length."""
+        """Parse `data` of the right length. Raises ContributionError if no honest peer can have made it."""
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
-        """As `read`, of which nothing is wanted: a payload may be megabytes."""
+        """Validate like `read`, without building the values: a payload may be megabytes."""
 
 
 def bytes_of(code: Code, chunks: int, width: int) -> int:
-    """Exact length of what is written of so many chunks of `width` numbers."""
+    """Return the exact number of bytes of encoded `chunks` chunks of `width` numbers."""
     return code.head * chunks + packed_bytes(chunks, code.bits(width))
 
 
 def cut(code: Code, data: memoryview, chunks: int, width: int, rows: slice) -> memoryview:
-    """Of what is written of so many chunks what some say, as if it were said of no others. The first of them
-    has a multiple of eight before it, so that its bits begin a byte."""
+    """Return the encoding of some of the chunks on their own. The first chunk's number is a multiple of
+    eight, so that its bits start at a byte."""
     bits, bodies = code.bits(width), data[code.head * chunks :]
     heads = data[code.head * rows.start : code.head * rows.stop]
     return memoryview(bytes(heads) + bodies[rows.start * bits // 8 : packed_bytes(rows.stop, bits)])
 
 
 def joined(code: Code, written: Sequence[tuple[int, bytes]]) -> bytes:
-    """The other way: of chunks of one plane, so many each time, all but the last a multiple of eight."""
+    """Join the encodings of consecutive chunks of one plane, the inverse of `cut`. All but the last encoding
+    have a multiple of eight chunks."""
     heads = b"".join(data[: code.head * chunks] for chunks, data in written)
     return heads + b"".join(data[code.head * chunks :] for chunks, data in written)
 
 
 def sum_of(contributions: Sequence[Moves]) -> Tensor:
-    """int32 [C, M]: the sum of moves no louder than the set lets them be. At least one."""
+    """Return int32 [C, M]: the clipped sum of at least one delta."""
     loudest_SC1 = torch.stack([moves.loudest() for moves in contributions])
     most_C1 = LOUDER * loudest_SC1.sort(dim=0).values[(len(contributions) - 1) // 2]
-    # Of a set of equals hardly anybody is that loud, and a clamp is as dear as the sum.
-    heard = (
+    # In a set of equals clipping is rarely needed, and a clamp costs as much as the sum.
+    clipped = (
         moves.units().clamp(-most_C1, most_C1) if (loudest_C1 > most_C1).any() else moves.units()
         for moves, loudest_C1 in zip(contributions, loudest_SC1, strict=True)
     )
-    sum_CM = next(heard)
-    for units_CM in heard:
+    sum_CM = next(clipped)
+    for units_CM in clipped:
         sum_CM += units_CM
     return sum_CM

@@ -1,4 +1,4 @@
-"""A power of two for each chunk, a byte each, before what is told of its numbers.
+"""Encode a power of two for each chunk in one byte.
 
 Shapes: C chunks.
 """
@@ -18,7 +18,7 @@ def written(exponents_C1: Tensor) -> bytes:
 
 
 def read(data: memoryview, chunks: int, largest: int) -> NDArray[np.uint8]:
-    """[C], from the beginning of `data`. ContributionError."""
+    """Return uint8 [C] from the start of `data`. Raises ContributionError for an exponent above `largest`."""
     exponents_C = np.frombuffer(data, np.uint8, chunks)
     if exponents_C.max(initial=0) > largest:
         raise ContributionError(f"an exponent of {exponents_C.max()}, above {largest}")
@@ -26,5 +26,5 @@ def read(data: memoryview, chunks: int, largest: int) -> NDArray[np.uint8]:
 
 
 def tensor_of(exponents_C: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """int32 [C, 1]."""
+    """Return int32 [C, 1]."""
     return torch.from_numpy(exponents_C.astype(np.int32))[:, None].to(device)

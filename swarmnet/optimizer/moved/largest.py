@@ -1,9 +1,9 @@
-"""The largest of each chunk alone, two bits each: a sign, and which of two sizes that the chunk has.
+"""Delta codec of SparseLoCo (arXiv:2508.15706): only the largest numbers of each chunk, with two bits each.
 
-SparseLoCo's (arXiv:2508.15706). The sizes are the mean of those above the mean and of those below it, four
-bytes each.
+The bits are a sign, and which of two sizes of the chunk applies. The sizes are the mean of the magnitudes
+above their mean and of those below it, four bytes each.
 
-Shapes: C chunks, M numbers of a chunk that a round speaks of, K told of them, B bits of a chunk's code.
+Shapes: C chunks, M numbers of a chunk that a round covers, K of them that are sent, B bits of a chunk's code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD = SIZES * SIZE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`Moves` of few numbers."""
+    """A sparse delta."""
 
     width: int
     indices: Tensor
@@ -38,7 +38,7 @@ class Chosen:
     is_large: Tensor
     """bool [C, K]."""
     sizes: Tensor
-    """int32 [C, 2]: the small and the large one, in units."""
+    """int32 [C, 2]: the small and the large size, in units."""
 
     def loudest(self) -> Tensor:
         return self.sizes[:, 1:]
@@ -63,7 +63,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """`Code`, sparse."""
+    """The sparse codec."""
 
     kept_of_4096: int
     head: int = field(default=HEAD, init=False)
@@ -81,7 +81,7 @@ class Largest:
         sizes_CK = values_CK.abs()
         large_CK = sizes_CK > sizes_CK.mean(dim=1, keepdim=True)
         small_C = _mean_of(sizes_CK, ~large_CK)
-        # Where all are of one size none is above the mean: then that is the large one, too.
+        # If all have one size, none is above the mean; that size is then also the large one.
         large_C = torch.where(large_CK.any(dim=1), _mean_of(sizes_CK, large_CK), small_C)
         sizes_C2 = torch.stack([small_C, large_C.maximum(small_C)], dim=1).round().clamp(max=LARGEST)
         return Chosen(moved_CM.shape[1], indices_CK, values_CK < 0, large_CK, sizes_C2.to(torch.int32))
@@ -108,5 +108,5 @@ class Largest:
 
 
 def _mean_of(sizes_CK: Tensor, which_CK: Tensor) -> Tensor:
-    """[C]: of those of each chunk; 0 of none."""
+    """Return [C]: the mean of the selected sizes of each chunk; 0 if there are none."""
     return (sizes_CK * which_CK).sum(dim=1) / which_CK.sum(dim=1).clamp(min=1)

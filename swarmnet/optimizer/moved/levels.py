@@ -1,6 +1,6 @@
-"""Eight bits a number: whole multiples, from -127 to 127, of a power of two that each chunk has.
+"""Delta codec with eight bits per number: multiples, -127 to 127, of a power of two for each chunk.
 
-Shapes: C chunks, M numbers of a chunk that a round speaks of.
+Shapes: C chunks, M numbers of a chunk that a round covers.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from swarmnet.optimizer.moved import exponents
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
 
 MOST = 127
-"""-128 says nothing: every number has one form."""
+"""-128 is invalid, so that every number has one form."""
 LARGEST_STEP = LARGEST_EXPONENT - 7
 """Exponent of the largest step: 127 of them are less than LARGEST."""
 
 
 @dataclass(frozen=True, slots=True)
 class Multiples:
-    """`Moves` in whole steps."""
+    """A delta in whole steps."""
 
     levels: Tensor
     """int8 [C, M]: -127 to 127."""
     exponents: Tensor
-    """int32 [C, 1]: of 2, in units: a step."""
+    """Exponents of the steps, as powers of 2 in units: int32 [C, 1]."""
 
     def loudest(self) -> Tensor:
         return self.levels.to(torch.int32).abs().amax(dim=1, keepdim=True) << self.exponents
@@ -45,7 +45,7 @@ class Multiples:
 
 
 class Levels:
-    """`Code`, 8-bit."""
+    """The 8-bit codec."""
 
     head = 1
 
@@ -53,7 +53,7 @@ class Levels:
         return 8 * width
 
     def say(self, moved_CM: Tensor, draw: Draw) -> Multiples:
-        """The smallest step with which the largest number of a chunk is within reach."""
+        """Quantize with the smallest step that covers the largest number of a chunk."""
         units_CM = moved_CM / UNIT
         largest_C1 = units_CM.abs().amax(dim=1, keepdim=True)
         steps_C1 = (largest_C1 / MOST).clamp(min=1.0).log2().ceil().to(torch.int32).clamp(max=LARGEST_STEP)

@@ -1,9 +1,9 @@
-"""What a round's contributions come to, in as few bits as hold it exactly: several rounds are open at a time.
+"""Store the sum of a round's contributions exactly in few bits, because several rounds are open at a time.
 
-Most peers say a chunk's numbers as small integers times a power of two. So their sum is a small integer times
-a power of two, and most sums of a byte or two each are exact.
+Most peers send a chunk's numbers as small integers times a power of two. Their sum is then a small integer
+times a power of two, and one or two bytes per number are usually exact.
 
-Shapes: C chunks of a plane, M numbers of a chunk that a round speaks of.
+Shapes: C chunks of a plane, M numbers of a chunk that a round covers.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ NUMBERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 EXACT = {torch.float32: 24, torch.float64: 53}
-"""All integers of so many bits are numbers of this kind."""
+"""All integers of this many bits are exact in this dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of some chunks."""
+    """The sums of some chunks."""
 
     numbers: Tensor
-    """[C, M]: of the least kind of integer that holds them."""
+    """[C, M], in the smallest integer dtype that holds them."""
     shifts: Tensor
-    """int32 [C, 1]: a sum is its number times two to this."""
+    """int32 [C, 1]: a sum is its number times two to this power."""
     counts: Tensor | int
-    """Of how many each is, int64 [C, 1], or all."""
+    """Number of contributions of each chunk, int64 [C, 1], or of all."""
     kind: torch.dtype
-    """In which means are found exactly."""
+    """The dtype in which means are exact."""
 
     def means(self) -> Tensor:
-        """int32 [C, M]: halves upwards.
-
-        In floating numbers, of which a processor divides several at once. With n the count, 2 * sum + n is
-        exact; where its quotient by 2n is no integer it is at least 1 / 2n away from one, and it is rounded
-        by less than that, for it is less than 2**24 / 2n, or 2**53 / 2n."""
+        """Return the means, int32 [C, M], halves rounded upwards. Floating point is used because a processor
+        divides several of its numbers at once. With n the count, 2 * sum + n is exact. If its quotient by 2n
+        is no integer, it differs from one by at least 1 / 2n. The rounding error is less than that, because
+        the quotient is less than 2**24 / 2n, or 2**53 / 2n."""
         if isinstance(self.counts, int) and self.counts == 1:
             return self.numbers.to(torch.int32) << self.shifts
         two_C1 = (torch.ones_like(self.shifts, dtype=torch.int64) << (self.shifts + 1)).to(self.kind)
@@ -47,8 +46,8 @@ class Sums:
 
 
 def packed(sum_CM: Tensor, counts: Tensor | int) -> Sums:
-    """Of int32 or int64 sums. `counts`: of how many each is, int64 [C, 1], or all; at least one."""
-    bits_CM = sum_CM  # All that any has.
+    """Pack int32 or int64 sums of `counts` contributions: int64 [C, 1], or one number for all chunks."""
+    bits_CM = sum_CM  # The bits that are set in any number of a chunk.
     while bits_CM.shape[1] > 1:
         half = -(-bits_CM.shape[1] // 2)
         bits_CM = bits_CM[:, :half] | bits_CM[:, -half:]

@@ -1,8 +1,9 @@
-"""Four bits a number: its sign and a power of two, or nothing. E3M0, as Streaming DiLoCo sends its moves.
+"""Delta codec E3M0, as in Streaming DiLoCo (arXiv:2501.18512): four bits per number, a sign and a power of
+two.
 
-(arXiv:2501.18512. The paper names no scale: here each chunk has its own, a power of two.)
+A number may also be zero. The paper names no scale; here each chunk has its own, a power of two.
 
-Shapes: C chunks, M numbers of a chunk that a round speaks of.
+Shapes: C chunks, M numbers of a chunk that a round covers.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from swarmnet.optimizer.moved import exponents
 from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
 
 POWERS = 7
-"""Of three bits, beside nothing."""
+"""Number of powers in three bits, without zero."""
 SIGN = 8
 """The fourth bit."""
 LARGEST_SMALLEST = LARGEST_EXPONENT - POWERS + 1
-"""The largest exponent of the smallest power that a chunk has."""
+"""Largest exponent of the smallest power that a chunk has."""
 MIDDLE = 4 / 3
 """A number is rounded up to the next power from the middle between two on, which is three quarters of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignedPowers:
-    """`Moves` that are powers of two, or nothing."""
+    """A delta of powers of two and zeros."""
 
     codes: Tensor
-    """uint8 [C, M]: 0 nothing, 1 to 7 a power and its six followers; SIGN besides: negative."""
+    """uint8 [C, M]: 0 is zero, 1 to 7 a power and its six successors; SIGN marks a negative number."""
     exponents: Tensor
-    """int32 [C, 1]: of 2, in units: the smallest power."""
+    """Exponents of the smallest powers, in units: int32 [C, 1]."""
 
     def loudest(self) -> Tensor:
         return self._sizes().amax(dim=1, keepdim=True)
@@ -58,7 +59,7 @@ class SignedPowers:
 
 
 class Powers:
-    """`Code`, 4-bit."""
+    """The 4-bit codec."""
 
     head = 1
 
@@ -66,7 +67,7 @@ class Powers:
         return 4 * width
 
     def say(self, moved_CM: Tensor, draw: Draw) -> SignedPowers:
-        """The nearest powers; what is nearer to nothing than to the smallest is nothing."""
+        """Quantize to the nearest powers. Numbers nearer to zero than to the smallest power become zero."""
         scaled_CM = moved_CM * (MIDDLE / UNIT)
         powers_CM = scaled_CM.abs().clamp(min=2.0**-9).log2().floor()
         smallest_C1 = powers_CM.amax(dim=1, keepdim=True) - (POWERS - 1)
@@ -88,7 +89,7 @@ class Powers:
 
 
 def nibbles_written(codes: NDArray[np.uint8]) -> bytes:
-    """Two a byte, the first in the lower half; zero after the last."""
+    """Pack two codes per byte, the first in the lower half, with zero after the last."""
     flat = codes.reshape(-1)
     if len(flat) % 2:
         flat = np.append(flat, np.uint8(0))
@@ -96,7 +97,7 @@ def nibbles_written(codes: NDArray[np.uint8]) -> bytes:
 
 
 def nibbles_read(data: memoryview, count: int) -> NDArray[np.uint8]:
-    """[count]; ContributionError where there is something after the last."""
+    """Return the codes, uint8 [count]. Raises ContributionError if the spare bits are not zero."""
     packed = np.frombuffer(data, np.uint8)
     codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
     if codes[count:].any():

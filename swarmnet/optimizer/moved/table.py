@@ -1,4 +1,4 @@
-"""Which class each way to tell numbers is."""
+"""Select the delta codec that a run configures."""
 
 from __future__ import annotations
 
