@@ -1,1 +1,2 @@
-"""A group's rounds: whose contributions count, when a set is settled, and what forks come to."""
+"""The rounds of a group: whose contributions have weight, when a set is settled, and how a fork is
+resolved."""
