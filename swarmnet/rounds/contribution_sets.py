@@ -29,7 +29,7 @@ def kept_rounds(rules: Rounds) -> int:
 
 @dataclass(slots=True)
 class RoundSet:
-    """The set of contributions of one round, and its state at this peer. Times are infinite until the event
+    """The set of contributions of one round, and its state here. A time is infinite until its event
     happens."""
 
     held: dict[PeerId, Reference] = field(default_factory=dict)
@@ -98,8 +98,8 @@ def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[
 
 
 def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
-    """Return whether each set with a contribution of `me` is also held by some neighbour. `told`: the
-    neighbours' sets."""
+    """Return whether each set with a contribution of `me` is also held by a neighbour. The third argument
+    lists the neighbours' sets."""
     mine = {number: state.digest for number, state in rounds.items() if me in state.held}
     return all(any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
 
@@ -134,7 +134,7 @@ class NeighbourView:
     relation: Relation = "unknown"
     forked_since: float = float("inf")
     fork: Fork | None = None
-    """Where its branch forks from this peer's, once that is known."""
+    """First round in which its branch differs from this peer's, once that is known."""
     links: dict[int, bytes] = field(default_factory=dict)
     """The chain values that it reported last, by round."""
     differs_since: dict[int, float] = field(default_factory=dict)

@@ -296,8 +296,8 @@ class AddContribution:
 
 @dataclass(frozen=True, slots=True)
 class RemoveContribution:
-    """Remove a peer's contribution from the round's set, because the group has settled without it or because
-    a smaller id of the same peer replaces it (`AddContribution` follows)."""
+    """Remove a peer's contribution from the round's set. Either the group has settled without it, or a
+    smaller id of the same peer replaces it (`AddContribution` follows)."""
 
     round: int
     peer: PeerId
@@ -365,8 +365,8 @@ class SendChain:
 
 @dataclass(frozen=True, slots=True)
 class AskChain:
-    """Request the settled sets up to round `last`. They are needed to find a fork that lies before the sets
-    in Progress, or for a draw of reducers that depends on a round before the fetched state."""
+    """Request the settled sets up to round `last`. They show where branches fork if that lies before the sets
+    in Progress. A draw of reducers may also depend on a round before the fetched state."""
 
     peer: PeerId
     last: int

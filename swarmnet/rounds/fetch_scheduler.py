@@ -29,7 +29,7 @@ with the fastest links sent 2.3 times as much as they received (32 peers, measur
 MOST_PULLS = 4096
 """Downloads at a time. Ids cost a dishonest peer nothing, so their number needs a bound."""
 MOST_OF_ONE = MOST_PULLS // 4
-"""Downloads at a time that only one, always the same neighbour has named. It must not crowd out the
+"""Downloads at a time that only one, always the same neighbour has named. It must not displace those of
 others."""
 
 
@@ -57,7 +57,7 @@ class _Pull:
 
 class Pulls:
     """The downloads of contributions of all open rounds. The caller updates `fair_share` as the group
-    changes: how many contributions of a round a neighbour is asked for before this peer waits for other
+    changes. A neighbour is asked for `fair_share` contributions of a round before this peer waits for other
     holders."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Pulls:
                 if pull.asks:
                     pull.holders.append(pull.holders.pop(0))
                     self._doubt(pull, doubted=len(pull.holders) == 1)
-                first = pull.holders[0] if pull.asks else self._least_asked(pull)
+                first = pull.holders[0] if pull.asks else self._least_requested_holder(pull)
                 self._ask(pull, first, now)
                 wants.append(Want(first, (identity,)))
         self._due = min((pull.due for pull in self._pulls.values()), default=float("inf"))
@@ -158,7 +158,7 @@ class Pulls:
         """Return when the next download is due."""
         return self._due
 
-    def _least_asked(self, pull: _Pull) -> PeerId:
+    def _least_requested_holder(self, pull: _Pull) -> PeerId:
         return min(pull.holders, key=lambda holder: self._asked[pull.reference.round, holder])
 
     def _ask(self, pull: _Pull, holder: PeerId, now: float) -> None:

@@ -29,8 +29,8 @@ AHEAD_ROUNDS = 16
 """A lead that two halves of a group do not gain over each other in the second that healing takes."""
 DIGEST_BYTES = 12
 """Length of the digests of sets and of chain values. With 8 bytes, a peer that makes contributions at will
-finds two sets with one digest after 2^32 tries, within a round. 2^48 tries are hours of a GPU. With 16 bytes,
-`KEPT_LINKS` rounds would not fit into one message."""
+finds two sets with one digest after 2^32 tries, within a round. The 2^48 tries for 12 bytes are hours of a
+GPU. With 16 bytes, `KEPT_LINKS` rounds would not fit into one message."""
 START = b"\0" * DIGEST_BYTES
 """The chain value before the first round."""
 

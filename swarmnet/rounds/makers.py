@@ -3,7 +3,8 @@
 Keys are free, and contributors sign their own contributions. One link could therefore bring the votes of any
 number of keys (a Sybil attack). A contributor has weight if it belongs to the group (`Membership.is_member`)
 and the run's owner has not banned it. A contribution that half of the peers in sight hold has weight in any
-case: the group has decided, and a peer that rejected it would only fork. Part of `GroupRounds`, without IO.
+case. The group has then decided, and a peer that rejected it would only fork. Part of `GroupRounds`, without
+IO.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ at 89 bytes each. Sums of votes are int16, which allows far more (optimizer/sign
 MOST_WAITING = 1024
 """Contributions that wait until their contributors are known: 8 rounds of a group of 128."""
 MOST_OF_ONE = MOST_WAITING // 4
-"""Waiting contributions that only one, always the same neighbour has named. It must not crowd out the
+"""Waiting contributions that only one, always the same neighbour has named. It must not displace those of
 others."""
 LOOK_SECONDS = 0.25
 """How often waiting contributions are checked again: half of what an announcement takes over three hops."""
@@ -73,7 +74,8 @@ class Makers:
 
 
 class Decided:
-    """Contributions to open rounds that half of the group holds. They have weight whoever made them."""
+    """Contributions to open rounds that half of the group holds. They have weight even if their contributor
+    has none."""
 
     def __init__(self) -> None:
         self._makers: dict[int, dict[ContributionId, PeerId]] = {}

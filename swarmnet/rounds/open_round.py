@@ -14,7 +14,7 @@ from swarmnet.run.manifest import Rounds
 
 
 class CurrentRound:
-    """The round that accumulates gradients. Times are in seconds on the caller's clock.
+    """The round that accumulates gradients. All times are in seconds on the caller's clock.
 
     `number` is the round and `tokens` what was committed here for it. `peers` is the known size of the group,
     this peer included. `all_in_sight` is true if this peer is linked to the whole group."""
@@ -41,8 +41,8 @@ class CurrentRound:
         """Return the tokens that the group has for this round. If not all peers are linked here, the tokens
         of the linked ones are scaled up to the group.
 
-        Reported token counts are unverified, so no neighbour counts for more than half of a round. That is
-        enough for idle peers to follow it, and not enough to close a round for the others."""
+        Reported token counts are unverified, so no neighbour counts for more than half of a round. Idle peers
+        follow half a round, but it cannot close a round for the others."""
         most = -(-self.rules.target_tokens // 2)
         if not self.all_in_sight:
             most = -(-most * (1 + len(self._allies)) // self.peers)

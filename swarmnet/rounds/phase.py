@@ -14,10 +14,11 @@ def phase_of(rounds: GroupRounds) -> Phase:
     """Return the phase of the oldest round that is not applied here. Rounds overlap: while that round waits
     for contributions, the next one accumulates gradients.
 
-    "catching_up": the group has settled the round, but it is not applied here. "contributing": this peer's
-    own contribution is being computed. "waiting": contributions of other peers are missing. "settling": the
-    round accumulates gradients, and it cannot close before older rounds settle. "gathering": the round
-    accumulates gradients."""
+    - "catching_up": The group has settled the round, but it is not applied here.
+    - "contributing": This peer's own contribution is being computed.
+    - "waiting": Contributions of other peers are missing.
+    - "settling": The round accumulates gradients, and it cannot close before older rounds settle.
+    - "gathering": The round accumulates gradients."""
     oldest = rounds.applied + 1
     if not rounds.in_step:
         return "catching_up"

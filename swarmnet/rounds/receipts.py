@@ -16,8 +16,8 @@ from swarmnet.identifiers import PeerId
 SIGNERS_KEPT = 4
 """Receipts kept for each block. A number of contributions is accepted if half of them confirm it."""
 BLOCKS_KEPT = 4096
-"""Blocks kept one by one: a week at 16 rounds a block and 10 s a round, at most 7 MB and 2 s of verifying.
-Older blocks are kept as a sum only."""
+"""Blocks kept one by one. At 16 rounds a block and 10 s a round they are a week, at most 7 MB and 2 s of
+verifying. Older blocks are kept as a sum only."""
 BLOCKS_BACK = 2
 """Receipts are accepted for the newest block with own contributions and this many before it. A signer ends a
 block within some rounds of the contributor. A new link takes seconds, and a block minutes."""
