@@ -148,7 +148,7 @@ class Pulls:
                 if pull.asks:
                     pull.holders.append(pull.holders.pop(0))
                     self._doubt(pull, doubted=len(pull.holders) == 1)
-                first = pull.holders[0] if pull.asks else self._least_requested_holder(pull)
+                first = pull.holders[0] if pull.asks else self._next_holder(pull)
                 self._ask(pull, first, now)
                 wants.append(Want(first, (identity,)))
         self._due = min((pull.due for pull in self._pulls.values()), default=float("inf"))
@@ -158,7 +158,7 @@ class Pulls:
         """Return when the next download is due."""
         return self._due
 
-    def _least_requested_holder(self, pull: _Pull) -> PeerId:
+    def _next_holder(self, pull: _Pull) -> PeerId:
         return min(pull.holders, key=lambda holder: self._asked[pull.reference.round, holder])
 
     def _ask(self, pull: _Pull, holder: PeerId, now: float) -> None:
