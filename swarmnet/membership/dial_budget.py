@@ -16,8 +16,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import range_of
 
 BURST_ADDRESSES = 128
-"""Addresses that may be dialled at once. A newcomer in a large swarm wants up to 74 links, most with one or
-two addresses: 10 in its group and 32 in each adjacent stage."""
+"""Addresses that may be dialled at once. A newcomer wants up to 74 links, most with one or two addresses: ten
+of them are in its group and 32 in each adjacent stage."""
 ADDRESSES_PER_MINUTE = 10
 """Refill rate after that. Without it, records could make a peer dial 5,000 addresses in two minutes, like a
 scanner (measured)."""
