@@ -1,5 +1,4 @@
-"""Identifiers that messages carry. They are distinct types, so that a type checker notices when two are
-swapped."""
+"""Identifiers that messages carry. They are distinct types, so that a type checker notices swaps."""
 
 from __future__ import annotations
 
@@ -16,13 +15,11 @@ RUN_DIGITS = 16
 `swarmnet join` needs no more of them on a machine that took part in the run before."""
 
 ContributionId = NewType("ContributionId", bytes)
-"""The first 16 bytes of SHA-256 over a contribution's signed statement. It names one contribution of one
-peer."""
+"""The first 16 bytes of SHA-256 over a contribution's signed statement. It names one contribution."""
 
 
 class MicrobatchId(NamedTuple):
-    """Names one microbatch: the peer that started it, and that peer's counter (from 0, never reused in a
-    run)."""
+    """Names one microbatch: the peer that started it, and its counter (from 0, never reused in a run)."""
 
     origin: PeerId
     counter: int

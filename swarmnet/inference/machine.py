@@ -26,8 +26,7 @@ from swarmnet.routing.cheapest_path import onward
 from swarmnet.run.path_rules import Header, Rules, begin, needs_swap, visit
 
 ASKED_AT_ONCE = 4
-"""Requests of one client at one peer, on both sides: one computes, two are on their way there and back, and
-one waits."""
+"""Requests of one client at one peer: one computes, two are on their way there and back, and one waits."""
 MOST_SEQUENCES = 8
 """Sequences whose next token one request may ask for: the logits of each have the size of the vocabulary."""
 BUSY, NOT_READY, NO_ROUND, WRONG_STAGE = "busy", "not_ready", "no_round", "wrong_stage"
@@ -39,19 +38,16 @@ PASSING = {BUSY: 0.2, NOT_READY: 1.0}
 MOST_REFUSALS = 3
 """A request is given up when this many peers refuse it as impossible."""
 FIRST_DEADLINE_SECONDS = 15.0
-"""Deadline before any response has come. p2pd needs 5 s for a silent address, and a peer may have to load its
-weights."""
+"""Deadline of the first attempts. p2pd needs 5 s for a silent address, and a peer may load its weights."""
 DEADLINE_FACTOR = 4.0
 """Ratio of the deadline to a stage's mean response time."""
 LEAST_DEADLINE_SECONDS, MOST_DEADLINE_SECONDS = 2.0, 30.0
 SMOOTHING = 0.2
 """Weight of a new response time in the moving average."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.5, 8.0
-"""Pause after a failure, which doubles with each in a row, and its bound. membership/machine.py uses the same
-for dials."""
+"""Pause after a failure, doubled with each in a row, and its bound: as for dials (membership/machine.py)."""
 GONE_FAILURES = 2
-"""Failures in a row after which a peer counts as gone during its pause. A single one may be a lost
-message."""
+"""Failures in a row after which a peer counts as gone during its pause. One may be a lost message."""
 LEAVE_OUT_SECONDS = 5.0
 """How long a stage may have no peer before requests skip it. A peer that restarts takes about as long."""
 
@@ -111,14 +107,11 @@ class _Holder:
     rest_until: float = float("-inf")
 
     def gone(self, now: float) -> bool:
-        """Return whether the peer counts as gone."""
         return self.failures >= GONE_FAILURES and now < self.rest_until
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that is on its way through the stages."""
-
     pins: Pins
     done: Header | None = None
     """The header after the last stage that has answered; None: none has."""
@@ -249,8 +242,7 @@ class Requests:
     # -- what follows ---------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[Effect]:
-        """Send an attempt for every request that waits and can continue. Reports the missing stages if they
-        changed."""
+        """Send an attempt for every request that can continue. Reports the missing stages if they changed."""
         self._now = now
         self._count_empty(now)
         effects: list[Effect] = []
@@ -293,8 +285,7 @@ class Requests:
         return (straight[0], ()) if straight else (None, way.missing)
 
     def _choose(self, stage: int, without: set[PeerId], now: float) -> PeerId | None:
-        """Return the least loaded peer of a stage that may be asked, at random among equals; None if there is
-        none."""
+        """Return the least loaded peer of a stage that may be asked, at random among equals; None if none."""
         free = [
             (holder.failures, holder.in_flight, self.chance.random(), peer)
             for peer, holder in self._holders.items()
@@ -304,7 +295,6 @@ class Requests:
         return min(free)[-1] if free else None
 
     def _ask(self, key: int, request: _Request, target: Header, peer: PeerId, now: float) -> Ask:
-        """Begin an attempt at a peer."""
         stage = target.visited[-1]
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now

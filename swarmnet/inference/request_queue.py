@@ -39,8 +39,6 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Generic[Item]):
-    """A waiting request."""
-
     client: Client
     item: Item
     size: int
@@ -120,8 +118,7 @@ class RequestQueue(Generic[Item]):
         """Return the request that must give way to one of `client`; None if none must.
 
         It is the newest of the range with most requests, if the client's range has fewer, this one included.
-        Otherwise it is the newest of the client with most requests in the client's own range, by the same
-        condition."""
+        Otherwise it is the newest of the client with most requests in that range, by the same condition."""
         others = [each for each in kept if not each.client.is_first]
         if not others:
             return None

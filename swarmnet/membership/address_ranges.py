@@ -2,8 +2,7 @@
 
 Keys and ports are free, IP ranges are not: a peer with many keys rarely has many ranges. Limits therefore
 apply per range. The addresses in a record are unverified, so a peer does not dial those that only it can
-reach. These are addresses of its own machine, and of private networks behind its router (server-side request
-forgery).
+reach. These are addresses of its own machine, and private ones behind its router (request forgery).
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from functools import lru_cache
 
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 RANGE_BITS = {4: 24, 6: 48}
-"""Prefix length of a range, by IP version: the least that one customer gets (RFC 6177 for IPv6; BEP 42 and
-go-ethereum count IPv4 alike)."""
+"""Prefix length of a range by IP version: what one customer gets at least (RFC 6177, BEP 42, go-ethereum)."""
 PRIVATE_BLOCKS = tuple(map(ipaddress.ip_network, (
     "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7",
 )))  # fmt: skip
@@ -25,8 +23,7 @@ cluster spreads its machines over the whole block, so no smaller part of it iden
 
 
 NAT64, NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48")
-"""NAT64 prefixes: RFC 6052, whose last 32 bits are an IPv4 address, and RFC 8215, which is local to one
-network."""
+"""NAT64 prefixes: RFC 6052, whose last 32 bits are an IPv4 address, and RFC 8215, local to a network."""
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,9}|0[0-7]{0,11}")
 MEMORY = "memory"
 """Protocol of addresses inside one process (protocols/memory)."""
@@ -46,8 +43,7 @@ def ip_of(text: str) -> IP | None:
 def host_ip(host: str) -> IP | None:
     """Return the IP address that a resolver makes of a host without a query; None if it is a name.
 
-    Besides what `ip_of` parses, these are the IPv4 forms of inet_aton(3) (127.1, 2130706433, 0x7f.1,
-    0177.0.0.1)."""
+    It parses what `ip_of` does and IPv4 as in inet_aton(3) (127.1, 2130706433, 0x7f.1, 0177.0.0.1)."""
     host = host.rstrip(".").strip("[]")
     parts = host.split(".")
     if ip := ip_of(host):
@@ -62,8 +58,7 @@ def host_ip(host: str) -> IP | None:
 
 
 def is_public(ip: IP) -> bool:
-    """Return whether an address belongs to one host of the open internet. Requires an address that `ip_of`
-    returned."""
+    """Return whether an address, as `ip_of` returned it, belongs to one host of the open internet."""
     if not ip.is_global or ip.is_multicast:
         return False
     return isinstance(ip, ipaddress.IPv4Address) or not (ip.is_site_local or ip in NAT64_LOCAL)
@@ -72,8 +67,7 @@ def is_public(ip: IP) -> bool:
 def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address to which packets for this IPv6 address go; None if there is none.
 
-    Such addresses are mapped (RFC 4291), 6to4 (RFC 3056), NAT64, ISATAP (RFC 5214) or compatible (::/96,
-    obsolete)."""
+    The kinds are mapped (RFC 4291), 6to4 (RFC 3056), NAT64, ISATAP (RFC 5214), compatible (::/96)."""
     if found := ip.ipv4_mapped or ip.sixtofour:
         return found
     number = int(ip)
@@ -85,8 +79,7 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 def range_of(address: str) -> str:
-    """Return the /24 or /48 of a multiaddr's first IP (the relay's for a circuit), or its first protocol and
-    name."""
+    """Return the /24 or /48 of a multiaddr's first IP (a relay's for a circuit), or its protocol and name."""
     kind, host = beginning(address)
     ip = _ip_at(kind, host)
     if ip is None:
@@ -106,9 +99,8 @@ def public_ranges(addresses: tuple[str, ...]) -> frozenset[str]:
 def dialable(addresses: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
     """Return those multiaddrs of a record that a peer may dial which is itself reached at `own`.
 
-    Names and public addresses are allowed. A private one is allowed in a block where this peer has an address
-    too, and a loopback one if this peer has no others. A resolved name must pass again
-    (protocols/daemon/names.py)."""
+    Names and public addresses are allowed. A private one is allowed in a block where this peer is too, and a
+    loopback one if it has no others. A resolved name must pass again (protocols/daemon/names.py)."""
     here = [ip for each in own if "/p2p-circuit" not in each and (ip := _ip_at(*beginning(each)))]
     return tuple(address for address in addresses if _leads_out(address, here))
 

@@ -5,8 +5,7 @@ not get into the directory. Or this peer reads another part of the directory tha
 single such peer may have its own problem, or fake a split. Half of the linked peers or more are suspicious.
 If a directory splits unevenly, the peers of its smaller part notice it.
 
-The reverse, a record of a peer that cannot be reached, proves nothing: records outlive peers, and firewalls
-exist.
+The reverse, a record of an unreachable peer, proves nothing: records outlive peers, and firewalls exist.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class DirectorySplit:
         """Number of lookups in a row without each linked peer."""
 
     def looked(self, linked: Collection[PeerId], found: Collection[PeerId]) -> None:
-        """Record an answered lookup. `linked`: peers that should be found; `found`: peers with a record that
-        has not expired."""
+        """Record an answered lookup. `linked`: peers that should be found; `found`: with a valid record."""
         self._missed = {peer: 0 if peer in found else self._missed.get(peer, 0) + 1 for peer in linked}
 
     @property

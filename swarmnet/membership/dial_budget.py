@@ -16,11 +16,10 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import range_of
 
 BURST_ADDRESSES = 128
-"""Addresses that may be dialled at once. A newcomer wants up to 74 links, most with one or two addresses: ten
-of them are in its group and 32 in each adjacent stage."""
+"""Addresses that may be dialled at once. A newcomer wants up to 74 links: ten in its group and 32 in each
+adjacent stage. Most peers have one or two addresses."""
 ADDRESSES_PER_MINUTE = 10
-"""Refill rate after that. Without it, records could make a peer dial 5,000 addresses in two minutes, like a
-scanner (measured)."""
+"""Refill rate. Without it, records can make a peer a scanner of 5,000 addresses in two minutes (measured)."""
 RANGE_FAILURES = 8
 """Failures in a row before an address range is paused. A house or cluster that has just been switched off
 leaves at most this many records."""
@@ -42,8 +41,7 @@ class DialBudget:
         """Range -> failures in a row, and the time of the last one."""
 
     def take(self, peer: PeerId, addresses: Sequence[str], now: float) -> bool:
-        """Return whether a stranger may be dialled now; if so, the dial is counted until `reached` or
-        `failed`."""
+        """Return whether a stranger may be dialled now, and count the dial until `reached` or `failed`."""
         if self._filled_at is not None:
             filled = self._left + (now - self._filled_at) * ADDRESSES_PER_MINUTE / 60.0
             self._left = min(float(BURST_ADDRESSES), filled)

@@ -2,8 +2,8 @@
 
 A handshake is free, while a link costs memory, heartbeats and gossip. The number of *guests* is therefore
 limited: peers that this one would not have chosen and of whose work nothing is known. When all places are
-taken, a newcomer replaces one of the address range with most guests. Sybils from one network then cannot keep
-other peers out.
+taken, a newcomer replaces one of the address range with most guests. Sybils of one network cannot keep others
+out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from collections.abc import Iterable
 from swarmnet.identifiers import PeerId
 
 MOST_GUESTS = 64
-"""Most guests: two stages of peers that chose this one (`MOST_ADJACENT`). A peer that has contributed needs
-no place."""
+"""Most guests: two stages of peers that chose this one (`MOST_ADJACENT`). Contributors need no place."""
 MOST_OF_RANGE = 16
 """Most guests of one public /24 or /48: a household or a rack."""
 
 
 class Guests:
-    """The guests of one peer, and how many of them each address range has."""
-
     def __init__(self) -> None:
         self._ranges: dict[PeerId, frozenset[str]] = {}
         self._count: Counter[str] = Counter()

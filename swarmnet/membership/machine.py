@@ -32,8 +32,7 @@ from swarmnet.membership.overlay import (
 BEAT_SECONDS = 1.0
 """Interval of heartbeats."""
 SILENT_SECONDS = 4.0
-"""A frozen peer is noticed after this time. The network itself needs 39 s or never notices (hivemind
-1.1.12)."""
+"""A frozen peer is noticed after this time. The network needs 39 s or never does (hivemind 1.1.12)."""
 FIRST_REDIAL_SECONDS = 0.5
 LONGEST_REDIAL_SECONDS = 8.0
 """Longest pause before a lost peer is dialled again. libp2p's own dial back-off grows with attempts, so
@@ -45,8 +44,7 @@ MOST_ADJACENT = 32
 GONE_FAILURES = 2
 """Failed dials after which other peers replace a peer among the neighbours. Its record outlives it."""
 RELEASE_SECONDS = 10.0
-"""A link that neither side needs is kept this long. Records have settled by then, and messages under way have
-arrived."""
+"""A link that neither side needs is kept this long, until records settled and messages have arrived."""
 SEEK_SECONDS = 4.0
 """If no active peer of this group is linked for this long, other known peers are dialled: the present
 neighbours may be Sybils (eclipse attack). A group that is starting becomes active sooner."""
@@ -56,11 +54,9 @@ FEWEST_ON_RINGS = RINGS + 1
 """A group is large only if this many of its peers were reached. In groups of twelve or more, 95 of 100 peers
 have as many ring neighbours (counted). The same peer is often a neighbour on several rings."""
 MANY = 256
-"""Known peers beyond which choosing neighbours takes milliseconds, and no longer runs for every record that
-arrives."""
+"""Known peers beyond which choosing neighbours takes milliseconds, and not every record triggers it."""
 MOST_PEERS = 4096
-"""Most known peers, because keys are free. Beyond it, peers that are not linked are forgotten
-(`_make_room`)."""
+"""Most known peers, as keys are free. Beyond it, peers that are not linked are forgotten (`_make_room`)."""
 FORGOTTEN_AT_ONCE = MOST_PEERS // 16
 """Peers forgotten at a time, since finding many takes as long as finding one."""
 NO_RANGE = frozenset({""})
@@ -69,8 +65,7 @@ NO_RANGE = frozenset({""})
 
 @dataclass(slots=True)
 class Known:
-    """What is known of one other peer. `sequence` orders its records; `ready` is true if it takes part in its
-    stage."""
+    """What is known of another peer. `sequence` orders its records; `ready`: it takes part in its stage."""
 
     stage: int
     role: str
@@ -142,8 +137,7 @@ class Membership:
         self._former: dict[PeerId, float] = {}
         """Former members of the group, and when each was last heard."""
         self._left: dict[PeerId, int] = {}
-        """Sequence of the last record of peers that said Bye. The directory keeps such records for a
-        while."""
+        """Sequence of the last record of peers that said Bye, which the directory keeps for a while."""
         self._wanted: frozenset[PeerId] | None = None
         """The result of `wanted`; None when it must be computed again."""
         self._lost_since = float("inf")
@@ -199,7 +193,6 @@ class Membership:
         return True
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """Record that something was received from a peer."""
         known = self.peers.get(peer)
         if known is not None:
             known.heard_at = now
@@ -221,8 +214,8 @@ class Membership:
             known.round, known.service_seconds = round, service_seconds
 
     def keeps_us(self, peer: PeerId, keeps: bool) -> None:
-        """Record whether a peer keeps its link to this one. A peer that this one would not have chosen is a
-        guest until it has contributed."""
+        """Record whether a peer keeps its link to this one. One that was not chosen here is a guest until it
+        contributes."""
         known = self.peers.get(peer)
         if known is None:
             return
@@ -233,8 +226,7 @@ class Membership:
             self.guests.admit(peer, public_ranges(known.addresses))
 
     def worked(self, peers: Iterable[PeerId]) -> None:
-        """Record that these peers have contributed, which takes more than a key. Sybils displace neither them
-        nor their links."""
+        """Record that these peers have contributed. Sybils displace neither them nor their links."""
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.worked:
@@ -242,8 +234,7 @@ class Membership:
                 self.guests.left(peer)
 
     def dialing(self, peer: PeerId, now: bool) -> None:
-        """Record that a dial begins (`now` is true) or ends. There is at most one dial to a peer at a
-        time."""
+        """Record that a dial begins (`now` is true) or ends. A peer has at most one dial at a time."""
         if peer in self.peers:
             self.peers[peer].dialing = now
         if not now:
@@ -258,8 +249,7 @@ class Membership:
 
     def begin_dials(self, now: float) -> list[PeerId]:
         """Return the peers to dial now, and mark their dials as begun. Peers whose addresses are confirmed
-        come first, and strangers follow as far as the budget allows. Among strangers, those come first that a
-        reached peer vouches for."""
+        come first, and strangers follow as far as the budget allows, those with a voucher first."""
 
         def place(peer: PeerId) -> tuple[bool, bool, int]:
             known = self.peers[peer]
@@ -288,7 +278,6 @@ class Membership:
             self._seeks, self._wanted = seeks, None
 
     def linked(self, peer: PeerId, now: float) -> None:
-        """Record that a link to a peer was established."""
         known = self.peers[peer]
         self.budget.reached(peer)
         known.linked, known.reached, known.failures, known.heard_at = True, True, 0, now
@@ -296,8 +285,7 @@ class Membership:
         self._wanted = None
 
     def unlinked(self, peer: PeerId, now: float) -> None:
-        """Record that a dial failed, or that a link broke or fell silent. The pause before the next dial
-        grows."""
+        """Record that a dial failed, or a link broke or fell silent. The pause before the next dial grows."""
         self.budget.failed(peer, now)
         known = self.peers.get(peer)
         if known is None:
@@ -340,8 +328,7 @@ class Membership:
         """Return the estimated size of this group, this peer included, without peers that seem gone.
 
         If the group is not fully linked, its size is bounded by an estimate from the peers that were reached.
-        All members must compute the same number of hops from it, within one, or levels (rounds/settlement.py)
-        would not add up."""
+        Members must derive the same number of hops from it, within one, for levels (rounds/settlement.py)."""
         present = self._present(self.stage)
         if len(present) < FULL_GROUP:
             return 1 + len(present)
@@ -353,8 +340,7 @@ class Membership:
         """Return whether a peer belongs to this group, or did until recently.
 
         A member was reached in this stage, or it has a record of it and, in a run by invite, an invite. In an
-        open run a record alone is enough only in a group too large to be fully linked. Peers that were
-        reached show whether it is."""
+        open run a record alone is enough only if reached peers show a group too large to be fully linked."""
         known = self.peers.get(peer)
         if known is None or known.stage != self.stage:
             return peer in self._former
@@ -368,8 +354,8 @@ class Membership:
         stages.
 
         Neighbours are chosen four times: among all peers, among those with a voucher (`_vouched`), among
-        those that were reached, and among those that contributed. If all records are true and all links work,
-        the choices are the same."""
+        those that were reached, and among those that contributed. If records are true and links work, the
+        choices are equal."""
         if self._wanted is None:
             self._ring, wanted = frozenset(), self._reducers
             worked = self._has_worked
@@ -391,15 +377,13 @@ class Membership:
         return self._wanted
 
     def reduces(self, reducers: Iterable[PeerId]) -> None:
-        """Set the peers that reduce this peer's slices, now or soon. They are linked wherever they are on the
-        rings."""
+        """Set the peers that reduce this peer's slices, now or soon. They are linked in any case."""
         known = {peer for peer in reducers if peer in self.peers or peer == self.me}
         if known != self._reducers:
             self._reducers, self._wanted = frozenset(known), None
 
     def candidates(self) -> list[PeerId]:
-        """Return the peers of this group, without this one, that were reached or that a reached peer vouches
-        for."""
+        """Return the other peers of this group that were reached or that a reached peer vouches for."""
         return self._those(self.stage, self._vouched)
 
     def shares_rounds(self, peer: PeerId) -> bool:
@@ -431,8 +415,7 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Return whether this peer or the other one needs their link. A guest without a place does not keep
-        it."""
+        """Return whether this peer or the other one needs their link. Only guests with a place do."""
         known = self.peers.get(peer)
         if known is None or peer in self.wanted():
             return known is not None
@@ -524,9 +507,8 @@ class Membership:
         )
 
     def _make_room(self) -> bool:
-        """Forget some peers that are neither linked nor being dialled. Peers that have contributed or were
-        reached are forgotten last, and peers of the most crowded address ranges first (Sybils). Returns False
-        if there are none."""
+        """Forget some peers that are neither linked nor being dialled. Contributors and reached peers go
+        last, and peers of the most crowded address ranges first (Sybils). Returns False if there are none."""
         away = {peer: known for peer, known in self.peers.items() if not known.linked and not known.dialing}
         ranges = {peer: public_ranges(known.addresses) or NO_RANGE for peer, known in away.items()}
         crowds = Counter(each for of_peer in ranges.values() for each in of_peer)
@@ -542,8 +524,7 @@ class Membership:
         return True
 
     def records(self, most: int) -> list[bytes]:
-        """Return up to `most` records to send a newcomer, of peers that were reached; those heard last come
-        first."""
+        """Return up to `most` records of reached peers to send a newcomer; those heard last come first."""
         reached = (known for known in self.peers.values() if known.reached)
         newest = sorted(reached, key=lambda known: -known.heard_at)
         return [known.record for known in newest if known.record][:most]

@@ -22,11 +22,9 @@ FULL_GROUP = 2 * RINGS + 1
 """A group of at most this many peers is fully linked, which takes no more links than the rings."""
 GAP_TAKEN = RINGS
 """The group's size is estimated from the gap of this rank, counted from the smallest of the 2 * `RINGS` gaps
-to neighbours. A gap that is large because a neighbour is missing does no harm, nor one that is small by
-chance."""
+to neighbours. Gaps that are large for a missing neighbour, or small by chance, do no harm."""
 SIZE_SLACK = 2.0
-"""Factor on this estimate: 19 of 20 peers then allow for the whole group, for groups of 5 to 2,000
-(counted)."""
+"""Factor on this estimate: 19 of 20 peers then cover the whole group, of 5 to 2,000 peers (counted)."""
 
 
 RING = 2**64
@@ -41,8 +39,7 @@ def _positions(peer: PeerId) -> tuple[bytes, ...]:
 
 
 def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
-    """Return the peers of `group` that `me` keeps links to: all of a small group, at most 2 * `RINGS` of a
-    larger one."""
+    """Return the peers of `group` that `me` links to: all of a small group, at most 2 * `RINGS` otherwise."""
     others = [peer for peer in group if peer != me]
     if len(others) < FULL_GROUP:
         return frozenset(others)

@@ -14,13 +14,11 @@ MOST_STARTS = 64
 
 
 class OwnStart:
-    """The start of one process. All times are in microseconds of the swarm's time, like a record's
-    sequence."""
+    """The start of one process. All times are in microseconds of the swarm's time."""
 
     def __init__(self) -> None:
         self.number = 0
-        """Time of the start; 0 until the first record is signed, because the swarm's time is not known
-        before."""
+        """Time of the start; 0 until the first record is signed: the swarm's time is not known before."""
         self._newest: dict[int, int] = {}
         """Start of another process -> sequence of its newest record that was seen."""
 
@@ -35,8 +33,7 @@ class OwnStart:
         running.
 
         An earlier process is proven by a record that is newer than both this start and a record seen before.
-        A later process is proven by any record, because this process is still running. `now`: the swarm's
-        time in seconds."""
+        A later process is proven by any record, as this process is still running. `now` is in seconds."""
         if not self.number or started in (0, self.number):
             return "nothing"
         if started > self.number:

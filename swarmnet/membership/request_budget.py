@@ -1,8 +1,7 @@
 """Limits how often a peer answers the same request: a few times at once, since a link may be lost, and then
 rarely.
 
-It is the generic cell rate algorithm (ITU-T I.371) with one number per key. All times are in seconds on the
-caller's clock.
+It is the generic cell rate algorithm (ITU-T I.371) with one number per key. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ Key = TypeVar("Key", bound=Hashable)
 """Identifies the client and what it requests."""
 
 BURST = 4
-"""Answers at once, as for requests of slices (`audits.MOST_OF_RESULT`): a link may be lost twice, and the
-peer restarted."""
+"""Answers at once, as for slices (`audits.MOST_OF_RESULT`): a link may be lost twice and a peer restart."""
 
 
 class RequestBudget(Generic[Key]):
-    """The recent requests of each key."""
-
     def __init__(self, refill_seconds: float, burst: int = BURST) -> None:
         """Allow `burst` answers for each key, and then one more each `refill_seconds`."""
         self._refill_seconds, self._burst = refill_seconds, burst

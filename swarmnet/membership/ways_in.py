@@ -1,7 +1,6 @@
 """Decides when a running peer contacts its bootstraps again, so that newcomers still find it.
 
-A bootstrap that was away returns with an empty routing table. It learns of a peer only if that peer contacts
-it.
+A bootstrap returns with an empty routing table, and learns of a peer only if that peer contacts it.
 """
 
 from __future__ import annotations
@@ -14,18 +13,15 @@ from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
 
 FIRST_ASK_SECONDS = 5.0
-"""Delay of the first request: the shortest absence that issue 47 names. An earlier second request would find
-the same process dead."""
+"""Delay of the first request: the shortest absence to notice. An earlier one finds the process dead."""
 LONGEST_ASK_SECONDS = 15.0
 """Longest pause between requests to a peer that does not answer. A newcomer trains about 19 s after its start
-(measured, tests/soak/bootstrap_soak.py). If it has found no other peer until then, it begins a branch of its
-own."""
+(measured, tests/soak/bootstrap_soak.py). If it finds no other peer until then, it begins a branch."""
 STEADY_SECONDS = 30.0
 """Pause between requests to a peer that answers. It may have restarted since, with an empty table. Newcomers
 must find the swarm within 60 s of its return: with jitter this leaves 24 s to dial and join."""
 ASK_JITTER = 0.2
-"""Jitter as a fraction of each pause, as for dials in machine.py. Peers that lost a bootstrap together ask
-apart."""
+"""Jitter as a fraction of each pause, as for dials. Peers that lost a bootstrap together ask apart."""
 MOST_REMEMBERED = 8
 """Remembered peers that are contacted besides the bootstraps. One that answers is enough."""
 
@@ -87,7 +83,6 @@ class WaysIn:
         self._judge()
 
     def _judge(self) -> None:
-        """Update `lost`."""
         if not self._bootstraps and not self._table_is_empty:
             self.lost = False
             return

@@ -23,8 +23,7 @@ from swarmnet.placement.policy import (
 )
 
 STARVING_SECONDS = (1.0, 5.0)
-"""Delay before looking when an adjacent stage has no peer. It is drawn, so that not all peers that notice
-come at once."""
+"""Delay before looking when an adjacent stage has no peer, drawn so that not all peers come at once."""
 PATIENT_STARVING_SECONDS = (10.0, 20.0)
 """The same for a peer in its cool-down: announcements of others take 6 s and more. If no other peer moved,
 the swarm would stop until the cool-down is over (seen: 60 s)."""
@@ -224,8 +223,7 @@ class Mover:
         return [Go(self.intent.target)]
 
     def _rest(self, now: float, code: str) -> list[MoveEffect]:
-        """End the attempt to move, and look again after about a period. `code`: the reason if a move was
-        announced."""
+        """End the attempt to move, and look again after a period. `code`: reason if a move was announced."""
         announced, self.intent = self.intent, None
         next_look = now + self._period * self.chance.uniform(0.8, 1.2)
         self.phase, self._due = "resting", next_look

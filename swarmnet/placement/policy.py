@@ -33,20 +33,17 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Rules
 
 PERIOD_SECONDS_PER_PEER = 0.75
-"""Seconds between looks for each peer of the swarm. A look reads all records of the run; at 400 peers this
-gives the 300 s that SWARM recommends. Smaller swarms keep the looks per swarm, and the bytes per peer and
-second."""
+"""Seconds between looks for each peer of the swarm. A look reads all records of the run, so bytes per peer
+and second stay equal. At 400 peers this gives the 300 s of SWARM."""
 SHORTEST_PERIOD_SECONDS = 15.0
 LONGEST_PERIOD_SECONDS = 300.0
 TIE = 1.05
-"""Stages within this factor of the least capacity count as equally poor, because speeds scatter by as
-much."""
+"""Stages within this factor of the least capacity are equally poor, as speeds scatter by as much."""
 FRESH_SECONDS = 45.0
 """Age beyond which records are ignored. Peers sign one every 30 s, and it is listed for 120 s, mostly too
 long for a peer that died. Leaving out a peer that is a little late does less harm."""
 LEFT_BEHIND = 1e-6
-"""Capacity that must remain in the stage that a peer leaves, as a fraction of the peer's own: more than
-rounding, less than any peer."""
+"""Least capacity that must remain where a peer leaves, as a fraction of its own: just above rounding."""
 FASTEST = 16.0
 """Speeds count for at most this many times the median: more than the spread of honest peers, and a bound on
 false reports. A link only ever lowers what a speed counts for."""
@@ -57,8 +54,7 @@ poorest stage waits; with less, good links end up at the end stages (docs/benchm
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """The thresholds of moves. `work`: compute of one microbatch at each stage that it visits, in any
-    unit."""
+    """The thresholds of moves. `work`: compute of a microbatch at each stage that it visits, in any unit."""
 
     work: tuple[float, ...]
     margin: float = 0.25
@@ -67,14 +63,11 @@ class MoveRules:
     end. At 1, only differences of two exactly known speeds would justify a move."""
     enough: float = 0.08
     """Or least gain as a fraction of the poorer stage's capacity. In a small swarm a fraction of a peer is a
-    good part of the throughput. Speeds scatter by 5 %, those of a stage of three by 3 %, so such a gain is
-    not chance."""
+    good part of the throughput. Speeds scatter by 5 %, a stage of three by 3 %: such a gain is no chance."""
     slack: float = 0.02
-    """Least difference between the two stages, as a fraction. 10,000 peers must not even out single ones
-    without end."""
+    """Least difference of the two stages, as a fraction: 10,000 peers must not even out single ones."""
     recheck_seconds: tuple[float, float] = (6.0, 16.0)
-    """Seconds from announcing to looking again, drawn. The lower bound is longer than a record takes to be
-    seen by all."""
+    """Seconds from announcing to looking again, drawn. At the lower bound all have seen the record."""
     confirm_seconds: float = 5.0
     """Seconds that a peer of the same stage has to confirm: a few heartbeats."""
     cool_down_seconds: float = 60.0
@@ -157,16 +150,15 @@ class View:
     by_lines: bool = True
     """True if links are taken into account (`lines_count`)."""
     most_bring: tuple[float, ...] = ()
-    """What peers would carry at each stage on average, wherever they are (`usually`); empty: as much as the
-    median peer."""
+    """What peers would carry at each stage on average (`usually`); empty: as much as the median peer."""
     there: tuple[int, ...] = ()
     """Number of peers at each stage; empty: not counted."""
     stuck: frozenset[int] = frozenset()
     """Stages in which all peers wait for weights: their capacity is 0."""
 
     def capacity(self, rules: MoveRules, stage: int, speed: float, line: Line) -> float:
-        """Return the run's microbatches per second that a peer sustains at a stage. Those that skip it count
-        on average."""
+        """Return the run's microbatches per second that a peer sustains at a stage, with those that skip
+        it."""
         counted = line if self.by_lines else UNKNOWN
         return rules.does(stage, speed, counted) / (self.shares[stage] if self.shares else 1.0)
 
@@ -278,8 +270,7 @@ def _rank(intent: Intent) -> bytes:
 
 def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     """Return the stage that needs a newcomer most: the one with the least capacity after all announced moves,
-    as it looks to this newcomer (`as_suited`). An empty swarm gives a random one, so that its first peers
-    spread."""
+    as it looks to this newcomer (`as_suited`). In an empty swarm it is random, so that peers spread."""
     return choose_stages(view, rules, 1, chance)[0]
 
 
@@ -326,8 +317,7 @@ def usually(brings: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _as_seen(view: View, capacities: Sequence[float], rules: MoveRules, speed: float) -> list[float]:
-    """Return the capacities as they look to a peer of that speed, with the link in `rules` or else a median
-    one."""
+    """Return the capacities as they look to a peer of that speed, with its link or a median one."""
     stages, line = range(len(capacities)), rules.line if rules.line.is_known else view.usual_line
     brings = [view.capacity(rules, stage, speed, line) for stage in stages]
     return as_suited(capacities, brings, view.most_bring or [view.one(rules, stage) for stage in stages])
@@ -374,7 +364,7 @@ def choose_move(
     one = view.one(rules, target)
 
     def goes_first(other: int) -> bool:
-        """Return whether `other` is so much richer that its peers move first, and a median one would."""
+        """Return whether a median peer of `other` would move, and goes first because its stage is richer."""
         usual = Intent(me, other, target, view.one(rules, other), one)
         richer = capacities[other] > capacities[stage] + leaves
         return richer and worthwhile(capacities, usual, rules, download_seconds, one)

@@ -1,2 +1,1 @@
-"""The rounds of a group: whose contributions have weight, when a set is settled, and how a fork is
-resolved."""
+"""The rounds of a group: whose contributions have weight, when sets settle, and how forks are resolved."""

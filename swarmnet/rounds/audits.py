@@ -28,13 +28,11 @@ contribution, up and down, for any size of group: a tenth of the exchange (docs/
 MOST_OF_RESULT = 4
 """Most shards of one result that a peer requests or serves. In a group of two it would draw half of them."""
 MOST_OPEN = 16
-"""Audit requests at a time. A response is as long as one contribution for each contributor, divided by the
-shards."""
+"""Audit requests at a time. A response holds one slice of each contributor."""
 MOST_CONVICTED = 4096
 """Faulty peers remembered, as many as membership knows."""
 MOST_PROOFS = 16
-"""Newest proofs that are kept for other peers. Against a peer that joins later, older faulty peers must be
-proven again."""
+"""Newest proofs kept for other peers. For peers that join later, older faulty peers must be proven again."""
 
 Name = tuple[ContributionId, int]
 """The id of a result, and one of its shards."""
@@ -42,8 +40,7 @@ Name = tuple[ContributionId, int]
 
 @dataclass(slots=True)
 class Question:
-    """A request for the slices of one shard of a result, to its reducer or to a peer that offers them as a
-    proof."""
+    """A request for a shard's slices, to the reducer or to a peer that offers them as a proof."""
 
     name: Name
     round: int
@@ -168,8 +165,7 @@ class Audits:
             self._false_accusers.add(question.asked)
 
     def knows(self, peer: PeerId, liar: PeerId, round: int) -> bool:
-        """Record that `peer` reported a proof against `liar`, of wrong sums in that round. Returns whether
-        that is news."""
+        """Record that `peer` reported a proof against `liar` in that round. Returns whether that is news."""
         if liar not in self.proofs or peer in self._informed[liar] or round > self.proofs[liar].round:
             return False
         self._informed[liar].add(peer)

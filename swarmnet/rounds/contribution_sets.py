@@ -22,15 +22,13 @@ def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:
 
 
 def kept_rounds(rules: Rounds) -> int:
-    """Return how many settled sets a peer keeps with their contributions: those that follow an old
-    snapshot."""
+    """Return how many settled sets a peer keeps with their contributions, to follow an old snapshot."""
     return 2 * rules.snapshot_rounds + 2 * rules.window
 
 
 @dataclass(slots=True)
 class RoundSet:
-    """The set of contributions of one round, and its state here. A time is infinite until its event
-    happens."""
+    """The contributions of one round, and its state here. A time is infinite until its event happens."""
 
     held: dict[PeerId, Reference] = field(default_factory=dict)
     closed_at: float = float("inf")
@@ -45,7 +43,6 @@ class RoundSet:
     _digest: bytes | None = None
 
     def add(self, reference: Reference) -> None:
-        """Add a contribution, or replace the one of the same peer."""
         self.held[reference.peer] = reference
         self._changed()
 
@@ -62,7 +59,6 @@ class RoundSet:
         return gone
 
     def rate(self, factor: int) -> None:
-        """Set the factor of the learning rate."""
         self.factor = factor
         self._changed()
 
@@ -72,15 +68,13 @@ class RoundSet:
             self.sealed, self.sealed_at = 1, now
 
     def _changed(self) -> None:
-        """Reset what depended on the set: its digest, and levels that other peers reported for the previous
-        set."""
+        """Reset the digest, and the level that other peers reported for the previous set."""
         self._digest = None
         self.sealed = min(self.sealed, 1)
 
     @property
     def digest(self) -> bytes:
-        """The digest of the set. It is computed on demand, since a set of hundreds changes often before it is
-        read."""
+        """The digest of the set. It is computed on demand, as a large set changes often between reads."""
         if self._digest is None:
             ids = (reference.id for reference in self.held.values())
             self._digest = set_digest(ids, self.factor)
@@ -88,8 +82,7 @@ class RoundSet:
 
 
 def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[OpenSet, ...]:
-    """Return the sets of the rounds between `after` and `before` (both excluded), as Progress carries
-    them."""
+    """Return the sets of rounds between `after` and `before` (both excluded), as in Progress."""
     return tuple(
         OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
         for number, state in rounds.items()
@@ -98,15 +91,13 @@ def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[
 
 
 def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
-    """Return whether each set with a contribution of `me` is also held by a neighbour. The third argument
-    lists the neighbours' sets."""
+    """Return whether each set with a contribution of `me` is also held by one of the neighbours."""
     mine = {number: state.digest for number, state in rounds.items() if me in state.held}
     return all(any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
 
 
 DIFFERENCE_SECONDS = 0.3
-"""Two open sets must differ this long before ids are exchanged. Announcements under way usually settle the
-difference."""
+"""Two open sets must differ this long before ids are exchanged. Announcements often settle it."""
 
 PARTING_SECONDS = 3.0
 """How long a lost neighbour delays settling. A broken link is redialled within a second, and contributions
@@ -140,8 +131,7 @@ class NeighbourView:
     differs_since: dict[int, float] = field(default_factory=dict)
     """Round -> since when its set there differs from this peer's while neither changes."""
     _compared: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """The two digests, this peer's and the neighbour's, of rounds in `differs_since` that it has not
-    settled."""
+    """Both digests, own and neighbour's, of rounds in `differs_since` that it has not settled."""
 
     def tokens_for(self, round: int) -> int:
         """Return the tokens that the neighbour reported for `round`."""
@@ -183,8 +173,7 @@ class NeighbourView:
             self.fork = first_difference(chain, anchor_round + 1, settled)
 
     def is_with(self, other: NeighbourView, since: int) -> bool:
-        """Return whether two neighbours are on the same branch, by the chain values that they reported from
-        round `since` on."""
+        """Return whether two neighbours reported the same chain value for a round from `since` on."""
         shared = max(self.links.keys() & other.links.keys(), default=-1)
         return shared >= since and self.links[shared] == other.links[shared]
 
@@ -215,5 +204,4 @@ class NeighbourView:
         return tuple(number for number in late if not pulling(number))
 
     def next_deadline(self) -> float:
-        """Return when the next difference becomes due."""
         return min(self.differs_since.values(), default=float("inf")) + DIFFERENCE_SECONDS

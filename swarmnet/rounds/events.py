@@ -31,11 +31,9 @@ class OpenSet:
 
     round: int
     gathered: int
-    """Level of "every contribution made near this peer is held here" (`settlement.Agreement.gathered`); 0:
-    not yet."""
+    """Level of "all nearby contributions are held here" (`settlement.Agreement.gathered`); 0: not yet."""
     sealed: int
-    """Level of "the peers near this one have sealed this set" (`settlement.Agreement.sealed`); 0: not sealed
-    here."""
+    """Level of "nearby peers have sealed this set" (`settlement.Agreement.sealed`); 0: not sealed here."""
     count: int
     digest: bytes
 
@@ -73,8 +71,7 @@ class Sliced:
 
 @dataclass(frozen=True, slots=True)
 class SlicesArrived:
-    """`peer` has sent its slices of a round, or a notice that it has none. The caller has verified and stored
-    them."""
+    """`peer` has sent its slices of a round, which the caller verified and stored, or a notice of none."""
 
     peer: PeerId
     round: int
@@ -100,8 +97,8 @@ class ProgressArrived:
 
 @dataclass(frozen=True, slots=True)
 class HistorySigned:
-    """`peer` has signed that its chain has this value after `round`. Any peer may have relayed it; the caller
-    has verified the signature."""
+    """`peer` has signed that its chain has this value after `round`. The caller verified it; any peer may
+    relay."""
 
     peer: PeerId
     round: int
@@ -128,8 +125,7 @@ class ChainAsked:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """`peer` announces the contributions that it holds. It has settled the rounds in `complete`, and lists
-    their whole sets."""
+    """`peer` announces contributions that it holds; for the settled rounds in `complete`, the whole sets."""
 
     peer: PeerId
     references: tuple[Reference, ...]
@@ -138,8 +134,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class ContributionArrived:
-    """A contribution arrived from `peer`; `reference.peer` is its contributor. The caller has checked
-    signature and payload."""
+    """A contribution of `reference.peer` arrived from `peer`. The caller checked signature and payload."""
 
     peer: PeerId
     reference: Reference
@@ -209,16 +204,14 @@ class RatesOrdered:
 
 @dataclass(frozen=True, slots=True)
 class EndOrdered:
-    """The run's owner ends the run: this peer closes no round after `last` on its own. None: the run does not
-    end."""
+    """The run's owner ends the run: this peer closes no round after `last` on its own. None: no end."""
 
     last: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """The process was suspended, and the caller's clock left that time out. Other peers may have continued
-    meanwhile."""
+    """The process was suspended, which the caller's clock left out. Other peers may have continued."""
 
     seconds: float
 
@@ -263,8 +256,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class MakeContribution:
-    """Compress and sign the gradient gathered so far, then report `Contributed` (`Sliced` if there are
-    reducers)."""
+    """Compress and sign the gathered gradient, then report `Contributed` (`Sliced` if there are reducers)."""
 
     round: int
     tokens: int
@@ -305,8 +297,7 @@ class RemoveContribution:
 
 @dataclass(frozen=True, slots=True)
 class RateRound:
-    """Set the factor of the round's learning rate (run/rates.py). If the round is already applied, correct
-    the weights."""
+    """Set the factor of the round's learning rate (run/rates.py). Correct the weights if it is applied."""
 
     round: int
     factor: int
@@ -332,8 +323,7 @@ class SettleRound:
     chain: bytes
     """The chain value after this round."""
     tokens: int | None = None
-    """Tokens in all settled rounds up to this one. A caller that has the contributions fills it in; None: not
-    known."""
+    """Tokens in all settled rounds up to this one, filled in by the caller; None: not known."""
     makers: tuple[PeerId, ...] = ()
     """All contributors of the round. A caller that knows them fills it in."""
 
@@ -374,8 +364,7 @@ class AskChain:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Return an own contribution that was not settled: add its values back to the momentum, which later
-    rounds send again."""
+    """Add an own contribution that was not settled back to the momentum, so that later rounds send it."""
 
     round: int
     id: ContributionId

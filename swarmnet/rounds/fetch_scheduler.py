@@ -1,5 +1,4 @@
-"""Schedules the download of contributions that neighbours hold and this peer lacks: which peer to ask, and
-when to retry."""
+"""Schedules downloads of contributions that this peer lacks: which neighbour to ask, and when to retry."""
 
 from __future__ import annotations
 
@@ -14,12 +13,10 @@ PULL_SECONDS = 1.0
 """A contribution that has not arrived this long after the request is requested from another holder."""
 SLOW_BYTES_PER_SECOND = 100_000
 """Slowest transfer rate that is allowed for. A CUBIC connection at 50 ms and 1 % loss carries 330 KB/s, and
-three contributions may share it. With less patience, repeated requests filled the links (25M parameters,
-measured)."""
+three contributions may share it. Otherwise repeated requests filled the links (25M parameters, measured)."""
 LONGEST_PULL_SECONDS = 30.0
 MOST_ASKS = 8
-"""Requests after which a contribution is given up. A peer that really has it offers it again, as the sets
-will differ."""
+"""Requests after which a contribution is given up. Its holders offer it again, as the sets differ."""
 DETOUR_SECONDS = 0.25
 """How long a contribution waits for a holder that has had fewer requests. Over links like those of
 peers/lab/bench/group.py, a second neighbour usually has it by then."""
@@ -29,8 +26,7 @@ with the fastest links sent 2.3 times as much as they received (32 peers, measur
 MOST_PULLS = 4096
 """Downloads at a time. Ids cost a dishonest peer nothing, so their number needs a bound."""
 MOST_OF_ONE = MOST_PULLS // 4
-"""Downloads at a time that only one, always the same neighbour has named. It must not displace those of
-others."""
+"""Downloads at a time that only one and the same neighbour has named. It must not displace others."""
 
 
 @dataclass(slots=True)
@@ -56,9 +52,8 @@ class _Pull:
 
 
 class Pulls:
-    """The downloads of contributions of all open rounds. The caller updates `fair_share` as the group
-    changes. A neighbour is asked for `fair_share` contributions of a round before this peer waits for other
-    holders."""
+    """The downloads of contributions. The caller updates `fair_share` as the group changes. A neighbour is
+    asked for `fair_share` contributions of a round before this peer waits for other holders."""
 
     def __init__(self) -> None:
         self.fair_share = float("inf")
@@ -155,7 +150,6 @@ class Pulls:
         return wants
 
     def next_deadline(self) -> float:
-        """Return when the next download is due."""
         return self._due
 
     def _next_holder(self, pull: _Pull) -> PeerId:

@@ -55,8 +55,7 @@ MOST_AHEAD = 8
 
 
 class Signed:
-    """The chain values that one peer has signed: the newest round on this peer's branch, and the newest on
-    any other."""
+    """The newest rounds for which a peer has signed this peer's branch, and another branch."""
 
     def __init__(self) -> None:
         self._ahead: dict[int, set[bytes]] = {}
@@ -89,8 +88,7 @@ class Following:
         """Adopting a set of a later round does not extend the time, because other peers keep no more sets."""
 
     def begin(self, seconds: float, settled: int, now: float) -> bool:
-        """Begin to follow. Returns False if the peer was suspended for too short a time for others to settle
-        without it."""
+        """Begin to follow. Returns False if the suspension was too short for others to settle without it."""
         if seconds < min(self._rules.settle_seconds, SILENT_SECONDS + PARTING_SECONDS):
             return False
         self.until, self._last = now + self._rules.settle_seconds, settled + kept_rounds(self._rules)
@@ -151,8 +149,7 @@ class Histories:
                 del self.allies[peer]
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
-        """Update a neighbour's view from its Progress. Returns what to request, sign or fetch if the branches
-        differ."""
+        """Update a neighbour's view from its Progress. Returns what to request, sign or fetch at a fork."""
         view = self.neighbours[event.peer]
         if event.round != view.round:
             view.tokens_before = view.tokens if event.round == view.round + 1 else 0
@@ -252,8 +249,7 @@ class Histories:
         return [Resynchronise(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
-        """Resolve a fork: find its first round, and give up this peer's branch if the rule of history.py says
-        so."""
+        """Resolve a fork: find its first round, and give up this branch if the rule of history.py says so."""
         fork = view.fork
         if fork is None:
             return [AskChain(peer, min(self.chain.round, view.settled))]
@@ -291,8 +287,7 @@ class Histories:
         return [Resynchronise(tuple(others), reason, fork.round, fork.exact)]
 
     def _sign(self, view: NeighbourView, now: float) -> list[Effect]:
-        """Sign this peer's chain value, once for each round that settles while a neighbour is on another
-        branch."""
+        """Sign this peer's chain value after each round that settles during a fork."""
         if now < view.forked_since + SIGNING_SECONDS or self._last_signed == self.chain.round:
             return []
         self._last_signed = self.chain.round
@@ -308,7 +303,6 @@ class Histories:
         return "ours" if is_ours else "theirs"
 
     def _names_below(self, fork_round: int) -> tuple[int, int]:
-        """Return how many peers have signed only this branch, this peer included, and how many only another
-        one."""
+        """Return how many peers signed only this branch, this peer included, and how many only another."""
         sides = Counter(self._side(peer, fork_round) for peer in self.neighbours)
         return 1 + sides["ours"], sides["theirs"]

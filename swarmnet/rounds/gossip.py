@@ -12,14 +12,11 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.events import Reference, SendAnnounce
 
 URGENT_SECONDS = 0.05
-"""Shortest interval between Progress messages when others wait for the change. A commit takes about as
-long."""
+"""Shortest interval of Progress when others wait for a change. A commit takes about as long."""
 CALM_SECONDS = 0.25
-"""Shortest interval when a set grew. Announcements have reported that already, and Progress finds what they
-missed."""
+"""Shortest interval after a set grew. Announcements reported that; Progress finds what they missed."""
 QUIET_SECONDS = 1.0
-"""Longest interval: Progress is repeated even when nothing changed, because it is the anti-entropy of the
-group."""
+"""Longest interval. Progress is repeated without changes, because it is the group's anti-entropy."""
 RELAY_SECONDS = 0.02
 """Delay in which announcements of others' contributions are bundled. In a group of hundreds, one message for
 each would cost more than the contributions."""
@@ -29,8 +26,7 @@ closes a round with 3 % too many tokens at most, on average."""
 
 
 class Gossip:
-    """The pending messages of one peer and when they are due. All times are in seconds on the caller's
-    clock."""
+    """The pending messages of one peer. All times are in seconds on the caller's clock."""
 
     def __init__(self, now: float) -> None:
         self._sent_at = now
@@ -46,20 +42,17 @@ class Gossip:
         self._due_at = min(self._due_at, self._sent_at + within)
 
     def at_once(self, now: float) -> None:
-        """Schedule Progress for now."""
         self._due_at = min(self._due_at, now)
 
     def committed(self, tokens: int, share: int) -> None:
         """Schedule Progress if this peer's tokens grew enough since the last one.
 
-        `tokens` is what this peer has committed for the round; `share` is what each peer of the group brings
-        to a round."""
+        `tokens`: committed here for the round; `share`: what each peer of the group brings to a round."""
         if tokens >= self._tokens_sent + max(1, share // SHARE_PARTS):
             self.changed(URGENT_SECONDS)
 
     def tells(self, tokens: int, now: float) -> bool:
-        """Return whether the caller must send Progress now. If so, the message counts as sent with these
-        `tokens`."""
+        """Return whether the caller must send Progress now. If so, it counts as sent with these `tokens`."""
         if now < self._due_at:
             return False
         self._sent_at, self._tokens_sent = now, tokens
@@ -94,5 +87,4 @@ class Gossip:
         return announcements
 
     def next_deadline(self) -> float:
-        """Return when the next message is due."""
         return min(self._due_at, self._relay_at)

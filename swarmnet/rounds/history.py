@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 KEPT_LINKS = 4096
-"""Number of rounds by which a fork can be traced back to its first round. Each takes 15 bytes in a
-message."""
+"""Rounds by which a fork can be traced back to its first one. Each takes 15 bytes in a message."""
 REMEMBERED_ROUNDS = 1024
-"""Rounds of this peer's chain that survive a restart: 41 KB of a checkpoint. The disks of a group rarely
-differ by more."""
+"""Rounds of the chain that survive a restart: 41 KB of a checkpoint. Disks rarely differ by more."""
 AHEAD_ROUNDS = 16
 """A lead that two halves of a group do not gain over each other in the second that healing takes."""
 DIGEST_BYTES = 12
@@ -45,8 +43,7 @@ class SettledSet:
 
 
 def link(before: bytes, settled: SettledSet) -> bytes:
-    """Return the chain value after a round: the first bytes of SHA-256 over the previous value, count and
-    digest."""
+    """Return the chain value after a round: SHA-256 over the previous value, count and digest, truncated."""
     return hashlib.sha256(before + settled.count.to_bytes(4, "big") + settled.digest).digest()[:DIGEST_BYTES]
 
 
@@ -60,8 +57,7 @@ class Earlier:
 
 
 class Chain:
-    """The chain of settled rounds from some round on. A newcomer does not know what was before its
-    snapshot."""
+    """The chain of settled rounds from some round on. A newcomer's begins with its snapshot."""
 
     def __init__(self, round: int = -1, value: bytes = START, earlier: Earlier | None = None) -> None:
         """Start after `round`, where the chain has `value`. The sets of `earlier` rounds are kept for
@@ -84,7 +80,6 @@ class Chain:
         return self.values[-1]
 
     def append(self, settled: SettledSet) -> None:
-        """Append the next settled round."""
         self.round += 1
         self.sets.append(settled)
         self.values.append(link(self.values[-1], settled))
@@ -117,8 +112,7 @@ class Chain:
         return True
 
     def earlier(self, until: int) -> Earlier | None:
-        """Return the newest sets up to `until`, for a later process of this peer; None if that round is not
-        known."""
+        """Return the newest sets up to `until`, for a later process; None if that round is not known."""
         first = max(self.base, until - REMEMBERED_ROUNDS) + 1
         before = self.at(first - 1)
         if before is None or self.at(until) is None:
@@ -139,13 +133,11 @@ class Fork:
     mine: SettledSet
     theirs: SettledSet
     exact: bool = True
-    """False if the branches forked earlier, in rounds that one peer does not know. The sets then hold chain
-    values."""
+    """False if the fork lies in rounds that one peer does not know. The sets then hold chain values."""
 
 
 def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> Fork | None:
-    """Compare with a neighbour's sets of the rounds `first`, first + 1, ... Returns the first difference;
-    None if there is none."""
+    """Return the first difference from a neighbour's sets of the rounds from `first` on; None if none."""
     for round, settled in enumerate(theirs, start=first):
         mine = chain.settled(round)
         if mine is not None and mine != settled:
@@ -154,8 +146,7 @@ def first_difference(chain: Chain, first: int, theirs: Sequence[SettledSet]) -> 
 
 
 def is_majority(supporters: int, in_sight: int, all_in_sight: bool) -> bool:
-    """Return whether `supporters` of `in_sight` peers decide between two branches (the first rule of this
-    module)."""
+    """Return whether `supporters` of `in_sight` peers decide between two branches (rule 1 of this module)."""
     return supporters > (in_sight / 2 if all_in_sight else in_sight * 2 / 3)
 
 

@@ -123,8 +123,7 @@ class GroupRounds:
 
     @property
     def is_over(self) -> bool:
-        """True if these rounds have settled too, with those that others had closed when they heard of the
-        end."""
+        """True if these rounds, and those that others closed before they heard of the end, have settled."""
         return self.past_last and self.settled == self.current - 1
 
     @property
@@ -262,8 +261,7 @@ class GroupRounds:
         self.histories.follows = follows
 
     def _contributed(self, round: int, reference: events.Reference | None, now: float) -> None:
-        """Handle the completed own contribution. A round sealed meanwhile takes none: it would split the
-        sets."""
+        """Handle the completed own contribution. A round sealed meanwhile takes none: sets would differ."""
         self.pending.discard(round)
         self.gossip.changed(URGENT_SECONDS)
         if reference is None or self._is_sealed(round):
@@ -344,8 +342,7 @@ class GroupRounds:
     # -- what follows from the state ------------------------------------------------------------------
 
     def _is_news(self, reference: events.Reference) -> bool:
-        """Return whether a contribution is for an open round, not far ahead, and its peer has none there or a
-        larger id."""
+        """Return whether a contribution is for an open round nearby, and new there or with a smaller id."""
         if not self.settled < reference.round <= self.current + self.rules.window:
             return False
         state = self.rounds.get(reference.round)
@@ -410,8 +407,7 @@ class GroupRounds:
 
     def _ordered(self, rates: Rates, now: float) -> None:
         """Adopt the owner's learning rates for rounds that are not settled here. Peers without the order name
-        another set. The round then settles as with a late contribution: when all name the same set, or half
-        has settled it."""
+        another set. The round then settles as with a late contribution."""
         self.rates = rates
         for number, state in self.rounds.items():
             factor = factor_of(rates, number)
@@ -422,8 +418,7 @@ class GroupRounds:
                 state.sealed_at = now  # The others have as long again to receive the order.
 
     def _convict(self, peer: PeerId, first: int, now: float) -> None:
-        """Remove a faulty peer's contributions from round `first` on, unless half of the group has settled
-        them."""
+        """Remove a faulty peer's contributions from round `first` on, except those that half has settled."""
         self._convicted[peer] = first
         for number, state in self.rounds.items():
             stands = self.agreement.standing(number, state, now) == state.digest
@@ -437,8 +432,7 @@ class GroupRounds:
         self.gossip.changed(URGENT_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
-        """Return whether nothing new may be made for a round: sealed or settled here, or by half of the
-        allies."""
+        """Return whether a round takes nothing new: it is sealed or settled here or by half of the allies."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
         return self.agreement.are_ahead(
@@ -571,8 +565,7 @@ class GroupRounds:
                 self.gossip.changed(URGENT_SECONDS)
 
     def _ask_ids(self, now: float) -> None:
-        """Request ids where a neighbour's set has differed for some time, because an announcement was
-        lost."""
+        """Request ids where a neighbour's set has differed for some time: an announcement was lost."""
         if now < self._differing_until:
             return
         for peer, view in self.neighbours.items():

@@ -3,8 +3,7 @@
 Keys are free, and contributors sign their own contributions. One link could therefore bring the votes of any
 number of keys (a Sybil attack). A contributor has weight if it belongs to the group (`Membership.is_member`)
 and the run's owner has not banned it. A contribution that half of the peers in sight hold has weight in any
-case. The group has then decided, and a peer that rejected it would only fork. Part of `GroupRounds`, without
-IO.
+case. The group has then decided, and a peer that rejected it would only fork. Part of `GroupRounds`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ at 89 bytes each. Sums of votes are int16, which allows far more (optimizer/sign
 MOST_WAITING = 1024
 """Contributions that wait until their contributors are known: 8 rounds of a group of 128."""
 MOST_OF_ONE = MOST_WAITING // 4
-"""Waiting contributions that only one, always the same neighbour has named. It must not displace those of
-others."""
+"""Waiting contributions that only one and the same neighbour has named. It must not displace others."""
 LOOK_SECONDS = 0.25
 """How often waiting contributions are checked again: half of what an announcement takes over three hops."""
 
@@ -45,8 +43,7 @@ def most_makers(peers: int) -> int:
 
 
 class Makers:
-    """Decides whether a contributor has weight, from membership, bans and convictions. `counts` is a
-    `MakerCounts`."""
+    """Decides whether a contributor has weight: by membership, bans and proofs."""
 
     def __init__(self, membership: Membership, rules: Rounds) -> None:
         self._membership = membership
@@ -74,8 +71,7 @@ class Makers:
 
 
 class Decided:
-    """Contributions to open rounds that half of the group holds. They have weight even if their contributor
-    has none."""
+    """Contributions to open rounds that half of the group holds. They have weight in any case."""
 
     def __init__(self) -> None:
         self._makers: dict[int, dict[ContributionId, PeerId]] = {}
@@ -101,8 +97,7 @@ class Decided:
 
 class Waiting:
     """Contributions whose contributors have no weight here yet, and the neighbours that named each. Their
-    number is bounded, since ids are free. A contribution that finds no room is named again as long as the
-    sets differ."""
+    number is bounded, since ids are free. One that finds no room is named again while sets differ."""
 
     def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: True) -> None:
         self._is_member = is_member

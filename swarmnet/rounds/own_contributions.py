@@ -37,19 +37,16 @@ from swarmnet.run.manifest import Rounds
 ASK_SECONDS = 1.0
 """Pause between two requests for the set of one round."""
 MOST_ASKS = 30
-"""Requests for a set before it counts as forgotten. A newcomer may be the first peer of another branch that
-is met, and it knows few sets."""
+"""Requests for a set before it counts as forgotten. The first ally that is met may be a newcomer."""
 EACH_ASKS = 3
 """Requests that each peer met after those still gets: the one that knows may have been away (simulated)."""
 AWAY_SECONDS = 90.0
 """No contribution is returned this long after a peer that may hold it went away or was on another branch. It
-covers a partition of a minute and its healing: the branch that wins may have settled the contribution
-(simulated)."""
+covers a partition of a minute and its healing: the winning branch may have settled it (simulated)."""
 LONGEST_WAIT_SECONDS = 600.0
 """Longest delay until a contribution is decided, however many peers leave and join meanwhile."""
 HEARD_SECONDS = 2.0
-"""A peer that was an ally this short a time before may have received a contribution: allies are heard once a
-second."""
+"""An ally this short a time before may have received a contribution: allies are heard once a second."""
 MOST_TAKEN = 4096
 """Own settled contributions that are remembered, in case their branch is given up."""
 MOST_PEERS = 4096
@@ -67,8 +64,7 @@ other peer may know its sets (simulated)."""
 MOST_REFERENCES = 16384
 """References of settled sets that are remembered to answer requests: about 2 MB."""
 MOST_TABLES = 1024
-"""Tables of the newest results that are remembered. An own contribution is decided long before this many
-arrive."""
+"""Tables of newest results that are remembered. Own contributions are decided long before."""
 WHOLE = (0,)
 """Parts of a contribution in runs without reducers: it is settled as a whole."""
 
@@ -116,8 +112,7 @@ class Offers:
         """Parts that were returned already, of contributions in `open` and `taken`."""
         self._tables: OrderedDict[ContributionId, Table] = OrderedDict()
         self.delay = 2 * rules.window
-        """Rounds from settling a round to deciding its contribution. Branches that a short partition caused
-        are resolved by then."""
+        """Rounds from settling to deciding a contribution. Forks by short partitions are resolved by then."""
         self.open: OrderedDict[ContributionId, int] = OrderedDict()
         """Undecided contributions, and the round of each."""
         self.taken: OrderedDict[ContributionId, int] = OrderedDict()
@@ -143,8 +138,7 @@ class Offers:
         self._reducers: dict[ContributionId, frozenset[PeerId]] = {}
         """The other peers that received slices of these contributions."""
         self._next_release = float("inf")
-        """When the next contribution that waits for an absent peer is decided anyway; infinite if none
-        waits."""
+        """When the next contribution held back for an absent peer is decided; infinite if none is."""
 
     def agree(self, peer: PeerId, round: int, now: float) -> None:
         """Record that `peer` is on this branch up to `round`."""
@@ -202,8 +196,7 @@ class Offers:
         self._unlearned = {round for round in range(first, settled + 1) if round not in self._sets}
 
     def restored(self, sets: Sets) -> None:
-        """Restore settled sets from a checkpoint. When a whole group restarts, no other peer may know
-        them."""
+        """Restore settled sets from a checkpoint. If a whole group restarts, no other peer may know them."""
         for round in sorted(sets):
             self.settled(round, sets[round])
 
@@ -280,8 +273,7 @@ class Offers:
         return tuple(references), complete
 
     def undo(self, round: int) -> None:
-        """Make contributions to `round` and later ones undecided, because the branch is given up from there
-        on."""
+        """Make contributions to `round` and later ones undecided: the branch is given up from there on."""
         for peer, agreed in self._agreed.items():
             self._agreed[peer] = min(agreed, round - 1)
         for known in [known for known in self._sets if known >= round]:
@@ -371,8 +363,7 @@ class Offers:
         return any(self._agreed.get(reducer, -1) < round for reducer in others)
 
     def _decide_one(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
-        """Decide a contribution: the parts in `left_out` are in no set of the winning branch, the others
-        are."""
+        """Decide a contribution: parts in `left_out` are in no set of the winning branch, the others are."""
         del self.open[identity]
         self._doubted.discard(identity)
         before = self._returned.get(identity, frozenset())
@@ -417,8 +408,7 @@ class Offers:
             self._forget_own(oldest)
 
     def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
-        """Return the ally to ask for a round's set now; None if no request is due or every ally was asked
-        often enough."""
+        """Return the ally to ask for a round's set now; None if no request is due or none is left to ask."""
         asked = self._asked.setdefault(round, _SetRequests())
         if now < asked.at + ASK_SECONDS:
             return None
@@ -446,5 +436,4 @@ class Offers:
         return left_out is not None and left_out != self._parts
 
     def _forget(self, round: int) -> None:
-        """Forget the set of a round."""
         self._references -= len(self._sets.pop(round, ()))

@@ -1,8 +1,8 @@
 """Receipts: what peers sign about each other's settled contributions, and what a peer's receipts add up to.
 
 Rounds are counted in blocks of `snapshot_rounds`, the same on every peer. A signer that restarts and signs a
-block again therefore adds nothing twice. A round holds at most one contribution of a peer, which bounds every
-claim. No IO.
+block again therefore adds nothing twice. Claims are bounded: a round holds at most one contribution of a
+peer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ fork or a restart. The first four signers get the places, so 64 leave room for m
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """`signer` confirms that, in rounds `first` to `last` of a stage, `contributions` settled sets include
-    `maker`."""
+    """`signer` confirms: `contributions` settled sets of the rounds `first` to `last` include `maker`."""
 
     signer: PeerId
     maker: PeerId
@@ -158,8 +157,7 @@ class OwnContributions:
         return block in map(self._block_of, self._made)
 
     def may_check(self, signer: PeerId, stage: int, round: int) -> bool:
-        """Return whether another signature of `signer` may be verified for the block, and count it. Requires
-        `takes`."""
+        """Return whether one more signature of `signer` may be verified, and count it. Requires `takes`."""
         checks = self._checks.setdefault((stage, self._block_of(round)), Counter())
         if checks[signer] >= CHECKS_OF_A_PEER or checks.total() >= CHECKS_OF_A_BLOCK:
             return False
@@ -198,8 +196,7 @@ class ReceiptBook:
         return signer in held or len(held) < SIGNERS_KEPT
 
     def take(self, receipt: Receipt) -> bool:
-        """Keep a receipt. Returns False if it is no news or its block has no place left. Requires a receipt
-        that was checked."""
+        """Keep a receipt that was checked. Returns False if it is no news or its block has no place left."""
         if not self.has_place(receipt.signer, receipt.stage, receipt.first):
             return False
         key = (receipt.stage, receipt.first // self.block_rounds)
@@ -225,7 +222,6 @@ class ReceiptBook:
         self._signers -= Counter(held.keys())  # Keeps positive counts only.
 
     def total(self) -> Sum:
-        """Return the sum over all blocks."""
         return Sum(self.older + self._accepted, self._receipts, len(self._signers), len(self.blocks))
 
 

@@ -72,7 +72,6 @@ class SeedSearch:
         return ally
 
     def next_deadline(self) -> float:
-        """Return when the next request is due."""
         return self._ask_at
 
 
@@ -112,8 +111,7 @@ class Reducing:
         return self._search.seed(round) is not None
 
     def asks(self, round: int, now: float) -> list[AskChain]:
-        """Return the request for older sets to send now, if a round's reducers cannot be drawn without
-        them."""
+        """Return the request for older sets to send now, if the draw of a round needs them."""
         ally = self._search.to_ask(round, now)
         return [AskChain(ally, self._chain.base)] if ally is not None else []
 
@@ -126,8 +124,7 @@ class Reducing:
 
     def avoid(self, peer: PeerId, round: int) -> None:
         """Send no slices to `peer` for one block of rounds. The time doubles if the same happens again within
-        as many rounds afterwards. Other peers may still send to it: both results have weight if both are
-        large."""
+        as many rounds afterwards. Others may still send to it: large results both have weight."""
         if peer == self.me:
             return
         until, rounds = self._avoided.get(peer, (-1, 0))
@@ -214,12 +211,10 @@ class Reducing:
         return rounds
 
     def next_deadline(self) -> float:
-        """Return when a round must be summed or a request is due."""
         return min([self._search.next_deadline(), *self._until.values()])
 
     def forget_until(self, settled: int) -> None:
-        """Forget the rounds up to `settled`. A reducer without a result for one of them has left out
-        everything."""
+        """Forget rounds up to `settled`. A reducer without a result for one has left out everything."""
         for round in [round for round in self._sent if round <= settled]:
             _, reducers = self._sent[round]
             for maker in sorted({*reducers} - {self.me} - self._read[round]):
@@ -234,8 +229,7 @@ class Reducing:
         return not any(self._is_awaited(peer, round) for peer in self._unanswered(round))
 
     def _unanswered(self, round: int) -> Iterable[PeerId]:
-        """Return the peers that have sent neither slices nor a notice. They include peers that are about to
-        leave."""
+        """Return the peers that have sent neither slices nor a notice, peers that are leaving included."""
         return self.members.union(self._allies) - self._spoken[round]
 
     def _is_awaited(self, peer: PeerId, round: int) -> bool:

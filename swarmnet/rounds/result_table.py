@@ -35,8 +35,8 @@ NO_GRANT = bytes(GRANT_BYTES)
 computed from evidence. No key verifies it."""
 NAME_BYTES = 16
 """Length of a contribution's id in a table: the whole id. With half of it, a peer could make two
-contributions of one name (2^32 hashes). It could send the reducer one, and show the other as proof of wrong
-sums (audits.py)."""
+contributions of one name (2^32 hashes). It could show the one that the reducer lacks as proof of wrong sums
+(audits.py)."""
 DIGEST_BYTES = 16
 MOST_CONTRIBUTORS = 1024
 _COUNT = struct.Struct(">H")
@@ -88,7 +88,6 @@ class Table:
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
-        """Return all contributors, sorted."""
         return tuple(sorted({one for held in self.shards.values() for one in held}))
 
     def tokens(self, shards: int) -> int:
@@ -131,14 +130,12 @@ def longest_head(shards: int, contributors: int = MOST_CONTRIBUTORS) -> int:
 
 
 def head_of(table: Table, sums: bytes) -> bytes:
-    """Return the head of a result, which its reducer signs. It stays valid when the sums are no longer
-    kept."""
+    """Return the head of a result, which its reducer signs. It stays valid without the sums."""
     return table.written() + hashlib.sha256(sums).digest()[:DIGEST_BYTES]
 
 
 def read_head(result: bytes, shards: int) -> tuple[Table, int]:
-    """Return the table of a result, and the length of its head in bytes. Raises `ContributionError` if it is
-    malformed."""
+    """Return the table of a result, and the length of its head in bytes. Raises `ContributionError`."""
     table, length = read_table(result, shards)
     if len(result) < length + DIGEST_BYTES:
         raise ContributionError(f"{len(result)} bytes are too few for a result's head")
@@ -146,8 +143,7 @@ def read_head(result: bytes, shards: int) -> tuple[Table, int]:
 
 
 def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
-    """Return the table of a result, and its sums. Raises `ContributionError` if the sums do not match the
-    signed head."""
+    """Return the table and sums of a result. Raises `ContributionError` if they do not match the head."""
     table, start = read_head(result, shards)
     sums = memoryview(result)[start:]
     if hashlib.sha256(sums).digest()[:DIGEST_BYTES] != result[start - DIGEST_BYTES : start]:
@@ -243,8 +239,7 @@ class Draw:
         return _place(self.seed, b"", round, shard, maker)
 
     def place(self, round: int, shard: int, peer: PeerId, value: bytes) -> bytes:
-        """Return a peer's position in the draw of a round's block: the smallest is drawn. `value`: the chain
-        value after `seed_round`."""
+        """Return a peer's position in a draw, which the smallest wins. `value` is that after `seed_round`."""
         return _place(self.seed, value, round // self.block_rounds, shard, peer)
 
     def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:

@@ -4,8 +4,8 @@ branch.
 No peer sees a large group whole. Facts about the whole group therefore travel as *levels*, one hop with each
 Progress. A peer is at level 1 when a fact holds for itself, and at k + 1 when all its neighbours report k or
 more. The fact then holds for all peers within k hops. With `hops` hops to the farthest peer, level `hops` + 1
-covers the group (a wave algorithm: Tel, "Introduction to Distributed Algorithms", chapter 6). In a fully
-linked group that is 2.
+covers the group (a wave algorithm: Tel, "Introduction to Distributed Algorithms", chapter 6). It is 2 in a
+fully linked group.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from swarmnet.run.manifest import Rounds
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The rules of agreement. `allies`: the neighbours on the same branch. All times are in seconds on the
-    caller's clock."""
+    """The rules of agreement with `allies`, the neighbours on the same branch. All times are in seconds."""
 
     rules: Rounds
     allies: Mapping[PeerId, NeighbourView]
@@ -33,8 +32,7 @@ class Agreement:
     meanwhile, and settles nothing on its own."""
 
     def are_ahead(self, saying: Iterable[bool]) -> bool:
-        """Return whether the neighbours that report to be ahead of this peer are believed. `saying`: one flag
-        each."""
+        """Return whether neighbours that report to be ahead are believed. `saying`: one flag for each."""
         return any(saying) if self.follows else self.is_half(saying)
 
     def is_half(self, saying: Iterable[bool]) -> bool:
@@ -68,8 +66,7 @@ class Agreement:
         return self.are_ahead(view.settled >= number for view in self.allies.values())
 
     def _named_most(self, number: int, state: RoundSet) -> bytes:
-        """Return the digest that most neighbours name that have settled the round; b"" if none of them
-        reports its set."""
+        """Return the digest that most of the neighbours report which settled the round; b"" if none does."""
         told = [view.sets.get(number) for view in self.allies.values() if view.settled >= number]
         named, held = Counter(entry.digest for entry in told if entry is not None), self._held(number, state)
         return max(named, key=lambda digest: (named[digest], held[digest], digest), default=b"")
@@ -129,8 +126,7 @@ class Agreement:
         return 1 if others and 2 * with_us <= 1 + len(self.allies) else level
 
     def may_apply(self, number: int, state: RoundSet, now: float) -> bool:
-        """Return whether a closed round may be applied: all expected contributions are here, or its deadline
-        has passed."""
+        """Return whether a closed round may be applied: all expected is here, or its deadline has passed."""
         standing = self.standing(number, state, now)
         if standing is not None:
             return standing == state.digest
@@ -140,8 +136,7 @@ class Agreement:
         """Return whether an applied round may settle: all peers have sealed the same set, or were silent for
         too long.
 
-        Peers that are catching up are not waited for, unless they are half of the group: it would leave them
-        behind."""
+        Peers that are catching up are not waited for, unless they are half of the group."""
         standing = self.standing(number, state, now)
         if standing is not None:
             return standing == state.digest
@@ -155,8 +150,7 @@ class Agreement:
 
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
         """Return when time alone lets the round be applied, or settle if it is already `applied`. It is
-        infinite if the round waits for a set that half of the group has settled, or if this peer
-        `follows`."""
+        infinite if the round waits for a set that half has settled, or if this peer `follows`."""
         if self._settled_by_enough(number):
             return float("inf")
         if not applied:

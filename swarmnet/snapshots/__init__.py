@@ -1,2 +1,1 @@
-"""Downloads of snapshots: which chunk to ask of which peer, which root to trust, and votes on state
-digests."""
+"""Downloads of snapshots: which chunk to ask of which peer, which root to trust, and signed digests."""

@@ -54,7 +54,6 @@ class SettledDigests:
         return self._held.keys() - {self.me}
 
     def of_round(self, round: int) -> list[Statement]:
-        """Return the statements about a round."""
         return [held[round] for held in self._held.values() if round in held]
 
     def all(self) -> list[Statement]:
@@ -94,8 +93,7 @@ class SettledDigests:
         return tuple(statement.peer for statement in others if statement.digest == digest)
 
     def differing(self, round: int, group: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Return the peers of `group` that signed another digest for this peer's chain value, right or
-        wrong."""
+        """Return the peers of `group` that signed another digest for this chain value, right or wrong."""
         mine = self._held.get(self.me, {}).get(round)
         return () if mine is None else tuple(
             s.peer for s in self.of_round(round)

@@ -17,15 +17,13 @@ from swarmnet.identifiers import PeerId
 from swarmnet.snapshots.digest_votes import Root
 
 SMALLEST_CHUNK_BYTES = 128 * 1024
-"""Smallest chunk: 0.4 s at the rate that 1 % loss leaves a connection at 50 ms. The last chunk may lag the
-others by as much."""
+"""Smallest chunk: 0.4 s at the rate that 1 % loss leaves a connection at 50 ms. The last may lag by it."""
 MOST_CHUNKS = 900
 """Most chunks of a snapshot: the hashes of two (34 bytes each) must fit in one message header of 64 KiB."""
 ASKED_AT_ONCE = 4
 """Chunks requested at a time from each holder: 512 KiB covers 10 Mbit/s at 400 ms."""
 STALL_SECONDS = 2.5
-"""A holder without progress for this long is dropped. Three seconds are allowed from its last sign of
-life."""
+"""A holder without progress for this long is dropped. Three seconds are allowed from its last sign."""
 AGREEMENT = 2 / 3
 """Fraction of the asked peers that must name a snapshot (docs/design.md, state)."""
 WORTH_RESUMING = 1 / 2
@@ -56,8 +54,7 @@ def choose_root(
 
 
 def worth_resuming(here_bytes: int, size: int) -> bool:
-    """Return whether to resume the download of a state of `size` bytes, `here_bytes` of them here, when a
-    newer one exists."""
+    """Return whether to resume the download of an older state, with `here_bytes` of `size` bytes here."""
     return here_bytes >= WORTH_RESUMING * size
 
 
@@ -112,8 +109,7 @@ class _Holder:
 
 
 class SnapshotFetch:
-    """The download of one snapshot. `missing` is empty when all chunks are here; `stuck` is true if no holder
-    is left."""
+    """The download of one snapshot. `missing`: chunks that are not here; `stuck`: no holder is left."""
 
     def __init__(
         self,
@@ -164,8 +160,7 @@ class SnapshotFetch:
             self.holders[peer].active_at = now
 
     def drop(self, peer: PeerId, code: str, now: float, reason: str = "") -> list[Ask | Dropped]:
-        """Drop a holder that sent a wrong chunk, left, or does not have the snapshot. Returns what to do
-        next."""
+        """Drop a holder that sent a wrong chunk, left, or lacks the snapshot. Returns what to do next."""
         if self.holders.pop(peer, None) is None:
             return []
         self.dropped.add(peer)
@@ -182,7 +177,6 @@ class SnapshotFetch:
         return [*dropped, *(self._ask(now) if stalled else ())]
 
     def next_deadline(self) -> float:
-        """Return when the next holder counts as stalled."""
         return min(
             (holder.active_at + STALL_SECONDS for holder in self.holders.values() if holder.asked),
             default=float("inf"),
