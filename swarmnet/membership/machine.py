@@ -4,7 +4,7 @@ A signed record is a hint, a heartbeat is proof, and silence is suspicion. A pee
 exists and something was received from it within `SILENT_SECONDS`. A lost link or silence ends that at once,
 and the record stays as an address to try again. Records are free to make. A peer that was reached is
 therefore not displaced by peers that were not. The number of records says little about the size of a group,
-and dial_budget.py limits how many are dialled. All times are in seconds on the caller's clock.
+and dial_budget.py limits how many of them are dialled. All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_ADJACENT = 32
 GONE_FAILURES = 2
 """Failed dials after which other peers replace a peer among the neighbours. Its record outlives it."""
 RELEASE_SECONDS = 10.0
-"""A link that neither side needs is kept this long, until records settled and messages have arrived."""
+"""A link that neither side needs is kept this long, so that records settle and messages arrive."""
 SEEK_SECONDS = 4.0
 """If no active peer of this group is linked for this long, other known peers are dialled: the present
 neighbours may be Sybils (eclipse attack). A group that is starting becomes active sooner."""

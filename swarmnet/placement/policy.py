@@ -43,7 +43,8 @@ FRESH_SECONDS = 45.0
 """Age beyond which records are ignored. Peers sign one every 30 s, and it is listed for 120 s, mostly too
 long for a peer that died. Leaving out a peer that is a little late does less harm."""
 LEFT_BEHIND = 1e-6
-"""Least capacity that must remain where a peer leaves, as a fraction of its own: just above rounding."""
+"""Least capacity that must remain where a peer leaves, as a fraction of its own: more than rounding errors,
+less than any peer."""
 FASTEST = 16.0
 """Speeds count for at most this many times the median: more than the spread of honest peers, and a bound on
 false reports. A link only ever lowers what a speed counts for."""
@@ -63,7 +64,7 @@ class MoveRules:
     end. At 1, only differences of two exactly known speeds would justify a move."""
     enough: float = 0.08
     """Or least gain as a fraction of the poorer stage's capacity. In a small swarm a fraction of a peer is a
-    good part of the throughput. Speeds scatter by 5 %, a stage of three by 3 %: such a gain is no chance."""
+    good part of the throughput. Speeds scatter by 5 %, a stage of three by 3 %: this is not chance."""
     slack: float = 0.02
     """Least difference of the two stages, as a fraction: 10,000 peers must not even out single ones."""
     recheck_seconds: tuple[float, float] = (6.0, 16.0)

@@ -13,7 +13,8 @@ the group only through peers that have not sealed the round. A round settles whe
 it with the same set, as far as neighbours report (settlement.py). A settled set can therefore not grow,
 unless a peer was silent for `settle_seconds` (docs/consistency.md). Contributions are announced and then
 fetched. What an announcement missed is found by comparing the digests of sets in Progress. A peer that is
-behind adopts the settled sets of its neighbours, round by round, and needs nothing else to catch up.
+behind adopts the settled sets of its allies, round by round, and needs nothing else to catch up. Allies are
+neighbours on the same branch.
 
 No IO: `handle(event, now)` returns what the caller must do, in that order. `next_deadline()` says when to
 come back with a Tick. All times are in seconds on the caller's clock.
@@ -54,7 +55,7 @@ CONTRIBUTED_ROUNDS = 64
 
 
 class GroupRounds:
-    """The sans-IO state machine. `applied` is the last applied round; -1 if none."""
+    """The rounds of a group as a sans-IO state machine. `applied` is the last applied round; -1 if none."""
 
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
@@ -123,7 +124,8 @@ class GroupRounds:
 
     @property
     def is_over(self) -> bool:
-        """True if these rounds, and those that others closed before they heard of the end, have settled."""
+        """True if all wanted rounds, and those that others closed before they heard of the end, are
+        settled."""
         return self.past_last and self.settled == self.current - 1
 
     @property

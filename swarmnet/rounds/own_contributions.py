@@ -3,9 +3,9 @@ the momentum.
 
 A contribution may miss its round's set: it came too late, or a smaller id of an earlier process of this peer
 won. The branch that holds it may also be given up. This peer decides by the settled sets, some rounds after
-the round settled. A contribution that is not in the set is returned, once. After a jump ahead with a
-snapshot, this peer requests the sets that it has not settled itself. If no peer remembers them, the
-contribution is returned.
+the round settled. A contribution that is not in the set is returned, once. Allies are neighbours on the same
+branch. After a jump ahead with a snapshot, this peer requests the sets that it has not settled itself. If no
+peer remembers them, the contribution is returned.
 
 With reducers, sets consist of results, and a contribution may be settled in some shards only. The tables of
 the results say which ones, and the values of the other shards are returned. Part of `GroupRounds`, but it
@@ -37,7 +37,7 @@ from swarmnet.run.manifest import Rounds
 ASK_SECONDS = 1.0
 """Pause between two requests for the set of one round."""
 MOST_ASKS = 30
-"""Requests for a set before it counts as forgotten. The first ally that is met may be a newcomer."""
+"""Requests for a set before it counts as forgotten. The first ally that is met may know few sets."""
 EACH_ASKS = 3
 """Requests that each peer met after those still gets: the one that knows may have been away (simulated)."""
 AWAY_SECONDS = 90.0

@@ -66,7 +66,8 @@ class Agreement:
         return self.are_ahead(view.settled >= number for view in self.allies.values())
 
     def _named_most(self, number: int, state: RoundSet) -> bytes:
-        """Return the digest that most of the neighbours report which settled the round; b"" if none does."""
+        """Return the most frequent digest among neighbours that have settled the round; b"" if none reports
+        one."""
         told = [view.sets.get(number) for view in self.allies.values() if view.settled >= number]
         named, held = Counter(entry.digest for entry in told if entry is not None), self._held(number, state)
         return max(named, key=lambda digest: (named[digest], held[digest], digest), default=b"")
