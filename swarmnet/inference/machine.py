@@ -145,7 +145,7 @@ class Requests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------
 
     def reached(self, peer: PeerId, stage: int, now: float) -> list[Effect]:
         """Record that a peer of a stage can be asked."""
@@ -239,7 +239,7 @@ class Requests:
             times += [end for end in ends if end > self._now]
         return min(times, default=float("inf"))
 
-    # -- what follows ---------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[Effect]:
         """Send an attempt for every request that can continue. Reports the missing stages if they changed."""

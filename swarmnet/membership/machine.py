@@ -153,7 +153,7 @@ class Membership:
         self._is_large = False
         """True if the group was too large to be fully linked when `_wanted` was computed."""
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------
 
     def recorded(
         self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
@@ -314,7 +314,7 @@ class Membership:
             if len(self._left) > MOST_PEERS:
                 del self._left[next(iter(self._left))]
 
-    # -- what follows ---------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------
 
     def has_left(self, peer: PeerId, sequence: int) -> bool:
         """Return whether a peer has said Bye since it signed the record with that sequence."""

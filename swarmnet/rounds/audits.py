@@ -87,7 +87,7 @@ class Audits:
         self._false_accusers: set[PeerId] = set()
         """Peers that offered an invalid proof. No proof is requested from them again."""
 
-    # -- which results --------------------------------------------------------------------------------
+    # -- choice of results ----------------------------------------------------------------------------
 
     def drawn(self, result: ContributionId, table: Table, peers: int) -> tuple[int, ...]:
         """Return the shards of a result of another peer that this peer audits, in a group of `peers`."""

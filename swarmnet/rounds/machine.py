@@ -138,7 +138,7 @@ class GroupRounds:
     def _allies(self) -> dict[PeerId, NeighbourView]:
         return self.histories.allies
 
-    # -- in and out -----------------------------------------------------------------------------------
+    # -- interface ------------------------------------------------------------------------------------
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle an event. Returns what must be done, in order."""
@@ -341,7 +341,7 @@ class GroupRounds:
         if references or complete:
             self._effects.append(events.SendAnnounce((peer,), references, complete))
 
-    # -- what follows from the state ------------------------------------------------------------------
+    # -- decisions that follow from the state ---------------------------------------------------------
 
     def _is_news(self, reference: events.Reference) -> bool:
         """Return whether a contribution is for an open round nearby, and new there or with a smaller id."""
