@@ -415,7 +415,8 @@ class Membership:
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Return whether this peer or the other one needs their link. Only guests with a place do."""
+        """Return whether a link is needed: by this peer, or by one that has contributed or is a guest
+        here."""
         known = self.peers.get(peer)
         if known is None or peer in self.wanted():
             return known is not None

@@ -28,7 +28,7 @@ PATIENT_STARVING_SECONDS = (10.0, 20.0)
 """The same for a peer in its cool-down: announcements of others take 6 s and more. If no other peer moved,
 the swarm would stop until the cool-down is over (seen: 60 s)."""
 LOOKS_IN_VAIN = 3
-"""After each this many blocked looks in a row, one more richer stage is not waited for: its peers may be
+"""After every third blocked look in a row, one more richer stage is not waited for: its peers may be
 forbidden to move. Peers that can move have usually gone by then, as all look about equally often."""
 
 

@@ -285,7 +285,7 @@ def choose_stages(view: View, rules: MoveRules, count: int, chance: Random) -> r
     windows = [range(first, first + count) for first in range(len(capacities) - count + 1)]
     windows = [window for window in windows if rules.never.isdisjoint(window)]
     if not windows:
-        raise ValueError(f"{count} adjacent stages of {len(capacities)}")
+        raise ValueError(f"this peer cannot serve {count} adjacent stages of {len(capacities)}")
     frozen = [max(view.frozen(rules, stage) for stage in window) for window in windows]
     best = [window for window, share in zip(windows, frozen, strict=True) if share == max(frozen)]
     for place in range(count):

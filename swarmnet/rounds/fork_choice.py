@@ -179,7 +179,7 @@ class Histories:
                 return self.chain_arrived(peer, first, before, sets, now)
             case ChainAsked(peer, last):
                 return self.tell_chain(peer, last)
-            case HistorySigned(peer, round, value):  # By whichever way it came.
+            case HistorySigned(peer, round, value):  # Direct or relayed.
                 if peer in self.neighbours:
                     self._signed.setdefault(peer, Signed()).take(round, value, self.chain)
                 return []

@@ -48,11 +48,11 @@ def check(receipt: Receipt, block_rounds: int) -> None:
     """Check a receipt for contradictions. Raises `ReceiptError` if it cannot be true."""
     rounds = receipt.last - receipt.first + 1
     if receipt.first < 0 or rounds < 1 or receipt.first // block_rounds != receipt.last // block_rounds:
-        raise ReceiptError(f"rounds {receipt.first} to {receipt.last} are no part of one block")
+        raise ReceiptError(f"rounds {receipt.first} to {receipt.last} do not lie within one block of rounds")
     if not 0 < receipt.contributions <= rounds:
-        raise ReceiptError(f"{receipt.contributions} contributions in {rounds} rounds")
+        raise ReceiptError(f"{receipt.contributions} contributions in {rounds} rounds, not 1 to {rounds}")
     if receipt.signer == receipt.maker:
-        raise ReceiptError("a receipt for oneself")
+        raise ReceiptError("signer and contributor of the receipt are the same peer")
 
 
 class SettledMakers:

@@ -35,7 +35,7 @@ NO_GRANT = bytes(GRANT_BYTES)
 computed from evidence. No key verifies it."""
 NAME_BYTES = 16
 """Length of a contribution's id in a table: the whole id. With half of it, a peer could make two
-contributions of one name (2^32 hashes). It could show the one that the reducer lacks as proof of wrong sums
+contributions of one name (2^32 hashes). One would go to the reducer, and the other seem to prove wrong sums
 (audits.py)."""
 DIGEST_BYTES = 16
 MOST_CONTRIBUTORS = 1024
@@ -147,7 +147,7 @@ def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
     table, start = read_head(result, shards)
     sums = memoryview(result)[start:]
     if hashlib.sha256(sums).digest()[:DIGEST_BYTES] != result[start - DIGEST_BYTES : start]:
-        raise ContributionError("the sums are not those that the head of the result names")
+        raise ContributionError("the sums do not match the hash in the head of the result")
     return table, sums
 
 
@@ -162,7 +162,7 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
     except struct.error:
         raise ContributionError(f"{len(data)} bytes are too few for a result's table") from None
     if count > MOST_CONTRIBUTORS or not 0 < width <= shards:
-        raise ContributionError(f"a result of {count} contributors in {width} of {shards} shards")
+        raise ContributionError(f"the result names {count} contributors in {width} of {shards} shards")
     mask, start = _mask_bytes(count), end + _COUNT.size
     length = start + width * (_COUNT.size + mask)
     if len(data) < length:
@@ -172,13 +172,13 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
         (shard,) = _COUNT.unpack_from(data, place)
         bits = int.from_bytes(data[place + _COUNT.size : place + _COUNT.size + mask], "little")
         if bits >> count or not bits:
-            raise ContributionError(f"shard {shard} names nobody, or more than the table's {count}")
+            raise ContributionError(f"shard {shard} names no contributor, or more than the table's {count}")
         found[shard] = frozenset(one for index, one in enumerate(contributors) if bits >> index & 1)
     table = Table(found)
     if len(found) != width or max(found) >= shards or len({one.peer for one in contributors}) != count:
-        raise ContributionError("a shard or a contributor is named twice, or a shard that there is not")
+        raise ContributionError("a shard or a contributor is named twice, or a shard does not exist")
     if table.written() != data[:length]:
-        raise ContributionError("the table is not in order, or names somebody who is in no shard")
+        raise ContributionError("the table is not sorted, or a contributor is in no shard")
     return table, length
 
 
