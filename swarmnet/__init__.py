@@ -1,6 +1,6 @@
-"""The core of swarmnet: it decides and it calculates.
+"""The core of swarmnet: decisions and mathematics, without IO.
 
-No clock, socket, thread, event loop, file or environment is known here. Time is an argument in
-seconds, chance is a seeded `random.Random`. State machines take an event and the time and return
-what the caller must now do, so that the peer, the simulator and the tests drive the same code.
+It uses no clock, socket, thread, event loop, file or environment variable. Time is an argument in seconds,
+and random numbers come from a seeded `random.Random`. A state machine here takes an event and the time, and
+returns what the caller must do. The peer, the simulator and the tests therefore run the same code.
 """

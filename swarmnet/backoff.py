@@ -1,12 +1,13 @@
-"""How long to leave alone what has failed: longer each time, up to a bound."""
+"""Exponential backoff: how long to wait before something that has failed is tried again."""
 
 from __future__ import annotations
 
 MOST_DOUBLINGS = 30
-"""A billion times the first pause. Without a bound, the power of two of a peer that fails every ten seconds
-is no float any more after three hours."""
+"""Bound on the exponent, a factor of a billion. Without it the power of two would overflow a float three
+hours after a peer began to fail every ten seconds."""
 
 
 def doubled(first_seconds: float, times: int, longest_seconds: float) -> float:
-    """The pause after so many earlier ones: the first, then twice as long each, at most the longest."""
+    """Return the pause in seconds after `times` earlier pauses. It begins with `first_seconds`, doubles each
+    time, and is at most `longest_seconds`."""
     return min(longest_seconds, first_seconds * 2.0 ** min(times, MOST_DOUBLINGS))

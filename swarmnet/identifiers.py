@@ -1,25 +1,25 @@
-"""Names of things that cross the wire. Distinct types, so that they cannot be swapped."""
+"""Identifiers that messages carry. They are distinct types, so that a type checker notices swaps."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, NewType
 
 PeerId = NewType("PeerId", str)
-"""A libp2p peer id of an Ed25519 key in base58, e.g. `12D3Koo...`; it contains the public key."""
+"""The libp2p peer id of an Ed25519 key in base58, e.g. `12D3Koo...`. It contains the public key."""
 
 RunId = NewType("RunId", str)
-"""SHA-256 of the run's canonical manifest: 64 hexadecimal digits."""
+"""The SHA-256 of the run's canonical manifest, as 64 hexadecimal digits."""
 
 RUN_DIGITS = 16
-"""First digits of a run id that name its state folder: 64 bits do not meet by chance. On a machine that took
-part before, `swarmnet join` needs no more."""
+"""Number of leading digits of a run id that name its state folder: 64 bits do not collide by chance.
+`swarmnet join` needs no more of them on a machine that took part in the run before."""
 
 ContributionId = NewType("ContributionId", bytes)
-"""First 16 bytes of SHA-256 over a contribution's signed statement: names one peer's one contribution."""
+"""The first 16 bytes of SHA-256 over a contribution's signed statement. It names one contribution."""
 
 
 class MicrobatchId(NamedTuple):
-    """The unit of work: who started it, and that peer's counter (from 0, never reused in a run)."""
+    """Names one microbatch: the peer that started it, and its counter (from 0, never reused in a run)."""
 
     origin: PeerId
     counter: int

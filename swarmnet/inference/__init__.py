@@ -1,1 +1,1 @@
-"""A visitor's requests, through the stages."""
+"""Inference requests of clients through the stages, and the queue in which they wait at a peer."""

@@ -1,17 +1,17 @@
-"""A visitor's requests on their way through the stages: whom to ask next, again or instead.
+"""The inference client: sends requests through the stages, and chooses the peer for each attempt.
 
-A visitor is a peer without a stage that wants the model's answer. It asks a peer of each stage itself:
-stage 0 with tokens, the next one with the hidden states that came back, and so on (hub and spoke, as
-Petals does, arXiv:2209.01188). That costs the visitor's line both ways per stage, but whoever fails is
-noticed by the one who cares, who still holds what it takes to ask another peer of that stage.
+A client is a peer without a stage that wants the model's output. It contacts a peer of each stage itself:
+stage 0 with tokens, the next one with the hidden states that came back, and so on. Petals has the same hub
+and spoke form (arXiv:2209.01188). Each stage costs the client's link both ways. In return the client notices
+every failure itself, and still holds the inputs for another peer of that stage.
 
-Peers of a stage are equal, so the least burdened one is asked. One that is silent or refuses rests for a
-while. A middle stage that has had nobody for LEAVE_OUT_SECONDS is left out as far as the run's rules
-allow (run/path_rules.py), and otherwise waited for. The first answer of a conversation names the round of its
-weights, and the later ones are asked of the same: so a text, or a score, is that of one model while the
-run goes on.
+The peers of a stage are equal, so the least loaded one is chosen. One that is silent or refuses is not asked
+for a while. A middle stage without peers for `LEAVE_OUT_SECONDS` is skipped as far as the run's rules allow
+(run/path_rules.py), and otherwise waited for. The first response of a conversation pins the round of its
+weights, and later requests ask for the same round. A text or score then belongs to one model while training
+continues.
 
-Time is an argument in seconds. Each method returns what the caller must now do.
+Time is an argument in seconds. Each method returns what the caller must do.
 """
 
 from __future__ import annotations
@@ -26,45 +26,44 @@ from swarmnet.routing.cheapest_path import onward
 from swarmnet.run.path_rules import Header, Rules, begin, needs_swap, visit
 
 ASKED_AT_ONCE = 4
-"""Requests of one visitor at one peer, both for the visitor and for the peer: one computes, one is on its way
-there, one on its way back, and one waits."""
+"""Requests of one client at one peer: one computes, two are on their way there and back, and one waits."""
 MOST_SEQUENCES = 8
-"""Whose next token one request asks for: the logits of each are a vocabulary long."""
+"""Sequences whose next token one request may ask for: the logits of each have the size of the vocabulary."""
 BUSY, NOT_READY, NO_ROUND, WRONG_STAGE = "busy", "not_ready", "no_round", "wrong_stage"
 MALFORMED, NOT_FINITE = "malformed", "not_finite"
 """Codes of Declined (protocols/messages/inference.py)."""
 CODES = frozenset({BUSY, NOT_READY, NO_ROUND, WRONG_STAGE, MALFORMED, NOT_FINITE})
 PASSING = {BUSY: 0.2, NOT_READY: 1.0}
-"""What passes by itself, and after how many seconds a peer that says so is asked again."""
+"""Temporary refusals, and the seconds after which a peer that sends one is asked again."""
 MOST_REFUSALS = 3
-"""So many peers find a request itself impossible before that is believed."""
+"""A request is given up when this many peers refuse it as impossible."""
 FIRST_DEADLINE_SECONDS = 15.0
-"""Before an answer has come: p2pd needs 5 s for a silent address, and a peer may have to load its weights."""
+"""Deadline of the first attempts. p2pd needs 5 s for a silent address, and a peer may load its weights."""
 DEADLINE_FACTOR = 4.0
+"""Ratio of the deadline to a stage's mean response time."""
 LEAST_DEADLINE_SECONDS, MOST_DEADLINE_SECONDS = 2.0, 30.0
 SMOOTHING = 0.2
-"""Weight of a new answer time."""
+"""Weight of a new response time in the moving average."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.5, 8.0
-"""After a failure; it doubles with each in a row. The same as membership/machine.py's pauses between
-dials."""
+"""Pause after a failure, doubled with each in a row, and its bound: as for dials (membership/machine.py)."""
 GONE_FAILURES = 2
-"""Failures in a row after which a peer counts as gone while it rests: one may be a lost message."""
+"""Failures in a row after which a peer counts as gone during its pause. One may be a lost message."""
 LEAVE_OUT_SECONDS = 5.0
-"""How long a stage may have nobody before requests leave it out: a peer that restarts is back after that."""
+"""How long a stage may have no peer before requests skip it. A peer that restarts takes about as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send this request to `peer`; it has the inputs of `stage`."""
+    """Send a request to `peer`, with the inputs of `stage`."""
 
     request: int
     attempt: int
     peer: PeerId
     stage: int
     round: int
-    """Of the weights that are wanted; -1: the newest."""
+    """The round of the wanted weights; -1: the newest."""
     path: int
-    """Stages that the request will have visited when it is answered, as far as is known now."""
+    """Number of stages that the request will have visited when it is answered, as far as is known now."""
     deadline_seconds: float
 
 
@@ -78,7 +77,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """Several peers find the request itself wrong."""
+    """Several peers refused the request itself as wrong."""
 
     request: int
     reason: str
@@ -86,20 +85,22 @@ class Impossible:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Who waits for whom has changed: requests wait for these stages (empty: for none any more)."""
+    """Requests now wait for these stages; empty: for none."""
 
     stages: tuple[int, ...]
     busy: tuple[int, ...] = ()
-    """Of these, those whose peers are linked and have not answered in time."""
+    """Stages among them whose peers are linked and have not answered in time."""
 
 
 Effect = Ask | Finished | Impossible | Missing
 Pins = dict[int, int]
-"""Stage -> round of the weights that a conversation began with there. Its requests share it."""
+"""Stage -> round of the weights with which a conversation began. All its requests share it."""
 
 
 @dataclass(slots=True)
 class _Holder:
+    """A peer of a stage that can be asked."""
+
     stage: int
     in_flight: int = 0
     failures: int = 0
@@ -113,21 +114,21 @@ class _Holder:
 class _Request:
     pins: Pins
     done: Header | None = None
-    """As it left the last stage that has answered; None: none has."""
+    """The header after the last stage that has answered; None: none has."""
     target: Header | None = None
-    """For the stage that is asked, or was asked last."""
+    """The header for the stage that is asked, or was asked last."""
     ask: Ask | None = None
-    """What was asked and not answered yet; None: it waits."""
+    """The open attempt; None: the request waits."""
     attempt: int = 0
     sent_at: float = 0.0
     lacking: set[PeerId] = field(default_factory=set)
-    """Peers of the present stage that do not hold the round."""
+    """Peers of the current stage that do not have the round."""
     refusals: int = 0
-    """Of the present stage, for reasons that lie in the request itself."""
+    """Refusals at the current stage for reasons that lie in the request itself."""
 
 
 class Requests:
-    """All requests of one visitor."""
+    """All requests of one client."""
 
     def __init__(self, rules: Rules, chance: Random, now: float) -> None:
         self.rules = rules
@@ -135,50 +136,51 @@ class Requests:
         self._holders: dict[PeerId, _Holder] = {}
         self._requests: dict[int, _Request] = {}
         self._empty_since = dict.fromkeys(range(rules.stages), now)
-        """When each stage that has nobody lost its last peer."""
+        """When each stage without a peer lost its last one."""
         self._answer_seconds: dict[int, float] = {}
+        """Moving average of each stage's response time."""
         self._missing = Missing(())
         self._now = now
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------
 
     def reached(self, peer: PeerId, stage: int, now: float) -> list[Effect]:
-        """A peer of this stage can be sent to."""
+        """Record that a peer of a stage can be asked."""
         self._holders[peer] = _Holder(stage)
-        return self._go_on(now)
+        return self._advance(now)
 
     def lost(self, peer: PeerId, now: float) -> list[Effect]:
-        """It cannot any more."""
+        """Record that a peer can no longer be asked."""
         self._holders.pop(peer, None)
         for request in self._requests.values():
             if request.ask is not None and request.ask.peer == peer:
                 request.ask = None
-        return self._go_on(now)
+        return self._advance(now)
 
     def start(self, key: int, pins: Pins, now: float) -> list[Effect]:
-        """A new request of a conversation."""
+        """Start a new request of a conversation."""
         self._requests[key] = _Request(pins)
-        return self._go_on(now)
+        return self._advance(now)
 
     def drop(self, key: int, now: float) -> list[Effect]:
-        """Nobody waits for it any more."""
+        """Cancel a request."""
         request = self._requests.pop(key, None)
         if request is not None:
             self._release(request)
-        return self._go_on(now)
+        return self._advance(now)
 
     def expects(self, key: int, peer: PeerId, attempt: int) -> Ask | None:
-        """What this would be the answer to; None if nobody waits for it."""
+        """Return the open attempt that this response belongs to; None if there is none."""
         request = self._requests.get(key)
         if request is None or request.ask is None:
             return None
         return request.ask if (request.ask.peer, request.ask.attempt) == (peer, attempt) else None
 
     def answered(self, key: int, peer: PeerId, attempt: int, round: int, now: float) -> list[Effect]:
-        """The answer has come, is in order, and was computed with the weights of `round`."""
+        """Record a valid response that was computed with the weights of `round`."""
         ask = self.expects(key, peer, attempt)
         if ask is None:
             return []
@@ -191,15 +193,15 @@ class Requests:
         request.lacking.clear()
         request.refusals = 0
         if stage < self.rules.last:
-            return self._go_on(now)
+            return self._advance(now)
         del self._requests[key]
         assert request.done is not None
-        return [Finished(key, request.done.visited), *self._go_on(now)]
+        return [Finished(key, request.done.visited), *self._advance(now)]
 
     def declined(
         self, key: int, peer: PeerId, attempt: int, code: str, reason: str, now: float
     ) -> list[Effect]:
-        """It will not do that, or its answer was not in order (MALFORMED)."""
+        """Record a refusal, or a malformed response (`MALFORMED`)."""
         if self.expects(key, peer, attempt) is None:
             return []
         request = self._requests[key]
@@ -210,25 +212,25 @@ class Requests:
         elif code == NO_ROUND:
             request.lacking.add(peer)
         else:
-            self._fails(peer, now)
+            self._pause(peer, now)
             request.refusals += 1
             if request.refusals >= MOST_REFUSALS:
                 del self._requests[key]
-                return [Impossible(key, reason), *self._go_on(now)]
-        return self._go_on(now)
+                return [Impossible(key, reason), *self._advance(now)]
+        return self._advance(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """The time that `next_deadline` named has come."""
+        """Handle attempts whose deadline has passed. Called at `next_deadline`."""
         for request in self._requests.values():
             if request.ask is not None and request.sent_at + request.ask.deadline_seconds <= now:
-                # Who is busy takes longer than it did: the next one is waited for longer, too.
+                # The stage may be busy: this raises the next deadline there, too.
                 self._learn(request.ask.stage, now - request.sent_at)
-                self._fails(request.ask.peer, now)
+                self._pause(request.ask.peer, now)
                 self._release(request)
-        return self._go_on(now)
+        return self._advance(now)
 
     def next_deadline(self) -> float:
-        """When `tick` is to be called, at the latest; infinite: never."""
+        """Return when `tick` must be called at the latest; infinite: never."""
         asked = [(request.sent_at, request.ask) for request in self._requests.values()]
         times = [sent_at + ask.deadline_seconds for sent_at, ask in asked if ask is not None]
         if len(times) < len(asked):
@@ -237,10 +239,10 @@ class Requests:
             times += [end for end in ends if end > self._now]
         return min(times, default=float("inf"))
 
-    # -- what follows ---------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------
 
-    def _go_on(self, now: float) -> list[Effect]:
-        """Ask for every request that waits and can; say whom the others wait for, if that is news."""
+    def _advance(self, now: float) -> list[Effect]:
+        """Send an attempt for every request that can continue. Reports the missing stages if they changed."""
         self._now = now
         self._count_empty(now)
         effects: list[Effect] = []
@@ -255,7 +257,7 @@ class Requests:
             stage = target.visited[-1]
             there = {peer for peer, h in self._holders.items() if h.stage == stage and not h.gone(now)}
             if there and there <= request.lacking:
-                request.pins.pop(stage, None)  # Nobody has that round any more: go on with the newest.
+                request.pins.pop(stage, None)  # No peer has that round any more: use the newest.
                 request.lacking.clear()
             peer = self._choose(stage, request.lacking, now)
             if peer is None:
@@ -270,7 +272,7 @@ class Requests:
         return effects
 
     def _target(self, request: _Request, now: float) -> tuple[Header | None, Iterable[int]]:
-        """The stage that is next, and the stages that it must wait for if none is."""
+        """Return the header for the next stage, or None and the stages to wait for."""
         if request.done is None:
             return begin(self.rules, self.rules.stages), ()
         empty = self._empty_since
@@ -283,7 +285,7 @@ class Requests:
         return (straight[0], ()) if straight else (None, way.missing)
 
     def _choose(self, stage: int, without: set[PeerId], now: float) -> PeerId | None:
-        """The least burdened peer of a stage that may be asked; chance decides between equals."""
+        """Return the least loaded peer of a stage that may be asked, at random among equals; None if none."""
         free = [
             (holder.failures, holder.in_flight, self.chance.random(), peer)
             for peer, holder in self._holders.items()
@@ -303,28 +305,32 @@ class Requests:
         return request.ask
 
     def _deadline_seconds(self, stage: int) -> float:
+        """Return the deadline of an attempt at a stage."""
         known = self._answer_seconds.get(stage)
         if known is None:
             return FIRST_DEADLINE_SECONDS
         return min(MOST_DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, DEADLINE_FACTOR * known))
 
     def _learn(self, stage: int, seconds: float) -> None:
+        """Update a stage's mean response time."""
         known = self._answer_seconds.get(stage)
         self._answer_seconds[stage] = seconds if known is None else known + SMOOTHING * (seconds - known)
 
     def _release(self, request: _Request) -> None:
-        """Nobody is asked for it any more."""
+        """End the open attempt of a request."""
         if request.ask is not None and request.ask.peer in self._holders:
             self._holders[request.ask.peer].in_flight -= 1
         request.ask = None
 
-    def _fails(self, peer: PeerId, now: float) -> None:
+    def _pause(self, peer: PeerId, now: float) -> None:
+        """Pause a peer that failed."""
         holder = self._holders[peer]
         rest = doubled(FIRST_REST_SECONDS, holder.failures, LONGEST_REST_SECONDS)
         holder.rest_until = now + rest * self.chance.uniform(0.8, 1.2)
         holder.failures += 1
 
     def _count_empty(self, now: float) -> None:
+        """Update since when each stage has no peer."""
         present = {holder.stage for holder in self._holders.values() if not holder.gone(now)}
         for stage in range(self.rules.stages):
             if stage in present:

@@ -1,11 +1,11 @@
-"""Requests of inference clients that wait at a peer: who gets a place, and whose turn it is.
+"""The queue of inference requests at a peer: which requests get a place, and which one is next.
 
-Keys are free, networks are not. So clients of one address range share what one client gets: a range with more
-requests than a newcomer's makes room for it, and ranges take turns. Where each range has no more than the
-newcomer's, a draw decides: each place that becomes free is kept for a moment for one of the ranges that were
-declined, however often each of them asked. Members of the run and invited clients come first.
+Keys are free, IP ranges are not. The clients of one address range therefore share what one client gets. A
+range with more requests than a newcomer's makes room for it, and ranges take turns. If no range has more than
+the newcomer's, a draw decides. Each place that becomes free is reserved for a moment for one of the declined
+ranges, no matter how often each of them asked. Members of the run and invited clients come first.
 
-Time is an argument in seconds. Few requests wait, so they are counted by looking at all of them.
+Time is an argument in seconds. Few requests wait, so they are counted by iterating over all of them.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Generic, TypeVar
 from swarmnet.identifiers import PeerId
 
 MAX_DECLINED = 256
-"""Ranges that take part in a draw: more than a botnet of some size has, 100 bytes each."""
+"""Declined ranges that take part in a draw: more than a botnet of some size has, at 100 bytes each."""
 DECLINED_SECONDS = 5.0
-"""How long a declined range takes part: an honest client asks again after 0.2 s (machine.PASSING)."""
+"""How long a declined range takes part. An honest client asks again after 0.2 s (`machine.PASSING`)."""
 RESERVED_SECONDS = 1.0
-"""How long a place is kept: the client's pause, and a round trip."""
+"""How long a place is reserved: the client's pause, and a round trip."""
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks."""
+    """A client that sends requests."""
 
     peer: PeerId
     range: str
-    """Its address range; where that is private or unknown, its own id."""
+    """The client's address range; its own id if the range is private or unknown."""
     is_first: bool = False
-    """A member of the run, or invited."""
+    """True for members of the run and invited clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,22 @@ class Waiting(Generic[Item]):
     client: Client
     item: Item
     size: int
-    """Bytes of its body."""
+    """Bytes of the request's body."""
 
 
 class RequestQueue(Generic[Item]):
+    """The waiting requests of one peer, bounded in number and in bytes."""
+
     def __init__(self, max_requests: int, max_bytes: int, chance: Random) -> None:
         self._max_requests, self._max_bytes, self._chance = max_requests, max_bytes, chance
         self._waiting: list[Waiting[Item]] = []
         self._turns: OrderedDict[str, int] = OrderedDict()
-        """When each range and each client was served last."""
+        """Turn in which each range and each client was last served."""
         self._turn = 0
         self._declined: OrderedDict[str, float] = OrderedDict()
-        """Range -> when it was declined last."""
+        """Range -> when it was last declined."""
         self._reserved = ("", float("-inf"))
-        """A range, and until when a place is kept for it."""
+        """A range for which a place is reserved, and until when."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -65,7 +67,7 @@ class RequestQueue(Generic[Item]):
         return sum(each.client.peer == peer for each in self._waiting)
 
     def add(self, client: Client, item: Item, size: int, now: float) -> tuple[bool, list[Waiting[Item]]]:
-        """Return whether the request has a place, and the requests that lost theirs for it."""
+        """Add a request. Returns whether it has a place, and the requests that lost theirs for it."""
         removed: list[Waiting[Item]] = []
         kept = list(self._waiting)
         while not self._fits(kept, client, size, now):
@@ -78,14 +80,14 @@ class RequestQueue(Generic[Item]):
         if self._reserved[0] == client.range:
             self._reserved = ("", float("-inf"))
         self._declined.pop(client.range, None)
-        for name in (client.range, client.peer):  # Who begins to wait comes after those who wait.
+        for name in (client.range, client.peer):  # A newcomer comes after those that wait.
             if name not in self._turns:
                 self._turns[name] = self._turn
         self._waiting = [*kept, Waiting(client, item, size)]
         return True, removed
 
     def pop(self, now: float) -> Waiting[Item]:
-        """Return the request whose turn it is. Raises ValueError if none waits."""
+        """Remove and return the next request. Raises `ValueError` if none waits."""
 
         def turn(waiting: Waiting[Item]) -> tuple[bool, int, int]:
             client = waiting.client
@@ -106,14 +108,17 @@ class RequestQueue(Generic[Item]):
         self._waiting.clear()
 
     def _fits(self, kept: list[Waiting[Item]], client: Client, size: int, now: float) -> bool:
+        """Return whether a request fits into the queue as `kept` holds it."""
         range, until = self._reserved
         is_reserved = now < until and range != client.range and not client.is_first
         has_place = len(kept) < self._max_requests - is_reserved
         return has_place and (not kept or sum(each.size for each in kept) + size <= self._max_bytes)
 
     def _loser(self, kept: list[Waiting[Item]], client: Client) -> Waiting[Item] | None:
-        """The newest request of the range with most, if the client's own has less with this one; else of the
-        client with most in its own range, likewise."""
+        """Return the request that must give way to one of `client`; None if none must.
+
+        It is the newest of the range with most requests, if the client's range has fewer, this one included.
+        Otherwise it is the newest of the client with most requests in that range, by the same condition."""
         others = [each for each in kept if not each.client.is_first]
         if not others:
             return None
@@ -128,12 +133,14 @@ class RequestQueue(Generic[Item]):
         return next(each for each in reversed(others) if each.client.peer == peer)
 
     def _decline(self, client: Client, now: float) -> None:
+        """Remember the range of a declined request."""
         self._declined.pop(client.range, None)
         self._declined[client.range] = now
         if len(self._declined) > MAX_DECLINED:
             self._declined.popitem(last=False)
 
     def _reserve(self, now: float) -> None:
+        """Reserve the free place for a declined range, drawn at random."""
         while self._declined and next(iter(self._declined.values())) <= now - DECLINED_SECONDS:
             self._declined.popitem(last=False)
         if self._declined and now >= self._reserved[1]:

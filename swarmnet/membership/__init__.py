@@ -1,1 +1,1 @@
-"""Who is there: records, beats and silence, whom to dial, and the overlay of a large group."""
+"""Group membership: signed records and heartbeats, whom to dial, and the overlay of a large group."""

@@ -1,8 +1,8 @@
-"""Which network an address belongs to: whose voices count as one, and where a stranger's word does not lead.
+"""Classifies addresses: which IP range they belong to, and which of a stranger's addresses may be dialled.
 
-Keys and ports cost nothing, networks do: whoever has many keys rarely has many networks. And an address in a
-record is the word of whoever made it, so a peer does not knock for it at doors that only it can reach: those
-of its own machine, and of the networks behind its router.
+Keys and ports are free, IP ranges are not: a peer with many keys rarely has many ranges. Limits therefore
+apply per range. The addresses in a record are unverified, so a peer does not dial those that only it can
+reach. These are addresses of its own machine, and private ones behind its router (request forgery).
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from functools import lru_cache
 
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 RANGE_BITS = {4: 24, 6: 48}
-"""Of an IP version: what one customer is given at least (RFC 6177 for IPv6; BEP 42 and go-ethereum count
-IPv4 alike)."""
+"""Prefix length of a range by IP version: what one customer gets at least (RFC 6177, BEP 42, go-ethereum)."""
 PRIVATE_BLOCKS = tuple(map(ipaddress.ip_network, (
     "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7",
 )))  # fmt: skip
-"""RFC 1918, RFC 6598 (overlays such as Tailscale's, too) and RFC 4193. An overlay or a cluster spreads its
-machines over the whole block, so no smaller part of it tells who is a neighbour."""
+"""Private blocks: RFC 1918, RFC 6598 (also overlays such as Tailscale's) and RFC 4193. An overlay or a
+cluster spreads its machines over the whole block, so no smaller part of it identifies neighbours."""
 
 
 NAT64, NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48")
-"""RFC 6052, whose last 32 bits are an IPv4 address; RFC 8215, which no router outside a network knows."""
+"""NAT64 prefixes: RFC 6052, whose last 32 bits are an IPv4 address, and RFC 8215, local to a network."""
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,9}|0[0-7]{0,11}")
 MEMORY = "memory"
-"""The protocol of addresses inside one process (protocols/memory)."""
+"""Protocol of addresses inside one process (protocols/memory)."""
 NAME_KINDS = ("dns", "dns4", "dns6")
-"""Protocols of a multiaddr whose value a resolver looks up."""
+"""Protocols of a multiaddr whose value is resolved by DNS."""
 
 
 def ip_of(text: str) -> IP | None:
-    """Parse an IP address; an IPv4 address inside an IPv6 one is returned as IPv4; None: it is none."""
+    """Parse an IP address; None if it is none. An IPv4 address inside an IPv6 one is returned as IPv4."""
     try:
         ip = ipaddress.ip_address(text)
     except ValueError:
@@ -42,8 +41,9 @@ def ip_of(text: str) -> IP | None:
 
 
 def host_ip(host: str) -> IP | None:
-    """The IP address that a resolver makes of a name without asking anyone: `ip_of`, and the forms of IPv4
-    that inet_aton(3) reads (127.1, 2130706433, 0x7f.1, 0177.0.0.1). None: it is a name."""
+    """Return the IP address that a resolver makes of a host without a query; None if it is a name.
+
+    It parses what `ip_of` does and IPv4 as in inet_aton(3) (127.1, 2130706433, 0x7f.1, 0177.0.0.1)."""
     host = host.rstrip(".").strip("[]")
     parts = host.split(".")
     if ip := ip_of(host):
@@ -58,15 +58,16 @@ def host_ip(host: str) -> IP | None:
 
 
 def is_public(ip: IP) -> bool:
-    """Whether the address belongs to one host of the open internet. `ip` as `ip_of` returns it."""
+    """Return whether an address, as `ip_of` returned it, belongs to one host of the open internet."""
     if not ip.is_global or ip.is_multicast:
         return False
     return isinstance(ip, ipaddress.IPv4Address) or not (ip.is_site_local or ip in NAT64_LOCAL)
 
 
 def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address to which packets for this one go: mapped (RFC 4291), 6to4 (RFC 3056), NAT64, ISATAP
-    (RFC 5214), or compatible (::/96, obsolete); None: there is none."""
+    """Return the IPv4 address to which packets for this IPv6 address go; None if there is none.
+
+    The kinds are mapped (RFC 4291), 6to4 (RFC 3056), NAT64, ISATAP (RFC 5214), compatible (::/96)."""
     if found := ip.ipv4_mapped or ip.sixtofour:
         return found
     number = int(ip)
@@ -78,8 +79,7 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 def range_of(address: str) -> str:
-    """The /24 or /48 of the IP with which a multiaddr begins, a relay's for a circuit; what has none is known
-    by its name."""
+    """Return the /24 or /48 of a multiaddr's first IP (a relay's for a circuit), or its protocol and name."""
     kind, host = beginning(address)
     ip = _ip_at(kind, host)
     if ip is None:
@@ -89,25 +89,27 @@ def range_of(address: str) -> str:
 
 @lru_cache(2 * 4096)
 def public_ranges(addresses: tuple[str, ...]) -> frozenset[str]:
-    """The ranges of the public IPs in which a peer is reached itself. In a lab all are of one private range,
-    and behind a relay all of the relay's, which has its own bounds."""
+    """Return the ranges of the public IPs at which a peer itself is reached. Private addresses of a lab would
+    all share one range. Addresses behind a relay are left out too: a relay has its own limits."""
     direct = [address for address in addresses if "/p2p-circuit" not in address]
     ips = [(_ip_at(*beginning(address)), address) for address in direct]
     return frozenset(range_of(address) for ip, address in ips if ip is not None and is_public(ip))
 
 
 def dialable(addresses: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
-    """Those multiaddrs of a record to which a peer may be led that is itself reached at `own`: public ones
-    and names; private ones of a block in which it has an address, too; loopback ones if it has no others.
-    What a name is looked up as must pass again (protocols/daemon/names.py)."""
+    """Return those multiaddrs of a record that a peer may dial which is itself reached at `own`.
+
+    Names and public addresses are allowed. A private one is allowed in a block where this peer is too, and a
+    loopback one if it has no others. A resolved name must pass again (protocols/daemon/names.py)."""
     here = [ip for each in own if "/p2p-circuit" not in each and (ip := _ip_at(*beginning(each)))]
     return tuple(address for address in addresses if _leads_out(address, here))
 
 
 def _leads_out(address: str, here: list[IP]) -> bool:
+    """Return whether one address may be dialled. `here`: this peer's own IPs."""
     kind, host = beginning(address)
     ip = _ip_at(kind, host)
-    if ip is None and kind in NAME_KINDS:  # The caller looks it up, and asks again with what it gets.
+    if ip is None and kind in NAME_KINDS:  # The caller resolves it and checks the result.
         return host.rstrip(".").rpartition(".")[2].lower() != "localhost"
     if kind == MEMORY:
         return True
@@ -121,13 +123,13 @@ def _leads_out(address: str, here: list[IP]) -> bool:
 
 
 def _ip_at(kind: str, host: str) -> IP | None:
-    """None: a name, or no place on a network."""
+    """Return the IP of a multiaddr's first part; None if it is a name or no network address."""
     if kind in NAME_KINDS:
         return host_ip(host)
     return ip_of(host) if kind in ("ip4", "ip6") else None
 
 
 def beginning(address: str) -> tuple[str, str]:
-    """The first protocol of a multiaddr and its value."""
+    """Return the first protocol of a multiaddr and its value."""
     _, kind, host, *_ = [*address.split("/"), "", "", ""]
     return kind, host

@@ -1,8 +1,9 @@
-"""How many addresses of strangers a peer tries: what is told costs nothing to tell, and others pay for it.
+"""Limits how many addresses of strangers a peer dials: false addresses are free to announce, and third
+parties pay.
 
-A record can name any address, of whomever. So dials of peers that are not known to be where they say are
-counted by the addresses that they try; those that lead to somebody are given back, so that a large swarm is
-joined as fast as it answers. Times in seconds on the caller's clock.
+A record can name addresses of any machine. Dials of peers whose addresses are not confirmed are therefore
+counted by the addresses that they try. A dial that succeeds is refunded, so that a large swarm is joined as
+fast as it answers. All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -15,29 +16,32 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import range_of
 
 BURST_ADDRESSES = 128
-"""A newcomer among many wants up to 74 links at once (10 in its group, 32 in each stage beside it), most of
-one or two addresses."""
+"""Addresses that may be dialled at once. A newcomer wants up to 74 links: ten in its group and 32 in each
+adjacent stage. Most peers have one or two addresses."""
 ADDRESSES_PER_MINUTE = 10
-"""After that: who dials 5,000 addresses in two minutes is a scanner in somebody's hands (measured)."""
+"""Refill rate. Without it, records can make a peer a scanner of 5,000 addresses in two minutes (measured)."""
 RANGE_FAILURES = 8
-"""In a row, before an address range is left alone: of a house or cluster that has just been switched off, so
-many records stay at most."""
+"""Failures in a row before an address range is paused. A house or cluster that has just been switched off
+leaves at most this many records."""
 RANGE_SECONDS, LONGEST_RANGE_SECONDS = 10.0, 600.0
-"""How long it is left alone after that: doubled with each further failure."""
+"""Length of the pause, which doubles with each further failure, and its bound."""
 MOST_RANGES = 4096
+"""Address ranges of which failures are remembered."""
 
 
 class DialBudget:
+    """The dials of one peer to strangers, and the failures of each address range."""
+
     def __init__(self) -> None:
         self._left = float(BURST_ADDRESSES)
         self._filled_at: float | None = None
         self._under_way: dict[PeerId, tuple[int, frozenset[str]]] = {}
-        """What each dial took, and the ranges that it tries."""
+        """Cost of each dial under way, and the address ranges that it tries."""
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Range -> failures in a row, and when the last one was."""
+        """Range -> failures in a row, and the time of the last one."""
 
     def take(self, peer: PeerId, addresses: Sequence[str], now: float) -> bool:
-        """Whether this stranger may be dialled now; if so, it is counted until `reached` or `failed`."""
+        """Return whether a stranger may be dialled now, and count the dial until `reached` or `failed`."""
         if self._filled_at is not None:
             filled = self._left + (now - self._filled_at) * ADDRESSES_PER_MINUTE / 60.0
             self._left = min(float(BURST_ADDRESSES), filled)
@@ -51,27 +55,29 @@ class DialBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether there is nothing left now for anybody."""
+        """True if no further dial is possible now."""
         return self._left < 1.0
 
     def reached(self, peer: PeerId) -> None:
-        """It was there: that dial cost nothing, and its networks are in order."""
+        """Refund the dial of a peer that answered, and forget failures of its address ranges."""
         cost, ranges = self._under_way.pop(peer, (0, frozenset()))
         self._left = min(float(BURST_ADDRESSES), self._left + cost)
         for each in ranges:
             self._failures.pop(each, None)
 
     def failed(self, peer: PeerId, now: float) -> None:
+        """Record a dial that failed in the address ranges that it tried."""
         for each in self.ended(peer):
             self._failures[each] = self._failures.pop(each, (0, 0.0))[0] + 1, now
             if len(self._failures) > MOST_RANGES:
                 self._failures.popitem(last=False)
 
     def ended(self, peer: PeerId) -> frozenset[str]:
-        """That dial is over, whatever came of it; the ranges that it tried, if it was counted."""
+        """End a dial, whatever its outcome. Returns the address ranges that it tried, if it was counted."""
         return self._under_way.pop(peer, (0, frozenset[str]()))[1]
 
     def _free_at(self, range: str) -> float:
+        """Return when a range may be dialled again."""
         failures, at = self._failures.get(range, (0, 0.0))
         if failures < RANGE_FAILURES:
             return float("-inf")

@@ -1,8 +1,9 @@
-"""Which of those that keep a link to this peer, for reasons of their own, get one back before they worked.
+"""Decides which peers that link to this one, and have not contributed yet, get a link in return.
 
-To greet costs nothing, and a link costs memory, beats and gossip. So there are places for guests, whom this
-peer would not have chosen and of whose work nothing is known. Where all are taken, a newcomer takes one from
-the address range with most guests: a crowd from one network cannot keep others out.
+A handshake is free, while a link costs memory, heartbeats and gossip. The number of *guests* is therefore
+limited: peers that this one would not have chosen and of whose work nothing is known. When all places are
+taken, a newcomer replaces one of the address range with most guests. Sybils of one network cannot keep others
+out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Iterable
 from swarmnet.identifiers import PeerId
 
 MOST_GUESTS = 64
-"""Two stages' worth of peers that chose this one (MOST_ADJACENT): who has worked needs no place."""
+"""Most guests: two stages of peers that chose this one (`MOST_ADJACENT`). Contributors need no place."""
 MOST_OF_RANGE = 16
-"""Guests of one public /24 or /48: a house or a rack."""
+"""Most guests of one public /24 or /48: a household or a rack."""
 
 
 class Guests:
@@ -30,7 +31,7 @@ class Guests:
         return len(self._ranges)
 
     def admit(self, peer: PeerId, ranges: Iterable[str]) -> bool:
-        """Whether it has a place now. `ranges`: of its addresses, those of which there are many elsewhere."""
+        """Return whether a peer has a place now. `ranges`: the public address ranges of the peer."""
         if peer in self._ranges:
             return True
         theirs = frozenset(ranges)
@@ -44,13 +45,15 @@ class Guests:
         return True
 
     def left(self, peer: PeerId) -> None:
+        """Free the place of a guest, if it has one."""
         for each in self._ranges.pop(peer, frozenset()):
             self._count[each] -= 1
             if not self._count[each]:
                 del self._count[each]
 
     def _make_room(self, here: int) -> bool:
-        """For one of whose range there are so many: the last that came of the range with most, if more."""
+        """Remove a guest for a newcomer whose range has `here` guests: the newest one of the largest range,
+        if that has more. Returns False if no range has."""
         crowded, count = max(self._count.items(), key=lambda item: item[1], default=("", 0))
         if count <= here + 1:
             return False

@@ -1,10 +1,10 @@
-"""Who is there, as one peer sees it: records are hints, beats are proof, silence is suspicion.
+"""Group membership as one peer sees it: known peers, which of them are alive, and to whom to keep links.
 
-A peer is *live* while its link to us or ours to it stands and something was heard of it within
-SILENT_SECONDS. A lost link or silence ends that at once; the record stays as an address to try again.
-Records cost nothing to make: whoever was reached is not displaced by those who were not, and how many records
-there are says little about how many peers there are; how many are dialled for them is limited
-(dial_budget.py). Times in seconds on the caller's clock.
+A signed record is a hint, a heartbeat is proof, and silence is suspicion. A peer is *live* while a link to it
+exists and something was received from it within `SILENT_SECONDS`. A lost link or silence ends that at once,
+and the record stays as an address to try again. Records are free to make. A peer that was reached is
+therefore not displaced by peers that were not. The number of records says little about the size of a group,
+and dial_budget.py limits how many of them are dialled. All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -30,40 +30,42 @@ from swarmnet.membership.overlay import (
 )
 
 BEAT_SECONDS = 1.0
+"""Interval of heartbeats."""
 SILENT_SECONDS = 4.0
-"""A frozen peer is noticed after this; the network itself needs 39 s or for ever (hivemind 1.1.12)."""
+"""A frozen peer is noticed after this time. The network needs 39 s or never does (hivemind 1.1.12)."""
 FIRST_REDIAL_SECONDS = 0.5
 LONGEST_REDIAL_SECONDS = 8.0
-"""libp2p's own dial back-off grows with attempts: after a partition frequent retries take longer."""
+"""Longest pause before a lost peer is dialled again. libp2p's own dial back-off grows with attempts, so
+frequent retries take longer after a partition."""
 FORGET_SECONDS = 600.0
+"""A peer that is not linked is forgotten this long after its last record or heartbeat."""
 MOST_ADJACENT = 32
-"""Peers of each stage next to ours that we link to: enough to choose from, whatever the stage's size."""
+"""Most links to each adjacent stage: enough to choose from for any size of stage."""
 GONE_FAILURES = 2
-"""Dials that must fail before others take a peer's place among the neighbours: its record outlives it."""
+"""Failed dials after which other peers replace a peer among the neighbours. Its record outlives it."""
 RELEASE_SECONDS = 10.0
-"""A link that neither side needs any more is kept so long: until records have settled and what was on its way
-over it has arrived."""
+"""A link that neither side needs is kept this long, so that records settle and messages arrive."""
 SEEK_SECONDS = 4.0
-"""Without a peer of the own group that takes part, a peer tries others after so long: those it met may be a
-crowd of nobodies around it. A starting group takes part sooner."""
+"""If no active peer of this group is linked for this long, other known peers are dialled: the present
+neighbours may be Sybils (eclipse attack). A group that is starting becomes active sooner."""
 MOST_TELLERS = 4
-"""Kept of each peer: one of them that was reached is enough."""
+"""Sources of a peer's record that are remembered: one of them that was reached is enough."""
 FEWEST_ON_RINGS = RINGS + 1
-"""In a group of twelve or more, 95 of 100 peers have as many neighbours (counted): often the same one stands
-beside them on several rings."""
+"""A group is large only if this many of its peers were reached. In groups of twelve or more, 95 of 100 peers
+have as many ring neighbours (counted). The same peer is often a neighbour on several rings."""
 MANY = 256
-"""Known peers from which on to choose neighbours takes milliseconds: not for every record that comes."""
+"""Known peers beyond which choosing neighbours takes milliseconds, and not every record triggers it."""
 MOST_PEERS = 4096
-"""Keys cost nothing to make: beyond this many, whoever is not linked and was met longest ago is forgotten."""
+"""Most known peers, as keys are free. Beyond it, peers that are not linked are forgotten (`_make_room`)."""
 FORGOTTEN_AT_ONCE = MOST_PEERS // 16
-"""To find them takes as long as to find one."""
+"""Peers forgotten at a time, since finding many takes as long as finding one."""
 NO_RANGE = frozenset({""})
-"""Of who has no public address."""
+"""Address ranges of a peer without a public address."""
 
 
 @dataclass(slots=True)
 class Known:
-    """One other peer. `sequence` orders its records; `ready` says that it takes part in its stage."""
+    """What is known of another peer. `sequence` orders its records; `ready`: it takes part in its stage."""
 
     stage: int
     role: str
@@ -77,50 +79,52 @@ class Known:
     round: int = 0
     service_seconds: float = 0.0
     moving_to: int = -1
-    """The stage it has announced that it would move to; -1: none."""
+    """The stage to which it has announced to move; -1: none."""
     has_seen: int = -1
-    """Sequence of the newest of our beats that it has seen."""
+    """Sequence of the newest of this peer's heartbeats that it has seen."""
     failures: int = 0
     dial_at: float = 0.0
     dialing: bool = False
     wants_us: bool = False
-    """It keeps its link to us."""
+    """True if it keeps its link to this peer."""
     unneeded_since: float = float("inf")
     reached: bool = False
-    """It was linked, if only once: not only a record, or a key that greets."""
+    """True if it was linked at least once. A record alone, or a handshake by a key, is not enough."""
     met: bool = False
-    """Its node of the directory has answered ours."""
+    """True if its DHT node has answered this peer's."""
     tellers: tuple[PeerId, ...] = ()
-    """Some of the peers that told of it."""
+    """Some of the peers that sent its record."""
     outdated: int = -1
-    """Sequence of records that it has taken back itself: its clock was ahead when it signed them."""
+    """Sequence up to which it has revoked its records: its clock was ahead when it signed them."""
     invited: bool = False
-    """The run is by invite, and the owner's for it was seen."""
+    """True if the run requires invites and the owner's invite for it was seen."""
     met_at: float = float("-inf")
     """When its first record came."""
     started: int = 0
     """When its process started, by its newest record; 0: unknown."""
     worked: bool = False
-    """It is a maker of settled sets of the own group."""
+    """True if it has contributed to a settled set of this group."""
 
     @property
     def stranger(self) -> bool:
-        """Nothing but its record says where it is."""
+        """True if only its record says where it is."""
         return not (self.reached or self.wants_us or self.met)
 
     @property
     def present(self) -> bool:
-        """Not known to be gone."""
+        """True unless it is known to be gone."""
         return self.linked or self.failures < GONE_FAILURES
 
 
 class Membership:
+    """All known peers of one run, and the links that this peer wants."""
+
     def __init__(
         self, me: PeerId, stage: int, chance: Random, beside: Collection[int] | None = None,
         by_invite: bool = False,
     ) -> None:  # fmt: skip
-        """`beside`: the other stages that this one works with (Manifest.beside); None: those next to it.
-        `by_invite`: only whom the run's owner has invited belongs to a group."""
+        """`beside`: the other stages that exchange microbatches with this one; None: the adjacent ones.
+        `by_invite`: only peers that the run's owner has invited belong to a group."""
         self.me = me
         self.stage = stage
         self.beside = tuple(beside) if beside is not None else (stage - 1, stage + 1)
@@ -128,34 +132,37 @@ class Membership:
         self.by_invite = by_invite
         self.peers: dict[PeerId, Known] = {}
         self.budget = DialBudget()
-        """For those that nobody knows to be where their records say."""
+        """Limits dials to peers whose addresses are not confirmed."""
         self.guests = Guests()
         self._former: dict[PeerId, float] = {}
-        """Members of the group that have left it since, and when they were heard last."""
+        """Former members of the group, and when each was last heard."""
         self._left: dict[PeerId, int] = {}
-        """Sequence of the last record of peers that said Bye: the directory keeps it for a while."""
+        """Sequence of the last record of peers that said Bye, which the directory keeps for a while."""
         self._wanted: frozenset[PeerId] | None = None
-        """Kept until something changes who is present."""
+        """The result of `wanted`; None when it must be computed again."""
         self._lost_since = float("inf")
-        """Since when nobody who is linked in the own group takes part."""
+        """Since when no linked peer of this group takes part; infinite if one does."""
         self._seeks = False
+        """True while other peers of the group are tried, after `SEEK_SECONDS`."""
         self._chosen: frozenset[PeerId] = frozenset()
-        """As `wanted` was last."""
+        """The last result of `wanted`."""
         self._ring: frozenset[PeerId] = frozenset()
-        """Of those, the neighbours in the own group."""
+        """The neighbours in this group among them."""
         self._reducers: frozenset[PeerId] = frozenset()
+        """Reducers of this peer's slices, which are linked in any case."""
         self._is_large = False
-        """As when `_wanted` was chosen."""
+        """True if the group was too large to be fully linked when `_wanted` was computed."""
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------
 
     def recorded(
         self, peer: PeerId, stage: int, role: str, addresses: tuple[str, ...], sequence: int, record: bytes,
         now: float, teller: PeerId | None = None, invited: bool = False,
     ) -> bool:  # fmt: skip
-        """A verified record, told by a peer or by the directory; True if it is news. An older sequence never
-        replaces a newer one, but where the peer itself says that it is in another stage or back: its clock
-        was set back since. `invited`: the owner's invite for it was seen."""
+        """Store a verified record that a peer (`teller`) or the directory sent. Returns True if it is news.
+
+        A record never replaces one with a newer sequence, unless the peer itself sends it, because its clock
+        was set back. `invited`: the owner's invite for the peer was seen."""
         known, first_hand = self.peers.get(peer), peer == teller
         if known is not None:
             known.invited |= invited
@@ -194,6 +201,7 @@ class Membership:
         self, peer: PeerId, stage: int, ready: bool, round: int, service_seconds: float, now: float,
         moving_to: int = -1, has_seen: int = -1,
     ) -> None:  # fmt: skip
+        """Store the contents of a peer's heartbeat."""
         known = self.peers.get(peer)
         if known is not None:
             known.moving_to, known.has_seen = moving_to, has_seen
@@ -206,7 +214,8 @@ class Membership:
             known.round, known.service_seconds = round, service_seconds
 
     def keeps_us(self, peer: PeerId, keeps: bool) -> None:
-        """Whether it keeps its link to us. Whom we would not have chosen is a guest until it has worked."""
+        """Record whether a peer keeps its link to this one. One that was not chosen here is a guest until it
+        contributes."""
         known = self.peers.get(peer)
         if known is None:
             return
@@ -217,7 +226,7 @@ class Membership:
             self.guests.admit(peer, public_ranges(known.addresses))
 
     def worked(self, peers: Iterable[PeerId]) -> None:
-        """These did something that keys alone cannot: a crowd takes neither their places nor their links."""
+        """Record that these peers have contributed. Sybils displace neither them nor their links."""
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.worked:
@@ -225,22 +234,22 @@ class Membership:
                 self.guests.left(peer)
 
     def dialing(self, peer: PeerId, now: bool) -> None:
-        """A dial has begun, or has ended: there is never a second one beside it."""
+        """Record that a dial begins (`now` is true) or ends. A peer has at most one dial at a time."""
         if peer in self.peers:
             self.peers[peer].dialing = now
         if not now:
             self.budget.ended(peer)
 
     def met(self, peers: Iterable[PeerId]) -> None:
-        """These answer this machine already, for another reason than a link."""
+        """Record that these peers' DHT nodes have answered, without a link."""
         for peer in peers:
             known = self.peers.get(peer)
             if known is not None and not known.met:
                 known.met, self._wanted = True, None
 
     def begin_dials(self, now: float) -> list[PeerId]:
-        """Whom to dial now: who is no stranger, and of the others as many as the budget allows, those first
-        that somebody tells of who was reached. Their dials have begun."""
+        """Return the peers to dial now, and mark their dials as begun. Peers whose addresses are confirmed
+        come first, and strangers follow as far as the budget allows, those with a voucher first."""
 
         def place(peer: PeerId) -> tuple[bool, bool, int]:
             known = self.peers[peer]
@@ -261,6 +270,7 @@ class Membership:
         return begun
 
     def _look_around(self, now: float) -> None:
+        """Update whether active peers of this group must be searched."""
         found = any(known.linked for known in self.peers.values() if self._takes_part(known))
         self._lost_since = float("inf") if found else min(self._lost_since, now)
         seeks = now >= self._lost_since + SEEK_SECONDS
@@ -275,7 +285,7 @@ class Membership:
         self._wanted = None
 
     def unlinked(self, peer: PeerId, now: float) -> None:
-        """A dial failed, a link broke, or it fell silent: try again later, with growing patience."""
+        """Record that a dial failed, or a link broke or fell silent. The pause before the next dial grows."""
         self.budget.failed(peer, now)
         known = self.peers.get(peer)
         if known is None:
@@ -288,13 +298,13 @@ class Membership:
         self._wanted = None
 
     def released(self, peer: PeerId) -> None:
-        """Its link has ended because neither side needs it."""
+        """Record that a link has ended because neither side needs it."""
         known = self.peers[peer]
         known.linked = known.ready = known.wants_us = False
         self.guests.left(peer)
 
     def left(self, peer: PeerId) -> None:
-        """It said Bye: nothing to wait for, until it signs a newer record."""
+        """Record that a peer said Bye. It is forgotten until it signs a newer record."""
         self._remember_former(peer)
         known = self.peers.pop(peer, None)
         self.guests.left(peer)
@@ -304,20 +314,21 @@ class Membership:
             if len(self._left) > MOST_PEERS:
                 del self._left[next(iter(self._left))]
 
-    # -- what follows ---------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------
 
     def has_left(self, peer: PeerId, sequence: int) -> bool:
-        """Whether it has said Bye since it signed that record, which the directory keeps for a while."""
+        """Return whether a peer has said Bye since it signed the record with that sequence."""
         return self._left.get(peer, -1) >= sequence
 
     def concerns_us(self, stage: int) -> bool:
-        """Our own group and the stages that microbatches come from or go to."""
+        """Return whether a stage is this peer's own, or one that microbatches come from or go to."""
         return stage >= 0 and (stage == self.stage or stage in self.beside)
 
     def group_size(self) -> int:
-        """Of the own group as far as known, this peer included, without those that seem gone. A group that is
-        not linked whole is at most as large as those who were reached speak for; all of it count hops alike,
-        within one, or levels (rounds/settlement.py) would not add up."""
+        """Return the estimated size of this group, this peer included, without peers that seem gone.
+
+        If the group is not fully linked, its size is bounded by an estimate from the peers that were reached.
+        Members must derive the same number of hops from it, within one, for levels (rounds/settlement.py)."""
         present = self._present(self.stage)
         if len(present) < FULL_GROUP:
             return 1 + len(present)
@@ -326,9 +337,10 @@ class Membership:
         return min(1 + len(present), spoken_for)
 
     def is_member(self, peer: PeerId) -> bool:
-        """Whether it belongs to the own group, or did until lately: it was reached in this stage, or has a
-        record of it and, in a run by invite, an invite. A record alone costs nothing: where the run is open
-        it counts only in a group that cannot be linked whole, which is seen by whom this peer has reached."""
+        """Return whether a peer belongs to this group, or did until recently.
+
+        A member was reached in this stage, or it has a record of it and, in a run by invite, an invite. In an
+        open run a record alone is enough only if reached peers show a group too large to be fully linked."""
         known = self.peers.get(peer)
         if known is None or known.stage != self.stage:
             return peer in self._former
@@ -338,11 +350,12 @@ class Membership:
         return self._is_large
 
     def wanted(self) -> frozenset[PeerId]:
-        """Whom this peer keeps links to: its neighbours in the group, and some of the stages next to it.
+        """Return the peers that this one keeps links to: neighbours in its group, and some peers of adjacent
+        stages.
 
-        Chosen among all, then among those that were reached or met, or that a reached one tells of, then
-        among those that were reached, then among those that have worked. Where all records are true, all
-        links stand and all work, these are the same."""
+        Neighbours are chosen four times: among all peers, among those with a voucher (`_vouched`), among
+        those that were reached, and among those that contributed. If records are true and links work, the
+        choices are equal."""
         if self._wanted is None:
             self._ring, wanted = frozenset(), self._reducers
             worked = self._has_worked
@@ -350,12 +363,12 @@ class Membership:
                 self._ring |= choose_neighbours(self.me, self._those(self.stage, trusted))
                 wanted |= self._adjacent(trusted)
             group = self._present(self.stage)
-            if not any(self.peers[peer].linked for peer in group):  # Whoever leads into the group will do.
+            if not any(self.peers[peer].linked for peer in group):  # Any way in will do.
                 self._ring |= self._spread(group)
             elif self._seeks:
                 untried = [peer for peer in group if not self.peers[peer].reached]
                 self._ring |= self._spread(untried)
-            if not any(self.peers[peer].worked for peer in group):  # Who takes part leads to who has.
+            if not any(self.peers[peer].worked for peer in group):  # Active peers lead to contributors.
                 ready = self._those(self.stage, self._takes_part)
                 self._ring |= choose_some(self.me, ready, MOST_ADJACENT)
             self._wanted = self._chosen = wanted | self._ring
@@ -364,51 +377,53 @@ class Membership:
         return self._wanted
 
     def reduces(self, reducers: Iterable[PeerId]) -> None:
-        """To these slices of contributions go, now or soon: they are linked wherever they stand in the
-        group."""
+        """Set the peers that reduce this peer's slices, now or soon. They are linked in any case."""
         known = {peer for peer in reducers if peer in self.peers or peer == self.me}
         if known != self._reducers:
             self._reducers, self._wanted = frozenset(known), None
 
     def candidates(self) -> list[PeerId]:
-        """Those of the own group, besides this peer, that somebody says to be there."""
+        """Return the other peers of this group that were reached or that a reached peer vouches for."""
         return self._those(self.stage, self._vouched)
 
     def shares_rounds(self, peer: PeerId) -> bool:
-        """Whether a linked peer of the own group is a neighbour in it. In a group that is not linked whole
-        some links are for slices alone, and carry no gossip: those of a reducer to everybody who is none."""
+        """Return whether a linked peer of this group is a neighbour that takes part in gossip. In a group
+        that is not fully linked, links between reducers and other peers carry slices only."""
         self.wanted()
         if peer in self._ring or not self._is_large:
             return True
         return peer not in self._reducers and self.me not in self._reducers
 
     def _those(self, stage: int, trusted: Callable[[Known], bool]) -> list[PeerId]:
+        """Return the peers of a stage that are not known to be gone and fulfil `trusted`."""
         return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
 
     def _spread(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
-        """To try, where nobody is known to be honest."""
+        """Choose peers to try, spread over address ranges, while none is known to be honest."""
         ranges = {peer: public_ranges(self.peers[peer].addresses) for peer in peers}
         return choose_spread(self.me, ranges, MOST_ADJACENT)
 
     def _adjacent(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
+        """Choose peers of adjacent stages."""
         chosen: frozenset[PeerId] = frozenset()
         for stage in self.beside:
             chosen |= choose_some(self.me, self._those(stage, trusted), MOST_ADJACENT)
         return chosen
 
     def others_may_be_there(self) -> bool:
-        """Whether a record tells of somebody in the own group who is not known to be gone."""
+        """Return whether any other peer of this group is not known to be gone."""
         return bool(self._present(self.stage))
 
     def needs(self, peer: PeerId) -> bool:
-        """Whether this peer or the other one keeps their link, which a guest without a place does not."""
+        """Return whether a link is needed: by this peer, or by one that has contributed or is a guest
+        here."""
         known = self.peers.get(peer)
         if known is None or peer in self.wanted():
             return known is not None
         return known.wants_us and (known.worked or peer in self.guests)
 
     def surplus(self, now: float) -> list[PeerId]:
-        """Linked peers whose link neither side has needed for RELEASE_SECONDS."""
+        """Return linked peers whose link neither side has needed for `RELEASE_SECONDS`."""
         surplus = []
         for peer, known in self.peers.items():
             if not known.linked or self.needs(peer):
@@ -423,7 +438,7 @@ class Membership:
         return [peer for peer, known in self.peers.items() if known.stage == stage >= 0 and known.present]
 
     def live(self, stage: int) -> list[PeerId]:
-        """Peers of a stage that are linked and take part."""
+        """Return the peers of a stage that are linked and take part."""
         return [
             peer
             for peer, known in self.peers.items()
@@ -431,6 +446,7 @@ class Membership:
         ]
 
     def to_dial(self, now: float) -> list[PeerId]:
+        """Return the peers that may be dialled by now, without regard to the budget."""
         return [
             peer
             for peer, known in self.peers.items()
@@ -442,7 +458,7 @@ class Membership:
         ]
 
     def silent(self, now: float) -> list[PeerId]:
-        """Linked peers of which nothing was heard for SILENT_SECONDS."""
+        """Return the linked peers from which nothing was received for `SILENT_SECONDS`."""
         return [
             peer
             for peer, known in self.peers.items()
@@ -450,11 +466,12 @@ class Membership:
         ]
 
     def next_silence(self, now: float) -> float:
-        """When the next linked peer would fall silent."""
+        """Return when the next linked peer would count as silent."""
         heard = [known.heard_at for known in self.peers.values() if known.linked]
         return max(now, min(heard, default=now) + SILENT_SECONDS)
 
     def forget_old(self, now: float) -> None:
+        """Forget peers without a link that were last heard `FORGET_SECONDS` ago."""
         for peer, known in list(self.peers.items()):
             if not known.linked and max(known.recorded_at, known.heard_at) + FORGET_SECONDS <= now:
                 del self.peers[peer]
@@ -464,7 +481,7 @@ class Membership:
             del self._former[peer]
 
     def _remember_former(self, peer: PeerId) -> None:
-        """It leaves the group. What it made for open rounds counts on."""
+        """Remember a member that leaves the group. Its contributions to open rounds keep their weight."""
         if peer not in self.peers or not self.is_member(peer):
             return
         known = self.peers[peer]
@@ -485,13 +502,14 @@ class Membership:
         return known.worked
 
     def _vouched(self, known: Known) -> bool:
-        """Whether it was reached or met, or somebody who was reached tells of it."""
+        """Return whether a peer was reached or met, or a reached peer has sent its record."""
         return known.reached or known.met or any(
             teller in self.peers and self.peers[teller].reached for teller in known.tellers
         )
 
     def _make_room(self) -> bool:
-        """Of those that were never reached a crowd's are forgotten first: of networks with most of them."""
+        """Forget some peers that are neither linked nor being dialled. Contributors and reached peers go
+        last, and peers of the most crowded address ranges first (Sybils). Returns False if there are none."""
         away = {peer: known for peer, known in self.peers.items() if not known.linked and not known.dialing}
         ranges = {peer: public_ranges(known.addresses) or NO_RANGE for peer, known in away.items()}
         crowds = Counter(each for of_peer in ranges.values() for each in of_peer)
@@ -507,7 +525,7 @@ class Membership:
         return True
 
     def records(self, most: int) -> list[bytes]:
-        """Records to tell a newcomer, of peers that were reached: those heard last come first."""
+        """Return up to `most` records of reached peers to send a newcomer; those heard last come first."""
         reached = (known for known in self.peers.values() if known.reached)
         newest = sorted(reached, key=lambda known: -known.heard_at)
         return [known.record for known in newest if known.record][:most]

@@ -1,10 +1,10 @@
-"""Which peers of its group a peer keeps links to, and how many hops then lead to everybody.
+"""The overlay of a group: to which peers each peer keeps links, and how many hops reach the whole group.
 
-A small group is fully linked. A larger one is laid out on RINGS rings, on each in another order that a hash
-of the peers' ids gives; everybody links to the peers before and after it on each ring. Who knows the same
-peers comes to the same links on both sides, each ring alone keeps the group connected, and a union of random
-rings is an expander: its diameter grows like the logarithm of the group (Bollobas and Fernandez de la Vega,
-"The diameter of random regular graphs", Combinatorica 2, 1982).
+A small group is fully linked. A larger one is laid out on `RINGS` rings, each ordered by another hash of the
+peers' ids. Every peer links to its predecessor and successor on each ring. Peers that know the same members
+choose the same links on both sides, and each ring alone keeps the group connected. A union of random rings is
+an expander. Its diameter grows like the logarithm of the group (Bollobas and Fernandez de la Vega, "The
+diameter of random regular graphs", Combinatorica 2, 1982).
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from swarmnet.identifiers import PeerId
 
 RINGS = 5
 FULL_GROUP = 2 * RINGS + 1
-"""Up to so many peers, everybody is linked to everybody: no more links than on the rings."""
+"""A group of at most this many peers is fully linked, which takes no more links than the rings."""
 GAP_TAKEN = RINGS
-"""The how-many-smallest of the 2 * RINGS gaps to the neighbours speaks for the group's size: one that is
-large because a neighbour is not there does no harm, nor one that is small by chance."""
+"""The group's size is estimated from the gap of this rank, counted from the smallest of the 2 * `RINGS` gaps
+to neighbours. Gaps that are large for a missing neighbour, or small by chance, do no harm."""
 SIZE_SLACK = 2.0
-"""A group may be so many times as large as this gap speaks for: 19 of 20 peers then allow for all of a group
-of 5 to 2,000 (counted)."""
+"""Factor on this estimate: 19 of 20 peers then cover the whole group, of 5 to 2,000 peers (counted)."""
 
 
 RING = 2**64
-"""Length of a ring: a place on it is eight bytes of a hash."""
+"""Length of a ring: a position on it is eight bytes of a hash."""
 
 
 @lru_cache(maxsize=2 * 4096)
 def _positions(peer: PeerId) -> tuple[bytes, ...]:
-    """Where a peer stands on each ring. Remembered: a group is laid out anew whenever somebody comes."""
+    """Return a peer's position on each ring. It is cached, as the rings are rebuilt whenever a peer joins."""
     digest = hashlib.sha512(peer.encode()).digest()
     return tuple(digest[8 * ring : 8 * ring + 8] for ring in range(RINGS))
 
 
 def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
-    """The peers of `group` that `me` keeps links to: all of a small group, at most 2 * RINGS of a larger."""
+    """Return the peers of `group` that `me` links to: all of a small group, at most 2 * `RINGS` otherwise."""
     others = [peer for peer in group if peer != me]
     if len(others) < FULL_GROUP:
         return frozenset(others)
@@ -56,8 +55,8 @@ def choose_neighbours(me: PeerId, group: Iterable[PeerId]) -> frozenset[PeerId]:
 
 
 def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[PeerId]:
-    """At most so many of `others`, drawn by a hash of both ids (rendezvous hashing, Thaler and Ravishankar
-    1998): every peer draws others, and who joins or leaves changes few choices."""
+    """Return at most `most` of `others`, chosen by a hash of both ids (rendezvous hashing, Thaler and
+    Ravishankar 1998). Each peer chooses others, and a peer that joins or leaves changes few choices."""
     known = list(others)
     if len(known) <= most:
         return frozenset(known)
@@ -65,12 +64,13 @@ def choose_some(me: PeerId, others: Iterable[PeerId], most: int) -> frozenset[Pe
 
 
 def _drawn(me: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
+    """Return `peers` in the order in which `me` chooses them."""
     return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())
 
 
 def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: int) -> frozenset[PeerId]:
-    """Likewise, first one of each address range, then a second of each: a crowd has many keys and few
-    networks. `ranges`: of each; those without any are as of one."""
+    """Choose as `choose_some` does, but first one peer of each address range, then a second of each. Sybils
+    have many keys and few ranges. `ranges`: those of each peer; peers without any count as one range."""
     met: Counter[str] = Counter()
     place: dict[PeerId, int] = {}
     for peer in _drawn(me, ranges):
@@ -81,9 +81,11 @@ def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: in
 
 
 def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:
-    """How many peers the group has at most, this one included, by how near on the rings those stand that were
-    reached. Of n peers the gaps are exponential with mean 1 / n; the expected k-th smallest of m such is
-    (1 / m + ... + 1 / (m - k + 1)) / n (Renyi, "On the theory of order statistics", 1953)."""
+    """Return an upper estimate of the group's size, this peer included, from the gaps on the rings to peers
+    that were reached.
+
+    With n peers, gaps are exponential with mean 1 / n. The expected k-th smallest of m gaps is (1/m + ... +
+    1/(m-k+1)) / n (Renyi, "On the theory of order statistics", 1953)."""
     mine = [int.from_bytes(position) for position in _positions(me)]
     places = [[int.from_bytes(position) for position in _positions(peer)] for peer in reached]
     if not places:
@@ -98,15 +100,15 @@ def size_by_neighbours(me: PeerId, reached: Iterable[PeerId]) -> int:
 
 
 def links(peers: int) -> int:
-    """Neighbours of each peer in a group of so many, at most; at least 1."""
+    """Return the number of neighbours of each peer in a group of `peers`, at least 1."""
     return max(1, min(peers - 1, 2 * RINGS))
 
 
 def hops(peers: int) -> int:
-    """Hops within which everybody of a group of so many is reached, this peer included in the count.
+    """Return the number of hops within which any peer of a group of `peers` reaches the whole group.
 
-    The smallest d with (k - 1)**(d - 1) >= 2 n ln n for k = 2 * RINGS links each (the theorem above): one
-    more than the diameters of such rings are, which leaves room for links that are just being replaced."""
+    It is the smallest d with (k-1)**(d-1) >= 2 n ln n for k = 2 * `RINGS` links each (the theorem above).
+    This is one more than the diameter of such rings, which leaves room for links that are being replaced."""
     if peers <= FULL_GROUP:
         return 1
     degree = 2 * RINGS

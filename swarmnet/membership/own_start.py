@@ -1,4 +1,4 @@
-"""Tells another living process with this peer's identity from an earlier process that has ended.
+"""Distinguishes a running process with this peer's identity from an earlier one that has ended.
 
 Each process signs the time of its start into its records. A process that has ended signs no new record.
 """
@@ -8,31 +8,32 @@ from __future__ import annotations
 from typing import Literal
 
 MARGIN_MICROSECONDS = 3_000_000
-"""By which two clocks of one swarm may differ (SKEW_SECONDS in protocols/signed/records.py)."""
+"""Greatest difference between two clocks of one swarm (`SKEW_SECONDS` in protocols/signed/records.py)."""
 MOST_STARTS = 64
-"""Starts of one identity that are remembered: twice as many as a record's life has restarts of 4 s."""
+"""Remembered starts of one identity: twice the number of restarts, 4 s each, within the life of a record."""
 
 
 class OwnStart:
-    """The start of one process. Times in microseconds of the swarm's time, as a record's sequence."""
+    """The start of one process. All times are in microseconds of the swarm's time."""
 
     def __init__(self) -> None:
         self.number = 0
-        """Time of the start; 0 until the first record is signed, as the swarm's time is not known before."""
+        """Time of the start; 0 until the first record is signed: the swarm's time is not known before."""
         self._newest: dict[int, int] = {}
-        """Other start -> sequence of its newest record that was seen."""
+        """Start of another process -> sequence of its newest record that was seen."""
 
     def begin(self, now: float) -> int:
-        """Return the number, which the first call sets. `now`: swarm's time, seconds."""
+        """Return the time of the start, which the first call sets. `now`: the swarm's time in seconds."""
         if not self.number:
             self.number = max(1, int(now * 1e6))
         return self.number
 
     def saw(self, started: int, sequence: int, now: float) -> Literal["nothing", "earlier", "later"]:
-        """Judge a record that the own key has signed. Returns which process is proved to live besides this.
+        """Check a record that this peer's own key has signed. Returns which other process is proven to be
+        running.
 
-        An earlier one is proved by a record that is newer than both this start and a record seen before.
-        A later one is proved by any record, as this process still runs. `now`: swarm's time, seconds."""
+        An earlier process is proven by a record that is newer than both this start and a record seen before.
+        A later process is proven by any record, as this process is still running. `now` is in seconds."""
         if not self.number or started in (0, self.number):
             return "nothing"
         if started > self.number:

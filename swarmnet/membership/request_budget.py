@@ -1,6 +1,7 @@
-"""How often a peer answers the same request: a few times at once, for a link may be lost, then rarely.
+"""Limits how often a peer answers the same request: a few times at once, since a link may be lost, and then
+rarely.
 
-The generic cell rate algorithm (ITU-T I.371): one number a key. Times in seconds on the caller's clock.
+It is the generic cell rate algorithm (ITU-T I.371) with one number per key. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-"""Who asks, and for what."""
+"""Identifies the client and what it requests."""
 
 BURST = 4
-"""Answers at once, as to questions about slices (audits.MOST_OF_RESULT): a link may be lost twice, and the
-peer started anew."""
+"""Answers at once, as for slices (`audits.MOST_OF_RESULT`): a link may be lost twice and a peer restart."""
 
 
 class RequestBudget(Generic[Key]):
     def __init__(self, refill_seconds: float, burst: int = BURST) -> None:
-        """After `burst` answers one more is given each `refill_seconds`."""
+        """Allow `burst` answers for each key, and then one more each `refill_seconds`."""
         self._refill_seconds, self._burst = refill_seconds, burst
         self._full_at: dict[Key, float] = {}
         """When each key has its whole burst again."""
@@ -28,7 +28,7 @@ class RequestBudget(Generic[Key]):
         return len(self._full_at)
 
     def spend(self, key: Key, now: float) -> bool:
-        """Whether the request is answered now; if so, it is counted."""
+        """Return whether the request may be answered now; if so, it is counted."""
         full_at = max(now, self._full_at.get(key, now)) + self._refill_seconds
         if full_at - now > self._burst * self._refill_seconds:
             return False

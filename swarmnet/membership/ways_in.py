@@ -1,6 +1,6 @@
-"""When a running peer asks its bootstraps again, so that newcomers go on finding it.
+"""Decides when a running peer contacts its bootstraps again, so that newcomers still find it.
 
-A bootstrap that was away comes back with an empty routing table. It learns of a peer only if that peer asks.
+A bootstrap returns with an empty routing table, and learns of a peer only if that peer contacts it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
 
 FIRST_ASK_SECONDS = 5.0
-"""The shortest absence that issue 47 names. An earlier second question finds the same process dead."""
+"""Delay of the first request: the shortest absence to notice. An earlier one finds the process dead."""
 LONGEST_ASK_SECONDS = 15.0
-"""Between two questions to a peer that does not answer. A newcomer trains about 19 s after its start
-(measured, tests/soak/bootstrap_soak.py). If it has found no other until then, it begins a history of its
-own."""
+"""Longest pause between requests to a peer that does not answer. A newcomer trains about 19 s after its start
+(measured, tests/soak/bootstrap_soak.py). If it finds no other peer until then, it begins a branch."""
 STEADY_SECONDS = 30.0
-"""Between two questions to a peer that answers. It may have started anew since, with an empty table.
-Newcomers must find the swarm within 60 s of the return: with jitter this leaves 24 s to dial and join."""
+"""Pause between requests to a peer that answers. It may have restarted since, with an empty table. Newcomers
+must find the swarm within 60 s of its return: with jitter this leaves 24 s to dial and join."""
 ASK_JITTER = 0.2
-"""As a share of each pause, as for dials in machine.py. Peers that lost a bootstrap together ask apart."""
+"""Jitter as a fraction of each pause, as for dials. Peers that lost a bootstrap together ask apart."""
 MOST_REMEMBERED = 8
-"""Remembered peers that are asked besides the bootstraps. One that answers is enough."""
+"""Remembered peers that are contacted besides the bootstraps. One that answers is enough."""
 
 
 @dataclass(slots=True)
 class _Way:
-    """What is known of one bootstrap or remembered peer."""
+    """The state of one bootstrap or remembered peer."""
 
     ask_at: float
     failures: int = 0
@@ -38,7 +37,7 @@ class _Way:
 
 
 class WaysIn:
-    """The bootstraps of one peer, or its remembered peers where it names no bootstrap."""
+    """The bootstraps of one peer, or its remembered peers if it names no bootstrap."""
 
     def __init__(self, bootstraps: Iterable[PeerId], chance: Random) -> None:
         self._bootstraps = frozenset(bootstraps)
@@ -46,15 +45,15 @@ class WaysIn:
         self._ways: dict[PeerId, _Way] = {}
         self._table_is_empty = True
         self.lost = False
-        """True while the routing table holds no bootstrap and the last question to each has failed."""
+        """True while the routing table holds no bootstrap and the last request to each has failed."""
 
     @property
     def wants_remembered(self) -> bool:
-        """Whether `look` has a use for remembered peers."""
+        """True if `look` has a use for remembered peers."""
         return self.lost or not self._bootstraps
 
     def look(self, table: Collection[PeerId], remembered: Iterable[PeerId], now: float) -> list[PeerId]:
-        """Return the peers to ask now. `table`: peers in the routing table; `now` in seconds."""
+        """Return the peers to contact now. `table`: the peers in the routing table; `now` in seconds."""
         self._table_is_empty = not table
         wanted = set(self._bootstraps)
         if self.lost or (not self._bootstraps and not table):
@@ -70,7 +69,7 @@ class WaysIn:
         return [peer for peer, way in self._ways.items() if now >= way.ask_at]
 
     def asked(self, peer: PeerId, answered: bool, now: float) -> None:
-        """Note the outcome of one question. The next one follows later after each failure."""
+        """Record the outcome of a request. The next one follows later after each failure."""
         way = self._ways.get(peer)
         if way is None:
             return

@@ -1,1 +1,1 @@
-"""Which stage a peer serves, and when it moves to another."""
+"""Decides which stage a peer serves, and when it moves to another."""

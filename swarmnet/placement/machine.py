@@ -1,5 +1,8 @@
-"""One peer's decisions to move: it looks, announces, looks again, and goes once a peer that stays has shown
-that it knows. What is right is said in policy.py. Times in seconds on the caller's clock.
+"""A peer's move to another stage, step by step: it looks, announces the move, looks again, waits for a
+confirmation, and goes.
+
+The confirmation comes from a peer of its stage that stays and has seen the announcement. policy.py decides
+which moves are right. All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from swarmnet.placement.policy import (
 )
 
 STARVING_SECONDS = (1.0, 5.0)
-"""When the stage above or below has nobody: drawn, so that not all who notice it come at once."""
+"""Delay before looking when an adjacent stage has no peer, drawn so that not all peers come at once."""
 PATIENT_STARVING_SECONDS = (10.0, 20.0)
-"""The same for who is in its cool-down: announcing takes the others 6 s and more. If nobody goes, everybody
-stands still until the cool-down is over (seen: 60 s)."""
+"""The same for a peer in its cool-down: announcements of others take 6 s and more. If no other peer moved,
+the swarm would stop until the cool-down is over (seen: 60 s)."""
 LOOKS_IN_VAIN = 3
-"""After each so many in a row one richer stage more is not waited for: its peers may be told to stay. Whoever
-may go has mostly gone by then: all peers look about as often."""
+"""After every third blocked look in a row, one more richer stage is not waited for: its peers may be
+forbidden to move. Peers that can move have usually gone by then, as all look about equally often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the directory says, asked for by `Look`; None if it did not answer. `rate`: the own, measured.
-    `on_disk`: stages whose weights this peer has."""
+    """Answers `Look` with the directory's view; None if it did not answer. `rate` is this peer's measured
+    rate in microbatches per second. `on_disk` lists stages whose weights this peer has."""
 
     view: View | None
     rate: float
@@ -46,12 +49,12 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Starving:
-    """The stage above or below has no live peer."""
+    """An adjacent stage has no live peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBeat:
-    """A peer of the own stage said how it is. `knows`: after it had seen the own announcement; `stays`: it
+    """A heartbeat of a peer of the same stage. `knows`: it has seen this peer's announcement. `stays`: it
     serves, and has announced no move itself."""
 
     peer: PeerId
@@ -61,6 +64,8 @@ class GroupBeat:
 
 @dataclass(frozen=True, slots=True)
 class GroupPeerGone:
+    """A peer of the same stage is gone."""
+
     peer: PeerId
 
 
@@ -69,27 +74,27 @@ MoveEvent = Tick | Looked | Starving | GroupBeat | GroupPeerGone
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask the directory for all stages, and come back with `Looked`."""
+    """Query the directory for all stages, then report `Looked`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnounceMove:
-    """Say so in the own record and in every beat from the next one on."""
+    """Announce the move in this peer's record and in every heartbeat from the next one on."""
 
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """It stays after all."""
+    """Withdraw the announcement: the peer stays."""
 
     code: str
-    """Why: of peers/telemetry/reasons.py."""
+    """The reason (peers/telemetry/reasons.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Leave the stage properly and take up the other. The machine ends; a new one begins there."""
+    """Leave the stage properly and join the other. This state machine ends, and a new one begins there."""
 
     stage: int
 
@@ -99,38 +104,38 @@ MoveEffect = Look | AnnounceMove | Withdraw | Go
 
 @dataclass(slots=True)
 class Mover:
-    """One peer's decisions, from arriving at a stage to leaving it."""
+    """The decisions of one peer from its arrival at a stage to its departure."""
 
     me: PeerId
     stage: int
     rules: MoveRules
     chance: Random
     rests_until: float
-    """Arrival and cool-down; until then it goes nowhere but to a stage that has nobody."""
+    """End of the cool-down. Until then the peer moves only to a stage without peers."""
     download_seconds: float
-    """What fetching another stage is expected to take."""
+    """Expected seconds to fetch the weights of another stage."""
     phase: str = "resting"
-    """resting, looking, announced, checking, confirming, gone"""
+    """One of resting, looking, announced, checking, confirming, gone."""
     intent: Intent | None = None
     arrived: float | None = None
-    """None: when the cool-down is over."""
+    """When the peer arrived; None: at `rests_until`."""
     _due: float = 0.0
     _period: float = LONGEST_PERIOD_SECONDS
     _staying: set[PeerId] = field(default_factory=set)
     _on_disk: frozenset[int] = frozenset()
-    _in_vain: int = 0
-    """Looks in a row at which nothing was in the way of a move but that peers of richer stages go first."""
+    _blocked_looks: int = 0
+    """Looks in a row after which a move was prevented only because peers of richer stages go first."""
 
     def __post_init__(self) -> None:
         arrived = self.rests_until if self.arrived is None else self.arrived
         self._due = arrived + self.chance.uniform(0.0, SHORTEST_PERIOD_SECONDS)
 
     def next_deadline(self) -> float:
-        """When to come with a Tick if nothing else happens."""
+        """Return when to call `handle` with Tick if nothing else happens."""
         return self._due
 
     def handle(self, event: MoveEvent, now: float) -> list[MoveEffect]:
-        """Take an event; return what must be done."""
+        """Handle an event. Returns what must be done."""
         match event:
             case Tick():
                 return self._tick(now) if now >= self._due else []
@@ -164,7 +169,7 @@ class Mover:
     def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
         if self.phase not in ("looking", "checking"):
             return []
-        if view is None:  # As it is about stages of which it remembers nothing: those that lack somebody.
+        if view is None:  # It may be silent about just the stages that lack peers.
             withdrawn = self._rest(now, "directory_silent")
             self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
             return withdrawn
@@ -173,10 +178,10 @@ class Mover:
             return self._check(view, now)
         self.intent = self._choose(view, rate)
         if self.intent is not None and now < self.rests_until and view.capacities[self.intent.target] > 0:
-            self.intent = None  # A cool-down is cut short for nothing but an empty stage.
+            self.intent = None  # Only an empty stage ends a cool-down early.
         if self.intent is None:
             withdrawn = self._rest(now, "")
-            if min(view.capacities) <= 0:  # Whoever announced to go there may not come to it.
+            if min(view.capacities) <= 0:  # A peer that announced to go there may fail to.
                 self._due = min(self._due, now + self.chance.uniform(*PATIENT_STARVING_SECONDS))
             return withdrawn
         self.phase, self._due = "announced", now + self.chance.uniform(*self.rules.recheck_seconds)
@@ -184,6 +189,7 @@ class Mover:
         return [AnnounceMove(self.intent.target)]
 
     def _choose(self, view: View, rate: float) -> Intent | None:
+        """Choose a move, and after looks without one wait for fewer richer stages."""
         def passing_over(stages: int) -> Intent | None:
             return choose_move(
                 view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance, stages,
@@ -192,14 +198,14 @@ class Mover:
 
         intent = passing_over(0)
         if intent is not None or passing_over(len(view.capacities)) is None:
-            self._in_vain = 0
+            self._blocked_looks = 0
             return intent
-        intent = passing_over(self._in_vain // LOOKS_IN_VAIN)
-        self._in_vain += 1
+        intent = passing_over(self._blocked_looks // LOOKS_IN_VAIN)
+        self._blocked_looks += 1
         return intent
 
     def _check(self, view: View, now: float) -> list[MoveEffect]:
-        """Everybody who announced before is in sight now."""
+        """Check an announced move: all peers that announced one before are visible by now."""
         assert self.intent is not None, "only an announced move is checked"
         others = tuple(intent for intent in view.intents if intent.peer != self.me)
         everybody = replace(view, intents=(*others, self.intent))
@@ -210,12 +216,14 @@ class Mover:
         return self._confirm()
 
     def _confirm(self) -> list[MoveEffect]:
+        """Go if a peer that stays has confirmed the announcement."""
         if self.phase != "confirming" or self.intent is None or not self._staying:
             return []
         self.phase, self._due = "gone", float("inf")
         return [Go(self.intent.target)]
 
     def _rest(self, now: float, code: str) -> list[MoveEffect]:
+        """End the attempt to move, and look again after a period. `code`: reason if a move was announced."""
         announced, self.intent = self.intent, None
         next_look = now + self._period * self.chance.uniform(0.8, 1.2)
         self.phase, self._due = "resting", next_look

@@ -1,7 +1,7 @@
-"""Stages that stand still: peers wait there for weights, and no peer of the stage has them.
+"""Finds stuck stages: peers wait there for weights, and no peer of the stage has them.
 
-A peer that has such a stage's checkpoint on its own disk goes there before all else. Until it does, the
-peers that wait carry nothing. In a run that has hardly begun no peer waits: all begin from the seed.
+A peer that has a checkpoint of such a stage on its disk goes there first. Until one does, the waiting peers
+carry no microbatches. No peer waits in a run that has hardly begun: all begin from the seed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 
 
 class Stands(Protocol):
-    """A peer as its newest record or beat shows it."""
+    """A peer as its newest record or heartbeat shows it."""
 
     @property
     def stage(self) -> int: ...
 
     @property
     def waits(self) -> bool:
-        """It has no weights yet."""
+        """True if the peer has no weights yet."""
 
     @property
     def round(self) -> int: ...
@@ -29,7 +29,7 @@ class Stands(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`Stands`, where nothing else is known of the peer."""
+    """A plain `Stands`, for peers of which nothing else is known."""
 
     stage: int
     waits: bool
@@ -38,15 +38,15 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """The newest usable checkpoint of a stage on the own disk."""
+    """The newest usable checkpoint of a stage on this peer's disk."""
 
     stage: int
     round: int
 
 
 def stuck_stages(peers: Iterable[Stands], snapshot_rounds: int) -> dict[int, int]:
-    """Return the stages in which all peers wait for weights, and how many wait there. Empty before the run's
-    first snapshot: until then a peer without weights begins from the seed."""
+    """Return the stages in which all peers wait for weights, and how many wait there. It is empty before the
+    run's first snapshot: until then a peer without weights begins from the seed."""
     peers = [peer for peer in peers if peer.stage >= 0]
     rounds = [peer.round for peer in peers if not peer.waits]
     if not rounds or median_low(rounds) < snapshot_rounds:
@@ -59,9 +59,11 @@ def stuck_stages(peers: Iterable[Stands], snapshot_rounds: int) -> dict[int, int
 def stage_to_restore(
     peers: Iterable[Stands], on_disk: Sequence[OnDisk], never: Collection[int] = ()
 ) -> int | None:
-    """Return the stage whose weights this peer has and the peers there lack; None: there is none. A stage
-    without weights comes before one with older weights; one where peers wait comes before an empty one.
-    `on_disk`: the checkpoint that was written last comes first; it decides between equal stages."""
+    """Return the stage to restore: this peer has its weights, and the peers there lack them or have older
+    ones; None if there is none.
+
+    Stages without weights come before those with older weights, and stages where peers wait before empty
+    ones. `on_disk` begins with the checkpoint written last, and its order decides between equal stages."""
     rounds: dict[int, list[int]] = {}
     waiting: Counter[int] = Counter()
     for peer in peers:

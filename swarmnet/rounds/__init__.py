@@ -1,1 +1,1 @@
-"""A group's rounds: whose contributions count, when a set is settled, and what forks come to."""
+"""The rounds of a group: whose contributions have weight, when sets settle, and how forks are resolved."""

@@ -1,13 +1,14 @@
-"""Whether reducers tell the truth: which results a peer looks into, what it has asked for, and who has lied.
+"""Audits of reducers: which results a peer checks, what it has requested, and which reducers are proven
+faulty.
 
-A result can be made again by anybody who has the slices that it names, and each of these is signed. So a peer
-draws shards of the results that come and asks their maker for the slices. It draws by a secret of its own,
-over what the maker has published by then: whom it would have to answer it could not know.
+Any peer that has the slices named by a result can compute its sums again, and each slice is signed. A peer
+therefore draws shards of the results that arrive and requests the slices from the reducer. The draw depends
+on a secret of the auditor and on the published result, so a reducer cannot know which peer will audit it.
 
-Slices that are all that the table names, and do not give the sums, *prove* that the maker lied: to everybody,
-and without a vote. Who has such a proof hands it on to each neighbour that does not have it. An answer that
-does not come, or does not fit, proves nothing: then this peer lets somebody else reduce for a while
-(reducing.py). Without IO; times in seconds on the caller's clock.
+If the slices are exactly those of the table and do not give the sums, they *prove* that the reducer is
+faulty. Every peer can check the proof, without a vote. A peer with such a proof offers it to each neighbour
+that lacks it. A missing or malformed response proves nothing: the auditor only avoids that reducer for a
+while (reducing.py). Without IO; times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -22,85 +23,88 @@ from swarmnet.rounds.fetch_scheduler import SLOW_BYTES_PER_SECOND
 from swarmnet.rounds.result_table import Contributor, Table
 
 AUDITS = 0.5
-"""Of a result's shard, by all who could, on the mean. A line then carries half a contribution for them, up
-and down, in a group of any size: a tenth of the exchange (docs/benchmarks/groups.md)."""
+"""Mean number of audits of each shard of a result, over all peers. Audits then load each link with half a
+contribution, up and down, for any size of group: a tenth of the exchange (docs/benchmarks/groups.md)."""
 MOST_OF_RESULT = 4
-"""Shards of one result that a peer asks for, and is given: in a group of two it would draw half of them."""
+"""Most shards of one result that a peer requests or serves. In a group of two it would draw half of them."""
 MOST_OPEN = 16
-"""Questions at a time: an answer is as long as a contribution of each in the shard, by the run's shards."""
+"""Audit requests at a time. A response holds one slice of each contributor."""
 MOST_CONVICTED = 4096
-"""Peers remembered, as many as membership knows."""
+"""Faulty peers remembered, as many as membership knows."""
 MOST_PROOFS = 16
-"""Kept to hand on, the newest. Who comes later lets the liars before these lie once more to be proven so."""
+"""Newest proofs kept for other peers. For peers that join later, older faulty peers must be proven again."""
 
 Name = tuple[ContributionId, int]
-"""A result, and one of its shards."""
+"""The id of a result, and one of its shards."""
 
 
 @dataclass(slots=True)
 class Question:
-    """The slices of one shard of a result, from its maker or from somebody who says that they prove a lie."""
+    """A request for a shard's slices, to the reducer or to a peer that offers them as a proof."""
 
     name: Name
     round: int
     maker: PeerId
     asked: PeerId
     until: float
-    """When it is answered no more."""
+    """When the request expires."""
     result: bytes = b""
-    """As it travels, signed. Of a proof it comes first."""
+    """The signed result, as it travels. A proof begins with it."""
     contributors: frozenset[Contributor] = frozenset()
+    """Contributors of the shard, whose slices are requested."""
     slices: dict[Contributor, bytes] = field(default_factory=dict)
-    """As they travel, each signed."""
+    """The signed slices that have arrived, as they travel."""
 
     @property
     def is_proof(self) -> bool:
-        """That somebody else offers."""
+        """Return whether the request is for a proof that another peer offers."""
         return self.asked != self.maker
 
     @property
     def is_whole(self) -> bool:
+        """Return whether all slices have arrived."""
         return bool(self.contributors) and len(self.slices) == len(self.contributors)
 
 
 class Audits:
-    """Of one peer in one group; outlives its rounds."""
+    """The audits of one peer in one group. The object outlives a `GroupRounds`."""
 
     def __init__(self, secret: bytes, window: int) -> None:
-        """`secret`: what nobody else can know, by which it is drawn; `window`: of the run's rounds."""
+        """`secret`: known to this peer alone, it decides the draws. `window`: the one of the run's rounds."""
         self.secret, self._window = secret, window
         self._open: dict[tuple[PeerId, Name], Question] = {}
         self.outcomes: Counter[str] = Counter()
-        """Of the own questions, by code (peers/telemetry/reasons.py)."""
+        """Number of own requests by outcome code (peers/telemetry/reasons.py)."""
         self.convicted: dict[PeerId, int] = {}
-        """They have lied: what they make for that round and later ones does not count. The first is that of
-        the lie, or later than those that were sealed when that was applied: an earlier one settles somewhere
-        while the proof is on its way, and histories would part."""
-        self.proofs: dict[PeerId, Question] = {}
-        """Of the newest convicted: what is to be handed on."""
-        self._told: dict[PeerId, set[PeerId]] = {}
-        """Who has said that it knows of a convicted one."""
-        self._criers: set[PeerId] = set()
-        """They offered a proof that is none: nothing is asked of them again."""
+        """Faulty peers, and the first round from which their contributions have no weight.
 
-    # -- which results --------------------------------------------------------------------------------
+        It is `window` - 1 rounds before the wrong sums. Earlier rounds were sealed when that round was
+        applied. They may settle somewhere while the proof travels, so removing them would fork the group."""
+        self.proofs: dict[PeerId, Question] = {}
+        """Proofs against the newest faulty peers, which other peers may request."""
+        self._informed: dict[PeerId, set[PeerId]] = {}
+        """Neighbours that have reported a proof against each of these peers."""
+        self._false_accusers: set[PeerId] = set()
+        """Peers that offered an invalid proof. No proof is requested from them again."""
+
+    # -- choice of results ----------------------------------------------------------------------------
 
     def drawn(self, result: ContributionId, table: Table, peers: int) -> tuple[int, ...]:
-        """The shards of somebody's result to look into, in a group of so many."""
+        """Return the shards of a result of another peer that this peer audits, in a group of `peers`."""
         share = AUDITS / max(1, peers - 1)
         names = ((shard, result + shard.to_bytes(4, "big")) for shard in sorted(table.shards))
         chosen = (shard for shard, name in names if chance(self.secret, name) < share)
         return tuple(shard for shard, _ in zip(chosen, range(MOST_OF_RESULT), strict=False))
 
-    # -- questions ------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------
 
     def ask(self, question: Question) -> bool:
-        """It may be sent: there is room, and not more than one proof of a liar, and from one peer, is on its
-        way."""
+        """Register a request. Returns False if it must not be sent: too many are open, or the same one is.
+        Proofs have tighter limits: one at a time against a faulty peer, and one at a time from one peer."""
         if len(self._open) >= MOST_OPEN or (question.asked, question.name) in self._open:
             return False
         if question.is_proof:
-            if question.asked in self._criers or not self.is_news(question.maker, question.round):
+            if question.asked in self._false_accusers or not self.is_news(question.maker, question.round):
                 return False
             proofs = [other for other in self._open.values() if other.is_proof]
             if any(question.asked == other.asked or question.maker == other.maker for other in proofs):
@@ -109,72 +113,76 @@ class Audits:
         return True
 
     def asked(self, peer: PeerId, name: Name) -> Question | None:
-        """What that peer was asked for, and waits for yet."""
+        """Return the open request to that peer; None if there is none."""
         return self._open.get((peer, name))
 
     def end(self, question: Question) -> None:
-        """It is answered, or given up."""
+        """Remove a request that is answered or given up."""
         self._open.pop((question.asked, question.name), None)
 
     def left(self, peer: PeerId) -> None:
-        """It is not linked any more: that it does not answer says nothing."""
+        """Forget a peer that is no longer linked. Its missing response proves nothing."""
         for question in [question for question in self._open.values() if question.asked == peer]:
             self.end(question)
-        for told in self._told.values():
+        for told in self._informed.values():
             told.discard(peer)
 
     def overdue(self, now: float) -> list[Question]:
-        """They have ended without an answer."""
+        """Remove and return the requests that expired without a response."""
         late = [question for question in self._open.values() if now >= question.until]
         for question in late:
             self.end(question)
         return late
 
-    # -- who has lied ---------------------------------------------------------------------------------
+    # -- faulty peers ---------------------------------------------------------------------------------
 
     def is_news(self, maker: PeerId, round: int) -> bool:
-        """Whether a proof of a lie in that round would change what counts."""
+        """Return whether a proof of wrong sums in that round would change which contributions have weight."""
         return self._first(round) < self.convicted.get(maker, 1 << 32)
 
     def _first(self, round: int) -> int:
+        """Return the first round whose contributions lose their weight by wrong sums in `round`."""
         return round - self._window + 1
 
     def proves(self, question: Question) -> list[Name]:
-        """Its slices do not give its result, which is news. Which proofs are kept no more."""
+        """Record a proof: the slices do not give the sums of the result. Returns the names of older proofs
+        that are dropped.
+
+        Requires `is_news` for its reducer and round."""
         if question.maker in self.convicted or len(self.convicted) < MOST_CONVICTED:
             self.convicted[question.maker] = self._first(question.round)
         self.proofs.pop(question.maker, None)
         self.proofs[question.maker] = question
-        self._told[question.maker] = {question.asked} if question.is_proof else set()
+        self._informed[question.maker] = {question.asked} if question.is_proof else set()
         surplus = list(self.proofs)[:-MOST_PROOFS]
         for oldest in surplus:
-            del self._told[oldest]
+            del self._informed[oldest]
         return [self.proofs.pop(oldest).name for oldest in surplus]
 
     def proves_nothing(self, question: Question) -> None:
-        """What somebody offered as a proof is none."""
-        if len(self._criers) < MOST_CONVICTED:
-            self._criers.add(question.asked)
+        """Record that a peer offered an invalid proof."""
+        if len(self._false_accusers) < MOST_CONVICTED:
+            self._false_accusers.add(question.asked)
 
     def knows(self, peer: PeerId, liar: PeerId, round: int) -> bool:
-        """It has said itself that it has a proof, of a lie in that round. Whether that is news."""
-        if liar not in self.proofs or peer in self._told[liar] or round > self.proofs[liar].round:
+        """Record that `peer` reported a proof against `liar` in that round. Returns whether that is news."""
+        if liar not in self.proofs or peer in self._informed[liar] or round > self.proofs[liar].round:
             return False
-        self._told[liar].add(peer)
+        self._informed[liar].add(peer)
         return True
 
     def to_tell(self, neighbours: Iterable[PeerId]) -> Iterator[tuple[PeerId, Question]]:
-        """Which of these has not said that it knows of whom."""
+        """Yield each neighbour with each proof that it has not reported itself."""
         peers = tuple(neighbours)
         for liar, proof in self.proofs.items():
-            yield from ((peer, proof) for peer in peers if peer not in self._told[liar])
+            yield from ((peer, proof) for peer in peers if peer not in self._informed[liar])
 
 
 def chance(secret: bytes, name: bytes) -> float:
-    """In [0, 1): what only who has the secret can know."""
+    """Return a number in [0, 1) that only a peer with the secret can predict."""
     return int.from_bytes(hashlib.sha256(secret + name).digest()[:7], "big") / (1 << 56)
 
 
 def answer_seconds(slices: int, each_bytes: int) -> float:
-    """What so many take to come over a slow line."""
+    """Return the seconds that `slices` of `each_bytes` take over a slow link."""
     return slices * each_bytes / SLOW_BYTES_PER_SECOND

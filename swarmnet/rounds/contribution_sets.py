@@ -1,4 +1,4 @@
-"""What a peer holds of a round, and what it knows of a neighbour's rounds."""
+"""The contributions that a peer holds of a round, and what it knows of a neighbour's rounds."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from swarmnet.run.rates import WHOLE
 
 
 def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:
-    """The first bytes of SHA-256 over the sorted ids: names a set of contributions, and after them the factor
-    of the learning rate where the run's owner has ordered one: other steps follow from other factors."""
+    """Return the digest that names a set of contributions: the first bytes of SHA-256 over the sorted ids. A
+    learning-rate factor other than 1 is hashed too, because the same set then leads to another step."""
     rate = b"" if factor == WHOLE else factor.to_bytes(4, "big")
     return hashlib.sha256(b"".join(sorted(ids)) + rate).digest()[:DIGEST_BYTES]
 
 
 def kept_rounds(rules: Rounds) -> int:
-    """How many settled sets, with their contributions, a peer keeps: what comes after an old snapshot."""
+    """Return how many settled sets a peer keeps with their contributions, to follow an old snapshot."""
     return 2 * rules.snapshot_rounds + 2 * rules.window
 
 
 @dataclass(slots=True)
 class RoundSet:
-    """The contributions of one round, and where it stands here. Times: infinite until it happens."""
+    """The contributions of one round, and its state here. A time is infinite until its event happens."""
 
     held: dict[PeerId, Reference] = field(default_factory=dict)
     closed_at: float = float("inf")
     gathered: int = 0
-    """What was made within so many hops, less one, is held here (agreement.Agreement.gathered)."""
+    """Level: all contributions made within `gathered` - 1 hops are held here
+    (`settlement.Agreement.gathered`)."""
     sealed: int = 0
-    """Everybody within so many hops, less one, has sealed this very set (agreement.Agreement.sealed)."""
+    """Level: all peers within `sealed` - 1 hops have sealed this very set (`settlement.Agreement.sealed`)."""
     sealed_at: float = float("inf")
     factor: int = WHOLE
-    """Of its learning rate (run/rates.py); a part of the set."""
+    """Factor of the learning rate (run/rates.py); a part of the set."""
     _digest: bytes | None = None
 
     def add(self, reference: Reference) -> None:
@@ -50,8 +51,8 @@ class RoundSet:
         self._changed()
 
     def keep_only(self, settled: Container[ContributionId]) -> list[PeerId]:
-        """The round is settled with these: whose contributions must go. Also one with a smaller id than
-        the settled one, which a later life of its maker made."""
+        """Remove the contributions that are not in the settled set, and return their contributors. This
+        includes an id smaller than the settled one, which a later process of the contributor made."""
         gone = [maker for maker, reference in self.held.items() if reference.id not in settled]
         for maker in gone:
             self.remove(maker)
@@ -62,18 +63,18 @@ class RoundSet:
         self._changed()
 
     def seal(self, now: float) -> None:
-        """Nothing more is made for it here."""
+        """Seal the round: this peer makes no more contributions for it."""
         if not self.sealed:
             self.sealed, self.sealed_at = 1, now
 
     def _changed(self) -> None:
-        """What others said about the set before holds no longer."""
+        """Reset the digest, and the level that other peers reported for the previous set."""
         self._digest = None
         self.sealed = min(self.sealed, 1)
 
     @property
     def digest(self) -> bytes:
-        """Computed when it is asked for: a round of hundreds changes as often before anybody asks."""
+        """The digest of the set. It is computed on demand, as a large set changes often between reads."""
         if self._digest is None:
             ids = (reference.id for reference in self.held.values())
             self._digest = set_digest(ids, self.factor)
@@ -81,7 +82,7 @@ class RoundSet:
 
 
 def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[OpenSet, ...]:
-    """Of the rounds between these, as Progress carries them."""
+    """Return the sets of rounds between `after` and `before` (both excluded), as in Progress."""
     return tuple(
         OpenSet(number, state.gathered, state.sealed, len(state.held), state.digest)
         for number, state in rounds.items()
@@ -90,57 +91,59 @@ def told_sets(rounds: Mapping[int, RoundSet], after: int, before: int) -> tuple[
 
 
 def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[int, OpenSet]]) -> bool:
-    """Whether each set that holds something of this peer is one that some neighbour names too."""
+    """Return whether each set with a contribution of `me` is also held by one of the neighbours."""
     mine = {number: state.digest for number, state in rounds.items() if me in state.held}
     return all(any(n in sets and sets[n].digest == digest for sets in told) for n, digest in mine.items())
 
 
 DIFFERENCE_SECONDS = 0.3
-"""Two open sets must differ this long before ids are exchanged: announcements on their way settle most."""
+"""Two open sets must differ this long before ids are exchanged. Announcements often settle it."""
 
 PARTING_SECONDS = 3.0
-"""How long a lost neighbour still holds up settling: a broken link is redialled within a second, and what
-only one of the two holds by then must not become two histories."""
+"""How long a lost neighbour delays settling. A broken link is redialled within a second, and contributions
+that only one of the two holds must not cause a fork."""
 
 Relation = Literal["unknown", "same", "forked"]
 
 
 @dataclass(slots=True)
 class NeighbourView:
-    """The newest Progress of one neighbour, and how its history relates to ours."""
+    """The newest Progress of one neighbour, and how its branch relates to this peer's."""
 
     linked_at: float = float("inf")
     round: int = -1
-    """-1 until the first Progress came."""
+    """The neighbour's current round; -1 until its first Progress came."""
     tokens: int = 0
     tokens_before: int = 0
-    """What it told last of the round before `round`: it went on, but the tokens are there."""
+    """Tokens that it reported last for the round before `round`. It has moved on, but those tokens exist."""
     contributed: frozenset[int] = frozenset()
     settled: int = -1
     in_step: bool = False
     sets: dict[int, OpenSet] = field(default_factory=dict)
     out_of_reach_since: float = float("inf")
-    """Since when it tells sets only of rounds that come after the one that this peer needs next."""
+    """Since when its Progress begins after the round that this peer needs next; infinite if it does not."""
     relation: Relation = "unknown"
     forked_since: float = float("inf")
     fork: Fork | None = None
-    """Where its history parts from ours, once that is known."""
+    """First round in which its branch differs from this peer's, once that is known."""
     links: dict[int, bytes] = field(default_factory=dict)
-    """The values of its chain that it told last, by round."""
+    """The chain values that it reported last, by round."""
     differs_since: dict[int, float] = field(default_factory=dict)
-    """Round -> since when its set there is another one than here, and both have stood still."""
+    """Round -> since when its set there differs from this peer's while neither changes."""
     _compared: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """What differed: our digest and its, of rounds in `differs_since` that it has not settled."""
+    """Both digests, own and neighbour's, of rounds in `differs_since` that it has not settled."""
 
     def tokens_for(self, round: int) -> int:
-        """What it has gathered for `round`, as far as it told."""
+        """Return the tokens that the neighbour reported for `round`."""
         if self.round == round:
             return self.tokens
         return self.tokens_before if self.round == round + 1 else 0
 
     def relate(self, chain: Chain, anchor_round: int, anchor: bytes) -> None:
-        """Compare histories: the neighbour's chain has the value `anchor` after `anchor_round`, and what it
-        settled later is in `sets`. Too far apart to compare leaves the relation as it was."""
+        """Compare chains, and set `relation` and `fork`.
+
+        The neighbour's chain has the value `anchor` after `anchor_round`; the rounds that it settled later
+        are in `sets`. If the chains are too far apart to compare, the relation stays as it was."""
         links, settled = {anchor_round: anchor}, []
         for number in range(anchor_round + 1, self.settled + 1):
             entry = self.sets.get(number)
@@ -150,14 +153,14 @@ class NeighbourView:
             links[number] = link(links[number - 1], settled[-1])
         before = max(self.links, default=-1)
         if self.fork is not None and links.get(before) != self.links.get(before):
-            self.fork = None  # It has taken up another history since.
+            self.fork = None  # It has switched to another branch since.
         self.links = links
         shared = min(chain.round, self.settled)
         mine = chain.at(shared)
         if mine is None or shared < anchor_round:
             return
         if links[shared] == mine:
-            # Nobody can catch up with what is only remembered: no ally until it is as far by other ways.
+            # This peer cannot help it catch up from remembered digests alone: not on one branch until it has.
             if shared >= chain.start:
                 self.relation, self.fork = "same", None
             elif self.relation == "forked":
@@ -170,19 +173,19 @@ class NeighbourView:
             self.fork = first_difference(chain, anchor_round + 1, settled)
 
     def is_with(self, other: NeighbourView, since: int) -> bool:
-        """Whether these two have the same history, by what they told of a round not before `since`."""
+        """Return whether two neighbours reported the same chain value for a round from `since` on."""
         shared = max(self.links.keys() & other.links.keys(), default=-1)
         return shared >= since and self.links[shared] == other.links[shared]
 
     def compare(self, rounds: Mapping[int, RoundSet], now: float) -> None:
-        """Remember since when the neighbour's set of a round that is open here is another one."""
+        """Record since when the neighbour's sets of open rounds differ from this peer's."""
         since: dict[int, float] = {}
         compared: dict[int, tuple[bytes, bytes]] = {}
         for number, theirs in self.sets.items():
             mine = rounds.get(number)
             if mine is None or mine.digest == theirs.digest:
                 continue
-            if number <= self.settled:  # It will not change there: ask at once.
+            if number <= self.settled:  # It is final there: ask at once.
                 since[number] = self.differs_since.get(number, now - DIFFERENCE_SECONDS)
             elif theirs.count:
                 compared[number] = pair = mine.digest, theirs.digest
@@ -190,12 +193,12 @@ class NeighbourView:
         self.differs_since, self._compared = since, compared
 
     def compare_anew(self) -> None:
-        """Its sets are of another history than ours: no difference counts."""
+        """Forget recorded differences, because the neighbour's sets belong to another branch."""
         self.differs_since, self._compared = {}, {}
 
     def due(self, now: float, pulling: Callable[[int], bool]) -> tuple[int, ...]:
-        """The rounds whose ids are to be asked for now; they are due again after as long. Not those of which
-        contributions are on their way (`pulling`)."""
+        """Return the rounds whose ids must be requested now; each is due again after `DIFFERENCE_SECONDS`.
+        Rounds with downloads under way (`pulling`) are left out."""
         late = [number for number, since in self.differs_since.items() if now >= since + DIFFERENCE_SECONDS]
         self.differs_since.update(dict.fromkeys(late, now))
         return tuple(number for number in late if not pulling(number))

@@ -1,4 +1,4 @@
-"""What happens to a group's rounds, and what `GroupRounds` asks its caller to do."""
+"""Input events of `GroupRounds`, and the effects that it returns for its caller to carry out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmnet.run.rates import Rates
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Names one contribution; `size` in bytes, envelope included."""
+    """Names one contribution. `size` is in bytes, envelope included."""
 
     round: int
     peer: PeerId
@@ -22,18 +22,18 @@ class Reference:
 
 
 Sets = Mapping[int, tuple[Reference, ...]]
-"""Round -> the whole set that it settled with, which may be empty."""
+"""Round -> the complete set with which it settled, which may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSet:
-    """What a peer holds of a round that it has closed."""
+    """What a peer holds of a round that it has closed, as its Progress reports it."""
 
     round: int
     gathered: int
-    """Level of "what is made for it is made" around the peer (settlement.py); 0: not here yet."""
+    """Level of "all nearby contributions are held here" (`settlement.Agreement.gathered`); 0: not yet."""
     sealed: int
-    """Level of "has sealed this set"; 0: it may still make something for it."""
+    """Level of "nearby peers have sealed this set" (`settlement.Agreement.sealed`); 0: not sealed here."""
     count: int
     digest: bytes
 
@@ -43,36 +43,35 @@ class OpenSet:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A microbatch's gradient was added here."""
+    """The gradient of a microbatch of `tokens` tokens was added to this peer's gradient sum."""
 
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """The answer to MakeContribution, or to Reduce where there are reducers; None: nothing could be made (the
-    gradient was not finite, no slice came)."""
+    """Answers `MakeContribution`, or `Reduce` in runs with reducers. `reference` is None if nothing could be
+    made: the gradient was not finite, or no slice arrived."""
 
     round: int
     reference: Reference | None
     table: Table | None = None
-    """Of a result."""
+    """Contents of the result; None for a contribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sliced:
-    """Where there are reducers, the answer to MakeContribution: it is on its way to them, under that name."""
+    """Answers `MakeContribution` in runs with reducers: the slices of contribution `id` are being sent."""
 
     round: int
     id: ContributionId
     reducers: tuple[PeerId, ...] = ()
-    """By shard."""
+    """The reducer of each shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicesArrived:
-    """`peer` has sent its slices of a round, verified by the caller and kept there, or a word that it has
-    none."""
+    """`peer` has sent its slices of a round, which the caller verified and stored, or a notice of none."""
 
     peer: PeerId
     round: int
@@ -81,6 +80,8 @@ class SlicesArrived:
 
 @dataclass(frozen=True, slots=True)
 class ProgressArrived:
+    """Progress of a neighbour: how far it is, and which sets it holds."""
+
     peer: PeerId
     round: int
     tokens: int
@@ -89,15 +90,15 @@ class ProgressArrived:
     in_step: bool
     anchor_round: int
     anchor: bytes
-    """The value of its chain of settled sets (branches.Chain) after `anchor_round`."""
+    """The neighbour's chain value (`history.Chain`) after `anchor_round`."""
     sets: tuple[OpenSet, ...]
-    """What it holds of every round after `anchor_round` and before `round`."""
+    """Its sets of every round after `anchor_round` and before `round`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistorySigned:
-    """`peer` has put its name to a history, of which the chain has this value after `round`. Verified by the
-    caller; from anybody."""
+    """`peer` has signed that its chain has this value after `round`. The caller verified it; any peer may
+    relay."""
 
     peer: PeerId
     round: int
@@ -106,7 +107,7 @@ class HistorySigned:
 
 @dataclass(frozen=True, slots=True)
 class ChainArrived:
-    """The answer to AskChain: settled sets from `first` on, and the chain's value before them."""
+    """Answers `AskChain`: settled sets of the rounds from `first` on, and the chain value before them."""
 
     peer: PeerId
     first: int
@@ -116,13 +117,15 @@ class ChainArrived:
 
 @dataclass(frozen=True, slots=True)
 class ChainAsked:
+    """A neighbour requests this peer's settled sets up to round `last`."""
+
     peer: PeerId
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """`peer` holds these; for the rounds in `complete`, settled there, they are the whole sets."""
+    """`peer` announces contributions that it holds; for the settled rounds in `complete`, the whole sets."""
 
     peer: PeerId
     references: tuple[Reference, ...]
@@ -131,17 +134,17 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class ContributionArrived:
-    """`peer` sent it; its maker is `reference.peer`. Signature and payload are already checked."""
+    """A contribution of `reference.peer` arrived from `peer`. The caller checked signature and payload."""
 
     peer: PeerId
     reference: Reference
     table: Table | None = None
-    """Of a result."""
+    """Contents of the result; None for a contribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRead:
-    """Who is in a result of a round that has settled: it came because it was asked for (Want)."""
+    """Contents of a result of a settled round, which was requested with `Want`."""
 
     id: ContributionId
     table: Table
@@ -149,69 +152,74 @@ class ResultRead:
 
 @dataclass(frozen=True, slots=True)
 class StrangersNamed:
-    """A result came, and names contributors that do not belong to the group, as far as this peer knows."""
+    """A result arrived that names contributors which are no known members of the group."""
 
     peer: PeerId
-    """That sent it."""
+    """The sender of the result."""
     reference: Reference
     contributors: tuple[PeerId, ...]
-    """That are no members."""
+    """The contributors that are no members."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdsAsked:
+    """A neighbour requests the ids of the contributions that this peer holds for these rounds."""
+
     peer: PeerId
     rounds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NeighbourJoined:
-    """A link to a peer of the group stands."""
+    """A link to a peer of the group was established."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class NeighbourLeft:
+    """A link to a peer of the group ended."""
+
     peer: PeerId
     released: bool = False
-    """It is there still: both sides have nearer neighbours now (membership/overlay.py)."""
+    """True if the peer is still alive and both sides now have nearer neighbours (membership/overlay.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCounted:
-    """So many peers are known of the group, this one included."""
+    """The known size of the group changed."""
 
     peers: int
+    """Known peers of the group, this one included."""
     members: frozenset[PeerId] = frozenset()
-    """Those of them that take part, besides this one: reducers are drawn among them."""
+    """The active peers of the group without this one. Reducers are drawn among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatesOrdered:
-    """The run's owner has the learning rate changed: all that holds now."""
+    """The run's owner has changed the learning rate. `rates` lists all factors that apply now."""
 
     rates: Rates
 
 
 @dataclass(frozen=True, slots=True)
 class EndOrdered:
-    """The run's owner has it end: this peer closes no later round on its own. None: it does not end."""
+    """The run's owner ends the run: this peer closes no round after `last` on its own. None: no end."""
 
     last: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """The process did not run for so long, and the caller's clock left that out: others may have gone on."""
+    """The process was suspended, which the caller's clock left out. Other peers may have continued."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Convicted:
-    """There is proof that this peer has lied, or it has lost its standing: nothing that it makes for round
-    `first` and later ones counts (audits.py)."""
+    """Contributions of `peer` for round `first` and later ones have no weight: it is proven to be faulty, or
+    it has lost its reputation (audits.py)."""
 
     peer: PeerId
     first: int
@@ -219,7 +227,7 @@ class Convicted:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """This reducer was asked in `round` for the slices of a result, and did not give them."""
+    """A reducer was asked in `round` for the slices of a result, and did not send them."""
 
     peer: PeerId
     round: int
@@ -227,12 +235,12 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """This peer is about to go: contribute what is gathered."""
+    """This peer is about to leave the group and must contribute the gradient that it has accumulated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but time has passed."""
+    """The deadline of `GroupRounds.next_deadline` has passed."""
 
 
 Event = (
@@ -248,17 +256,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class MakeContribution:
-    """Compress the gradient gathered so far, sign it, and come back with Contributed."""
+    """Compress and sign the gathered gradient, then report `Contributed` (`Sliced` if there are reducers)."""
 
     round: int
     tokens: int
     reducers: tuple[PeerId, ...] = ()
-    """To whom its slices go, by shard; empty: everybody hears all of it. Come back with Sliced then."""
+    """The reducer of each shard; empty: the contribution is sent whole to all peers of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class SayNothing:
-    """Tell these that they need not wait for slices of this peer."""
+    """Notify the reducers of a round that this peer sends no slices."""
 
     round: int
     reducers: tuple[PeerId, ...]
@@ -266,22 +274,22 @@ class SayNothing:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Add up the slices of a round that came, sign the result, and come back with Contributed."""
+    """Sum the slices of a round that have arrived, sign the result, then report `Contributed`."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class AddContribution:
-    """It belongs to the round's set now; if the round is applied already, this corrects."""
+    """Add a contribution to the round's set. If the round is already applied, correct the weights."""
 
     reference: Reference
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveContribution:
-    """It leaves the round's set: a smaller id of the same peer takes its place (AddContribution follows),
-    or the group has settled without it."""
+    """Remove a peer's contribution from the round's set. Either the group has settled without it, or a
+    smaller id of the same peer replaces it (`AddContribution` follows)."""
 
     round: int
     peer: PeerId
@@ -289,7 +297,7 @@ class RemoveContribution:
 
 @dataclass(frozen=True, slots=True)
 class RateRound:
-    """The round's learning rate has this factor (run/rates.py); if it is applied already, this corrects."""
+    """Set the factor of the round's learning rate (run/rates.py). Correct the weights if it is applied."""
 
     round: int
     factor: int
@@ -297,27 +305,33 @@ class RateRound:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRound:
+    """Apply the step of the round's set to the live weights."""
+
     round: int
     contributors: tuple[PeerId, ...]
     waited_seconds: float
-    """From closing to applying."""
+    """Seconds from closing the round to applying it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettleRound:
+    """Settle the round: its set is final."""
+
     round: int
     references: tuple[Reference, ...]
     """The final set, sorted by peer."""
     chain: bytes
-    """The value of the chain of settled sets after it."""
+    """The chain value after this round."""
     tokens: int | None = None
-    """In all settled rounds up to this one; who has the contributions fills it in. None: not known."""
+    """Tokens in all settled rounds up to this one, filled in by the caller; None: not known."""
     makers: tuple[PeerId, ...] = ()
-    """Who has contributed; who knows them all fills it in."""
+    """All contributors of the round. A caller that knows them fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendProgress:
+    """Send Progress to these neighbours (the fields are those of `ProgressArrived`)."""
+
     peers: tuple[PeerId, ...]
     round: int
     tokens: int
@@ -331,6 +345,8 @@ class SendProgress:
 
 @dataclass(frozen=True, slots=True)
 class SendChain:
+    """Send settled sets of the rounds from `first` on, and the chain value before them."""
+
     peer: PeerId
     first: int
     before: bytes
@@ -339,8 +355,8 @@ class SendChain:
 
 @dataclass(frozen=True, slots=True)
 class AskChain:
-    """Ask for the sets up to round `last`: our histories parted before what Progress tells, or the draw of
-    reducers follows from a round before the state that was fetched."""
+    """Request the settled sets up to round `last`. They show where branches fork if that lies before the sets
+    in Progress. A draw of reducers may also depend on a round before the fetched state."""
 
     peer: PeerId
     last: int
@@ -348,17 +364,18 @@ class AskChain:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The group goes on without this own contribution: what it took from the momentum returns there, and
-    is offered again with later rounds."""
+    """Add an own contribution that was not settled back to the momentum, so that later rounds send it."""
 
     round: int
     id: ContributionId
     shards: tuple[int, ...] = ()
-    """Only what it said of these; empty: all."""
+    """The shards whose values are returned; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendAnnounce:
+    """Announce contributions to these peers (the fields are those of `Announced`)."""
+
     peers: tuple[PeerId, ...]
     references: tuple[Reference, ...]
     complete: tuple[int, ...] = ()
@@ -366,34 +383,38 @@ class SendAnnounce:
 
 @dataclass(frozen=True, slots=True)
 class Want:
+    """Request these contributions from `peer`."""
+
     peer: PeerId
     ids: tuple[ContributionId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskIds:
+    """Request from `peer` the ids of the contributions that it holds for these rounds."""
+
     peer: PeerId
     rounds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resynchronise:
-    """Contributions alone do not lead on: fetch the state from `peers`."""
+    """Fetch the state of the group from `peers`, because this peer cannot catch up by contributions alone."""
 
     peers: tuple[PeerId, ...]
     reason: str
     fork_round: int | None = None
-    """The first round of the own history that is given up for theirs; None: only behind."""
+    """The first round of this peer's branch that is given up for theirs; None: this peer is only behind."""
     exact: bool = True
-    """Whether the histories part at `fork_round`, and not somewhere before it."""
+    """True if the branches fork exactly at `fork_round`; False if they fork in an earlier round."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignHistory:
-    """Put the own name to what settled last, and pass on what others have put theirs to."""
+    """Sign this peer's newest chain value, and relay the signed values of other peers."""
 
     forked: tuple[PeerId, ...]
-    """Who has another history."""
+    """The neighbours on another branch."""
 
 
 OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted | StrangersNamed

@@ -1,4 +1,4 @@
-"""Contributions that others hold and this peer lacks: of whom each was asked, and of whom next."""
+"""Schedules downloads of contributions that this peer lacks: which neighbour to ask, and when to retry."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.events import Reference, Want
 
 PULL_SECONDS = 1.0
-"""A contribution asked for and not come after this long is asked of another holder."""
+"""A contribution that has not arrived this long after the request is requested from another holder."""
 SLOW_BYTES_PER_SECOND = 100_000
-"""A cubic connection at 50 ms and 1 % loss carries 330 KB/s, and three contributions may share it. Others
-were asked meanwhile for what was on its way, and repetitions filled the lines (25M parameters, measured)."""
+"""Slowest transfer rate that is allowed for. A CUBIC connection at 50 ms and 1 % loss carries 330 KB/s, and
+three contributions may share it. Otherwise repeated requests filled the links (25M parameters, measured)."""
 LONGEST_PULL_SECONDS = 30.0
 MOST_ASKS = 8
-"""Then it is given up; whoever really has it will offer it again (the sets will differ)."""
+"""Requests after which a contribution is given up. Its holders offer it again, as the sets differ."""
 DETOUR_SECONDS = 0.25
-"""So long a contribution waits for a holder that was asked for less: by then, over links like those of
-peers/lab/bench/group.py, a second neighbour has it as a rule."""
+"""How long a contribution waits for a holder that has had fewer requests. Over links like those of
+peers/lab/bench/group.py, a second neighbour usually has it by then."""
 SHARE_SLACK = 1.25
-"""A neighbour gives so much more than its part of a round at first asking. Without a limit the peers with the
-shortest lines gave 2.3 times as much as they took (32 peers, measured); with it, 1.3."""
+"""Factor on a neighbour's fair part of a round that limits first requests to it. Without a limit, the peers
+with the fastest links sent 2.3 times as much as they received (32 peers, measured); with it, 1.3 times."""
 MOST_PULLS = 4096
-"""Under way at once. A name costs a liar nothing, so there must be an end to remembering them ..."""
+"""Downloads at a time. Ids cost a dishonest peer nothing, so their number needs a bound."""
 MOST_OF_ONE = MOST_PULLS // 4
-"""... and of what only one neighbour says it has, an earlier one: it must not take the others' room."""
+"""Downloads at a time that only one and the same neighbour has named. It must not displace others."""
 
 
 @dataclass(slots=True)
 class _Pull:
+    """One contribution that this peer lacks."""
+
     reference: Reference
     holders: list[PeerId]
+    """Neighbours that hold it; the one asked last comes first."""
     asked_at: float
-    """Or, while nobody was asked, since when it is known."""
+    """When it was requested last; before the first request, since when it is known."""
     asks: int = 0
     doubted: bool = False
-    """Its only holder did not give it in time: rounds wait for it no longer, nobody else may ever name it."""
+    """True if its only holder did not send it in time. Rounds no longer wait for it, as it may not exist."""
 
     @property
     def due(self) -> float:
-        """When another holder is asked."""
+        """When it is requested from another holder."""
         if not self.asks:
             return self.asked_at + DETOUR_SECONDS
         takes = min(LONGEST_PULL_SECONDS, self.reference.size / SLOW_BYTES_PER_SECOND)
@@ -49,33 +52,35 @@ class _Pull:
 
 
 class Pulls:
-    """`fair_share`: of a round's contributions, how many a neighbour is asked for before others are waited
-    for. The caller sets it as the group changes."""
+    """The downloads of contributions. The caller updates `fair_share` as the group changes. A neighbour is
+    asked for `fair_share` contributions of a round before this peer waits for other holders."""
 
     def __init__(self) -> None:
         self.fair_share = float("inf")
         self._asked: Counter[tuple[int, PeerId]] = Counter()
-        """Contributions of a round that a neighbour was asked for."""
+        """Number of contributions of a round that were requested from a neighbour."""
         self._pulls: dict[ContributionId, _Pull] = {}
         self._of_round: Counter[int] = Counter()
-        """Those that are not doubted."""
+        """Downloads of each round that are not doubted."""
         self._doubted: Counter[int] = Counter()
+        """Downloads of each round that are doubted."""
         self._due = float("inf")
-        """No pull is due earlier."""
+        """No download is due before this time."""
 
     def __len__(self) -> int:
         return len(self._pulls)
 
     def of_round(self, round: int) -> bool:
-        """Whether something of it is on its way, as far as that is credible."""
+        """Return whether contributions of the round are being downloaded, without doubted ones."""
         return self._of_round[round] > 0
 
     def under_way(self, round: int) -> bool:
-        """Whether something of it is asked for at all."""
+        """Return whether contributions of the round are being downloaded, doubted ones included."""
         return self._of_round[round] > 0 or self._doubted[round] > 0
 
     def offered(self, peer: PeerId, references: Iterable[Reference], now: float) -> list[Want]:
-        """`peer` holds these, which we lack: ask for those that nobody was asked for yet, up to its share."""
+        """Record that `peer` holds these contributions, which this peer lacks. Returns the requests to send
+        to it: those that were not requested from any peer yet, up to the neighbour's fair share."""
         wanted: list[ContributionId] = []
         alone = sum(pull.holders == [peer] for pull in self._pulls.values())
         for reference in references:
@@ -96,7 +101,7 @@ class Pulls:
         return [Want(peer, tuple(wanted))] if wanted else []
 
     def arrived(self, identity: ContributionId) -> tuple[PeerId, ...]:
-        """It is here: who is known to hold it."""
+        """End the download of a contribution that arrived. Returns its known holders."""
         pull = self._pulls.get(identity)
         if pull is None:
             return ()
@@ -104,6 +109,7 @@ class Pulls:
         return tuple(pull.holders)
 
     def left(self, peer: PeerId, now: float) -> None:
+        """Remove a neighbour that left from all holders. What was requested from it is due at once."""
         for identity, pull in list(self._pulls.items()):
             if peer not in pull.holders:
                 continue
@@ -115,7 +121,7 @@ class Pulls:
                 self._end(identity)
 
     def forget_until(self, round: int) -> None:
-        """Rounds up to this one are settled."""
+        """Drop the downloads of settled rounds, up to `round`."""
         for identity, pull in list(self._pulls.items()):
             if pull.reference.round <= round:
                 self._end(identity)
@@ -123,8 +129,8 @@ class Pulls:
             del self._asked[asked]
 
     def again(self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True) -> list[Want]:
-        """What was asked for too long ago, asked of the next holder; given up after MOST_ASKS, or if it is
-        not `wanted` any more."""
+        """Return the requests that are due again, each to the next holder. A download ends after `MOST_ASKS`
+        requests, or when `wanted` says that it is no longer needed."""
         if now < self._due:
             return []
         wants = []
@@ -137,7 +143,7 @@ class Pulls:
                 if pull.asks:
                     pull.holders.append(pull.holders.pop(0))
                     self._doubt(pull, doubted=len(pull.holders) == 1)
-                first = pull.holders[0] if pull.asks else self._least_asked(pull)
+                first = pull.holders[0] if pull.asks else self._next_holder(pull)
                 self._ask(pull, first, now)
                 wants.append(Want(first, (identity,)))
         self._due = min((pull.due for pull in self._pulls.values()), default=float("inf"))
@@ -146,11 +152,11 @@ class Pulls:
     def next_deadline(self) -> float:
         return self._due
 
-    def _least_asked(self, pull: _Pull) -> PeerId:
+    def _next_holder(self, pull: _Pull) -> PeerId:
         return min(pull.holders, key=lambda holder: self._asked[pull.reference.round, holder])
 
     def _ask(self, pull: _Pull, holder: PeerId, now: float) -> None:
-        """Whom was asked last comes first among the holders."""
+        """Record a request to `holder`, which moves to the front of the holders."""
         pull.holders.remove(holder)
         pull.holders.insert(0, holder)
         pull.asks += 1
@@ -160,18 +166,18 @@ class Pulls:
     def _doubt(self, pull: _Pull, doubted: bool) -> None:
         if pull.doubted != doubted:
             before, after = (self._of_round, self._doubted) if doubted else (self._doubted, self._of_round)
-            _less(before, pull.reference.round)
+            _decrement(before, pull.reference.round)
             after[pull.reference.round] += 1
             pull.doubted = doubted
 
     def _end(self, identity: ContributionId) -> None:
         pull = self._pulls.pop(identity)
-        _less(self._doubted if pull.doubted else self._of_round, pull.reference.round)
+        _decrement(self._doubted if pull.doubted else self._of_round, pull.reference.round)
         if not self._pulls:
             self._due = float("inf")
 
 
-def _less(counts: Counter[int], round: int) -> None:
+def _decrement(counts: Counter[int], round: int) -> None:
     counts[round] -= 1
     if not counts[round]:
         del counts[round]

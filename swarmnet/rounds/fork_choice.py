@@ -1,6 +1,7 @@
-"""A group's histories as one peer sees them: who shares its own, who is ahead, and which of two stands.
+"""Tracks which neighbours are on this peer's branch and which are ahead, and decides which branch of a fork
+wins.
 
-The machine is part of `GroupRounds`, which shares rounds only with allies: neighbours of the same history.
+Part of `GroupRounds`, which shares open rounds only with *allies*: neighbours on the same branch.
 """
 
 from __future__ import annotations
@@ -36,32 +37,35 @@ from swarmnet.rounds.history import (
 from swarmnet.run.manifest import Rounds
 
 LISTEN_SECONDS = 3.0
-"""How long a peer that took up a history waits to hear all its neighbours before it gives it up again: three
-times what they are silent for at most."""
+"""How long a peer that has switched branches waits to hear all its neighbours before it may switch again:
+three times the longest normal silence."""
 OUT_OF_REACH_SECONDS = 2.0
-"""A neighbour that knows of us tells sets from our round on; it hears of us at least once a second."""
+"""A neighbour that knows this peer sends the sets from this peer's round on. It hears of this peer at least
+once a second, so after this time it does not have them."""
 
 
 SIGNING_SECONDS = 5.0
-"""When histories have been apart for so long peers sign which one they are on. Honest ones are one again
-within three seconds of hearing each other, or fetch the state, and say nothing meanwhile."""
+"""Peers sign which branch they are on when branches have been apart for this long. Honest peers are one again
+within three seconds of hearing each other, or fetch the state, and sign nothing meanwhile."""
 SIGNED_SECONDS = 2 * SIGNING_SECONDS
-"""... and who has signed none, or two, is on neither (docs/decisions/0038-signed-histories.md)."""
+"""After this long a peer that has signed no branch, or two, counts for neither
+(docs/decisions/0038-signed-histories.md)."""
 MOST_AHEAD = 8
-"""Rounds after the own newest of which it is kept what others have signed."""
+"""Signed chain values are kept for this many rounds after this peer's newest."""
 
 
 class Signed:
-    """What a peer has put its name to: the newest round of this peer's history, and of any other."""
+    """The newest rounds for which a peer has signed this peer's branch, and another branch."""
 
     def __init__(self) -> None:
         self._ahead: dict[int, set[bytes]] = {}
         self.ours = self.others = -1
 
     def take(self, round: int, value: bytes, chain: Chain) -> None:
+        """Record a signed chain value after `round`. `chain`: the one of this peer."""
         if chain.round < round <= chain.round + MOST_AHEAD:
             values = self._ahead.setdefault(round, set())
-            if len(values) < 2:  # Of two one is of another history, whatever settles here.
+            if len(values) < 2:  # One of two belongs to another branch in any case.
                 values.add(value)
         elif chain.at(round) == value:
             self.ours = max(self.ours, round)
@@ -69,35 +73,36 @@ class Signed:
             self.others = max(self.others, round)
 
     def settled(self, chain: Chain) -> None:
-        """A round of this peer's own."""
+        """Judge the values that were signed for the round that has just settled here."""
         for value in self._ahead.pop(chain.round, set()):
             self.take(chain.round, value, chain)
 
 
 class Following:
-    """How long a peer that stood still follows those who went on meanwhile."""
+    """Decides how long a peer that was suspended follows the peers that continued meanwhile."""
 
     def __init__(self, rules: Rounds) -> None:
         self._rules = rules
         self.until = float("-inf")
         self._last = -1
-        """The round after which taking up another does not prolong it: others keep no more sets."""
+        """Adopting a set of a later round does not extend the time, because other peers keep no more sets."""
 
     def begin(self, seconds: float, settled: int, now: float) -> bool:
-        """Whether others may have settled without this peer, which was away for `seconds`."""
+        """Begin to follow. Returns False if the suspension was too short for others to settle without it."""
         if seconds < min(self._rules.settle_seconds, SILENT_SECONDS + PARTING_SECONDS):
             return False
         self.until, self._last = now + self._rules.settle_seconds, settled + kept_rounds(self._rules)
         return True
 
     def took_up(self, round: int, now: float) -> None:
-        """Somebody else's set: there may be more of them."""
+        """Extend the time after a set was adopted from other peers, as there may be more."""
         if now < self.until and round <= self._last:
             self.until = now + self._rules.settle_seconds
 
 
 class Histories:
-    """`chain` is the own history, `neighbours` the caller's views, filled in here from Progress."""
+    """The chain of this peer, and the relation of each neighbour's chain to it. `neighbours` holds the
+    caller's views, which this class fills in from Progress."""
 
     def __init__(
         self, rules: Rounds, chain: Chain, neighbours: dict[PeerId, NeighbourView], now: float
@@ -107,24 +112,26 @@ class Histories:
         self.chain = chain
         self.neighbours = neighbours
         self.allies: dict[PeerId, NeighbourView] = {}
-        """The neighbours whose history is ours."""
+        """The neighbours on the same branch."""
         self.all_in_sight = True
-        """Whether the whole group is linked to this peer."""
+        """True if the whole group is linked to this peer."""
         self.follows = False
-        """As in Agreement."""
+        """The same as `Agreement.follows`."""
         self._signed: dict[PeerId, Signed] = {}
         self._last_signed = -1
-        """The round up to which this peer has been asked to sign."""
+        """The round up to which this peer has signed."""
 
     def left(self, peer: PeerId) -> NeighbourView | None:
-        """A neighbour is gone: what was known of it."""
+        """Remove a neighbour that left. Returns its view, if there was one."""
         self.allies.pop(peer, None)
         self._signed.pop(peer, None)
         return self.neighbours.pop(peer, None)
 
     def settle(self, mine: SettledSet) -> None:
-        """The next round of ours. Allies that have settled another set for it are on another history: who
-        catches up and may still take up either must not go on with the sets of both."""
+        """Settle the next round with the set `mine`.
+
+        Allies that have settled another set for it are now on another branch. Otherwise a peer that is
+        catching up could mix the sets of both."""
         self.chain.append(mine)
         number = self.chain.round
         for signed in self._signed.values():
@@ -135,14 +142,14 @@ class Histories:
                 continue
             theirs = SettledSet(entry.count, entry.digest)
             if theirs != mine:
-                # Who was far ahead may have parted from us long before this set: it is asked.
+                # A peer far ahead may have forked long before this set: its older sets are requested.
                 parted_here = view.links.get(number - 1) == self.chain.at(number - 1)
                 view.relation, view.fork = "forked", Fork(number, mine, theirs) if parted_here else None
                 view.compare_anew()
                 del self.allies[peer]
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
-        """Take in a neighbour's Progress; ask or resynchronise where the histories differ."""
+        """Update a neighbour's view from its Progress. Returns what to request, sign or fetch at a fork."""
         view = self.neighbours[event.peer]
         if event.round != view.round:
             view.tokens_before = view.tokens if event.round == view.round + 1 else 0
@@ -166,13 +173,13 @@ class Histories:
         return []
 
     def told(self, event: ChainArrived | ChainAsked | HistorySigned, now: float) -> list[Effect]:
-        """What neighbours say or ask of histories besides Progress."""
+        """Handle other messages about chains."""
         match event:
             case ChainArrived(peer, first, before, sets):
                 return self.chain_arrived(peer, first, before, sets, now)
             case ChainAsked(peer, last):
                 return self.tell_chain(peer, last)
-            case HistorySigned(peer, round, value):  # By whichever way it came.
+            case HistorySigned(peer, round, value):  # Direct or relayed.
                 if peer in self.neighbours:
                     self._signed.setdefault(peer, Signed()).take(round, value, self.chain)
                 return []
@@ -180,8 +187,8 @@ class Histories:
     def chain_arrived(
         self, peer: PeerId, first: int, before: bytes, sets: tuple[SettledSet, ...], now: float
     ) -> list[Effect]:
-        """The neighbour's older sets, asked for because the fork lies before what Progress tells, or because
-        this peer does not know them."""
+        """Handle a neighbour's older sets. They were requested because the fork lies before its Progress, or
+        because this peer does not know these rounds."""
         self.chain.learn(first, before, sets)
         view = self.neighbours.get(peer)
         if view is None or view.relation != "forked" or first < 0:
@@ -192,12 +199,12 @@ class Histories:
         for entry in sets[: start - first]:
             theirs = link(theirs, entry)
         if mine is not None and mine != theirs:
-            # They parted before what both still know: the chains' values there stand for the sets.
+            # The fork lies before the rounds that both know: use the chain values there in place of sets.
             view.fork = Fork(start, SettledSet(0, mine), SettledSet(0, theirs), exact=False)
         return self._fork(peer, view, now) if view.fork is not None else []
 
     def tell_chain(self, peer: PeerId, last: int) -> list[Effect]:
-        """Our settled sets up to `last`, as many as are kept."""
+        """Return the response to a request for this peer's settled sets up to `last`, as many as are kept."""
         last = min(last, self.chain.round)
         first = max(self.chain.base + 1, last + 1 - KEPT_LINKS)
         before = self.chain.at(first - 1)
@@ -206,67 +213,68 @@ class Histories:
         return [SendChain(peer, first, before, tuple(self.chain.part(first, last)))]
 
     def anchor(self) -> tuple[int, bytes]:
-        """After which round our Progress tells sets: early enough for the slowest neighbour that can still
-        catch up by them."""
+        """Return the round after which this peer's Progress lists its sets, and the chain value there. It is
+        early enough for the slowest neighbour that can still catch up by sets."""
         slowest = min((view.settled for view in self.neighbours.values()), default=self.chain.round)
         oldest = max(self.chain.start, self.chain.base, self.chain.round - kept_rounds(self.rules))
         anchor = max(oldest, min(self.chain.round, slowest))
         return anchor, self.chain.at(anchor) or START
 
     def _out_of_reach(self, view: NeighbourView, now: float) -> bool:
-        """Whether the neighbour has forgotten the sets that we lack, or, started again from its disk, never
-        had them. For a moment it may only not know how far we are."""
+        """Return whether this peer lacks sets that the neighbour does not have: it has forgotten them, or it
+        restarted from its disk without them. For a moment it may only not know how far this peer is."""
         forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
         return forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
 
     def heard(self, now: float) -> bool:
-        """Whether all neighbours have said where they stand. Those who have had time enough are not waited
-        for: newcomers say nothing until they have the weights, and others never may."""
+        """Return whether all neighbours have sent Progress or had enough time to. Newcomers send none until
+        they have the weights, and other peers may never do so."""
         return all(
             view.round >= 0 or now >= view.linked_at + LISTEN_SECONDS for view in self.neighbours.values()
         )
 
-    def _has_history(self, view: NeighbourView, now: float) -> bool:
-        """Whether a neighbour counts where histories are weighed. Newcomers tell nothing until they have the
-        weights, for which they wait that these histories become one."""
+    def _is_weighed(self, view: NeighbourView, now: float) -> bool:
+        """Return whether a neighbour counts when branches are compared. Newcomers send no Progress until they
+        have the weights, and they wait for the fork to end before they fetch them."""
         return view.round >= 0 or now < view.linked_at + LISTEN_SECONDS
 
     def _far_behind(self, settled: int, now: float) -> list[Effect]:
-        """The sets that we lack are not there: fetch the state, unless hardly anybody is so far."""
+        """Return the effect of fetching the state, because neighbours lack the sets that this peer needs. It
+        takes half of the peers in sight to be so far ahead."""
         ahead = [peer for peer, view in self.neighbours.items() if self._out_of_reach(view, now)]
-        weighed = sum(self._has_history(view, now) for view in self.neighbours.values())
+        weighed = sum(self._is_weighed(view, now) for view in self.neighbours.values())
         if 2 * len(ahead) < 1 + weighed and not self.follows:
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
         return [Resynchronise(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
-        """Two histories: find where they part, and give ours up if the rule says so."""
+        """Resolve a fork: find its first round, and give up this branch if the rule of history.py says so."""
         fork = view.fork
         if fork is None:
             return [AskChain(peer, min(self.chain.round, view.settled))]
         unheard = any(their.relation == "unknown" for their in self.neighbours.values())
         if unheard and now < self.listens_until:
-            return []  # Who just took up this history would give it up again before its allies are heard.
+            return []  # A peer that just switched here must hear its allies first.
         others = {
             other: their.fork
             for other, their in self.neighbours.items()
             if their.relation == "forked" and (their.fork == fork or their.is_with(view, fork.round))
         }
         fork = next((other for other in others.values() if other is not None and other.exact), fork)
-        # Who has not come as far as the fork is on neither side: both would count it as theirs.
+        # A peer that has not reached the fork is on neither side: both sides would count it.
         mine = sum(their.settled >= fork.round for their in self.allies.values())
         forked = sum(their.relation == "forked" for their in self.neighbours.values())
         in_sight, most = 1 + mine + forked, max(1 + mine, len(others))
         undecided = len(self.allies) - mine
         if undecided and 2 * most <= in_sight + undecided and now < view.forked_since + LISTEN_SECONDS:
-            return []  # They may be on our side already, and the other side hears it before us.
+            return []  # They may join this branch, and the other side may know it before this peer.
         ours, theirs = 1 + mine, len(others)
         if now >= view.forked_since + SIGNED_SECONDS:
             ours, theirs = self._names_below(fork.round)
             others = {other: of for other, of in others.items() if self._side(other, fork.round) == "theirs"}
         if view.settled < self.chain.start:
-            # It hears of no fork yet, only that this peer is far ahead, and comes if half of its group is.
+            # That neighbour sees only that this peer is far ahead. It switches if half of its group is.
             if not is_majority(theirs, in_sight, self.all_in_sight):
                 return []
         elif not theirs_stands(
@@ -279,15 +287,15 @@ class Histories:
         return [Resynchronise(tuple(others), reason, fork.round, fork.exact)]
 
     def _sign(self, view: NeighbourView, now: float) -> list[Effect]:
-        """Again with each round that settles, as long as there are two histories."""
+        """Sign this peer's chain value after each round that settles during a fork."""
         if now < view.forked_since + SIGNING_SECONDS or self._last_signed == self.chain.round:
             return []
         self._last_signed = self.chain.round
         return [SignHistory(tuple(peer for peer, of in self.neighbours.items() if of.relation == "forked"))]
 
     def _side(self, peer: PeerId, fork_round: int) -> Literal["ours", "theirs", "neither"]:
-        """By what it has put its name to, whatever it tells this peer: who tells each side that it is on
-        theirs would keep both from giving way."""
+        """Return the side of a fork that a neighbour has signed. Its Progress does not matter: a peer that
+        reports each side its own chain would keep both from giving way."""
         signed = self._signed.get(peer, Signed())
         is_ours, is_theirs = signed.ours >= fork_round, signed.others >= fork_round
         if is_ours == is_theirs:
@@ -295,6 +303,6 @@ class Histories:
         return "ours" if is_ours else "theirs"
 
     def _names_below(self, fork_round: int) -> tuple[int, int]:
-        """How many have signed the own history alone, this peer included, and how many another alone."""
+        """Return how many peers signed only this branch, this peer included, and how many only another."""
         sides = Counter(self._side(peer, fork_round) for peer in self.neighbours)
         return 1 + sides["ours"], sides["theirs"]

@@ -1,6 +1,7 @@
-"""What a peer tells its neighbours unasked, and when: how far it is, and which contributions it holds.
+"""Decides when a peer sends its neighbours Progress messages and announcements of contributions.
 
-Both wait a little, so that what changes in bursts goes out in one message. Part of `GroupRounds`.
+Progress says how far the peer is, an announcement which contributions it holds. Both are delayed a little, so
+that a burst of changes goes out in one message. Part of `GroupRounds`.
 """
 
 from __future__ import annotations
@@ -11,68 +12,70 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.events import Reference, SendAnnounce
 
 URGENT_SECONDS = 0.05
-"""At most this often Progress is told when others wait for what changed; a commit takes about as long."""
+"""Shortest interval of Progress when others wait for a change. A commit takes about as long."""
 CALM_SECONDS = 0.25
-"""... and when a set grew: announcements have told that already, this is for what they missed."""
+"""Shortest interval after a set grew. Announcements reported that; Progress finds what they missed."""
 QUIET_SECONDS = 1.0
-"""Progress is repeated this often even when nothing changed: it is the anti-entropy."""
+"""Longest interval. Progress is repeated without changes, because it is the group's anti-entropy."""
 RELAY_SECONDS = 0.02
-"""Contributions of others are announced in bundles this far apart: in a group of hundreds one message each
-would cost more than the contributions."""
+"""Delay in which announcements of others' contributions are bundled. In a group of hundreds, one message for
+each would cost more than the contributions."""
 SHARE_PARTS = 16
-"""Own tokens are told when they grew by this part of a peer's share of the round: the group then closes a
-round with 3 % too many at most, on average."""
+"""Progress is sent when this peer's tokens grew by one such part of its share of the round. The group then
+closes a round with 3 % too many tokens at most, on average."""
 
 
 class Gossip:
-    """Times in seconds on the caller's clock."""
+    """The pending messages of one peer. All times are in seconds on the caller's clock."""
 
     def __init__(self, now: float) -> None:
-        self._told_at = now
+        self._sent_at = now
         self._due_at = now
-        self._tokens_told = 0
+        self._tokens_sent = 0
         self._relays: dict[PeerId, dict[ContributionId, Reference]] = {}
         self._relay_at = float("inf")
 
     # -- Progress -------------------------------------------------------------------------------------
 
     def changed(self, within: float) -> None:
-        """Something is to be told at most `within` seconds after the last time."""
-        self._due_at = min(self._due_at, self._told_at + within)
+        """Schedule Progress at most `within` seconds after the last one."""
+        self._due_at = min(self._due_at, self._sent_at + within)
 
     def at_once(self, now: float) -> None:
         self._due_at = min(self._due_at, now)
 
     def committed(self, tokens: int, share: int) -> None:
-        """The round has `tokens` here now; `share` is what every peer of the group brings to a round."""
-        if tokens >= self._tokens_told + max(1, share // SHARE_PARTS):
+        """Schedule Progress if this peer's tokens grew enough since the last one.
+
+        `tokens`: committed here for the round; `share`: what each peer of the group brings to a round."""
+        if tokens >= self._tokens_sent + max(1, share // SHARE_PARTS):
             self.changed(URGENT_SECONDS)
 
     def tells(self, tokens: int, now: float) -> bool:
-        """Whether Progress is to be told now, which the caller then does."""
+        """Return whether the caller must send Progress now. If so, it counts as sent with these `tokens`."""
         if now < self._due_at:
             return False
-        self._told_at, self._tokens_told = now, tokens
+        self._sent_at, self._tokens_sent = now, tokens
         self._due_at = now + QUIET_SECONDS
         return True
 
-    # -- what others made -----------------------------------------------------------------------------
+    # -- contributions of others ----------------------------------------------------------------------
 
     def relay(self, reference: Reference, peers: Iterable[PeerId], now: float) -> None:
-        """These neighbours may lack a contribution that came in."""
+        """Schedule the announcement of a contribution that arrived to the neighbours that may lack it."""
         for peer in peers:
             self._relays.setdefault(peer, {})[reference.id] = reference
             self._relay_at = min(self._relay_at, now + RELAY_SECONDS)
 
     def knows(self, peer: PeerId, references: Iterable[Reference]) -> None:
-        """The neighbour has announced these itself."""
+        """Cancel announcements to a neighbour that has announced the same contributions itself."""
         waiting = self._relays.get(peer)
         if waiting:
             for reference in references:
                 waiting.pop(reference.id, None)
 
     def relays(self, allies: Collection[PeerId], settled: int, now: float) -> list[SendAnnounce]:
-        """The announcements that are due."""
+        """Return the announcements that are due, without settled rounds and peers that left this branch."""
         if now < self._relay_at:
             return []
         due, self._relays, self._relay_at = self._relays, {}, float("inf")

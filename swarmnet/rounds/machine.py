@@ -1,23 +1,23 @@
 """The rounds of one group, as one peer sees them: when to contribute, apply, correct and settle.
 
-A round is the *set* of contributions made for it, at most one per peer (of two different ones by the same
-peer the smaller id counts, so that everybody picks the same), of makers that count (makers.py). Its life:
+A round is the *set* of contributions made for it, by contributors that have weight (makers.py). If a peer
+made two, every peer picks the smaller id. The life of a round:
 
-    current  --enough tokens, time up, or others went on-->  closed: own contribution made and announced
-    closed   --what the group makes is in, or deadline-->     applied: its step is in the live weights
+    current  --enough tokens, time up, or others continue-->  closed: own contribution made and announced
+    closed   --expected contributions are in, or deadline-->  applied: its step is in the live weights
     applied  --`window` later rounds applied-->               sealed: this peer makes nothing more for it
     sealed   --the whole group sealed the same set-->         settled: final
 
-Between closed and settled a late contribution still enters and corrects. New contributions enter the group
-only through peers that have not sealed the round, and a round settles where the whole group has sealed and
-names the same set (as far as neighbours tell: settlement.py): so no settled set can still grow, unless one
-was silent for `settle_seconds` (docs/consistency.md). Contributions travel by announce and pull; whatever an
-announcement missed is found by comparing the digests of sets that every Progress carries. A peer that is
-behind (newcomer, thawed) needs nothing else to catch up: it adopts the settled sets of its neighbours, round
-by round.
+Between closed and settled, a late contribution still enters and corrects the weights. New contributions enter
+the group only through peers that have not sealed the round. A round settles when the whole group has sealed
+it with the same set, as far as neighbours report (settlement.py). A settled set can therefore not grow,
+unless a peer was silent for `settle_seconds` (docs/consistency.md). Contributions are announced and then
+fetched. What an announcement missed is found by comparing the digests of sets in Progress. A peer that is
+behind adopts the settled sets of its allies, round by round, and needs nothing else to catch up. Allies are
+neighbours on the same branch.
 
-No IO: `handle(event, now)` returns what the caller must do, in that order; `next_deadline()` says when to
-come with a Tick. Times in seconds on the caller's clock.
+No IO: `handle(event, now)` returns what the caller must do, in that order. `next_deadline()` says when to
+come back with a Tick. All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from swarmnet.run.manifest import Rounds
 from swarmnet.run.rates import Rates, factor_of, factors
 
 CONTRIBUTED_ROUNDS = 64
-"""So far back a peer tells to which rounds it contributed."""
+"""Rounds for which Progress says whether this peer contributed."""
 
 
 class GroupRounds:
-    """The machine. `settled` is the last settled round (-1: none), `applied` the last applied one."""
+    """The rounds of a group as a sans-IO state machine. `applied` is the last applied round; -1 if none."""
 
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
@@ -63,14 +63,13 @@ class GroupRounds:
         maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
         is_member: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:  # fmt: skip
-        """Goes on after round `settled`, up to which the chain of settled sets has `chain_value`, with what
-        this peer had offered before and remembers of `earlier` sets, at the `rates` that are ordered. `draw`:
-        of reducers, where there are any; `is_member`: whether a peer belongs to the group (what results
-        name)."""
+        """Continue after round `settled`, where the chain of settled sets has `chain_value`. `offers` and
+        `earlier` come from an earlier state of this peer. `rates`: ordered so far; `draw`: of reducers, if
+        there are any; `is_member`: whether a peer belongs to the group (results may name others)."""
         self.rules = rules
         self.rates = rates
         self.last: int | None = None
-        """After it this peer closes no round on its own."""
+        """After this round this peer closes none on its own; None: the run does not end."""
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
@@ -82,10 +81,11 @@ class GroupRounds:
         self.pending: set[int] = set()
         """Rounds for which MakeContribution was returned and Contributed has not come back."""
         self.rounds: dict[int, RoundSet] = {}
-        """Not settled; with `history`, the last settled ones, there is one dict per state of a round."""
+        """Rounds that are not settled."""
         self.history: dict[int, RoundSet] = {}
+        """The last settled rounds."""
         self.parted: dict[PeerId, float] = {}
-        """Lost allies, and until when they hold up settling unless they are heard again."""
+        """Lost allies, and until when each delays settling unless it is heard again."""
         self.pulls = Pulls()
         self.maker_counts = maker_counts
         self.waiting = Waiting(is_member)
@@ -93,64 +93,65 @@ class GroupRounds:
         self._decided = Decided()
         self.offers = offers or Offers(rules, draw)
         self.reducing = Reducing(rules, draw, me, self._allies, self.chain) if draw is not None else None
-        self._leaves = False  # If it does: what is gathered becomes a contribution when a round may close.
+        self._leaves = False  # If true, the gathered gradient is contributed as soon as the round may close.
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
         self.gossip = Gossip(now)
         self._differing_until = float("inf")
-        """No set of a neighbour has differed long enough before."""
+        """No set of a neighbour has differed long enough before this time."""
         self._due = now
         self._effects: list[events.Effect] = []
 
     @property
     def chain(self) -> Chain:
-        """The settled sets."""
+        """The chain of settled sets."""
         return self.histories.chain
 
     @property
     def settled(self) -> int:
-        """The last settled round; -1: none."""
+        """The last settled round; -1 if none."""
         return self.histories.chain.round
 
     @property
     def current(self) -> int:
-        """The round that takes gradients."""
+        """The round that accumulates gradients."""
         return self.open_round.number
 
     @property
     def past_last(self) -> bool:
-        """Whether the rounds that the run's owner wanted are closed here."""
+        """True if all rounds that the run's owner wanted are closed here."""
         return self.last is not None and self.current > self.last
 
     @property
     def is_over(self) -> bool:
-        """Whether they have settled, too, and with them what others had closed when they heard of the end."""
+        """True if all wanted rounds, and those that others closed before they heard of the end, are
+        settled."""
         return self.past_last and self.settled == self.current - 1
 
     @property
     def in_step(self) -> bool:
-        """Whether what the neighbours of our history have settled is applied here. One may claim what it
-        likes: only half of the group or more can say that this peer is behind."""
+        """True if all rounds that allies have settled are applied here. Allies are believed only if at least
+        half of the peers in sight report that this peer is behind."""
         return not self.agreement.are_ahead(view.settled > self.applied for view in self._allies.values())
 
     @property
     def _allies(self) -> dict[PeerId, NeighbourView]:
         return self.histories.allies
 
-    # -- in and out -----------------------------------------------------------------------------------
+    # -- interface ------------------------------------------------------------------------------------
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
-        """Take an event; return what must be done, in order."""
+        """Handle an event. Returns what must be done, in order."""
         self._effects = []
         match event:
             case events.Committed(tokens):
-                begins = not self.open_round.tokens  # From then on its time runs.
+                begins = not self.open_round.tokens  # The round's time begins.
                 self.open_round.tokens += tokens
                 full = self.open_round.full(now)
                 self.gossip.committed(self.open_round.tokens, self.open_round.share)
                 self._due = min(self._due, self.gossip.next_deadline())
                 if not (begins or full) and now < self._due:
-                    return []  # As of most: all else that is decided below is decided already.
+                    return []  # The usual case: nothing below can change yet.
             case events.Contributed(round, reference, table):
                 self._read(reference, table)
                 self._contributed(round, reference, now)
@@ -168,7 +169,7 @@ class GroupRounds:
             case events.IdsAsked(peer, rounds):
                 self._tell_ids(peer, rounds)
             case events.NeighbourJoined(peer):
-                if peer not in self.neighbours:  # Nothing settles against those who were not heard yet.
+                if peer not in self.neighbours:  # Settling waits until it is heard.
                     self.neighbours[peer] = NeighbourView(linked_at=now)
                     self.parted[peer] = now + self.rules.settle_seconds
                 self.gossip.at_once(now)
@@ -199,7 +200,7 @@ class GroupRounds:
         return self._effects
 
     def next_deadline(self) -> float:
-        """When to call `handle` with Tick if nothing else happens."""
+        """Return when to call `handle` with Tick if nothing else happens."""
         return self._due
 
     def _next_due(self) -> float:
@@ -216,7 +217,7 @@ class GroupRounds:
         return min(*times, *self.parted.values(), self._differing_until)
 
     def handed_over(self) -> bool:
-        """Whether the own contributions that are not settled are in a set that some neighbour names too."""
+        """Return whether some neighbour holds each set with an unsettled contribution of this peer."""
         told = [view.sets for view in self.neighbours.values()]
         if self._leaves or self.pending or not told:
             return not self._leaves and not self.pending
@@ -225,18 +226,17 @@ class GroupRounds:
         )
 
     def takes(self, reference: events.Reference) -> bool:
-        """Whether this contribution would enter a set now: it is news, and its maker counts."""
+        """Return whether this contribution would enter a set now: it is news and has weight."""
         return self._is_news(reference) and self._may_enter(reference)
 
     def expects(self, round: int, maker: PeerId) -> bool:
-        """Whether any contribution of this maker could enter the set of an open round: asked of what came in
-        before anything is verified of it."""
+        """Return whether any contribution of `maker` could enter that set. Called before one is verified."""
         counts = self.maker_counts(maker, round) and self._has_room(round, maker)
         return counts or self._decided.of(maker, round)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
-        """Whether slices of that peer would be added up here: of later rounds than the next, who is behind
-        keeps none, for they are as long as contributions."""
+        """Return whether slices of `peer` for `round` are accepted. More than one round ahead they are
+        refused to bound memory, because they are as long as contributions."""
         if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
         return self.maker_counts(peer, round) and self.reducing.takes(peer, round)
@@ -250,7 +250,8 @@ class GroupRounds:
     # -- events ---------------------------------------------------------------------------------------
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Half of a group that comes back must not take its own sets, all sealed, for what was agreed on."""
+        """Follow the peers that continued while this process was suspended: half of a suspended group must
+        not take its own sealed sets for agreed ones."""
         if not self._following.begin(seconds, self.settled, now):
             return
         self._follow_others(True)
@@ -262,7 +263,7 @@ class GroupRounds:
         self.histories.follows = follows
 
     def _contributed(self, round: int, reference: events.Reference | None, now: float) -> None:
-        """The own contribution is ready. A round sealed meanwhile takes none: it would split the sets."""
+        """Handle the completed own contribution. A round sealed meanwhile takes none: sets would differ."""
         self.pending.discard(round)
         self.gossip.changed(URGENT_SECONDS)
         if reference is None or self._is_sealed(round):
@@ -305,7 +306,7 @@ class GroupRounds:
             factor = next((f for f in factors(self.rates) if set_digest(settled, f) == standing), None)
             if factor is None:
                 continue
-            self._rate(number, factor)  # As the group settled it, whichever order it knew of by then.
+            self._rate(number, factor)  # The factor that the group settled it with.
             for maker in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
                 self._effects.append(events.RemoveContribution(number, maker))
@@ -315,12 +316,12 @@ class GroupRounds:
         for reference in missing:
             if not self._may_enter(reference):
                 self.waiting.named(peer, reference)
-                self._decide(reference, self._half_holds(reference))
+                self._decide(reference, self._is_held_by_half(reference))
         self._effects += self.pulls.offered(peer, filter(self.takes, missing), now)
         self._look_at_waiting(missing, now)
 
     def _arrived(self, peer: PeerId, reference: events.Reference, now: float) -> None:
-        """A contribution, verified and checked by the caller. From anybody, asked for or not."""
+        """Handle a contribution that the caller has verified. Any peer may have sent it, requested or not."""
         holders = (peer, reference.peer, *self.pulls.arrived(reference.id))
         if reference.round <= self.settled:
             self.dropped_late += 1
@@ -340,11 +341,10 @@ class GroupRounds:
         if references or complete:
             self._effects.append(events.SendAnnounce((peer,), references, complete))
 
-    # -- what follows from the state ------------------------------------------------------------------
+    # -- decisions that follow from the state ---------------------------------------------------------
 
     def _is_news(self, reference: events.Reference) -> bool:
-        """Whether it belongs to an open round that is not far ahead, and none of this maker is held there, or
-        one with a larger id."""
+        """Return whether a contribution is for an open round nearby, and new there or with a smaller id."""
         if not self.settled < reference.round <= self.current + self.rules.window:
             return False
         state = self.rounds.get(reference.round)
@@ -360,18 +360,18 @@ class GroupRounds:
         return self.maker_counts(maker, round) and self._has_room(round, maker)
 
     def _has_room(self, round: int, maker: PeerId) -> bool:
-        """Those that are linked to this peer always find it: nobody can take it from them."""
+        """Return whether the set has room for a contribution of `maker`; linked peers always find room."""
         most = MOST_MAKERS if maker in self.neighbours else most_makers(self.open_round.peers)
         return self._held_of_others(round, maker) < most - 1
 
     def _held_of_others(self, round: int, maker: PeerId) -> int:
-        """Than this peer, whose own always finds room, and that maker."""
+        """Return how many other peers have a contribution in the set, without this peer and `maker`."""
         held = self.rounds[round].held if round in self.rounds else {}
         return len(held) - (maker in held) - (self.me in held)
 
-    def _half_holds(self, reference: events.Reference) -> bool:
+    def _is_held_by_half(self, reference: events.Reference) -> bool:
         if reference.round >= self._convicted.get(reference.peer, reference.round + 1):
-            return False  # Half of them may not have heard of it yet.
+            return False  # Half of them may not have the proof yet.
         holders = self.waiting.holders(reference.id)
         return self.agreement.is_half(ally in holders for ally in self._allies)
 
@@ -380,7 +380,7 @@ class GroupRounds:
             self._decided.add(reference)
 
     def _look_at_waiting(self, references: Iterable[events.Reference], now: float) -> None:
-        """Pull those whose makers count by now, or that the group has decided to count."""
+        """Fetch waiting contributions that have weight by now."""
         for reference in references:
             if self.takes(reference):
                 for holder in self.waiting.end(reference.id):
@@ -408,8 +408,8 @@ class GroupRounds:
             self.gossip.changed(URGENT_SECONDS)
 
     def _ordered(self, rates: Rates, now: float) -> None:
-        """From the next round on that is not settled here. Who has not heard of it yet names another set of
-        that round: as with a late contribution it settles when all name the same, or half has settled it."""
+        """Adopt the owner's learning rates for rounds that are not settled here. Peers without the order name
+        another set. The round then settles as with a late contribution."""
         self.rates = rates
         for number, state in self.rounds.items():
             factor = factor_of(rates, number)
@@ -417,10 +417,10 @@ class GroupRounds:
                 continue
             self._rate(number, factor)
             if state.sealed:
-                state.sealed_at = now  # The others have as long again to hear of it.
+                state.sealed_at = now  # The others have as long again to receive the order.
 
     def _convict(self, peer: PeerId, first: int, now: float) -> None:
-        """What it made leaves these rounds, unless half of the group has settled them so."""
+        """Remove a faulty peer's contributions from round `first` on, except those that half has settled."""
         self._convicted[peer] = first
         for number, state in self.rounds.items():
             stands = self.agreement.standing(number, state, now) == state.digest
@@ -434,7 +434,7 @@ class GroupRounds:
         self.gossip.changed(URGENT_SECONDS)
 
     def _is_sealed(self, number: int) -> bool:
-        """Whether nothing new may be made for a round: sealed or settled here, or by half of the allies."""
+        """Return whether a round takes nothing new: it is sealed or settled here or by half of the allies."""
         if number <= self.settled or (number in self.rounds and self.rounds[number].sealed):
             return True
         return self.agreement.are_ahead(
@@ -506,14 +506,14 @@ class GroupRounds:
             if (old := self.rounds.get(self.applied - self.rules.window)) is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
-        if self.past_last:  # No later ones will come to wait for.
+        if self.past_last:  # No later rounds will come to wait for.
             for number in range(self.settled + 1, self.applied + 1):
                 self.rounds[number].seal(now)
         if self.applied > applied or self.past_last:
             self._raise_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
-            self._close_if_due(now)  # Its reducers may follow from this round.
+            self._close_if_due(now)  # This round may seed its reducers.
         self._effects += self.offers.decide(self.settled, tuple(self._allies), now)
         self._look_at_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)
@@ -537,7 +537,7 @@ class GroupRounds:
         self._effects.append(events.SettleRound(number, references, self.chain.value))
         self.gossip.changed(URGENT_SECONDS)
 
-    def _knows_draw(self) -> bool:  # Of the reducers of the current round, if it has any.
+    def _knows_draw(self) -> bool:  # True also if there are no reducers.
         return self.reducing is None or self.reducing.knows(self.current)
 
     def _close_if_due(self, now: float) -> None:
@@ -567,7 +567,7 @@ class GroupRounds:
                 self.gossip.changed(URGENT_SECONDS)
 
     def _ask_ids(self, now: float) -> None:
-        """Where sets differ for some time, an announcement was lost."""
+        """Request ids where a neighbour's set has differed for some time: an announcement was lost."""
         if now < self._differing_until:
             return
         for peer, view in self.neighbours.items():

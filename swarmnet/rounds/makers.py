@@ -1,9 +1,9 @@
-"""Whose contributions count in a group, as one peer sees it, and what waits until that is known.
+"""Decides whose contributions have weight in a group, and keeps those whose contributors are not known yet.
 
-Keys cost nothing to make, and a contribution is signed by its maker, so one link could bring the votes of any
-number of makers. A maker counts that belongs to the group (Membership.is_member) and that the run's owner has
-not sent away. What half of those in sight hold counts whoever made it: the group has decided, and a peer that
-knew better would only part from it. Part of `GroupRounds`, without IO.
+Keys are free, and contributors sign their own contributions. One link could therefore bring the votes of any
+number of keys (a Sybil attack). A contributor has weight if it belongs to the group (`Membership.is_member`)
+and the run's owner has not banned it. A contribution that half of the peers in sight hold has weight in any
+case. The group has then decided, and a peer that rejected it would only fork. Part of `GroupRounds`.
 """
 
 from __future__ import annotations
@@ -19,57 +19,59 @@ from swarmnet.rounds.events import Reference
 from swarmnet.run.manifest import Rounds
 
 GROUPS = 2
-"""So many times the group's size makers may have in a round: those that are there, and as many that have left
-or that this peer has not met yet."""
+"""A round may have this many times as many contributors as the group has peers. It allows for peers that have
+left, and for peers that this one has not met yet."""
 FEWEST_MAKERS = GROUPS * FULL_GROUP
-"""Of whatever size the group seems to be: it may have been larger when the round was made."""
+"""Least number of contributors allowed in a round: the group may have been larger when the round was made."""
 MOST_MAKERS = 700
-"""Of a round in any case. A whole set must fit in the header of one announcement, 64 KiB at 89 bytes a maker;
-sums of votes are int16, which ends far above it (votes.VoteTally)."""
+"""Greatest number of contributors in a round. A whole set must fit in the header of one announcement, 64 KiB
+at 89 bytes each. Sums of votes are int16, which allows far more (optimizer/sign_votes.py)."""
 MOST_WAITING = 1024
-"""Contributions that wait for their makers to be known, 8 rounds of a group of 128 ..."""
+"""Contributions that wait until their contributors are known: 8 rounds of a group of 128."""
 MOST_OF_ONE = MOST_WAITING // 4
-"""... and of what only one neighbour names: it must not take the others' room."""
+"""Waiting contributions that only one and the same neighbour has named. It must not displace others."""
 LOOK_SECONDS = 0.25
-"""How often those that wait are looked at again: half of what an announcement takes over three hops."""
+"""How often waiting contributions are checked again: half of what an announcement takes over three hops."""
 
 MakerCounts = Callable[[PeerId, int], bool]
-"""Whether what this peer makes for that round counts."""
+"""Takes a peer and a round, and returns whether its contributions to that round have weight."""
 
 
 def most_makers(peers: int) -> int:
-    """Of one round, in a group of so many."""
+    """Return how many contributors a round may have in a group of `peers`."""
     return min(MOST_MAKERS, max(FEWEST_MAKERS, GROUPS * peers))
 
 
 class Makers:
-    """`counts` is a `MakerCounts`."""
+    """Decides whether a contributor has weight: by membership, bans and proofs."""
 
     def __init__(self, membership: Membership, rules: Rounds) -> None:
         self._membership = membership
         self._rules = rules
         self._barred: dict[PeerId, int] = {}
+        """Banned peers, and the first round from which the ban applies."""
         self.convicted: Mapping[PeerId, int] = {}
-        """Of lies, with proof, and from which round on nothing of them counts (audits.py)."""
+        """Peers that are proven faulty, and the first round from which they have no weight (audits.py)."""
 
     def bar(self, peers: Iterable[PeerId], current: int) -> None:
-        """The owner wants none of these, and nobody else is barred any more. `current`: the round that takes
-        gradients; -1: none was begun.
+        """Replace the peers that the owner has banned. `current`: the round that accumulates gradients; -1:
+        none was begun.
 
-        An order reaches peers at different times, and rounds that are open hold what some took before. So it
-        acts from the first round of a block of `snapshot_rounds` on that begins more than `window` rounds
-        ahead: whoever hears it within the same block bars the same rounds."""
+        An order reaches peers at different times, and open rounds already hold contributions of the banned
+        peers. A ban therefore applies from a boundary of `snapshot_rounds` that is more than `window` rounds
+        ahead. Peers that receive the order within the same block ban the same rounds."""
         block = self._rules.snapshot_rounds
         begins = ((current + self._rules.window) // block + 1) * block if current >= 0 else 0
         self._barred = {peer: self._barred.get(peer, begins) for peer in peers}
 
     def counts(self, maker: PeerId, round: int) -> bool:
+        """Return whether contributions of a peer to a round have weight."""
         ends = min(self._barred.get(maker, inf), self.convicted.get(maker, inf))
         return round < ends and self._membership.is_member(maker)
 
 
 class Decided:
-    """Contributions to open rounds that half of the group holds: they count whoever made them."""
+    """Contributions to open rounds that half of the group holds. They have weight in any case."""
 
     def __init__(self) -> None:
         self._makers: dict[int, dict[ContributionId, PeerId]] = {}
@@ -78,13 +80,14 @@ class Decided:
         return reference.id in self._makers.get(reference.round, {})
 
     def of(self, maker: PeerId, round: int) -> bool:
-        """Whether anything of that maker is decided."""
+        """Return whether any contribution of a peer to a round is accepted by half of the group."""
         return maker in self._makers.get(round, {}).values()
 
     def add(self, reference: Reference) -> None:
         self._makers.setdefault(reference.round, {})[reference.id] = reference.peer
 
     def withdraw(self, maker: PeerId, round: int) -> None:
+        """Remove the contributions of a peer to a round."""
         those = self._makers.get(round, {})
         self._makers[round] = {identity: peer for identity, peer in those.items() if peer != maker}
 
@@ -93,22 +96,23 @@ class Decided:
 
 
 class Waiting:
-    """Contributions whose makers do not count here, and which neighbours name each: bounded, since a name
-    costs nothing. What finds no room is named again as long as the sets differ."""
+    """Contributions whose contributors have no weight here yet, and the neighbours that named each. Their
+    number is bounded, since ids are free. One that finds no room is named again while sets differ."""
 
     def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: True) -> None:
         self._is_member = is_member
         self._strangers: OrderedDict[ContributionId, tuple[int, frozenset[PeerId]]] = OrderedDict()
-        """Of a result its round, and the contributors that were no members when it came."""
+        """For a result: its round, and the contributors that were no members when it came."""
         self._named: dict[ContributionId, tuple[Reference, list[PeerId]]] = {}
         self._alone: Counter[PeerId] = Counter()
-        """Of what only this neighbour names, how many."""
-        self._look_at = -inf
+        """Number of contributions that only this neighbour names."""
+        self._check_at = -inf
 
     def __len__(self) -> int:
         return len(self._named)
 
     def named(self, peer: PeerId, reference: Reference) -> None:
+        """Record that a neighbour named a contribution."""
         _, holders = self._named.get(reference.id, (reference, []))
         if peer in holders:
             return
@@ -120,37 +124,40 @@ class Waiting:
         self._named[reference.id] = (reference, holders)
 
     def strangers(self, peer: PeerId, reference: Reference, contributors: Iterable[PeerId]) -> None:
-        """A result that `peer` sent names contributors that do not belong to the group: keys cost nothing to
-        make, and of two results the one with more contributors counts. It enters no set before they are known
-        as members, or half of the group holds it."""
+        """Record that `peer` sent a result naming contributors that do not belong to the group.
+
+        Keys are free, and of two results the one with more contributors wins. The result enters no set until
+        its contributors are known as members, or half of the group holds it."""
         self._strangers[reference.id] = reference.round, frozenset(contributors)
         if len(self._strangers) > MOST_WAITING:
             self._strangers.popitem(last=False)
         self.named(peer, reference)
 
     def names_strangers(self, identity: ContributionId) -> bool:
-        """Whether a result names contributors that do not belong to the group yet."""
+        """Return whether a result names contributors that do not belong to the group yet."""
         _, contributors = self._strangers.get(identity, (-1, frozenset[PeerId]()))
         return not all(map(self._is_member, contributors))
 
     def holders(self, identity: ContributionId) -> tuple[PeerId, ...]:
+        """Return the neighbours that named a contribution."""
         found = self._named.get(identity)
         return tuple(found[1]) if found is not None else ()
 
     def due(self, now: float) -> tuple[Reference, ...]:
-        """Those that wait, if it is time to look at them again."""
-        if not self._named or now < self._look_at:
+        """Return all waiting contributions if it is time to check them again."""
+        if not self._named or now < self._check_at:
             return ()
-        self._look_at = now + LOOK_SECONDS
+        self._check_at = now + LOOK_SECONDS
         return tuple(reference for reference, _ in self._named.values())
 
     def end(self, identity: ContributionId) -> tuple[PeerId, ...]:
-        """It waits no longer; who holds it."""
+        """Remove a contribution. Returns the neighbours that named it."""
         _, holders = self._named.pop(identity, (None, []))
         self._count(holders, -1)
         return tuple(holders)
 
     def left(self, peer: PeerId) -> None:
+        """Remove a neighbour that left, and the contributions that only it named."""
         for identity, (_, holders) in list(self._named.items()):
             if peer in holders:
                 self._count(holders, -1)
@@ -160,13 +167,14 @@ class Waiting:
                     del self._named[identity]
 
     def forget_until(self, round: int) -> None:
-        """Rounds up to this one are settled."""
+        """Forget the contributions to settled rounds, up to `round`."""
         for identity in [name for name, (of, _) in self._strangers.items() if of <= round]:
             del self._strangers[identity]
         for identity in [name for name, (reference, _) in self._named.items() if reference.round <= round]:
             self.end(identity)
 
     def _count(self, holders: list[PeerId], by: int) -> None:
+        """Add `by` to the count of a neighbour that is the only holder."""
         if len(holders) == 1:
             self._alone[holders[0]] += by
             if not self._alone[holders[0]]:

@@ -1,6 +1,6 @@
-"""The round that takes gradients: what the group has gathered for it, and when it closes.
+"""Tracks the round that accumulates gradients: how many tokens the group has for it, and when it is full.
 
-Part of `GroupRounds`; the caller decides whether a round may close at all.
+Part of `GroupRounds`. The caller decides whether a round may close at all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from swarmnet.run.manifest import Rounds
 
 
 class CurrentRound:
-    """`peers` is the size of the group as far as known, this one included; `tokens` were committed here for
-    round `number`. Times in seconds on the caller's clock."""
+    """The round that accumulates gradients. All times are in seconds on the caller's clock.
+
+    `number` is the round and `tokens` what was committed here for it. `peers` is the known size of the group,
+    this peer included. `all_in_sight` is true if this peer is linked to the whole group."""
 
     def __init__(
         self, rules: Rounds, number: int, allies: Mapping[PeerId, NeighbourView], now: float
@@ -28,7 +30,7 @@ class CurrentRound:
         self._allies = allies
         self._opened_at = now
         self._left_at = float("inf")
-        """Since when an ally is in a later round."""
+        """When a neighbour was first seen in a later round; infinite if none is."""
 
     @property
     def share(self) -> int:
@@ -36,27 +38,32 @@ class CurrentRound:
         return self.rules.target_tokens // self.peers
 
     def tokens_of_group(self) -> int:
-        """Of a group that is not all in sight, what it has if the others do as those in sight. Tokens are
-        claims: nobody's count for more than half of a round. That is enough to be followed by those who have
-        nothing, and not enough to close a round for the others."""
+        """Return the tokens that the group has for this round. If not all peers are linked here, the tokens
+        of the linked ones are scaled up to the group.
+
+        Reported token counts are unverified, so no neighbour counts for more than half of a round. Idle peers
+        follow half a round, but it cannot close a round for the others."""
         most = -(-self.rules.target_tokens // 2)
         if not self.all_in_sight:
             most = -(-most * (1 + len(self._allies)) // self.peers)
         seen = self.tokens
-        for view in self._allies.values():  # With every message: a loop is twice as fast as a sum of calls.
+        for view in self._allies.values():  # Runs with every message: a loop is twice as fast as a sum.
             tokens = view.tokens_for(self.number)
             seen += tokens if tokens < most else most
         return seen if self.all_in_sight else seen * self.peers // (1 + len(self._allies))
 
     def full(self, now: float) -> bool:
-        """Whether the group has the round's tokens, or some of them and its time is up."""
+        """Return whether the group has the round's tokens, or has some tokens and the round's time is up."""
         tokens = self.tokens_of_group()
         return tokens >= self.rules.target_tokens or (tokens > 0 and now >= self.next_deadline())
 
     def is_left(self, agreement: Agreement, contributed: bool, now: float) -> bool:
-        """Whether half of the group has left it, or somebody if half of the tokens are there or some time
-        ago: one peer must not drive the others through empty rounds, nor leave the idle behind. That
-        somebody has `contributed` to it, signed, is proof that it is over; a mere claim counts later."""
+        """Return whether enough neighbours are in a later round for this peer to follow.
+
+        Half of the group is enough. A single neighbour is enough if half of the tokens are there, or some
+        time after it left. One peer must not drive the others through empty rounds, nor leave idle peers
+        behind. `contributed`: a signed contribution to this round exists. It proves that the round is over;
+        an unsigned report is believed later."""
         left = [view.round > self.number for view in self._allies.values()]
         if not any(left):
             self._left_at = float("inf")
@@ -67,7 +74,7 @@ class CurrentRound:
         return enough or now >= self._left_at + patience or agreement.are_ahead(left)
 
     def go_on(self, now: float) -> None:
-        """To the next round; tokens that were too late for this one stay, and count in the next."""
+        """Begin the next round. Tokens that were too late for this one stay, and count in the next."""
         self.number += 1
         self._opened_at, self._left_at = now, float("inf")
         for view in self._allies.values():
@@ -75,5 +82,5 @@ class CurrentRound:
                 view.tokens = 0
 
     def next_deadline(self) -> float:
-        """When its time is up."""
+        """Return when the round's time is up."""
         return self._opened_at + self.rules.longest_seconds

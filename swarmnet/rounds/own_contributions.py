@@ -1,12 +1,15 @@
-"""What this peer has contributed, until it is known what became of it: settled, or given back to its maker.
+"""Tracks each contribution of this peer until its outcome is known: it was settled, or its values return to
+the momentum.
 
-A contribution may be left out of its round's set (it came too late, it lost against the smaller id of an
-earlier life of this peer), or the history that holds it may be given up. Its maker decides by the settled
-sets, some rounds after the round settled: what is not in the set is given back, once. Sets that this peer
-has not settled itself (it jumped ahead with a snapshot) it asks its allies for; what nobody remembers is
-given back. Where there are reducers, sets consist of results, and a contribution is in a set shard by shard:
-what counts of a set is read in the results' tables, and the shards that it is not in are given back. Part of
-`GroupRounds`, and outlives it: a peer that fetches the state anew keeps its offers.
+A contribution may miss its round's set: it came too late, or a smaller id of an earlier process of this peer
+won. The branch that holds it may also be given up. This peer decides by the settled sets, some rounds after
+the round settled. A contribution that is not in the set is returned, once. Allies are neighbours on the same
+branch. After a jump ahead with a snapshot, this peer requests the sets that it has not settled itself. If no
+peer remembers them, the contribution is returned.
+
+With reducers, sets consist of results, and a contribution may be settled in some shards only. The tables of
+the results say which ones, and the values of the other shards are returned. Part of `GroupRounds`, but it
+outlives it: a peer that fetches the state anew keeps this object.
 """
 
 from __future__ import annotations
@@ -32,106 +35,113 @@ from swarmnet.rounds.result_table import Draw, Table, counting
 from swarmnet.run.manifest import Rounds
 
 ASK_SECONDS = 1.0
+"""Pause between two requests for the set of one round."""
 MOST_ASKS = 30
-"""Times that allies are asked for a set before it counts as forgotten: a newcomer may be the first who is
-met of another side, and knows little."""
+"""Requests for a set before it counts as forgotten. The first ally that is met may know few sets."""
 EACH_ASKS = 3
-"""Of these to whoever is met after so many: the one who knows may have been away all the time (simulated)."""
+"""Requests that each peer met after those still gets: the one that knows may have been away (simulated)."""
 AWAY_SECONDS = 90.0
-"""So long nothing is given back while somebody who may hold it is away or on another history: a partition of
-a minute, and its healing. In the history that stands in the end it may be settled (simulated)."""
+"""No contribution is returned this long after a peer that may hold it went away or was on another branch. It
+covers a partition of a minute and its healing: the winning branch may have settled it (simulated)."""
 LONGEST_WAIT_SECONDS = 600.0
-"""Of a contribution, however many come and go meanwhile."""
+"""Longest delay until a contribution is decided, however many peers leave and join meanwhile."""
 HEARD_SECONDS = 2.0
-"""Who was an ally so short a time before may have taken a contribution: allies are heard once a second."""
+"""An ally this short a time before may have received a contribution: allies are heard once a second."""
 MOST_TAKEN = 4096
-"""Own settled contributions remembered, in case their history is given up."""
+"""Own settled contributions that are remembered, in case their branch is given up."""
 MOST_PEERS = 4096
+"""Peers of which it is remembered when their branch last agreed with this peer's."""
 DOUBTED_ROUNDS = 128
-"""Looked up again where it is not known since when histories differ."""
+"""Rounds before the last known agreement that are checked again when the first round of a fork is unknown."""
 LEARNED_ROUNDS = 64
-"""Sets before a fetched state that are asked for: whoever meets this peer first after a partition may have
-contributed to them, and would be told by nobody else that it counted (simulated)."""
+"""Newest sets before a fetched state that are requested. Another peer may meet this one first after a
+partition, and ask whether its contributions to them were settled (simulated)."""
 LEARN_ASKS = 10
-"""Times they are asked for."""
+"""Requests for each of these sets."""
 MOST_GIVEN_UP = 4
-"""Histories remembered that this peer has left: another may have taken one up and go on with it, and nobody
-else knows the sets (simulated)."""
+"""Branches given up by this peer that it remembers. Another peer may have adopted one and continue it, and no
+other peer may know its sets (simulated)."""
 MOST_REFERENCES = 16384
-"""Of settled sets remembered, for those who ask: about 2 MB."""
+"""References of settled sets that are remembered to answer requests: about 2 MB."""
 MOST_TABLES = 1024
-"""Of results, the newest: an own contribution is decided long before so many came."""
+"""Tables of newest results that are remembered. Own contributions are decided long before."""
 WHOLE = (0,)
-"""The parts of a contribution that is in a set or is not."""
+"""Parts of a contribution in runs without reducers: it is settled as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a peer leaves to its later life of the rounds up to one."""
+    """What one process of a peer passes to the next about the rounds up to its checkpoint."""
 
     sets: Sets = field(default_factory=dict)
-    """The newest settled ones that it knows."""
+    """The newest settled sets that it knows."""
     earlier: Earlier | None = None
-    """The chain of its history, farther back."""
+    """Counts and digests of sets, which reach farther back."""
 
 
 NOTHING_PAST = Past()
 
 
 @dataclass(slots=True)
-class _Asked:
-    """For the set of one round."""
+class _SetRequests:
+    """Requests for the set of one round."""
 
     times: Counter[PeerId] = field(default_factory=Counter)
+    """Requests to each neighbour."""
     at: float = float("-inf")
+    """When the last one was sent."""
     is_over: bool = False
-    """Everybody who was there was asked often enough, and has had time to answer."""
+    """True when every ally was asked often enough and has had time to answer."""
 
     def next_of(self, allies: Sequence[PeerId]) -> PeerId | None:
-        """Whom to ask now; None: nobody is left to ask."""
+        """Return the ally to ask now; None if each was asked often enough."""
         ally = min(allies, key=self.times.__getitem__, default=None)
         is_over = ally is None or (self.times.total() >= MOST_ASKS and self.times[ally] >= EACH_ASKS)
         return None if is_over else ally
 
 
 class Offers:
-    """Own contributions and settled sets. Not more than one per round is undecided in one history."""
+    """The contributions of this peer, and the settled sets that decide them. One branch has at most one
+    undecided contribution for each round."""
 
     def __init__(self, rules: Rounds, draw: Draw | None = None) -> None:
-        """`draw`: of reducers, where there are any."""
+        """`draw`: the draw of reducers; None in runs without them."""
         self._draw = draw
         self._parts = WHOLE if draw is None else tuple(range(draw.shards))
         self._returned: dict[ContributionId, frozenset[int]] = {}
-        """Parts that were given back already, of those in `open` and `taken`."""
+        """Parts that were returned already, of contributions in `open` and `taken`."""
         self._tables: OrderedDict[ContributionId, Table] = OrderedDict()
         self.delay = 2 * rules.window
-        """Rounds from settling to deciding: a history that a short partition made is given up by then."""
+        """Rounds from settling to deciding a contribution. Forks by short partitions are resolved by then."""
         self.open: OrderedDict[ContributionId, int] = OrderedDict()
-        """Undecided ones, with their rounds."""
+        """Undecided contributions, and the round of each."""
         self.taken: OrderedDict[ContributionId, int] = OrderedDict()
-        """Those in settled sets."""
+        """Settled contributions, and the round of each."""
         self._sets: OrderedDict[int, tuple[Reference, ...]] = OrderedDict()
+        """Settled sets of this branch by round, the oldest first."""
         self._references = 0
         self._given_up: deque[tuple[Chain, Sets]] = deque(maxlen=MOST_GIVEN_UP)
-        """Histories, and their sets that this peer settled."""
-        self._asked: dict[int, _Asked] = {}
+        """Branches that were given up, and their sets that this peer settled."""
+        self._asked: dict[int, _SetRequests] = {}
         self._unlearned: set[int] = set()
+        """Rounds before a fetched state whose sets are still requested."""
         self._settled = -1
-        """As `decide` was told last."""
+        """The newest settled round in the last call of `decide`."""
         self._doubted: set[ContributionId] = set()
-        """Open ones that stay settled if nobody remembers the set."""
+        """Undecided contributions that count as settled if no peer remembers the set."""
         self._agreed: OrderedDict[PeerId, int] = OrderedDict()
+        """The last round at which each peer was known to be on this branch."""
         self._allied_at: OrderedDict[PeerId, float] = OrderedDict()
-        """When each was heard last as one of our history."""
+        """When each peer was last heard on this branch."""
         self._made_at: dict[ContributionId, float] = {}
-        """Of those in `open` and `taken`."""
+        """When each contribution in `open` and `taken` was made."""
         self._reducers: dict[ContributionId, frozenset[PeerId]] = {}
-        """The other peers that the slices of those were sent to."""
-        self._waits_until = float("inf")
-        """For somebody who is away and may hold an own contribution; infinite: for nobody."""
+        """The other peers that received slices of these contributions."""
+        self._next_release = float("inf")
+        """When the next contribution held back for an absent peer is decided; infinite if none is."""
 
     def agree(self, peer: PeerId, round: int, now: float) -> None:
-        """Up to `round` this peer's history is ours."""
+        """Record that `peer` is on this branch up to `round`."""
         self._agreed[peer], self._allied_at[peer] = round, now
         self._allied_at.move_to_end(peer)
         if len(self._agreed) > MOST_PEERS:
@@ -140,27 +150,33 @@ class Offers:
             self._allied_at.popitem(last=False)
 
     def released(self, peer: PeerId) -> None:
-        """It is a neighbour no longer, but of our history as before."""
+        """Record that a peer on this branch is no longer a neighbour."""
         self._allied_at.pop(peer, None)
 
     def replaced(self, wish: Resynchronise, own: Histories, settled: int, chain: bytes) -> None:
-        """The state after round `settled`, of the history with this chain value there, has taken the place of
-        the own one. It may be of the own history after all: those who were to be followed gave theirs up
-        meanwhile. Then nothing until there is in doubt, and this peer may be the last who knows the sets."""
+        """Update the contributions after this peer replaced its state with a fetched one.
+
+        The state is the one after round `settled`, with chain value `chain`. It may lie on this peer's own
+        branch, because the peers that it meant to follow switched to it meanwhile. Then contributions up to
+        `settled` stay decided, and this peer may be the last one that knows the sets. Otherwise contributions
+        after the fork become undecided again."""
         before = dict(self._sets)
         if wish.fork_round is not None and settled >= wish.fork_round and own.chain.at(settled) == chain:
             self.undo(settled + 1)
         else:
             self.give_up(wish, own.allies)
-        for kept, sets in self._given_up:  # Two who gave up theirs for each other's: one of them stands.
+        for kept, sets in self._given_up:  # The state may lie on a branch given up before.
             if kept.at(settled) == chain:
                 self.restored({of: sets[of] for of in sets if of <= settled and of not in self._sets})
         self._given_up.append((own.chain, before))
 
     def give_up(self, wish: Resynchronise, allies: Container[PeerId]) -> None:
-        """The state is fetched anew; `allies` were on the own history to its end. Where it is not known from
-        which round on the other history differs, it is at the latest after what was last agreed upon. Not
-        with an ally: who was on this history and is far ahead at once has taken up the other itself."""
+        """Make contributions after the fork undecided, because a state of another branch has replaced this
+        peer's.
+
+        `allies` are the peers that stayed on this branch to its end. If the first round of the fork is
+        unknown, it is assumed after the last agreement with a peer on the other branch. Allies do not count:
+        one that is suddenly far ahead has switched branches itself."""
         if wish.fork_round is not None and wish.exact:
             self.undo(wish.fork_round)
             return
@@ -168,30 +184,29 @@ class Offers:
         others = [round for peer, round in self._agreed.items() if peer not in allies]
         agreed = max(known) if known else min(others, default=-1)
         self.undo(1 + agreed)
-        # Who agreed may have given that history up since: what its sets hold is looked up again.
+        # A peer that agreed may have switched branches since: look these sets up again.
         self._doubted.update(name for name, of in self.taken.items() if of > agreed - DOUBTED_ROUNDS)
         self._doubted.update(name for name, of in self.open.items() if of <= agreed and self._holds(of, name))
         self.undo(1 + agreed - DOUBTED_ROUNDS)
 
     def jumped(self, settled: int) -> None:
-        """The state after `settled` was fetched or read from a disk: the newest sets up to there that are
-        not known are learned from allies."""
+        """Called after the state of round `settled` was fetched or read from disk. Schedules requests for the
+        newest sets up to there that are not known."""
         first = max(0, settled + 1 - LEARNED_ROUNDS)
         self._unlearned = {round for round in range(first, settled + 1) if round not in self._sets}
 
     def restored(self, sets: Sets) -> None:
-        """Sets of the own history that an earlier life of this peer has left on its disk: when a whole group
-        starts again, nobody else may know them."""
+        """Restore settled sets from a checkpoint. If a whole group restarts, no other peer may know them."""
         for round in sorted(sets):
             self.settled(round, sets[round])
 
     def known(self, until: int) -> Sets:
-        """The newest sets up to this round, for a later life."""
+        """Return the newest settled sets up to this round, for a later process."""
         first = until + 1 - LEARNED_ROUNDS
         return {round: self._sets[round] for round in sorted(self._sets) if first <= round <= until}
 
     def remembers(self, round: int) -> bool:
-        """Return whether the settled set of this round is known here, so that others can be told of it."""
+        """Return whether the settled set of this round is known here, so that it can be sent to others."""
         return round in self._sets
 
     def made(
@@ -203,33 +218,33 @@ class Offers:
             self._reducers[identity] = reducers
 
     def read(self, identity: ContributionId, table: Table) -> None:
-        """Who is in a result."""
+        """Remember the table of a result."""
         self._tables[identity] = table
         if len(self._tables) > MOST_TABLES:
             self._tables.popitem(last=False)
 
     def wants(self, identity: ContributionId) -> bool:
-        """Whether what became of an own contribution is to be read in this result."""
+        """Return whether this result's table is needed to decide an own contribution."""
         if self._draw is None or identity in self._tables:
             return False
         rounds = set(self.open.values())
         return any(entry.id == identity for round in rounds for entry in self._sets.get(round, ()))
 
     def is_held(self, identity: ContributionId, state: RoundSet) -> bool:
-        """Whether an own contribution is in an open round's set as held here, all of it."""
+        """Return whether all parts of an own contribution are in an open round's set as held here."""
         return self._left_out(identity, tuple(state.held.values())) == ()
 
     def are_held(self, rounds: Mapping[int, RoundSet]) -> bool:
-        """Whether all own contributions to these open rounds are in their sets."""
+        """Return whether all own contributions to these open rounds are in their sets."""
         return all(self.is_held(name, rounds[of]) for name, of in self.open.items() if of in rounds)
 
     def makers(self, references: Iterable[Reference]) -> frozenset[bytes]:
-        """Those whose slices are in a set's results, as tables name them (`tag_of`)."""
+        """Return the tags (`tag_of`) of the contributors whose slices are in a set's results."""
         tables = (self._tables.get(entry.id) for entry in references)
         return frozenset(one.peer for table in tables if table is not None for one in table.contributors)
 
     def settled(self, round: int, references: tuple[Reference, ...]) -> None:
-        """The set of a round of the own history."""
+        """Record the settled set of a round on this branch."""
         self._forget(round)
         self._asked.pop(round, None)
         self._unlearned.discard(round)
@@ -239,7 +254,7 @@ class Offers:
             self._forget(next(iter(self._sets)))
 
     def told(self, complete: Iterable[int], references: Sequence[Reference]) -> None:
-        """An ally's answer: whole sets of rounds that are settled there."""
+        """Record an ally's response: complete sets of rounds that are settled there."""
         for round in complete:
             if round in self._asked:
                 self.settled(round, tuple(entry for entry in references if entry.round == round))
@@ -247,8 +262,8 @@ class Offers:
     def answer(
         self, asked: Iterable[int], open_sets: Mapping[int, RoundSet], settled: int
     ) -> tuple[tuple[Reference, ...], tuple[int, ...]]:
-        """What is held of the rounds that somebody asks for, and those that are settled here and remembered:
-        of these it is the whole set."""
+        """Return the response to a request for sets: references of the requested rounds, and rounds whose set
+        is complete. These are the rounds that are settled and remembered here."""
         asked = tuple(asked)
         complete = tuple(round for round in asked if round <= settled and round in self._sets)
         references = [entry for round in complete for entry in self._sets[round]]
@@ -258,7 +273,7 @@ class Offers:
         return tuple(references), complete
 
     def undo(self, round: int) -> None:
-        """The history from `round` on is given up: what became of contributions to it is open again."""
+        """Make contributions to `round` and later ones undecided: the branch is given up from there on."""
         for peer, agreed in self._agreed.items():
             self._agreed[peer] = min(agreed, round - 1)
         for known in [known for known in self._sets if known >= round]:
@@ -269,11 +284,13 @@ class Offers:
                 self._asked.pop(of_round, None)
 
     def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
-        """What is known by now, `settled` being the newest settled round."""
+        """Decide the contributions that are due. `settled`: the newest settled round.
+
+        Returns requests for missing sets and results, and `GiveBack` for parts that are not settled."""
         self._settled = settled
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
-        self._waits_until = float("inf")
+        self._next_release = float("inf")
         due = [(identity, round) for identity, round in self.open.items() if round + self.delay <= settled]
         if not due and not self._unlearned:
             return effects
@@ -289,16 +306,16 @@ class Offers:
                         unread = (entry.id for entry in references or () if entry.id not in self._tables)
                         effects.append(Want(ally, tuple(unread)))
                     continue
-                # Nobody remembers the set, or who is in a result of it.
+                # No peer remembers the set, or the table of one of its results.
                 left_out = () if identity in self._doubted else self._parts
             elif references is not None:
                 self._asked.pop(round, None)
             if left_out:
-                until = self._waits_for_others(identity, round, allies)
+                until = self._held_back_until(identity, round, allies)
                 if until > now:
-                    self._waits_until = min(self._waits_until, until)
+                    self._next_release = min(self._next_release, until)
                     continue
-            effects += self._decided(identity, round, left_out)
+            effects += self._decide_one(identity, round, left_out)
         for round in list(self._unlearned):
             ally = self._to_ask(round, allies, now)
             if ally is not None:
@@ -308,25 +325,25 @@ class Offers:
         return effects + [AskIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
 
     def next_deadline(self) -> float:
-        """When to decide again if nothing else happens."""
+        """Return when to call `decide` again if nothing else happens."""
         if not self._asked:
-            return self._waits_until
+            return self._next_release
         due = {round for round in self.open.values() if round + self.delay <= self._settled}
         undecided = due | self._unlearned
         asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)
-        return min([self._waits_until, *asked])
+        return min([self._next_release, *asked])
 
     def _away_since(self, allies: Container[PeerId], round: int) -> float:
-        """When one was an ally last of those who are none now, or have not settled this round yet: after a
-        partition they may be about to settle what they alone have of it (simulated)."""
+        """Return when a peer was last heard as an ally that is none now or has not settled this round. After
+        a partition it may be about to settle what only that peer has of the round (simulated)."""
         last = (
             at for peer, at in reversed(self._allied_at.items())
             if peer not in allies or self._agreed.get(peer, -1) < round
         )  # fmt: skip
         return next(last, float("-inf"))
 
-    def _waits_for_others(self, identity: ContributionId, round: int, allies: Container[PeerId]) -> float:
-        """Until when a contribution is not given back, since somebody who may hold it is away."""
+    def _held_back_until(self, identity: ContributionId, round: int, allies: Container[PeerId]) -> float:
+        """Return until when a contribution is not returned, because a peer that may hold it is away."""
         made_at = self._made_at[identity]
         away_since = self._away_since(allies, round)
         if away_since + HEARD_SECONDS < made_at:
@@ -336,22 +353,24 @@ class Offers:
         return min(away_since + AWAY_SECONDS, made_at + LONGEST_WAIT_SECONDS)
 
     def _reducers_may_differ(self, identity: ContributionId, round: int) -> bool:
-        """Return whether a reducer of this contribution is neither in the round's set nor known to have
-        settled the round as this peer did. Slices reach a reducer that is not heard: a line may be cut in one
-        direction only. It may then sum them in a history that stands in the end (simulated)."""
+        """Return whether a reducer of this contribution may have settled the round differently. Its result is
+        not in the round's set, and it is not known to be on this branch there.
+
+        Slices reach a reducer that is not heard, as a link may be cut in one direction only. It may then sum
+        them on a branch that wins in the end (simulated)."""
         makers = {entry.peer for entry in self._sets.get(round, ())}
         others = self._reducers.get(identity, frozenset()) - makers
         return any(self._agreed.get(reducer, -1) < round for reducer in others)
 
-    def _decided(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
-        """These parts of it are in no set of the history that stands, the others are."""
+    def _decide_one(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
+        """Decide a contribution: parts in `left_out` are in no set of the winning branch, the others are."""
         del self.open[identity]
         self._doubted.discard(identity)
         before = self._returned.get(identity, frozenset())
         returned = before.union(left_out)
         if len(returned) < len(self._parts):
             self._returned[identity] = returned
-            self._take(identity, round)
+            self._remember_settled(identity, round)
         else:
             self._forget_own(identity)
         news = tuple(sorted(returned - before))
@@ -360,7 +379,7 @@ class Offers:
         return [GiveBack(round, identity, () if self._draw is None else news)]
 
     def _left_out(self, identity: ContributionId, references: Sequence[Reference]) -> tuple[int, ...] | None:
-        """The parts of an own contribution that are in none of a set; None: not known yet."""
+        """Return the parts of an own contribution that are not in a set; None if it is not known yet."""
         if self._draw is None:
             return () if any(entry.id == identity for entry in references) else WHOLE
         tables = {entry.peer: self._tables.get(entry.id) for entry in references}
@@ -381,14 +400,16 @@ class Offers:
         self._reducers.pop(identity, None)
         self._returned.pop(identity, None)
 
-    def _take(self, identity: ContributionId, round: int) -> None:
+    def _remember_settled(self, identity: ContributionId, round: int) -> None:
+        """Remember a settled contribution."""
         self.taken[identity] = round
         if len(self.taken) > MOST_TAKEN:
             oldest, _ = self.taken.popitem(last=False)
             self._forget_own(oldest)
 
     def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
-        asked = self._asked.setdefault(round, _Asked())
+        """Return the ally to ask for a round's set now; None if no request is due or none is left to ask."""
+        asked = self._asked.setdefault(round, _SetRequests())
         if now < asked.at + ASK_SECONDS:
             return None
         asked.at = now
@@ -401,15 +422,15 @@ class Offers:
     def _is_forgotten(
         self, identity: ContributionId, round: int, allies: Sequence[PeerId], now: float
     ) -> bool:
-        """Whether nobody remembers the set of a round, or who is in a result of it, so that an own
-        contribution to it need not wait for that."""
+        """Return whether an own contribution need no longer wait for its round's set or results: no peer
+        remembers them, or it has waited too long."""
         asked = self._asked[round]
         if now >= self._made_at[identity] + LONGEST_WAIT_SECONDS:
             return True
         return asked.is_over and asked.next_of(allies) is None
 
     def _holds(self, round: int, identity: ContributionId) -> bool:
-        """Whether the set of a round is known and has this contribution, or a part of it."""
+        """Return whether a round's set is known and includes this contribution, or a part of it."""
         references = self._sets.get(round)
         left_out = None if references is None else self._left_out(identity, references)
         return left_out is not None and left_out != self._parts

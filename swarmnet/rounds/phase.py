@@ -1,4 +1,4 @@
-"""What a group's rounds are at, as one peer sees them: one word, for whoever watches."""
+"""Summarizes the state of a group's rounds in one word, for displays and metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ Phase = Literal["catching_up", "gathering", "contributing", "waiting", "settling
 
 
 def phase_of(rounds: GroupRounds) -> Phase:
-    """Of the oldest round that is not applied here. Rounds overlap: while it waits for contributions, the
-    next one gathers gradients.
+    """Return the phase of the oldest round that is not applied here. Rounds overlap: while that round waits
+    for contributions, the next one accumulates gradients.
 
-    catching_up: the group has settled it, it is not applied here. contributing: the own contribution is being
-    made. waiting: for those of others. settling: it is the round that takes gradients, and may not end before
-    older ones have settled. gathering: it takes gradients."""
+    - "catching_up": The group has settled the round, but it is not applied here.
+    - "contributing": This peer's own contribution is being computed.
+    - "waiting": Contributions of other peers are missing.
+    - "settling": The round accumulates gradients, and it cannot close before older rounds settle.
+    - "gathering": The round accumulates gradients."""
     oldest = rounds.applied + 1
     if not rounds.in_step:
         return "catching_up"

@@ -1,11 +1,11 @@
-"""Rounds whose contributions go to few, who add them up: whom the slices of a round are for, and when what
-came is added up.
+"""Schedules the sharded exchange of one peer: to which reducers its slices go, and when it sums the slices of
+others.
 
-A peer that closes a round sends each slice of what it has to say to one reducer, or a word that it has
-nothing. A reducer waits until everybody who is in step has spoken, at most half of the round's deadline: the
-other half is for the results to come around. What comes after that is left out, and goes back to its
-contributor once the round has settled without it (own_contributions.py). Part of `GroupRounds`. Times in
-seconds on the caller's clock.
+A peer that closes a round sends each slice of its contribution to one reducer, or a notice that it has none.
+A reducer waits until every peer that is in step has sent either, but at most half of the round's deadline.
+The other half is for distributing the results. A slice that arrives later is left out. It returns to its
+contributor once the round has settled without it (own_contributions.py). Part of `GroupRounds`. All times are
+in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from swarmnet.rounds.result_table import Draw, Table
 from swarmnet.run.manifest import Rounds
 
 WAIT_SHARE = 0.5
-"""Of a round's deadline, for slices."""
+"""Fraction of a round's deadline for which a reducer waits for slices."""
 ASK_SECONDS = 1.0
-"""Between two questions for older sets: an answer is some kilobytes and one round trip away."""
+"""Seconds between two requests for older sets. A response is some kilobytes and one round trip away."""
 SEARCH_SECONDS = 10.0
-"""After so long nobody in sight has these sets: a group that begins anew from an archive knows none of them.
-Ten allies have been asked by then."""
+"""How long older sets are searched. Ten neighbours have been asked by then, and a group that restarts from an
+archive knows none of these sets."""
 MOST_LEFT_OUT = 3
-"""Results in a row in which a reducer leaves this peer's slices out: who is late on the way to one may be in
-time for another."""
+"""Consecutive results without this peer's slices after which it avoids a reducer. A peer that is late on the
+way to one reducer may be in time for another."""
 MOST_AVOIDED_BLOCKS = 64
-"""So long at most is a reducer avoided: at 16 rounds a block a thousand rounds, in which it gives no answer
-about two."""
+"""Longest time for which a reducer is avoided, in blocks. At 16 rounds a block it is a thousand rounds, in
+which an avoided reducer is tried about twice."""
 
 
 class SeedSearch:
-    """The chain's values from which draws follow, and the search for those before the own history."""
+    """Provides the chain values that seed the draws, and searches for those before this peer's own chain."""
 
     def __init__(self, draw: Draw, allies: Mapping[PeerId, NeighbourView], chain: Chain) -> None:
         self._draw, self._allies, self._chain = draw, allies, chain
         self._asked: Counter[PeerId] = Counter()
         self._began = self._ask_at = float("inf")
-        """Infinite: nothing is missing."""
+        """When the search began, and when the next request is due; infinite while nothing is missing."""
         self._is_over = False
 
     def seed(self, round: int) -> bytes | None:
-        """Return the chain's value from which the draw of a round follows; None: it is not known yet."""
+        """Return the chain value that seeds the draw of a round; None if it is not known yet."""
         number = self._draw.seed_round(round)
         if number < 0:
             return START
         if number < self._chain.base and self._is_over:
-            return self._chain.values[0]  # All who began with this state have it.
+            return self._chain.values[0]  # All peers that fetched this state have it.
         return self._chain.at(number)
 
     def to_ask(self, round: int, now: float) -> PeerId | None:
-        """Return the ally to ask now for the sets up to the oldest that is known here; None: nobody."""
+        """Return the neighbour to ask now for sets before the oldest known one; None if no request is due."""
         if self._is_over or not 0 <= self._draw.seed_round(round) < self._chain.base:
             self._began = self._ask_at = float("inf")
             return None
@@ -76,56 +76,55 @@ class SeedSearch:
 
 
 class Reducing:
-    """What one peer has to add up."""
+    """The reducing of one peer: draws, slices that have arrived, and rounds to sum."""
 
     def __init__(
         self, rules: Rounds, draw: Draw, me: PeerId, allies: Mapping[PeerId, NeighbourView], chain: Chain
     ) -> None:
-        """`chain`: of this peer's settled sets, from which the draws of later rounds follow."""
+        """`chain` is this peer's chain of settled sets, which seeds the draws of later rounds."""
         self.rules, self.draw, self.me = rules, draw, me
         self._chain = chain
         self._search = SeedSearch(draw, allies, chain)
         self.members: frozenset[PeerId] = frozenset((me,))
-        """Those among whom reducers are drawn: who takes part in the group as far as known, this peer
-        included."""
+        """The known active peers of the group, this one included. Reducers are drawn among them."""
         self._allies = allies
         self._avoided: dict[PeerId, tuple[int, int]] = {}
-        """Members that this peer sends nothing to before that round, and for how many rounds in all."""
+        """Avoided members: the first round in which each is drawn again, and for how many rounds."""
         self._sent: dict[int, tuple[ContributionId, tuple[PeerId, ...]]] = {}
-        """The own contribution to a round, and to whom its slices went."""
+        """This peer's contribution to each round, and the reducers of its slices."""
         self._read: defaultdict[int, set[PeerId]] = defaultdict(set)
-        """Whose results of a round have come, of those to whom the own slices went."""
-        self._left_out: Counter[PeerId] = Counter()
+        """Reducers of this peer's slices whose results of a round have arrived."""
+        self._omissions: Counter[PeerId] = Counter()
+        """Consecutive results of each reducer that left out this peer's slices."""
         self._spoken: defaultdict[int, set[PeerId]] = defaultdict(set)
-        """Who has sent its slices of a round, or a word that it has none."""
+        """Peers that have sent their slices of a round, or a notice that they have none."""
         self._given: defaultdict[int, set[PeerId]] = defaultdict(set)
-        """Who has sent slices."""
+        """Peers that have sent slices of a round."""
         self._until: dict[int, float] = {}
-        """Rounds that are to be added up, and when at the latest."""
+        """Rounds that this peer must sum, and the latest time for each."""
         self._done: set[int] = set()
+        """Rounds that it has summed."""
 
     def knows(self, round: int) -> bool:
-        """Whether the reducers of a round can be drawn. Not before the round has settled from which the draw
-        follows; a newcomer has to learn what settled before the state that it fetched."""
+        """Return whether the reducers of a round can be drawn. The round that seeds the draw must be settled,
+        and a newcomer has to learn what settled before the state that it fetched."""
         return self._search.seed(round) is not None
 
     def asks(self, round: int, now: float) -> list[AskChain]:
-        """Return the question to ask now for older sets, if without them a round's reducers cannot be
-        drawn."""
+        """Return the request for older sets to send now, if the draw of a round needs them."""
         ally = self._search.to_ask(round, now)
         return [AskChain(ally, self._chain.base)] if ally is not None else []
 
     def reducers(self, round: int) -> tuple[PeerId, ...]:
-        """To whom the slices of a round go, by shard. The caller asks first whether it `knows`."""
+        """Return the reducer of each shard of a round. Requires `knows(round)`."""
         seed = self._search.seed(round)
         assert seed is not None, "rounds are not closed before their reducers can be drawn"
         avoided = {peer for peer, (until, _) in self._avoided.items() if round < until}
         return self.draw.reducers(round, self.members - avoided, seed)
 
     def avoid(self, peer: PeerId, round: int) -> None:
-        """Let another peer reduce for as many rounds as one is drawn for; twice as long each time where it
-        happens again within as many rounds afterwards. Others may send to it: both results count if both are
-        large."""
+        """Send no slices to `peer` for one block of rounds. The time doubles if the same happens again within
+        as many rounds afterwards. Others may still send to it: large results both have weight."""
         if peer == self.me:
             return
         until, rounds = self._avoided.get(peer, (-1, 0))
@@ -136,8 +135,8 @@ class Reducing:
         self._avoided[peer] = max(until, round + rounds), rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
-        """Who is drawn among all that are known in the block of that round and in the next, as far as these
-        draws are known: links to them must stand before they are needed."""
+        """Return the reducers of this round's block and of the next one, drawn among all known peers, as far
+        as the seeds are known. Links to them must exist before they are needed."""
         known, found = (self.me, *others), set[PeerId]()
         for number in (round, round + self.draw.block_rounds):
             seed = self._search.seed(number)
@@ -146,30 +145,31 @@ class Reducing:
         return frozenset(found)
 
     def sliced(self, round: int, contribution: ContributionId, reducers: tuple[PeerId, ...]) -> None:
-        """The own contribution is on its way."""
+        """Record that this peer's contribution is being sent to its reducers."""
         self._sent[round] = contribution, reducers
 
     def read(self, maker: PeerId, round: int, table: Table) -> None:
-        """A result has come. Who leaves out again and again what this peer sends to it costs it time, if
-        nothing else: what is left out comes back (own_contributions.py)."""
+        """Record a result, and avoid its reducer if it repeatedly leaves out this peer's slices.
+
+        What is left out returns to this peer (own_contributions.py), but it costs time."""
         contribution, reducers = self._sent.get(round, (None, ()))
         sent = {shard for shard, reducer in enumerate(reducers) if reducer == maker != self.me}
         if contribution is None or not sent:
             return
         self._read[round].add(maker)
         if table.holding(contribution) >= sent:
-            del self._left_out[maker]
+            del self._omissions[maker]
         else:
-            self._leaves_out(maker, round)
+            self._count_omission(maker, round)
 
-    def _leaves_out(self, maker: PeerId, round: int) -> None:
-        self._left_out[maker] += 1
-        if self._left_out[maker] >= MOST_LEFT_OUT:
-            del self._left_out[maker]
+    def _count_omission(self, maker: PeerId, round: int) -> None:
+        self._omissions[maker] += 1
+        if self._omissions[maker] >= MOST_LEFT_OUT:
+            del self._omissions[maker]
             self.avoid(maker, round)
 
     def close(self, round: int, contributes: bool, now: float) -> bool:
-        """The round is closed here. Whether this peer has to add something up for it."""
+        """Close a round. Returns whether this peer has to sum slices for it."""
         if not contributes:
             self._spoken[round].add(self.me)
         if self.me not in self.reducers(round) and not self._given[round]:
@@ -178,8 +178,8 @@ class Reducing:
         return True
 
     def spoken(self, peer: PeerId, round: int, has_slices: bool, is_closed: bool, now: float) -> None:
-        """`peer` has sent its slices of a round, or a word that it has none. Who was drawn by others only
-        begins when the first come."""
+        """Record that `peer` has sent its slices of a round, or a notice that it has none. A peer that was
+        not drawn here begins to reduce when the first slices arrive: other peers have drawn it."""
         self._spoken[round].add(peer)
         if not has_slices:
             return
@@ -188,7 +188,7 @@ class Reducing:
             self._until.setdefault(round, now + WAIT_SHARE * self.rules.deadline_seconds)
 
     def take(self, event: OfReducers, settled: int, current: int, now: float) -> None:
-        """Of events of a group whose newest settled round and round under way are these."""
+        """Handle an event. `settled` and `current` are the newest settled round and the current one."""
         match event:
             case Unanswered(peer, round):
                 self.avoid(peer, round)
@@ -199,11 +199,11 @@ class Reducing:
                     self.spoken(peer, round, has_slices, round < current, now)
 
     def takes(self, peer: PeerId, round: int) -> bool:
-        """Whether slices of that peer can still be added up."""
+        """Return whether slices of that peer can still be summed."""
         return round not in self._done and peer not in self._given[round]
 
     def due(self, now: float) -> list[int]:
-        """The rounds to be added up now: each once."""
+        """Return the rounds to sum now, each once."""
         rounds = [round for round, until in self._until.items() if now >= until or self._all_spoke(round)]
         for round in rounds:
             del self._until[round]
@@ -214,11 +214,11 @@ class Reducing:
         return min([self._search.next_deadline(), *self._until.values()])
 
     def forget_until(self, settled: int) -> None:
-        """Rounds up to this one are settled. A reducer whose result is not there has left out everything."""
+        """Forget rounds up to `settled`. A reducer without a result for one has left out everything."""
         for round in [round for round in self._sent if round <= settled]:
             _, reducers = self._sent[round]
             for maker in sorted({*reducers} - {self.me} - self._read[round]):
-                self._leaves_out(maker, round + self.rules.window)
+                self._count_omission(maker, round + self.rules.window)
         for kept in (self._spoken, self._given, self._until, self._sent, self._read):
             for round in [round for round in kept if round <= settled]:
                 del kept[round]
@@ -226,12 +226,13 @@ class Reducing:
         self._avoided = {peer: of for peer, of in self._avoided.items() if sum(of) > settled}
 
     def _all_spoke(self, round: int) -> bool:
-        return not any(self._is_awaited(peer, round) for peer in self._silent(round))
+        return not any(self._is_awaited(peer, round) for peer in self._unanswered(round))
 
-    def _silent(self, round: int) -> Iterable[PeerId]:
-        """Also those who are about to leave, and are drawn no more."""
+    def _unanswered(self, round: int) -> Iterable[PeerId]:
+        """Return the peers that have sent neither slices nor a notice, peers that are leaving included."""
         return self.members.union(self._allies) - self._spoken[round]
 
     def _is_awaited(self, peer: PeerId, round: int) -> bool:
+        """Return whether slices or a notice of that peer are still expected."""
         view = self._allies.get(peer)
         return view is None or (view.in_step and view.settled < round)

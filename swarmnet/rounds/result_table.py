@@ -1,17 +1,17 @@
-"""What a round's results hold: who is in which shard of them, and which results count where they overlap.
+"""Results of reducers: their wire format, and which results have weight where they overlap.
 
-In a run with `sync.exchange: sharded` a contributor cuts what it has to say of a round into `shards` slices
-and sends each to one *reducer*, who adds up those of its shards and publishes the sums as one *result*.
-Results are what a round's set consists of. A table stands at the head of each, and names the sums that
-follow:
+In a run with `sync.exchange: sharded`, a contributor cuts its contribution to a round into `shards` slices
+and sends each to one *reducer*. A reducer sums the slices of its shards and publishes the sums as one
+*result*. The set of a round then consists of results. Each result begins with a table, which says whose
+slices are in the sums.
 
     contributors u16 | for each: peer 16 B, contribution 16 B, tokens u32, grant 96 B | shards u16
                      | for each: shard u16, one bit for each contributor
                      | SHA-256 of the sums, first 16 B | sums                             (big-endian)
 
-sorted, each once, and nobody in it who is in none of its shards: a table has one valid form. A *grant* is a
-contributor's public key and its signature (protocols/signed/grants.py): it lets one reducer add up the slices
-of exactly these shards, so a reducer can name no peer that did not send it slices.
+A table has one valid form: contributors and shards are sorted and unique, and every contributor is in some
+shard. A *grant* is a contributor's public key and its signature (protocols/signed/grants.py). It permits one
+reducer to sum the slices of exactly these shards, so a reducer cannot name a peer that sent it no slices.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.run.manifest import Manifest
 
 TAG_BYTES = 16
-"""Of a peer in a table: two keys with the same 16 bytes cost 2^64 hashes. With 8 bytes they cost 2^32, which
-is minutes on a GPU, and no reducer can publish a table that names both."""
+"""Length of a peer's tag in a table. Two keys with the same 16 bytes cost 2^64 hashes. With 8 bytes they cost
+2^32, which is minutes on a GPU, and no reducer can publish a table that names both."""
 GRANT_BYTES = 96
-"""A public key of 32 bytes and a signature of 64 (Ed25519)."""
+"""Length of a grant: a public key of 32 bytes and an Ed25519 signature of 64."""
 NO_GRANT = bytes(GRANT_BYTES)
-"""Of a contributor whose grant does not matter: in simulations without signatures, and where a contributor is
+"""Placeholder where the grant does not matter: in simulations without signatures, and for contributors
 computed from evidence. No key verifies it."""
 NAME_BYTES = 16
-"""Of a contribution's id, all of it. By half of it somebody could make two of one name (2^32 hashes), give a
-reducer the one and show the other as proof that its sums are false (audits.py)."""
+"""Length of a contribution's id in a table: the whole id. With half of it, a peer could make two
+contributions of one name (2^32 hashes). One would go to the reducer, and the other seem to prove wrong sums
+(audits.py)."""
 DIGEST_BYTES = 16
 MOST_CONTRIBUTORS = 1024
 _COUNT = struct.Struct(">H")
@@ -44,8 +45,7 @@ MOST_TOKENS = (1 << 32) - 1
 
 
 class ContributionError(ValueError):
-    """A payload that no honest peer of this run can have sent, contribution or result; the message says
-    why."""
+    """A contribution or result that no honest peer of this run can have sent. The message says why."""
 
 
 @lru_cache(4096)
@@ -56,45 +56,47 @@ def tag_of(peer: PeerId) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Contributor:
-    """Somebody whose slices are in a result."""
+    """A peer whose slices are in a result."""
 
     peer: bytes
-    """As `tag_of`."""
+    """The peer's tag (`tag_of`)."""
     contribution: bytes
-    """Its contribution's id."""
+    """The id of its contribution."""
     tokens: int
-    """That the contribution says it stands for, in all shards."""
+    """Tokens of the contribution in all shards, as its contributor reports them."""
     grant: bytes = field(default=NO_GRANT, compare=False, repr=False)
-    """Its public key and signature for the maker of the result. It does not say who the contributor is."""
+    """Its public key and signature for the reducer. The grant does not identify the contributor."""
 
     @classmethod
     def of(
         cls, peer: PeerId, identity: ContributionId, tokens: int, grant: bytes = NO_GRANT
     ) -> Contributor:
+        """Return the table entry of a peer and its contribution. `tokens` is clamped to 32 bits."""
         return cls(tag_of(peer), identity[:NAME_BYTES], min(max(0, tokens), MOST_TOKENS), grant)
 
     def made(self, identity: ContributionId) -> bool:
+        """Return whether this entry is the one of the contribution `identity`."""
         return self.contribution == identity[:NAME_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Who is in which shard of one result."""
+    """The contributors in each shard of one result."""
 
     shards: Mapping[int, frozenset[Contributor]]
-    """None of them empty."""
+    """Shard -> contributors whose slices were summed. No shard is empty."""
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
         return tuple(sorted({one for held in self.shards.values() for one in held}))
 
     def tokens(self, shards: int) -> int:
-        """That the result stands for, of a run with so many shards: each contributor's, by the share of its
-        slices that are in it."""
+        """Return the tokens of the result, in a run with that number of shards. Each contributor counts by
+        the share of its slices that are in the result."""
         return sum(one.tokens for held in self.shards.values() for one in held) // shards
 
     def shards_of(self) -> dict[Contributor, frozenset[int]]:
-        """Return the shards in which each contributor is, in the table's order."""
+        """Return the shards of each contributor, in the table's order."""
         found: dict[Contributor, set[int]] = {one: set() for one in self.contributors}
         for shard, held in self.shards.items():
             for one in held:
@@ -102,12 +104,13 @@ class Table:
         return {one: frozenset(shards) for one, shards in found.items()}
 
     def holding(self, identity: ContributionId) -> frozenset[int]:
-        """The shards that have a slice of this contribution."""
+        """Return the shards that include a slice of this contribution."""
         return frozenset(
             shard for shard, held in self.shards.items() if any(one.made(identity) for one in held)
         )
 
     def written(self) -> bytes:
+        """Return the table as it travels."""
         contributors = self.contributors
         parts = [_COUNT.pack(len(contributors))]
         parts += [
@@ -121,18 +124,18 @@ class Table:
 
 
 def longest_head(shards: int, contributors: int = MOST_CONTRIBUTORS) -> int:
-    """Bytes."""
+    """Return the greatest length of a result's head, in bytes."""
     each = _COUNT.size + _mask_bytes(contributors)
     return 2 * _COUNT.size + contributors * _CONTRIBUTOR.size + shards * each + DIGEST_BYTES
 
 
 def head_of(table: Table, sums: bytes) -> bytes:
-    """What a reducer signs: it stays true of sums that nobody keeps any more."""
+    """Return the head of a result, which its reducer signs. It stays valid without the sums."""
     return table.written() + hashlib.sha256(sums).digest()[:DIGEST_BYTES]
 
 
 def read_head(result: bytes, shards: int) -> tuple[Table, int]:
-    """The table of a result and the length of its head in bytes. ContributionError."""
+    """Return the table of a result, and the length of its head in bytes. Raises `ContributionError`."""
     table, length = read_table(result, shards)
     if len(result) < length + DIGEST_BYTES:
         raise ContributionError(f"{len(result)} bytes are too few for a result's head")
@@ -140,17 +143,17 @@ def read_head(result: bytes, shards: int) -> tuple[Table, int]:
 
 
 def read_result(result: bytes, shards: int) -> tuple[Table, memoryview]:
-    """The table of a result, and its sums. ContributionError: not those that were signed."""
+    """Return the table and sums of a result. Raises `ContributionError` if they do not match the head."""
     table, start = read_head(result, shards)
     sums = memoryview(result)[start:]
     if hashlib.sha256(sums).digest()[:DIGEST_BYTES] != result[start - DIGEST_BYTES : start]:
-        raise ContributionError("the sums are not those that the head of the result names")
+        raise ContributionError("the sums do not match the hash in the head of the result")
     return table, sums
 
 
 def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
-    """The table at the head of a result in a run with so many shards, and its length in bytes.
-    ContributionError."""
+    """Return the table at the head of a result and its length in bytes, for a run with `shards` shards.
+    Raises `ContributionError` if it is malformed."""
     try:
         (count,) = _COUNT.unpack_from(data)
         end = _COUNT.size + count * _CONTRIBUTOR.size
@@ -159,7 +162,7 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
     except struct.error:
         raise ContributionError(f"{len(data)} bytes are too few for a result's table") from None
     if count > MOST_CONTRIBUTORS or not 0 < width <= shards:
-        raise ContributionError(f"a result of {count} contributors in {width} of {shards} shards")
+        raise ContributionError(f"the result names {count} contributors in {width} of {shards} shards")
     mask, start = _mask_bytes(count), end + _COUNT.size
     length = start + width * (_COUNT.size + mask)
     if len(data) < length:
@@ -169,22 +172,22 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
         (shard,) = _COUNT.unpack_from(data, place)
         bits = int.from_bytes(data[place + _COUNT.size : place + _COUNT.size + mask], "little")
         if bits >> count or not bits:
-            raise ContributionError(f"shard {shard} names nobody, or more than the table's {count}")
+            raise ContributionError(f"shard {shard} names no contributor, or more than the table's {count}")
         found[shard] = frozenset(one for index, one in enumerate(contributors) if bits >> index & 1)
     table = Table(found)
     if len(found) != width or max(found) >= shards or len({one.peer for one in contributors}) != count:
-        raise ContributionError("a shard or a contributor is named twice, or a shard that there is not")
+        raise ContributionError("a shard or a contributor is named twice, or a shard does not exist")
     if table.written() != data[:length]:
-        raise ContributionError("the table is not in order, or names somebody who is in no shard")
+        raise ContributionError("the table is not sorted, or a contributor is in no shard")
     return table, length
 
 
 def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int, tuple[PeerId, ...]]:
-    """Return for each shard the makers of the results that count in it, the largest result first.
+    """Return for each shard the reducers whose results have weight in it, the largest result first.
 
-    A result with fewer than half as many contributors in a shard as the round's largest does not count there.
-    Of results that share a contributor the one with more contributors counts; of equally large ones
-    `Draw.rank` decides. It is a pure function of a round's set, so all peers compute the same."""
+    A result with fewer than half as many contributors in a shard as the round's largest has no weight there.
+    If results share a contributor, the one with more contributors wins; `Draw.rank` decides between equally
+    large ones. The outcome is a pure function of a round's set, so all peers compute the same."""
     sizes = [len(held) for table in tables.values() for held in table.shards.values()]
     largest = max(sizes, default=0)
     counted: dict[int, tuple[PeerId, ...]] = {}
@@ -206,24 +209,25 @@ def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Who reduces what: drawn anew for every block of rounds, for each shard by itself (rendezvous hashing,
-    Thaler and Ravishankar 1998), so that somebody who comes or goes changes little, and those who see the
-    same peers draw the same.
+    """Draws the reducer of each shard, anew for every block of rounds.
 
-    A block's draw depends on the chain of settled sets shortly before the block begins. So a peer cannot try
-    keys until one is drawn: when the draw is known, the block begins. Ties between results follow from the
-    run's id and the round alone: peers that know only a settled set must break them alike."""
+    Each shard is drawn independently by rendezvous hashing (Thaler and Ravishankar 1998). A peer that joins
+    or leaves therefore changes few draws, and peers that know the same members draw the same.
+
+    A block's draw depends on the chain of settled sets shortly before the block begins. When the draw is
+    known, the block begins: no peer has time to try keys until one is drawn. Ties between results depend on
+    the run's id and the round alone, because peers that know only a settled set must break them alike."""
 
     seed: bytes
-    """Of the run."""
+    """The run id, as bytes."""
     block_rounds: int
     shards: int
     window: int
-    """Of the run's rounds."""
+    """`window` of the run's rounds."""
 
     def seed_round(self, round: int) -> int:
-        """Return the round after which the chain's value is the seed of this round's block; negative: none,
-        the seed is START (history.py)."""
+        """Return the round whose chain value is the seed of this round's block. A negative number means that
+        the seed is `START` (history.py)."""
         return self.first_round(round) - self.window - 1
 
     def first_round(self, round: int) -> int:
@@ -231,16 +235,16 @@ class Draw:
         return round - round % self.block_rounds
 
     def rank(self, round: int, shard: int, maker: PeerId) -> bytes:
-        """Return what decides between equally large results: the smallest counts."""
+        """Return the key that decides between equally large results: the smallest wins."""
         return _place(self.seed, b"", round, shard, maker)
 
     def place(self, round: int, shard: int, peer: PeerId, value: bytes) -> bytes:
-        """Return a peer's place in the draw of a round's block: the smallest is drawn. `value`: of the chain
-        after `seed_round`."""
+        """Return a peer's position in a draw, which the smallest wins. `value` is that after `seed_round`."""
         return _place(self.seed, value, round // self.block_rounds, shard, peer)
 
     def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
-        """For each shard, of these. `value`: of the chain after `seed_round`."""
+        """Return the reducer of each shard, drawn from `peers`. `value`: the chain value after
+        `seed_round`."""
         known = tuple(peers)
 
         def draw(shard: int) -> PeerId:
@@ -250,6 +254,7 @@ class Draw:
 
 
 def draw_of(manifest: Manifest) -> Draw:
+    """Return the draw of a run."""
     rules = manifest.rounds
     return Draw(
         bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, manifest.sync.shards, rules.window
@@ -262,4 +267,5 @@ def _place(seed: bytes, value: bytes, number: int, shard: int, peer: PeerId) -> 
 
 
 def _mask_bytes(contributors: int) -> int:
+    """Return the bytes of a bit mask over that number of contributors."""
     return -(-contributors // 8)

@@ -1,10 +1,11 @@
-"""When a round may be applied and when it settles, given what the neighbours of our history say of it.
+"""Decides when a round may be applied and when it settles, from the Progress of neighbours on the same
+branch.
 
-Nobody sees a large group whole, so what all must know travels as *levels*, one hop with each Progress. A
-peer is at level 1 when something holds for itself, and at k + 1 when all its neighbours say that they are at
-k or more: then it holds for everybody within k hops. With `hops` hops to the farthest peer, level `hops` + 1
-speaks for all (a wave algorithm: Tel, "Introduction to Distributed Algorithms", chapter 6); in a fully linked
-group that is 2.
+No peer sees a large group whole. Facts about the whole group therefore travel as *levels*, one hop with each
+Progress. A peer is at level 1 when a fact holds for itself, and at k + 1 when all its neighbours report k or
+more. The fact then holds for all peers within k hops. With `hops` hops to the farthest peer, level `hops` + 1
+covers the group (a wave algorithm: Tel, "Introduction to Distributed Algorithms", chapter 6). It is 2 in a
+fully linked group.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ from swarmnet.run.manifest import Rounds
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`allies`: the neighbours whose history is ours. Times in seconds on the caller's clock."""
+    """The rules of agreement with `allies`, the neighbours on the same branch. All times are in seconds."""
 
     rules: Rounds
     allies: Mapping[PeerId, NeighbourView]
     hops: int = 1
-    """From here to the farthest peer of the group."""
+    """Number of hops from here to the farthest peer of the group."""
     follows: bool = False
-    """This peer stood still (machine.py): who went on meanwhile is believed however few they are, and
-    nothing settles here by itself."""
+    """True for a while after this peer was suspended (machine.py). It then believes any peer that continued
+    meanwhile, and settles nothing on its own."""
 
     def are_ahead(self, saying: Iterable[bool]) -> bool:
-        """Whether those allies who say that they are farther than this peer are believed."""
+        """Return whether neighbours that report to be ahead are believed. `saying`: one flag for each."""
         return any(saying) if self.follows else self.is_half(saying)
 
     def is_half(self, saying: Iterable[bool]) -> bool:
-        """Whether those allies who say so are at least half of those in sight, this peer included: one may
-        claim what it likes."""
+        """Return whether the neighbours that report something are at least half of the peers in sight, this
+        one included. A single one may report anything."""
         return 2 * sum(saying) >= 1 + len(self.allies)
 
     def standing(self, number: int, state: RoundSet, now: float) -> bytes | None:
-        """The digest of the set to take up, that of the allies who have settled the round; None: nobody has,
-        or this peer settles it by itself. Of several the one that most of them name.
+        """Return the digest of the set that this peer must adopt for a round; None if it settles the round by
+        its own set.
 
-        Half of those in sight are believed at once. Fewer could be one liar, who would then decide alone what
-        everybody settles: unless this peer `follows`, they are believed when patience has run out here, too,
-        for as long again, and unless another set is held by more in sight.
-        """
+        If neighbours have settled the round, it is the set that most of them name. They are believed at once
+        if they are half of the peers in sight. Fewer could be one faulty peer, which would then decide for
+        all. Unless this peer `follows`, it believes them only after its own timeout, for as long again, and
+        while no other set has more holders."""
         if not self._settled_by_some(number):
             return None
         best = self._named_most(number, state)
@@ -57,31 +58,36 @@ class Agreement:
         return best if in_time and self._outweighs(best, number, state) else None
 
     def _settled_by_some(self, number: int) -> bool:
+        """Return whether any neighbour has settled the round."""
         return any(view.settled >= number for view in self.allies.values())
 
     def _settled_by_enough(self, number: int) -> bool:
+        """Return whether the neighbours that have settled the round are believed at once."""
         return self.are_ahead(view.settled >= number for view in self.allies.values())
 
     def _named_most(self, number: int, state: RoundSet) -> bytes:
-        """By the allies who have settled the round; empty where they tell no set of it any more."""
+        """Return the most frequent digest among neighbours that have settled the round; b"" if none reports
+        one."""
         told = [view.sets.get(number) for view in self.allies.values() if view.settled >= number]
         named, held = Counter(entry.digest for entry in told if entry is not None), self._held(number, state)
         return max(named, key=lambda digest: (named[digest], held[digest], digest), default=b"")
 
     def _held(self, number: int, state: RoundSet) -> Counter[bytes]:
-        """By how many in sight each set of a round is held, this peer among them."""
+        """Return how many peers in sight hold each set of a round, this peer included."""
         told = [view.sets.get(number) for view in self.allies.values()]
         return Counter([state.digest, *(entry.digest for entry in told if entry is not None)])
 
     def _outweighs(self, digest: bytes, number: int, state: RoundSet) -> bool:
-        """Whether no other set of the round is held by more in sight. Not only the own one: somebody may have
-        given this peer alone what makes its set differ from that of all the others."""
+        """Return whether no other set of the round is held by more peers in sight. This peer's own set may be
+        the odd one: a faulty peer may have sent something to it alone."""
         held = self._held(number, state)
         return held[digest] == max(held.values())
 
     def raise_levels(self, number: int, state: RoundSet, parted: bool) -> bool:
-        """Of a closed round, the own contribution to which is made and of which nothing is being pulled; a
-        level that was reached stays. `parted`: a lost ally may hold what others lack. True: they rose."""
+        """Raise the levels of a closed round. Returns whether they rose; a level never falls here.
+
+        Called when the own contribution is made and nothing of the round is being downloaded. `parted`: a
+        lost neighbour may hold what others lack, so `sealed` must wait."""
         before = state.gathered, state.sealed
         if state.gathered <= self.hops:
             state.gathered = max(state.gathered, self.gathered(number, state))
@@ -90,8 +96,8 @@ class Agreement:
         return before != (state.gathered, state.sealed)
 
     def gathered(self, number: int, state: RoundSet) -> int:
-        """The level of "has closed the round, and what it makes for it is made" around this peer, whose own
-        is made and who pulls nothing: at level k + 1 all that was made within k hops is held here."""
+        """Return the level of "has closed the round and made its contribution". At level k + 1, all
+        contributions that were made within k hops are held here."""
         everywhere = level = self.hops + 1
         for peer, view in self.allies.items():
             if not view.in_step or view.settled >= number:
@@ -105,8 +111,8 @@ class Agreement:
         return min(level, everywhere)
 
     def sealed(self, number: int, state: RoundSet) -> int:
-        """The level of "has sealed this very set" around this peer, who has: at level k + 1 everybody within
-        k hops had it so when last heard, and nobody there makes more for it."""
+        """Return the level of "has sealed this very set". At level k + 1, all peers within k hops had sealed
+        it when last heard, and none of them makes more for it. Called when this peer has sealed the set."""
         level, with_us, others = self.hops + 1, 1, False
         for view in self.allies.values():
             entry = view.sets.get(number)
@@ -117,19 +123,21 @@ class Agreement:
                 others = True
             elif view.in_step:
                 level = min(level, theirs + 1)
-        # Who has settled another set changes no more. Against most of those in sight it does not stand.
+        # A peer that settled another set keeps it. It does not hold up a set that most peers in sight sealed.
         return 1 if others and 2 * with_us <= 1 + len(self.allies) else level
 
     def may_apply(self, number: int, state: RoundSet, now: float) -> bool:
-        """A closed round: every contribution that is expected is in, or its deadline has passed."""
+        """Return whether a closed round may be applied: all expected is here, or its deadline has passed."""
         standing = self.standing(number, state, now)
         if standing is not None:
             return standing == state.digest
         return state.gathered > self.hops or now >= state.closed_at + self.rules.deadline_seconds
 
     def may_settle(self, number: int, state: RoundSet, now: float) -> bool:
-        """An applied round: all have sealed the same set, or were silent for too long. Who is catching up is
-        not waited for, unless that is half of the group: it would be left behind for good."""
+        """Return whether an applied round may settle: all peers have sealed the same set, or were silent for
+        too long.
+
+        Peers that are catching up are not waited for, unless they are half of the group."""
         standing = self.standing(number, state, now)
         if standing is not None:
             return standing == state.digest
@@ -142,8 +150,8 @@ class Agreement:
         return state.sealed > self.hops
 
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
-        """When time alone will let the round be applied, or settle if it is `applied`; infinite: never, it
-        waits for the set that half of the group has settled, or `follows`."""
+        """Return when time alone lets the round be applied, or settle if it is already `applied`. It is
+        infinite if the round waits for a set that half has settled, or if this peer `follows`."""
         if self._settled_by_enough(number):
             return float("inf")
         if not applied:
@@ -159,9 +167,10 @@ class Agreement:
         return over + self.rules.settle_seconds if believed else over
 
     def _own_patience_ends(self, number: int, state: RoundSet) -> float:
-        """When a round that is sealed here settles with the own set. Where more than half of those in sight
-        have sealed one other set, theirs is the history that stands (history.py): for as long again this
-        peer waits to take up what they settle."""
+        """Return when a round that is sealed here settles with this peer's own set.
+
+        If more than half of the peers in sight have sealed one other set, their branch wins (history.py).
+        This peer then waits twice as long, to adopt what they settle."""
         told = [view.sets.get(number) for view in self.allies.values()]
         mine, most = state.digest, 1 + len(self.allies)
         others = [

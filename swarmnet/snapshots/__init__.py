@@ -1,1 +1,1 @@
-"""Which chunk of whom, which root to believe, and who signed which digest."""
+"""Downloads of snapshots: which chunk to ask of which peer, which root to trust, and signed digests."""

@@ -1,8 +1,8 @@
-"""What the peers of a group signed of their settled weights: who agrees, and whether this peer is wrong.
+"""Collects signed digests of settled weights, and decides whether this peer's weights are wrong.
 
-Peers with the same chain of settled sets have the same weights, to the bit. Where the chains are the same and
-the weights are not, somebody's memory, disk or program has failed; a group can only tell whose by counting.
-Where the chains differ the group's histories have parted, which rounds/history.py resolves.
+Peers with the same chain of settled sets have bit-identical weights. If the chains are equal and the weights
+are not, a memory, disk or program has failed, and only a majority can tell whose. If the chains differ, the
+group has forked, which rounds/history.py resolves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from swarmnet.identifiers import PeerId
 
 ROUNDS_KEPT = 4
-"""Statements kept of each peer: two checkpoints on disk and two snapshots in memory may need theirs."""
+"""Statements kept of each peer. Two checkpoints on disk and two snapshots in memory may need theirs."""
 
 Root = tuple[int, bytes]
 """(round, digest of the settled weights after it)."""
@@ -22,25 +22,25 @@ Root = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A peer's word on its settled weights after a round."""
+    """A peer's signed statement about its settled weights after a round."""
 
     peer: PeerId
     round: int
     chain: bytes
-    """The value of the chain of settled sets there (rounds/history.py)."""
+    """The chain value after the round (rounds/history.py)."""
     digest: bytes
 
 
 class SettledDigests:
-    """The newest statements of each peer. The caller limits the peers."""
+    """The newest statements of each peer. The caller limits the number of peers."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me
         self._held: dict[PeerId, dict[int, Statement]] = {}
 
     def take(self, statement: Statement) -> tuple[Statement, ...]:
-        """Keep it if it is news; which ones go for it. A later word on the same round replaces the earlier:
-        histories may have been given up."""
+        """Store a statement. Returns the statements that it replaces. A later one about the same round
+        replaces the earlier, because the peer may have switched branches."""
         held = self._held.setdefault(statement.peer, {})
         gone = tuple(old for old in (held.get(statement.round),) if old not in (None, statement))
         held[statement.round] = statement
@@ -50,24 +50,24 @@ class SettledDigests:
         return tuple(old for old in gone if old is not None)
 
     def peers(self) -> set[PeerId]:
-        """The others of whom anything is kept."""
+        """Return the other peers that have statements here."""
         return self._held.keys() - {self.me}
 
     def of_round(self, round: int) -> list[Statement]:
         return [held[round] for held in self._held.values() if round in held]
 
     def all(self) -> list[Statement]:
-        """The newest first."""
+        """Return all statements, the newest first."""
         return sorted((s for held in self._held.values() for s in held.values()), key=lambda s: -s.round)
 
     def roots(self) -> dict[PeerId, frozenset[Root]]:
-        """What each peer has put its name to."""
+        """Return the roots that each peer has signed."""
         return {
             peer: frozenset((s.round, s.digest) for s in held.values()) for peer, held in self._held.items()
         }
 
     def forget(self, peer: PeerId, after: int = -1) -> list[Statement]:
-        """What a peer said of rounds after `after`."""
+        """Remove and return a peer's statements about rounds after `after`."""
         held = self._held.get(peer, {})
         gone = [held.pop(round) for round in list(held) if round > after]
         if not held:
@@ -75,9 +75,11 @@ class SettledDigests:
         return gone
 
     def against(self, round: int, group: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Those of the `group` who name other weights for the same chain as this peer, all of them the same,
-        if they are more than half of those who spoke of it, this peer included. Else nobody: it is not known
-        who is wrong."""
+        """Return the majority of `group` that signed one other digest for this peer's chain value; empty if
+        there is none.
+
+        They must be more than half of the peers with a statement about that round and chain, this peer
+        included. Otherwise it is unknown which weights are wrong."""
         mine = self._held.get(self.me, {}).get(round)
         if mine is None:
             return ()
@@ -91,7 +93,7 @@ class SettledDigests:
         return tuple(statement.peer for statement in others if statement.digest == digest)
 
     def differing(self, round: int, group: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Those of the `group` who name other weights for the same chain, whoever is right."""
+        """Return the peers of `group` that signed another digest for this chain value, right or wrong."""
         mine = self._held.get(self.me, {}).get(round)
         return () if mine is None else tuple(
             s.peer for s in self.of_round(round)

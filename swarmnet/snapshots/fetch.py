@@ -1,9 +1,10 @@
-"""Fetching a snapshot: which chunk to ask of whom, whom to stop asking, and which root to believe.
+"""Downloads a snapshot from several holders: which chunk to ask of which peer, when to drop one, and which
+root to trust.
 
-Chunks are named by their hash, so it does not matter who sends them. A holder that sends a wrong chunk is
-dropped at once, one that sends nothing for STALL_SECONDS too; their chunks go to the others.
+Chunks are named by their hash, so it does not matter which peer sends them. A holder that sends a wrong
+chunk, or nothing for `STALL_SECONDS`, is dropped. Its chunks are requested from the others.
 
-No IO: the methods return what the caller must do. Times in seconds on the caller's clock.
+No IO: the methods return what the caller must do. All times are in seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from swarmnet.identifiers import PeerId
 from swarmnet.snapshots.digest_votes import Root
 
 SMALLEST_CHUNK_BYTES = 128 * 1024
-"""0.4 s of what 1 % loss leaves a connection at 50 ms: so long the last one may be behind the others."""
+"""Smallest chunk: 0.4 s at the rate that 1 % loss leaves a connection at 50 ms. The last may lag by it."""
 MOST_CHUNKS = 900
-"""The hashes of two snapshots (34 bytes each) must fit in one message header of 64 KiB."""
+"""Most chunks of a snapshot: the hashes of two (34 bytes each) must fit in one message header of 64 KiB."""
 ASKED_AT_ONCE = 4
-"""Chunks under way per holder: 512 KiB covers 10 Mbit/s at 400 ms."""
+"""Chunks requested at a time from each holder: 512 KiB covers 10 Mbit/s at 400 ms."""
 STALL_SECONDS = 2.5
-"""A holder without progress for so long is dropped: three seconds are allowed from its last sign."""
+"""A holder without progress for this long is dropped. Three seconds are allowed from its last sign."""
 AGREEMENT = 2 / 3
-"""The share of the asked peers that must name a snapshot (docs/design.md, state)."""
+"""Fraction of the asked peers that must name a snapshot (docs/design.md, state)."""
 WORTH_RESUMING = 1 / 2
-"""The share of a state that must be here already for it to be fetched in the place of a newer one. Less does
-not pay: the sets that follow it are forgotten `snapshot_rounds` sooner, and then all is fetched anew."""
+"""Fraction of a state that must be here for it to be preferred to a newer one. With less it does not pay: the
+sets that follow it are forgotten `snapshot_rounds` sooner, and then the whole state is fetched again."""
 
 
 def chunk_bytes(size: int) -> int:
-    """Bytes per chunk of a state of `size` bytes: a power of two, the same for everybody."""
+    """Return the bytes per chunk of a state of `size` bytes: a power of two that all peers compute alike."""
     chunk = SMALLEST_CHUNK_BYTES
     while chunk * MOST_CHUNKS < size:
         chunk *= 2
@@ -43,27 +44,28 @@ def choose_root(
     signed: Mapping[PeerId, Collection[Root]] | None = None,
     resumed: Collection[Root] = (),
 ) -> Root | None:
-    """The newest root that somebody offers and enough of the peers name; None: no agreement. `signed`: what
-    peers have put their names to before, though they may hold it no more; who offers nothing has no voice.
-    `resumed`: those whose download is worth going on with come first."""
+    """Return the newest root that a peer offers and enough of the peers name; None if they do not agree.
+
+    `signed`: roots that peers have signed, even if they no longer hold them; only peers in `offers` count.
+    `resumed`: roots whose partial download is worth resuming, which come first."""
     named = _named(offers, signed or {})
     agreed = [root for root, peers in named.items() if len(peers) >= AGREEMENT * len(offers)]
     return max(agreed, key=lambda root: (root in resumed, root), default=None)
 
 
 def worth_resuming(here_bytes: int, size: int) -> bool:
-    """Whether to go on with a state of `size` bytes, so many of them here, though a newer one is offered."""
+    """Return whether to resume the download of an older state, with `here_bytes` of `size` bytes here."""
     return here_bytes >= WORTH_RESUMING * size
 
 
 def choose_restart(
     disks: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]] | None = None
 ) -> Root | None:
-    """Where a group goes on of which nobody trains: the newest root that two thirds of the disks' owners
-    name, else the one that most of them name, the newest of these: what one peer settled alone comes after
-    what several agreed on. None: all disks are empty.
+    """Return the root from which a group restarts of which no peer trains; None if all disks are empty.
 
-    Every peer gets the same answer from the same disks."""
+    It is the newest root that two thirds of the disks' owners name, or else the newest of those that most of
+    them name. Roots that several peers agreed on thus come before those that one settled alone. Every peer
+    gets the same result from the same disks."""
     named = _named(disks, signed or {})
     most = max(named, key=lambda root: (len(named[root]), root), default=None)
     return choose_root(disks, signed) or most
@@ -72,7 +74,7 @@ def choose_restart(
 def _named(
     offers: Mapping[PeerId, Collection[Root]], signed: Mapping[PeerId, Collection[Root]]
 ) -> dict[Root, set[PeerId]]:
-    """Of every root that is offered, who of those who offer any names it."""
+    """Return which of the offering peers name each offered root."""
     return {
         root: {peer for peer in offers if root in offers[peer] or root in signed.get(peer, ())}
         for roots in offers.values() for root in roots
@@ -81,29 +83,33 @@ def _named(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
+    """Request a chunk from a holder."""
+
     peer: PeerId
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """This holder is asked nothing more."""
+    """Report that a holder was dropped and gets no more requests."""
 
     peer: PeerId
     code: str
-    """Of peers/telemetry/reasons.py."""
+    """The reason (peers/telemetry/reasons.py)."""
     reason: str = ""
-    """More of it, for people."""
+    """Details of the reason, for users."""
 
 
 @dataclass(slots=True)
 class _Holder:
+    """Chunks requested from a holder with the time of each request, and when it last made progress."""
+
     asked: dict[int, float] = field(default_factory=dict)
     active_at: float = 0.0
 
 
 class SnapshotFetch:
-    """One snapshot on its way. `missing` is empty when all is here; `stuck` when no holder is left."""
+    """The download of one snapshot. `missing`: chunks that are not here; `stuck`: no holder is left."""
 
     def __init__(
         self,
@@ -112,7 +118,7 @@ class SnapshotFetch:
         asked_at_once: int = ASKED_AT_ONCE,
         here: Collection[int] = (),
     ) -> None:
-        """`here`: the chunks that need not be asked for."""
+        """`here`: indices of chunks that need not be requested."""
         self.asked_at_once = asked_at_once
         self.hashes = tuple(hashes)
         self.missing = set(range(len(hashes))).difference(here)
@@ -124,19 +130,20 @@ class SnapshotFetch:
         return bool(self.missing) and not self.holders
 
     def start(self, now: float) -> list[Ask | Dropped]:
+        """Begin. Returns the first requests."""
         for holder in self.holders.values():
             holder.active_at = now
         return self._ask(now)
 
     def add(self, peer: PeerId, now: float) -> list[Ask | Dropped]:
-        """One more holder, unless it was dropped."""
+        """Add a holder unless it was dropped. Returns the next requests."""
         if peer in self.holders or peer in self.dropped:
             return []
         self.holders[peer] = _Holder(active_at=now)
         return self._ask(now)
 
     def chunk(self, peer: PeerId, index: int, digest: bytes, now: float) -> tuple[bool, list[Ask | Dropped]]:
-        """A chunk came, with the SHA-256 of its bytes: whether it is wanted, and what to do."""
+        """Record a chunk and the SHA-256 of its bytes. Returns whether it is wanted, and what to do next."""
         holder = self.holders.get(peer)
         if holder is not None:
             holder.asked.pop(index, None)
@@ -148,19 +155,19 @@ class SnapshotFetch:
         return wanted, self._ask(now)
 
     def progressed(self, peer: PeerId, now: float) -> None:
-        """A part of a chunk came."""
+        """Record that a part of a chunk came."""
         if peer in self.holders:
             self.holders[peer].active_at = now
 
     def drop(self, peer: PeerId, code: str, now: float, reason: str = "") -> list[Ask | Dropped]:
-        """The holder lied, left or does not have it."""
+        """Drop a holder that sent a wrong chunk, left, or lacks the snapshot. Returns what to do next."""
         if self.holders.pop(peer, None) is None:
             return []
         self.dropped.add(peer)
         return [Dropped(peer, code, reason), *self._ask(now)]
 
     def tick(self, now: float) -> list[Ask | Dropped]:
-        """Drop who stalls, then ask the others."""
+        """Drop holders that stall. Returns what to do next."""
         stalled = [peer for peer, holder in self.holders.items()
                    if holder.asked and now >= holder.active_at + STALL_SECONDS]  # fmt: skip
         for peer in stalled:
@@ -176,8 +183,10 @@ class SnapshotFetch:
         )
 
     def _ask(self, now: float) -> list[Ask | Dropped]:
-        """Fill every holder's slots. When nothing fresh is left, a holder that has done all of its own is
-        asked for what one other still owes, what was asked last first: lines in use stay with their own."""
+        """Return new requests that fill every holder's slots.
+
+        When no unrequested chunk is left, idle holders are asked for chunks that one other holder still owes,
+        the last requested ones first. Busy links thus keep their own chunks."""
         effects: list[Ask | Dropped] = []
         asked_at = {index: at for holder in self.holders.values() for index, at in holder.asked.items()}
         owed_by = Counter(index for holder in self.holders.values() for index in holder.asked)

@@ -120,15 +120,15 @@ def test_the_layout_is_the_one_that_the_page_of_the_wire_tells():
 @pytest.mark.parametrize(
     ("contributors", "shards", "reason"),
     [
-        ([SECOND, FIRST], [(0, 3)], "not in order"),
+        ([SECOND, FIRST], [(0, 3)], "not sorted"),
         ([FIRST, FIRST], [(0, 3)], "named twice"),
         (TWICE, [(0, 3)], "named twice"),
-        ([FIRST, SECOND], [(0, 1)], "who is in no shard"),
-        ([FIRST], [(0, 0)], "names nobody"),
+        ([FIRST, SECOND], [(0, 1)], "contributor is in no shard"),
+        ([FIRST], [(0, 0)], "names no contributor"),
         ([FIRST], [(0, 3)], "more than the table's"),
-        ([FIRST], [(1, 1), (0, 1)], "not in order"),
+        ([FIRST], [(1, 1), (0, 1)], "not sorted"),
         ([FIRST], [(1, 1), (1, 1)], "named twice"),
-        ([FIRST], [(SHARDS, 1)], "that there is not"),
+        ([FIRST], [(SHARDS, 1)], "does not exist"),
         ([FIRST], [], "in 0 of 8 shards"),
         ([FIRST], [(0, 1)] * (SHARDS + 1), "in 9 of 8 shards"),
         ([], [], "0 contributors"),
@@ -151,7 +151,7 @@ def test_the_head_says_so_much_also_of_sums_that_are_gone():
 @pytest.mark.parametrize("sums", [b"", SUMS[:-1], SUMS + b"\0", b"W" + SUMS[1:]])
 def test_sums_that_are_missing_changed_or_too_many_are_not_those_that_were_signed(sums):
     head = head_of(table_of(s0=(0,)), SUMS)
-    with pytest.raises(ContributionError, match="not those"):
+    with pytest.raises(ContributionError, match="do not match the hash"):
         read_result(head + sums, SHARDS)
 
 
