@@ -1,10 +1,10 @@
-"""The model that a run starts from, fetched from where a URL leads: once, into a folder of this machine.
+"""Download the model that a run starts from: once, from a URL into a local folder.
 
-The URL is that of a folder as Hugging Face lays it out: config.json, model.safetensors or what
-model.safetensors.index.json names, and tokenizer.json if there is one. A person of this machine names it;
-what a manifest says is never opened. Files get their folder's name when all are there and have the hash that
-the run names: until then nothing is read of them but the names in the index, and what goes wrong leaves
-nothing behind. Blocking: for a thread.
+The URL is that of a folder in the layout of Hugging Face: config.json, and model.safetensors or the files
+that model.safetensors.index.json names, and optionally tokenizer.json. The user of this machine names the
+URL; a URL in a manifest is never opened. The folder gets its final name when all files are complete and have
+the hash that the run names. Until then, only the names in the index are used. A failure leaves nothing
+behind. All calls block: use a thread.
 """
 
 from __future__ import annotations
@@ -39,24 +39,27 @@ from swarmnet.run.manifest import Lora, Manifest, ModelShape
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
-"""What an index may call a file: it becomes a name in a folder of this machine."""
+"""Allowed names of files in an index, because they become names in a local folder."""
 LARGEST_NUMBER = 8
-"""Bytes, of F64."""
+"""Bytes of the widest number format, F64."""
 BESIDE_BYTES = 256 << 20
-"""For what is not weights: heads of safetensors files (100 MB each at most, by their format; some 100 bytes a
-tensor in truth), configuration, index, tokenizer (17 MB for a vocabulary of 151,643)."""
+"""Extra bytes for files other than weights.
+
+These are headers of safetensors files (at most 100 MB each by the format; about 100 bytes a tensor in
+practice), configuration, index, and tokenizer (17 MB for a vocabulary of 151,643).
+"""
 SILENCE_SECONDS = 30.0
 BEGIN_SECONDS = 60.0
 SLOWEST = 100_000
-"""Bytes per second, over the whole: 0.8 Mbit/s. What is slower is given up, so that nobody waits for ever."""
+"""Minimum bytes per second over the whole download: 0.8 Mbit/s. A slower one is abandoned."""
 BLOCK_BYTES = 1 << 20
 WAIT_SECONDS = 0.5
-"""Between two looks whether another peer of this machine has it."""
+"""Interval of the checks whether another peer of this machine has downloaded it."""
 
 
 async def model_here(place: str, manifest: Manifest, say: Say) -> Path | None:
-    """The folder that a peer file's `start` names; where that is a URL, what was fetched from it, which all
-    peers of this machine share. None: the peer file names none. Raises StartError."""
+    """Return the folder that a peer file's `start` names, or None if it names none. If `start` is a URL, its
+    model is downloaded into a folder that all peers of this machine share. Raises StartError."""
     local = folder_of(place)
     if local is not None or not place or not manifest.start.path:
         return local
@@ -77,7 +80,7 @@ async def model_here(place: str, manifest: Manifest, say: Say) -> Path | None:
 
 
 def folder_of(place: str) -> Path | None:
-    """Where a path or a file:// URL leads; None: elsewhere, or nowhere."""
+    """Return the target of a path or a file:// URL, or None for any other URL or an empty text."""
     if not place or not is_url(place):
         return Path(place) if place else None
     parts = urlsplit(place)
@@ -85,7 +88,8 @@ def folder_of(place: str) -> Path | None:
 
 
 def beside_run(folder: Path, url: str) -> Path:
-    """Where what a run file's URL leads to lies on its creator's machine. Raises StartError."""
+    """Return the folder in which the run's creator keeps a copy of what a run file's URL names. Raises
+    StartError."""
     name = Path(unquote(urlsplit(url).path)).name
     if not name or name.startswith("."):
         raise StartError(f"{without_secret(url)}: leads to no folder with a name, which its copy would have")
@@ -96,8 +100,8 @@ def fetched(
     url: str, folder: Path, manifest: Manifest, say: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Have the model at a URL in this folder. What is there already stays as it is: whoever reads it checks
-    it. Raises StartError."""
+    """Download the model at a URL into this folder. An existing folder stays unchanged: its readers check it.
+    Raises StartError."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(folder, is_stopped):
@@ -109,7 +113,7 @@ def fetched(
 
 @contextmanager
 def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """While no other peer of this machine fetches one into the same place."""
+    """Hold the lock against other peers of this machine that download to the same place."""
     lock = os.open(folder.parent, os.O_RDONLY)
     try:
         while True:
@@ -152,7 +156,7 @@ def _fetch(
 
 
 def _most_bytes(shape: ModelShape) -> int:
-    """What the run's model can take, in the widest numbers that are read."""
+    """Return the maximum size of the run's model in bytes, in the widest number format."""
     shapes = parameter_shapes(replace(shape, lora=Lora()), whole(shape))
     return LARGEST_NUMBER * sum(map(prod, shapes.values())) + BESIDE_BYTES
 
@@ -166,11 +170,11 @@ def _go_on(is_stopped: Callable[[], bool]) -> None:
 class _Budget:
     bytes: int
     until: float
-    """On the monotonic clock."""
+    """Deadline on the monotonic clock."""
     is_stopped: Callable[[], bool]
 
     def spend(self, count: int, url: str) -> None:
-        """Raises StartError."""
+        """Count received bytes. Raises StartError if the budget is used up or the peer stops."""
         _go_on(self.is_stopped)
         self.bytes -= count
         if self.bytes < 0:
@@ -182,10 +186,10 @@ class _Budget:
 
 
 class _Source:
-    """The folder at a URL."""
+    """The remote folder at a URL."""
 
     def __init__(self, url: str) -> None:
-        """Raises StartError."""
+        """Open the URL. Raises StartError."""
         self.url, self._secret_url = without_secret(url).rstrip("/"), url
         if {"?", "#"} & set(url):
             raise StartError(f"{self.url}: a ? or a # cannot stand in the URL of a folder; leave it out")
@@ -203,7 +207,7 @@ class _Source:
         self._root = root.rstrip("/")
 
     def weights(self, part: Path, budget: _Budget) -> list[str]:
-        """Names of the files that hold weights, sorted. Raises StartError."""
+        """Return the sorted names of the files with weights. Raises StartError."""
         if not self.copy_if_there(INDEX, part, budget, MOST_JSON_BYTES):
             return [WEIGHTS]
         told = read_json(part / INDEX).get("weight_map")
@@ -213,7 +217,7 @@ class _Source:
         return names
 
     def copy_if_there(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> bool:
-        """As `copy`; False: there is no such file."""
+        """Copy a file as `copy` does. Returns False if it does not exist."""
         try:
             self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -222,7 +226,8 @@ class _Source:
         return True
 
     def copy(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> str:
-        """A file into the folder `part`; its SHA-256. `most`: bytes. Raises StartError, OSError."""
+        """Copy a file of at most `most` bytes into the folder `part`. Returns its SHA-256. Raises StartError
+        or OSError."""
         try:
             return self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -247,8 +252,8 @@ class _Source:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[Callable[[], bytes]]:
-        """What reads a block. A plain stream where it is the web: ranges are not every server's. Raises
-        StartError, FileNotFoundError."""
+        """Yield a function that reads a block of a file. Web servers are read as a plain stream, because not
+        all support ranges. Raises StartError or FileNotFoundError."""
         options = {"block_size": 0} if self._is_web else {}
         with self._reached(name):
             file: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb", **options)
@@ -262,7 +267,7 @@ class _Source:
 
     @contextmanager
     def _reached(self, name: str) -> Iterator[None]:
-        """Whatever a backend raises becomes StartError (as in peers/data/files.py)."""
+        """Turn every exception of a backend into StartError (as in peers/data/files.py)."""
         try:
             yield
         except StartError:

@@ -78,7 +78,7 @@ class _Waiting:
         self._since, self._told, self._next = now, "", 0.0
 
     def line(self, reason: str, now: float) -> str:
-        """Empty: nothing is new."""
+        """Return the next message, or an empty string if there is nothing new."""
         passed = now - self._since
         if reason != self._told:
             self._told, self._next = reason, passed + FIRST_WORD_SECONDS
