@@ -33,6 +33,8 @@ before the fetch was complete (measured).
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """One snapshot with its signed root."""
+
     root: SnapshotRoot
     signed: bytes
     data: bytes | memoryview

@@ -168,6 +168,8 @@ def _go_on(is_stopped: Callable[[], bool]) -> None:
 
 @dataclass(slots=True)
 class _Budget:
+    """The remaining bytes and time of a download."""
+
     bytes: int
     until: float
     """Deadline on the monotonic clock."""
