@@ -55,8 +55,7 @@ OPEN_SECONDS = 8.0
 """As for any link (channels.DIAL_SECONDS)."""
 IDLE_SECONDS = 10.0
 """A newcomer without requests for this many seconds is dropped. A waiting newcomer repeats its request every
-few seconds. While it is served, it is not asked for its own weights, which it may have by now.
-"""
+few seconds. While it is served, it is not asked for its own weights, which it may have by now."""
 MOST_NEWCOMERS = 16
 """Maximum number of newcomers at once. Others start as if there were no archivist, or try again."""
 

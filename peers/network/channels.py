@@ -17,8 +17,7 @@ from swarmnet.identifiers import PeerId
 
 DIAL_SECONDS = 8.0
 """Timeout of a dial in seconds. p2pd answers within 2 ms if refused, in 5 s if an address is silent
-(measured).
-"""
+(measured)."""
 DRAIN_SECONDS = 0.5
 """Seconds that the last messages have to be sent before the links end."""
 MOST_WAITING = 64

@@ -22,13 +22,11 @@ CONNECTIONS_EVERY = 10
 """Number of samples between two requests to p2pd, which lists every connected peer."""
 ANSWER_SECONDS = 2.5
 """Timeout for p2pd in seconds, equal to that of its supervision (CHECK_DEADLINE_SECONDS in
-protocols/daemon/p2pd.py).
-"""
+protocols/daemon/p2pd.py)."""
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
 """Returns the peer and remote address of each connection within the given seconds. Raises PeerGone if p2pd is
-silent.
-"""
+silent."""
 
 
 class DirectorySeen(Protocol):

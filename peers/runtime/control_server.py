@@ -27,8 +27,7 @@ ANSWER_SECONDS = 60.0
 Request = Mapping[str, Any]
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 """Executes a request and returns the answer. Raises UserError that says what is wrong and what would be
-right.
-"""
+right."""
 
 
 class Control:

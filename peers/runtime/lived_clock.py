@@ -18,8 +18,7 @@ STOOD_SECONDS = 1.0
 """A longer interval without a reading means that the process was stopped.
 
 Eight peers on two loaded cores never had one (docs/benchmarks/chaos.md). The shortest timeout that declares a
-peer dead is four times this.
-"""
+peer dead is four times this."""
 READING_SECONDS = 0.5
 """Additional pause in which messages are read that came during the stop."""
 

@@ -22,8 +22,7 @@ FAULT = 1
 LOOK_SECONDS = 1.0
 HANG_LOOKS = 60
 """Number of checks without a turn after which the event loop counts as hanging. Checks are counted, not
-seconds, because a stopped process misses checks as well. A swapping machine stood still for 20 s.
-"""
+seconds, because a stopped process misses checks as well. A swapping machine stood still for 20 s."""
 WORK_SECONDS = 900.0
 """Maximum duration of one piece of compute (a forward pass, a round) on a machine that is useful to a swarm.
 """

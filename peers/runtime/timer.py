@@ -8,8 +8,7 @@ from typing import Protocol
 
 GRAIN_SECONDS = 0.001
 """Delay in seconds. Event loops fire up to a clock tick early, and the machine would then arm the timer
-again.
-"""
+again."""
 
 
 class HasTime(Protocol):

@@ -49,9 +49,9 @@ class Entry:
     signers: tuple[str, ...]
     """Peers that signed these weights."""
     archived: float
-    """Swarm time, seconds since 1970."""
+    """Time of archiving in swarm time, seconds since 1970."""
     tokens: int | None = None
-    """In all settled rounds up to it; None: not known."""
+    """Number of tokens in all settled rounds up to this one; None if not known."""
 
 
 class Archive:

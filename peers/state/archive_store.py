@@ -105,8 +105,7 @@ class FolderStore:
 
 _RENAMES = frozenset({"sftp", "ssh"})
 """Schemes that replace a file by an atomic rename (POSIX), but may leave a direct write incomplete. Object
-stores show a new file only when it is complete, and have no rename.
-"""
+stores show a new file only when it is complete, and have no rename."""
 _UNFINISHED = ".part"
 
 

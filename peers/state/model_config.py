@@ -92,8 +92,7 @@ IGNORED_KEYS = frozenset((
 """Keys that do not change the logits of LlamaForCausalLM and Qwen3ForCausalLM.
 
 They are fields of PretrainedConfig of transformers 4 and 5 for generation, classification and output, and
-markers of common tools.
-"""
+markers of common tools."""
 UNTIE = (
     "the embedding and the head lie in different stages; in transformers, "
     "m.config.tie_word_embeddings = False, then m.lm_head.weight = "

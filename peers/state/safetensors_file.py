@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 MAX_HEAD_BYTES = 16 << 20
 """Maximum header size: about 100 bytes a tensor, plus a checkpoint's manifest and settled sets
-(checkpoint_file.py).
-"""
+(checkpoint_file.py)."""
 MAX_TENSORS = 65_536
 """Maximum number of tensors. A stage with all 48 layers of 128 experts and a momentum has 37,000."""
 METADATA = "__metadata__"

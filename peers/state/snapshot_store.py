@@ -27,8 +27,7 @@ SNAPSHOTS_KEPT = 2
 """Number of snapshots kept, so that a newcomer can still fetch the older one while the next is made.
 
 The snapshot requested last is kept as well. Four holders on home links need 25 s for 103 MB, and dropped it
-before the fetch was complete (measured).
-"""
+before the fetch was complete (measured)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,7 @@ BESIDE_BYTES = 256 << 20
 """Extra bytes for files other than weights.
 
 These are headers of safetensors files (at most 100 MB each by the format; about 100 bytes a tensor in
-practice), configuration, index, and tokenizer (17 MB for a vocabulary of 151,643).
-"""
+practice), configuration, index, and tokenizer (17 MB for a vocabulary of 151,643)."""
 SILENCE_SECONDS = 30.0
 BEGIN_SECONDS = 60.0
 SLOWEST = 100_000

@@ -76,8 +76,7 @@ CARRIERS = 6
 """Number of carriers, each a p2pd that takes 60 MB during the fetch.
 
 At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but unevenly. Six use 86 to 91 % of a
-holder's 10 Mbit/s (measured), four only 79 %.
-"""
+holder's 10 Mbit/s (measured), four only 79 %."""
 NOTHING = -2
 """Value of `have` in StatePath.fetch if this peer has no weights, not even the initial ones."""
 SNAPSHOTS_ALONE = -3

@@ -46,13 +46,11 @@ STOP_SECONDS = 5.0
 IN_OWN_SESSION = (sys.executable, "-I", "-S", "-c",
                   "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
 """Command that becomes p2pd in a new session, so that Ctrl+C in the terminal does not end it. A peer still
-needs p2pd while it leaves the swarm properly.
-"""
+needs p2pd while it leaves the swarm properly."""
 CHECK_SECONDS = 1.0
 CHECK_DEADLINE_SECONDS = 2.5
 """Deadline of a check. p2pd's control socket answers within 10 ms; on an overloaded machine in 0.3 s. The
-overloaded machine ran four times too many peers.
-"""
+overloaded machine ran four times too many peers."""
 CHECKS_MISSED = 2
 """Missed checks before p2pd is killed. One may be missed because our own process was stopped meanwhile."""
 _READ_BUFFER = 512 * 1024

@@ -21,18 +21,15 @@ from swarmnet.resources.allowances import ANSWER_BYTES_AT_ONCE, ANSWER_BYTES_PER
 
 ANSWER_LIMIT = 3_500_000
 """Maximum size of a response in bytes. If a response of hivemind 1.1.12 reaches 4 MiB, it is never sent, and
-the caller hangs (trap 1).
-"""
+the caller hangs (trap 1)."""
 STRANGERS_ANSWER_LIMIT = 256 * 1024
 """Maximum size in bytes of a response to a requester that is neither in the routing table nor linked.
 
 A newcomer is in the table after its first call. 400 records of one stage are 185 kB in an open run and 278 kB
-in a run by invite (tests/protocols/dht/test_answers.py).
-"""
+in a run by invite (tests/protocols/dht/test_answers.py)."""
 NEAREST_BYTES = 20 * 64
 """Bytes that the nearest nodes add to one key's result. There are 20 (hivemind's bucket size) of 64 bytes
-each, with a peer id of 38 and a node id of 20.
-"""
+each, with a peer id of 38 and a node id of 20."""
 ANSWER_SECONDS = 3.0
 """Timeout of a requester in seconds (hivemind's default). A later response would not be received."""
 SHARE_OF_UPLOAD = 4
@@ -40,8 +37,7 @@ SHARE_OF_UPLOAD = 4
 """
 PIECE_BYTES = 64 * 1024
 """Size in bytes of one upload turn, as on links (protocols/framing/frames.py). A whole response at once would
-hold up all other traffic.
-"""
+hold up all other traffic."""
 
 Request: TypeAlias = Any
 """A StoreRequest of hivemind's dht.proto, which has no types."""

@@ -32,16 +32,14 @@ DICTIONARY, PLAIN = b"", b"\xc0"
 """hivemind's two reserved subkeys: for a whole dictionary, and for a value without subkey."""
 PEERS_PER_KEY = 768
 """Maximum peers per key. At 4 KB each they stay below 4 MiB, at which hivemind never sends an answer (trap
-1).
-"""
+1)."""
 DICTIONARY_LIMIT = 3_500_000
 """Maximum size of one dictionary in bytes."""
 _HEAD_BYTES = 5
 _PLAIN_LIMIT = max(MANIFEST_LIMIT, STORED_ORDER_LIMIT)
 _ENTRY_BYTES = 32
 """Bytes that MessagePack adds to a record in a dictionary: heads, an expiry of 9 bytes, and a reserve. The
-same amount covers the dictionary itself.
-"""
+same amount covers the dictionary itself."""
 _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 

@@ -14,8 +14,7 @@ from protocols.signed.records import SKEW_SECONDS
 
 MOST_OFFSET_SECONDS = 300.0
 """Maximum correction, as in Kerberos (RFC 4120). Clocks that are never set drift by seconds a day (quartz: 20
-parts in a million are 1.7 s). Larger errors are hours or days: an empty battery, or a wrong time zone.
-"""
+parts in a million are 1.7 s). Larger errors are hours or days: an empty battery, or a wrong time zone."""
 SET_IT = "Set the clock (sudo timedatectl set-ntp true)"
 
 

@@ -62,8 +62,7 @@ KEYS_PER_REQUEST = 1024
 """Maximum keys per request. On meeting a new node, a node sends all values that it should store at once."""
 NEAREST, PEER_ID_BYTES = 20, 64
 """Maximum nodes per result (hivemind's bucket size) and bytes of a peer id; libp2p's ids have at most 42.
-hivemind's parsing of an id takes time quadratic in its length.
-"""
+hivemind's parsing of an id takes time quadratic in its length."""
 PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
 """hivemind's name of the ping call, and its timeout in seconds."""
 WAY_SECONDS = 1.5

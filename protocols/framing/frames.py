@@ -25,14 +25,12 @@ from protocols.messages.table import BODY_LIMIT, HEADER_LIMIT, Message, decode, 
 
 PIECE_BYTES = 64 * 1024
 """Content size of the pieces that we write, in bytes. At 10 Mbit/s, a home uplink, one takes 52 ms, which is
-the longest wait of an urgent message. Throughput is the same from 64 KiB to 4 MiB (427-437 MB/s).
-"""
+the longest wait of an urgent message. Throughput is the same from 64 KiB to 4 MiB (427-437 MB/s)."""
 PIECE_LIMIT = 256 * 1024
 """Size in bytes of the longest piece that is accepted."""
 CHECK_BYTES = 8
 """Size of the checksum. Noise or TLS already authenticates all bytes; this detects bugs and cut streams. It
-misses one with probability 2^-64.
-"""
+misses one with probability 2^-64."""
 PRIORITIES = 4
 """Messages have priority 0..3."""
 

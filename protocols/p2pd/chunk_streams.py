@@ -31,8 +31,7 @@ STREAMS_SERVED, STREAMS_PER_PEER, STREAMS_PER_RANGE = 64, 8, 16
 """Maximum streams: in all, of one key, and of one public /24 or /48.
 
 A newcomer has six carriers (state_path.CARRIERS), each with a key and a stream. Keys are free to create,
-networks are not. Each stream holds one chunk at a time.
-"""
+networks are not. Each stream holds one chunk at a time."""
 REQUEST_SECONDS = 20.0
 """A stream without a request for this many seconds is closed."""
 ANSWER_SECONDS = 60.0
@@ -42,8 +41,7 @@ PART_BYTES = 16 * 1024
 """Minimum bytes that count as progress, so that a peer that sends single bytes counts as stalled."""
 ASKED_PER_STREAM = 2
 """Requests in flight per stream: the next is sent during a transfer, so no round trip is wasted. Chunks of
-one connection come one after the other; two in parallel would both be half done at the end.
-"""
+one connection come one after the other; two in parallel would both be half done at the end."""
 CHUNK_PRIORITY = Chunk.priority
 _REQUEST, _LENGTH = struct.Struct(">32sH"), struct.Struct(">I")
 

@@ -17,13 +17,11 @@ MOST_CARRIERS = 2
 """Maximum number of carriers, so a link has at most three streams. A carrier takes about 60 MB.
 
 If loss leaves each connection 2.7 Mbit/s, three to each of three neighbours carry 24 Mbit/s: more than a home
-uplink.
-"""
+uplink."""
 DIAL_SECONDS = 8.0
 RETRY_SECONDS = 60.0
 """Pause in seconds after a failure: no carrier started, a subflow broke, or a neighbour was not reached. For
-example, a neighbour behind a router can dial us, but our carriers cannot dial it.
-"""
+example, a neighbour behind a router can dial us, but our carriers cannot dial it."""
 
 
 class SubflowDialer:

@@ -37,20 +37,17 @@ SLOW_SECONDS = 0.3
 """A link is slow if its long messages are acknowledged later than this on average, in seconds.
 
 At 10 Mbit/s and 50 ms, a microbatch of the smallest model takes 0.11 s. On a connection of 2.7 Mbit/s it
-takes 0.26 s plus the queue before it.
-"""
+takes 0.26 s plus the queue before it."""
 EPOCH_MESSAGES, EPOCH_SECONDS = 8, 3.0
 """Minimum number of messages and seconds over which the average is taken."""
 SLOW_EPOCHS = 2
 """Number of consecutive slow averages after which the link requests another subflow. One is not enough: a
-peer that was frozen acknowledges late once.
-"""
+peer that was frozen acknowledges late once."""
 LONG_BYTES = 16 * 1024
 """Minimum size in bytes of messages that are timed. Shorter ones say nothing about the bandwidth."""
 STALLED_SECONDS = 8.0
 """A subflow without acknowledgements for this many seconds is cut, and its messages take another path. TCP
-retransmits a packet after 0.2, 0.6, 1.4, 3 and 6.2 s. A microbatch's deadline is at least as long.
-"""
+retransmits a packet after 0.2, 0.6, 1.4, 3 and 6.2 s. A microbatch's deadline is at least as long."""
 ACKNOWLEDGED: frozenset[Lane] = frozenset({"data"})
 """Lanes on which the receiver acknowledges. On the others, the order of messages matters."""
 _ACKNOWLEDGEMENT = struct.Struct(">I")

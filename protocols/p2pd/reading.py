@@ -29,8 +29,7 @@ LOOK_SECONDS = 0.5
 """Interval in seconds for checking a stream that is paused because its sender has used up its budget."""
 HELD_BACK_SECONDS = 5.0
 """Maximum total pause of one stream in seconds. It amounts to 250 signatures beyond the 1,024 of a burst,
-which the busiest honest peer does not need (computed in tests/swarmnet/resources/test_allowances.py).
-"""
+which the busiest honest peer does not need (computed in tests/swarmnet/resources/test_allowances.py)."""
 CLOSED = "closed by the other side"
 _READ_BYTES = 256 * 1024
 

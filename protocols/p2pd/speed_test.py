@@ -47,8 +47,7 @@ TURN_SECONDS = 2.0
 """Seconds that a previous measurement, which its asker ends, has to finish."""
 WAITING_LIMIT = 8
 """Maximum number of askers that wait for their turn; further streams are closed. A stream takes three
-descriptors, and an attacker opens hundreds in a second.
-"""
+descriptors, and an attacker opens hundreds in a second."""
 REFUSED_LIMIT = 8
 """Maximum number of askers that were told "busy" and have not closed; further streams are closed."""
 PER_MINUTE, PER_PEER = 4, 2

@@ -48,8 +48,7 @@ MOST_SUBFLOWS = 8
 """Maximum subflows of one peer; honest peers open two (multipath_dialer.py)."""
 STREAMS = 512
 """Maximum accepted streams. Without it, an attacker opened 1 500 in 1.9 s and took all descriptors
-(measured).
-"""
+(measured)."""
 STREAMS_PER_STRANGER = 8
 """Maximum streams of a peer that has not sent `Hello`: one per lane, and as many that are being reopened."""
 STREAMS_OF_STRANGERS = 256

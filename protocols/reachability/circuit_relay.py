@@ -34,14 +34,12 @@ STOP_CONNECT, STOP_STATUS = 0, 1
 OK, REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION, MALFORMED = 100, 200, 201, 203, 204, 400
 NO_LIMIT = {1: 0, 2: 0}
 """The limit field for unlimited circuits. It is sent because libp2p leaves a circuit with a limit field for a
-direct connection.
-"""
+direct connection."""
 STEP_SECONDS = 10.0
 """Timeout for a message in seconds."""
 LEAST_BYTES = 1 << 30
 """Minimum bytes each way of a useful circuit; one that carries less is cut within minutes. p2pd's own relay
-mostly carries 128 KiB (relay_service.py).
-"""
+mostly carries 128 KiB (relay_service.py)."""
 _VARINT, _BYTES = 0, 2
 
 Fields = dict[int, Any]

@@ -65,8 +65,7 @@ CIRCUITS_PER_PEER = 32
 """Maximum circuits from or to one peer: ten neighbours in its group, and some of the adjacent stages."""
 CIRCUITS_PER_RANGE = CIRCUITS // 4
 """Maximum circuits opened from one /24 or /48, equal to its maximum of slots. Four networks can fill a relay;
-then the newest circuits are closed.
-"""
+then the newest circuits are closed."""
 STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
 """Maximum number of open streams, including those that have not sent a request yet."""
 WRITE_SECONDS = 30.0

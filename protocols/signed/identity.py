@@ -43,8 +43,7 @@ _SMALL_ORDER = frozenset(
 """The y coordinates of the eight points of small order.
 
 Any peer can sign in the name of such a point, so they are refused as keys. The last two are 0 and 1 with p
-added, which decoders accept (libsodium's list, ge25519_has_small_order).
-"""
+added, which decoders accept (libsodium's list, ge25519_has_small_order)."""
 _KEPT_KEYS = 4096
 """Number of cached parsed keys, about 300 bytes each. It exceeds the number of peers that one peer contacts.
 """

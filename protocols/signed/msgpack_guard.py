@@ -16,8 +16,7 @@ DEPTH_LIMIT = 8
 """Maximum nesting. Our deepest message and hivemind's deepest DHT response each nest 4 levels."""
 ITEM_LIMIT = 16 * 1024
 """Maximum number of items. Our longest header, 64 KiB of contribution references, has about 4100. Each
-reference has 5 items in about 80 bytes.
-"""
+reference has 5 items in about 80 bytes."""
 
 # After the leading byte follow either _SKIP bytes to skip, or a length field of _LENGTH bytes and the content
 # that it counts.

@@ -61,8 +61,7 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 _ADDED = 2
 """Number of fields added later. Older programs refuse an array that has them, so an order that does not use
-them is written without.
-"""
+them is written without."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 

@@ -16,8 +16,7 @@ State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """What the peer is doing; empty if it does not say.
 
 One of connecting, joining, training, serving (without a stage), held (the owner paused the run), ended (by
-the owner), paused, leaving, or a word of a newer version.
-"""
+the owner), paused, leaving, or a word of a newer version."""
 Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """cpu, cuda, or a word of a newer version; empty if the peer does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -29,8 +28,7 @@ NO_STAGE = -1
 """The stage of peers that hold none: observers, archivists, and peers that paused themselves.
 
 A paused peer no longer counts as a member of its group, and no peer dials it. If the owner paused the run,
-peers keep their stage instead.
-"""
+peers keep their stage instead."""
 
 
 class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="peer"):

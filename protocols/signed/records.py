@@ -34,8 +34,7 @@ from swarmnet.run.manifest import MANIFEST_LIMIT, owner_statement
 
 RECORD_SECONDS = 120.0
 """Life of a record in seconds. It outlives a lost announcement, and a partition of 40 s plus the 15 s of
-libp2p's dial back-off after it (measured). It is short because dead peers stay listed until then.
-"""
+libp2p's dial back-off after it (measured). It is short because dead peers stay listed until then."""
 ANNOUNCE_SECONDS = 30.0
 """Announcement interval in seconds: at most a third of a record's life, so that two in a row may be lost."""
 RECORD_LIMIT = 4096

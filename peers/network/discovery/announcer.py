@@ -28,8 +28,7 @@ FIRST_LOOK_SECONDS = 1.0
 LOOK_SECONDS = 10.0
 MOST_ASKED = 32
 """Maximum peers of a stage that a newcomer dials before it chooses a stage. The share of answers is
-extrapolated to the rest of the stage.
-"""
+extrapolated to the rest of the stage."""
 ANSWER_SECONDS = 3.0
 EARLY = 6
 EARLY_SECONDS = 10.0

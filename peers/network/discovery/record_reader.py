@@ -20,8 +20,7 @@ QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
 IN_STEP = ("training", "held", "ended")
 """States of peers that have the weights and follow the rounds. `held` and `ended` are set by the owner's
-order.
-"""
+order."""
 WAITING = ("connecting", "joining")
 """States of peers that have no weights yet."""
 OBSERVER = "observer"

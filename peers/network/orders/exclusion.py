@@ -15,8 +15,7 @@ from swarmnet.run.owner_orders import Order
 
 CHECK_SECONDS = 60.0
 """Interval of the checks in seconds. An invite expires without any message. From then on, links that are
-opened again are refused.
-"""
+opened again are refused."""
 
 
 async def first_look(

@@ -15,8 +15,7 @@ from swarmnet.membership.machine import MOST_PEERS
 
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
 """Seconds by which an invite's expiry is extended. The swarm's time comes from other peers and may be ahead
-of this machine's clock by that much. Thus no invite ends before this clock says so.
-"""
+of this machine's clock by that much. Thus no invite ends before this clock says so."""
 LIAR = "false_sums"
 """Refusal code of a peer that was convicted of a false result or contribution."""
 REMEMBERED_INVITES = MOST_PEERS
