@@ -182,8 +182,8 @@ class Archivist:
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
         self.signed.update(entry.signers)
         self.note(noted.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed)))
-        told = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
-        self.say("archived", f"{told}, in {self.archive.store.url}")
+        text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
+        self.say("archived", f"{text}, in {self.archive.store.url}")
         await self._prune()
 
     async def _prune(self) -> None:

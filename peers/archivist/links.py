@@ -232,7 +232,7 @@ class Circle:
             if lane == "group" and self.serving.greeted(peer, message, self._release(peer)):
                 self._met.add(peer)
         elif isinstance(message, (AskState, AskChunk)):
-            self._asked(peer, message)
+            self._handle_request(peer, message)
         elif stage is None:
             return  # The archivist asks nothing of such a peer.
         elif isinstance(message, Statements):
@@ -244,7 +244,7 @@ class Circle:
             self.note(noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200]))
             self._drop(peer)
 
-    def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:
+    def _handle_request(self, peer: PeerId, message: AskState | AskChunk) -> None:
         stage = self.serving.stage_of(peer)
         if stage is None or not self.serving.asked(peer, message):
             return

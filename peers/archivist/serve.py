@@ -129,10 +129,10 @@ class Serving:
     def greeted(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
         """Handle `Hello` of a peer; `link` is an existing link to it. Returns True if it is served. Raises
         WireError for an invalid record."""
-        spoken_to = self._greet_back(peer, hello, link)
-        if not spoken_to and link is not None:
+        is_served = self._greet_back(peer, hello, link)
+        if not is_served and link is not None:
             link.close()
-        return spoken_to
+        return is_served
 
     def _greet_back(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
         """Start to serve the peer if it is an admitted newcomer. Returns True if it is."""
@@ -142,7 +142,7 @@ class Serving:
             return False
         refusal = self.admission.refusal(peer, hello.invite)
         if refusal is not None:
-            self._spawn(peer, self._tell(peer, (Refuse(*refusal), *self.admission.evidence())))
+            self._spawn(peer, self._send_once(peer, (Refuse(*refusal), *self.admission.evidence())))
             return False
         if not hello.record:
             return False  # A visitor: it wants inference, not weights.
@@ -152,7 +152,7 @@ class Serving:
         self._spawn(peer, self._greet(peer, found.record.stage, found.record.addresses, link))
         return True
 
-    async def _tell(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
+    async def _send_once(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
         try:
             link = await self.transport.open(peer, "group", OPEN_SECONDS)
             for message in messages:
@@ -208,9 +208,9 @@ class Serving:
             return
         if close:
             newcomer.link.close()
-        self._let_go(newcomer.stage)
+        self._free_unused(newcomer.stage)
 
-    def _let_go(self, stage: int) -> None:
+    def _free_unused(self, stage: int) -> None:
         """Free the weights of a stage when no newcomer of it is served."""
         if stage not in {newcomer.stage for newcomer in self._newcomers.values()}:
             self.snapshots[stage][0].held = ()
@@ -279,7 +279,7 @@ class Serving:
         finally:
             self._newest[stage] = newest[0].round
             self._loading.discard(stage)
-            self._let_go(stage)  # The newcomer may have gone meanwhile.
+            self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
     async def _load_start(self, stage: int, model: Path) -> None:
         """Load the initial weights of a stage. They are used as long as nothing later is archived."""
@@ -290,7 +290,7 @@ class Serving:
             self.note(noted.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:
             self._loading.discard(stage)
-            self._let_go(stage)
+            self._free_unused(stage)
 
     def _read(self, entry: Entry, layout: Layout) -> tuple[Weights, list[bytes]]:
         """Read and verify an archived checkpoint. Raises ArchiveError or CheckpointError."""

@@ -87,7 +87,7 @@ class Lanes:
 
     async def open(self, peer: PeerId, lane: Lane) -> bool:
         """Open a link on one lane and send `Hello`. Returns False if the peer was not reached."""
-        if self._stands(peer, lane):
+        if self._is_open(peer, lane):
             return True
         self._opening.add((peer, lane))
         try:
@@ -97,7 +97,7 @@ class Lanes:
             return False
         finally:
             self._opening.discard((peer, lane))
-        if self._closed or self._stands(peer, lane):
+        if self._closed or self._is_open(peer, lane):
             link.close()
             return not self._closed
         self._links[(peer, lane)] = link
@@ -150,6 +150,6 @@ class Lanes:
             if opened:
                 self.post(peer, "bulk", message, body)
 
-    def _stands(self, peer: PeerId, lane: Lane) -> bool:
+    def _is_open(self, peer: PeerId, lane: Lane) -> bool:
         link = self._links.get((peer, lane))
         return link is not None and not link.closed

@@ -85,7 +85,7 @@ class Neighbourhood:
         self.traffic = Traffic()
         self.departures: Counter[str] = Counter()
         self.timings = Timings()
-        self.clock = Clock(self._stood_still)
+        self.clock = Clock(self._on_stall)
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
         process stood still."""
         self._loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class Neighbourhood:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _stood_still(self, seconds: float) -> None:
+    def _on_stall(self, seconds: float) -> None:
         self.note(noted.StoodStill(seconds=round(seconds, 3)))
         self.listener.stood_still(seconds)
 
@@ -277,8 +277,8 @@ class Neighbourhood:
             self.note(noted.Linked(peer=peer, stage=known.stage))
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
-            told = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
-            self.post(peer, "group", Known(told))
+            records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
+            self.post(peer, "group", Known(records))
             self._beat_to(peer)
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
@@ -356,10 +356,10 @@ class Neighbourhood:
             self.traffic.refused["malformed"] += 1
             return
         if peer in self._greeted:
-            self._hears(peer)
+            self._mark_alive(peer)
         match message:
             case Beat():
-                self._beaten(peer, message)
+                self._handle_beat(peer, message)
             case Known(records):
                 self.learn_all(records[:RECORDS_TOLD], peer)
             case Bye(reason):
@@ -374,7 +374,7 @@ class Neighbourhood:
         if not self._closed and self._lanes.ended(peer, lane):
             self._unlink(peer, "connection_lost", reason)
 
-    def _hears(self, peer: PeerId) -> None:
+    def _mark_alive(self, peer: PeerId) -> None:
         self.membership.heard(peer, self.clock.time())
         if word := self._unheard.pop(peer, None):
             word.set()
@@ -397,7 +397,7 @@ class Neighbourhood:
         if hello.record and open_record(hello.record, self.run_id).peer != peer:
             raise BadSignature("the record in its greeting is not its own")
         self._greet(peer)
-        self._hears(peer)
+        self._mark_alive(peer)
         if hello.record:
             self.learn(hello.record, peer)
         known = self.membership.peers.get(peer)
@@ -465,7 +465,7 @@ class Neighbourhood:
         for peer in self._lanes.peers():
             self._beat_to(peer)
 
-    def _beaten(self, peer: PeerId, beat: Beat) -> None:
+    def _handle_beat(self, peer: PeerId, beat: Beat) -> None:
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")

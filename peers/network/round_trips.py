@@ -29,7 +29,7 @@ class Echoes:
         self.sequence = 0
         """Sequence of this peer's newest heartbeat."""
         self._sent: dict[int, float] = {}
-        self._heard: dict[PeerId, _Echo] = {}
+        self._received: dict[PeerId, _Echo] = {}
         self.round_trips: dict[PeerId, float] = {}
         """Round-trip time by neighbour: the minimum, which slowly rises towards longer measurements."""
 
@@ -43,12 +43,12 @@ class Echoes:
     def of(self, peer: PeerId, now: float) -> tuple[int, float]:
         """Return the sequence of the neighbour's last heartbeat and its age in seconds; (-1, 0) if there is
         none."""
-        echo = self._heard.get(peer)
+        echo = self._received.get(peer)
         return (echo.sequence, now - echo.at) if echo is not None else (-1, 0.0)
 
     def heard(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
         """Record a heartbeat of a neighbour, and measure the round trip if it echoes one of ours."""
-        self._heard[peer] = _Echo(sequence, now)
+        self._received[peer] = _Echo(sequence, now)
         sent_at = self._sent.get(echo)
         if sent_at is not None:
             seconds = max(0.0, now - sent_at - delay_seconds)
@@ -57,5 +57,5 @@ class Echoes:
             self.round_trips[peer] = min(seconds, known + SMOOTHING * (seconds - known))
 
     def forget(self, peer: PeerId) -> None:
-        self._heard.pop(peer, None)
+        self._received.pop(peer, None)
         self.round_trips.pop(peer, None)

@@ -106,7 +106,7 @@ class Control:
     async def _answer(self, line: bytes) -> bytes:
         """Return one line for any line received."""
         try:
-            answer = self._encoded(await self._asked(line))
+            answer = self._encoded(await self._execute(line))
         except UserError as error:
             answer = self._encoded({"error": str(error)})
         except TimeoutError:
@@ -115,7 +115,7 @@ class Control:
             answer = self._encoded({"error": f"an answer of {len(answer)} bytes; please report this"})
         return answer
 
-    async def _asked(self, line: bytes) -> dict[str, Any]:
+    async def _execute(self, line: bytes) -> dict[str, Any]:
         """Execute one request. Raises UserError for an unknown one."""
         try:
             request = json.loads(line)

@@ -48,7 +48,7 @@ def peer_file_of(where: Path | None, command: str) -> Path:
 def running_here() -> list[Path]:
     """Return the state folders of this user's running peers, in the system's default place."""
     home = default_state(os.environ, sys.platform)
-    return sorted(path for path in home.glob("*/") if _lives(path))
+    return sorted(path for path in home.glob("*/") if _is_running(path))
 
 
 def states_here() -> list[Path]:
@@ -77,7 +77,7 @@ def _only_one(command: str, at_rest: bool) -> Path:
     raise UserError(f"several peers run here; name the state folder of one: {names}")
 
 
-def _lives(state: Path) -> bool:
+def _is_running(state: Path) -> bool:
     """Return True if a peer holds the lock. A socket proves nothing, because a killed peer leaves it
     behind."""
     try:

@@ -177,8 +177,8 @@ class Places:
             if len(self._visits) + len(self._ending) >= 2 * MOST_REQUESTS:
                 return False
             counts = Counter(visit.client for visit in self._visits.values())
-            if crowd := _crowd(client, counts):
-                visits = (visit for visit in self._visits.values() if visit.client in crowd)
+            if displaceable := _displaceable(client, counts):
+                visits = (visit for visit in self._visits.values() if visit.client in displaceable)
                 waiting = [visit for visit in visits if visit.connection not in self._computing]
                 if not waiting:
                     return False
@@ -215,7 +215,7 @@ class Places:
                     _cut(visit.connection)
 
 
-def _crowd(client: str, counts: Counter[str]) -> Collection[str]:
+def _displaceable(client: str, counts: Counter[str]) -> Collection[str]:
     """Return the clients of which one connection must be displaced for `client`; empty if a place is free."""
     others = [other for other in counts if other != LOOPBACK]
     if client != LOOPBACK and counts[client] >= OF_A_CLIENT:

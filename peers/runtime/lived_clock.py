@@ -31,15 +31,15 @@ class LivedTime:
         self.skipped = 0.0
         """What the caller's clock is ahead by."""
         self.stops = 0
-        self._asked = self._lived = now
+        self._read_at = self._lived = now
 
     def at(self, now: float) -> float:
         """Return the time lived until `now`, and detect a stop since the last reading."""
-        stood = now - self._asked
+        stood = now - self._read_at
         if stood > STOOD_SECONDS:
             self.skipped += stood + READING_SECONDS
             self.stops += 1
-        self._asked = now
+        self._read_at = now
         self._lived = max(self._lived, now - self.skipped)
         return self._lived
 
@@ -62,7 +62,7 @@ class Clock:
         self._lived = LivedTime(self._loop.time())
         self._stood = stood
         self._handle = self._loop.call_later(PULSE_SECONDS, self._pulse)
-        self._told = 0.0
+        self._reported = 0.0
 
     def time(self) -> float:
         return self._lived.at(self._loop.time())
@@ -78,6 +78,6 @@ class Clock:
     def _pulse(self) -> None:
         self.time()
         self._handle = self._loop.call_later(PULSE_SECONDS, self._pulse)
-        if self._lived.skipped > self._told:
-            skipped, self._told = self._lived.skipped - self._told, self._lived.skipped
+        if self._lived.skipped > self._reported:
+            skipped, self._reported = self._lived.skipped - self._reported, self._lived.skipped
             self._stood(skipped - READING_SECONDS)

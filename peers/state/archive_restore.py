@@ -36,8 +36,8 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
             envelope = open_envelope(data, checkpoint.run_id, Kind.SETTLED, STATEMENT_BYTES)
         except WireError:
             continue
-        told = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
-        if told and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
+        is_signed = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
+        if is_signed and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
             found.add(envelope.sender)
     return found
 

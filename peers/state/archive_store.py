@@ -181,8 +181,8 @@ class FsspecStore:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
-            told = reason_of(error).replace(self._secret_url, self.url)
-            raise StoreUnreachable(f"{place}: {what}: {told}") from None
+            why = reason_of(error).replace(self._secret_url, self.url)
+            raise StoreUnreachable(f"{place}: {what}: {why}") from None
 
     def _opened(self, place: str, what: str) -> tuple[Any, str]:
         """Return fsspec's file system and the archive's path in it."""

@@ -48,11 +48,14 @@ class Keepers:
 
     def linked(self) -> list[PeerId]:
         """Return the linked archivists."""
-        return [peer for peer, known in self.neighbourhood.known().items() if known.linked and _keeps(known)]
+        return [
+            peer for peer, known in self.neighbourhood.known().items()
+            if known.linked and _is_archivist(known)
+        ]  # fmt: skip
 
     def is_one(self, peer: PeerId) -> bool:
         known = self.neighbourhood.known().get(peer)
-        return known is not None and _keeps(known)
+        return known is not None and _is_archivist(known)
 
     def hear(self, peer: PeerId, message: Statements) -> None:
         """Keep signatures that an archivist presents from other peers. Raises WireError if one is invalid."""
@@ -67,5 +70,5 @@ class Keepers:
         return not self.is_one(peer) or (root.round, root.chain + root.digest) in self._vouched
 
 
-def _keeps(known: Known) -> bool:
+def _is_archivist(known: Known) -> bool:
     return (known.role, known.stage) == (ROLE, NO_STAGE)

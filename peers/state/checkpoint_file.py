@@ -186,11 +186,11 @@ def token_count(text: str) -> int | None:
 
 def _written(sets: Sets) -> str:
     """Encode settled sets as JSON."""
-    told = {
+    members = {
         round: [(entry.peer, entry.id, entry.size) for entry in references]
         for round, references in sets.items()
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(members).decode()
 
 
 def _sets(text: str) -> Sets:
@@ -198,12 +198,12 @@ def _sets(text: str) -> Sets:
     (Offers.known)."""
     if len(text) > REFERENCE_CHARACTERS * MOST_REFERENCES:
         raise ValueError(f"it has {len(text)} characters of sets")
-    told = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
-    if len(told) > LEARNED_ROUNDS or sum(map(len, told.values())) > MOST_REFERENCES:
-        raise ValueError(f"it has the sets of {len(told)} rounds")
+    members = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
+    if len(members) > LEARNED_ROUNDS or sum(map(len, members.values())) > MOST_REFERENCES:
+        raise ValueError(f"it has the sets of {len(members)} rounds")
     return {
         round: tuple(Reference(round, PeerId(peer), ContributionId(id), size) for peer, id, size in entries)
-        for round, entries in told.items()
+        for round, entries in members.items()
     }
 
 
@@ -348,8 +348,8 @@ def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
                 metadata = opened.metadata() or {}
             return RunId(metadata["run"]), parse(metadata["manifest"].encode())
         except (SafetensorError, OSError, KeyError, RunFileError) as error:
-            told = f"{file} is no checkpoint that can be used ({error})"
-            problem = problem or CheckpointError(told)
+            text = f"{file} is no checkpoint that can be used ({error})"
+            problem = problem or CheckpointError(text)
     assert problem is not None, "of at least one file"
     raise problem
 

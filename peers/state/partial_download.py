@@ -31,7 +31,7 @@ class KeptChunks:
     def __init__(self, folder: Path | None, say: Say) -> None:
         self.folder = folder
         self.say = say
-        self._said = False
+        self._reported = False
 
     async def worth_resuming(self, roots: Iterable[SnapshotRoot]) -> set[Root]:
         """Return those roots of which so much is on disk that resuming them is better than fetching newer
@@ -52,8 +52,8 @@ class KeptChunks:
 
     def refused(self, error: OSError) -> None:
         """Report once to the user that the disk refuses a chunk."""
-        if not self._said:
-            self._said = True
+        if not self._reported:
+            self._reported = True
             why = f"{self.folder}: cannot be written: {error.strerror or error}"
             then = "what comes from now on is fetched again if this peer is restarted meanwhile"
             self.say("chunks_not_kept", f"{why}; the download goes on in memory, but {then}; make room there")

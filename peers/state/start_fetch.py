@@ -68,11 +68,11 @@ async def model_here(place: str, manifest: Manifest, say: Say) -> Path | None:
     folder = default_state(os.environ, sys.platform) / "models" / sha256[:16]
     stopped, loop = threading.Event(), asyncio.get_running_loop()
 
-    def said(text: str) -> None:
+    def report(text: str) -> None:
         loop.call_soon_threadsafe(say, "weights", text)
 
     try:
-        await asyncio.to_thread(fetched, place, folder, manifest, said, stopped.is_set)
+        await asyncio.to_thread(fetched, place, folder, manifest, report, stopped.is_set)
     finally:
         stopped.set()  # The thread ends with its next block.
     return folder
@@ -120,7 +120,7 @@ def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                _go_on(is_stopped)
+                _require_running(is_stopped)
                 time.sleep(WAIT_SECONDS)
         yield
     finally:
@@ -160,7 +160,7 @@ def _most_bytes(shape: ModelShape) -> int:
     return LARGEST_NUMBER * sum(map(prod, shapes.values())) + BESIDE_BYTES
 
 
-def _go_on(is_stopped: Callable[[], bool]) -> None:
+def _require_running(is_stopped: Callable[[], bool]) -> None:
     if is_stopped():
         raise StartError("the model was not fetched: this peer was told to stop")
 
@@ -176,7 +176,7 @@ class _Budget:
 
     def spend(self, count: int, url: str) -> None:
         """Count received bytes. Raises StartError if the budget is used up or the peer stops."""
-        _go_on(self.is_stopped)
+        _require_running(self.is_stopped)
         self.bytes -= count
         if self.bytes < 0:
             raise StartError(f"{url}: is larger than the run's model can be; nothing of it was kept")
@@ -211,8 +211,8 @@ class _Source:
         """Return the sorted names of the files with weights. Raises StartError."""
         if not self.copy_if_there(INDEX, part, budget, MOST_JSON_BYTES):
             return [WEIGHTS]
-        told = read_json(part / INDEX).get("weight_map")
-        names = sorted({str(name) for name in told.values()}) if isinstance(told, dict) else []
+        weight_map = read_json(part / INDEX).get("weight_map")
+        names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
         if not names or not all(map(_SHARD.fullmatch, names)):
             raise StartError(f"{self.url}/{INDEX}: names no safetensors files beside it")
         return names
@@ -281,5 +281,5 @@ class _Source:
             raise self._failed(name, error) from None
 
     def _failed(self, name: str, error: Exception) -> StartError:
-        told = reason_of(error).replace(self._secret_url, self.url)
-        return StartError(f"{self.url}/{name}: cannot be fetched: {told}")
+        why = reason_of(error).replace(self._secret_url, self.url)
+        return StartError(f"{self.url}/{name}: cannot be fetched: {why}")

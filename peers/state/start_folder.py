@@ -184,8 +184,8 @@ def _require_index(path: Path, places: Mapping[str, str]) -> None:
     """Raise StartError if there is an index and it disagrees with the files."""
     if not (path / INDEX).exists():
         return
-    told = read_json(path / INDEX).get("weight_map")
-    if told != places:
+    weight_map = read_json(path / INDEX).get("weight_map")
+    if weight_map != places:
         raise StartError(f"{path / INDEX} does not say what the safetensors files in {path} hold")
 
 

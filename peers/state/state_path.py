@@ -369,8 +369,8 @@ class StatePath:
         if state_digest(root.round, units) != root.digest:
             raise FalseRoot(root.round, holders)
         self.timings.append(("fetch", self.clock.time() - began))
-        told = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
-        return Weights(units, root.round, root.chain, tokens=median_low(told) if told else None)
+        tokens = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
+        return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
         """Ask peers of the group that were linked meanwhile; they may hold the same snapshot."""

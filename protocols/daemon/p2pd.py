@@ -228,8 +228,8 @@ class Daemon:
         request.streamOpen.peer = PeerID.from_base58(peer).to_bytes()
         request.streamOpen.proto.append(protocol)
         try:
-            async with asyncio.timeout(deadline_seconds), self._request(request) as (told, reader, writer):
-                return Stream(reader, writer, bytes(told.streamInfo.addr))
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, reader, writer):
+                return Stream(reader, writer, bytes(answer.streamInfo.addr))
         except DAEMON_ERRORS as error:
             raise PeerGone(f"no stream to {peer}: {_reason(error, deadline_seconds)}") from None
 

@@ -94,7 +94,7 @@ class DhtDirectory:
         """Peers that were passed to `bootstrap`."""
         self._reasons: dict[tuple[PeerId, str], str] = {}
         """The reason why each bootstrap that was tried last did not answer."""
-        self._told = Told(None, None, 0)
+        self._votes = Told(None, None, 0)
         self._warned = False
         self.say: Callable[[str], None] = logger.warning
         """Called with messages for the user about this machine's clock."""
@@ -137,7 +137,7 @@ class DhtDirectory:
     @property
     def measured_offset(self) -> float | None:
         """The measured offset in seconds, however small; None if no peer has reported its time yet."""
-        return self._told.offset if self._told.offset is not None else self._told.unbelieved
+        return self._votes.offset if self._votes.offset is not None else self._votes.unbelieved
 
     @property
     def linked(self) -> Callable[[], Collection[PeerId]]:
@@ -213,11 +213,11 @@ class DhtDirectory:
             tried = [f"{address}: {reasons.get((peer, address), 'no answer in time')}"
                      for peer, address in others]  # fmt: skip
             more = f"; and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
-            told = "; ".join(tried[:MOST_TOLD]) or "none was given"
-            raise Unreachable(f"no bootstrap answered: {told}{more}")
+            listed = "; ".join(tried[:MOST_TOLD]) or "none was given"
+            raise Unreachable(f"no bootstrap answered: {listed}{more}")
         await self._set_clock()
-        if self._told.refusal:
-            raise Unreachable(self._told.refusal)
+        if self._votes.refusal:
+            raise Unreachable(self._votes.refusal)
         try:
             async with asyncio.timeout(min(deadline_seconds, CALL_SECONDS)):
                 await self._node.find_nearest_nodes([self._node.node_id])
@@ -279,11 +279,11 @@ class DhtDirectory:
     async def _set_clock(self) -> None:
         """Set the clock offset from the witnesses' answers, and notify the user of a change."""
         offsets = self._gate.offsets
-        self._told = told(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
-        offset = self._told.offset
-        if self._told.refusal and not self._warned:
-            self.say(self._told.refusal)
-        self._warned = bool(self._told.refusal)
+        self._votes = told(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
+        offset = self._votes.offset
+        if self._votes.refusal and not self._warned:
+            self.say(self._votes.refusal)
+        self._warned = bool(self._votes.refusal)
         if offset is not None and abs(offset - self._gate.clock_offset) > SKEW_SECONDS:
             self._gate.clock_offset = correction(offset)
             self.say(changed(offset))

@@ -128,10 +128,10 @@ class Storage:
             raise Malformed(f"no room for more than {RECORDS_PER_PEER} records of a peer")
         else:
             while sum(map(len, self._per_key.get(key, {}).values())) >= PEERS_PER_KEY:
-                self._drop(self._of_key(key, kept.storer), "key")
+                self._drop(self._victim_of_key(key, kept.storer), "key")
         room = self._rooms[tag == PLAIN]
         while room.size + kept.size > room.limit:
-            victim = self._of_room(room, kept)
+            victim = self._victim_of_room(room, kept)
             if victim is None and old is not None:
                 self._evict(name)
             self._drop(victim, "node")
@@ -147,7 +147,7 @@ class Storage:
             for name in [name for name, kept in self._kept.items() if kept.expires < now]:
                 self._forget(name)
 
-    def _of_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
+    def _victim_of_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
         """Return a random record of the storer that has most records under this key."""
         firm, ranges = frozenset(self._firm()), Counter[str]()
         shares: dict[Storer, set[bytes]] = {}
@@ -164,7 +164,7 @@ class Storage:
         most = max(map(len, fullest))
         return key, self._chance.choice([tag for tags in fullest if len(tags) == most for tag in tags])
 
-    def _of_room(self, room: _Room, newcomer: Kept) -> Name | None:
+    def _victim_of_room(self, room: _Room, newcomer: Kept) -> Name | None:
         """Return the least recently renewed value of the storer that has most bytes."""
         firm = self._firm()
         own = newcomer.storer.range if newcomer.storer is not None else None

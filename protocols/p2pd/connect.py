@@ -68,7 +68,7 @@ class Dialling:
         self._daemon = daemon
         self._leaving: set[asyncio.Task[None]] = set()
         self._clock = asyncio.get_running_loop().time
-        self._shut: dict[PeerId, float] = {}
+        self._unreachable_until: dict[PeerId, float] = {}
         """Maps peer to the time until which its direct addresses are not probed again."""
 
     async def stream(
@@ -80,14 +80,14 @@ class Dialling:
         if addresses:
             await self._connect(peer, direct, [each for each in addresses if is_circuit(each)], until)
         stream = await self._daemon.stream(peer, protocol, self._left(until))
-        if not direct or not through_relay(stream.address) or not await self._opens(peer, direct):
+        if not direct or not through_relay(stream.address) or not await self._answers_directly(peer, direct):
             return stream
         stream.writer.transport.abort()
         await self._daemon.disconnect(peer, self._left(until))
         await self._connect(peer, direct, [], until)
         stream = await self._daemon.stream(peer, protocol, self._left(until))
         if through_relay(stream.address):  # Another peer answered at its address.
-            self._leave_alone(peer)
+            self._pause_probes(peer)
         return stream
 
     def leave_circuit(self, peer: PeerId, link: Ends) -> None:
@@ -118,7 +118,7 @@ class Dialling:
     ) -> None:
         """Connect to the peer if an address leads to it in time. Raises PeerGone at the deadline."""
         tries = [([*direct, *circuits], self._left(until))]
-        if direct and circuits and self._clock() >= self._shut.get(peer, 0.0):
+        if direct and circuits and self._clock() >= self._unreachable_until.get(peer, 0.0):
             tries.insert(0, (list(direct), HEAD_START_SECONDS))
         for addresses, seconds in tries:
             try:
@@ -130,21 +130,21 @@ class Dialling:
             else:
                 return
 
-    async def _opens(self, peer: PeerId, direct: Sequence[str]) -> bool:
+    async def _answers_directly(self, peer: PeerId, direct: Sequence[str]) -> bool:
         """Return True if a direct address answers. Returns False without probing if none did recently."""
-        if self._clock() < self._shut.get(peer, 0.0):
+        if self._clock() < self._unreachable_until.get(peer, 0.0):
             return False
         if any(await asyncio.gather(*(knock(address) for address in direct[:KNOCKS]))):
             return True
-        self._leave_alone(peer)
+        self._pause_probes(peer)
         return False
 
-    def _leave_alone(self, peer: PeerId) -> None:
+    def _pause_probes(self, peer: PeerId) -> None:
         """Stop probing the peer's direct addresses for a while."""
-        self._shut.pop(peer, None)
-        self._shut[peer] = self._clock() + SHUT_SECONDS
-        while len(self._shut) > MOST_SHUT:
-            del self._shut[next(iter(self._shut))]
+        self._unreachable_until.pop(peer, None)
+        self._unreachable_until[peer] = self._clock() + SHUT_SECONDS
+        while len(self._unreachable_until) > MOST_SHUT:
+            del self._unreachable_until[next(iter(self._unreachable_until))]
 
     def _left(self, until: float) -> float:
         """Return the seconds left until this time, at least 0."""

@@ -105,8 +105,8 @@ class Subflow:
         self._ended: deque[Outgoing] = deque()
         """Those of them that were written completely; they are acknowledged in this order."""
         self._count = 0
-        self._half = b""
-        self._parting: asyncio.TimerHandle | None = None
+        self._incomplete = b""
+        self._closing: asyncio.TimerHandle | None = None
         """Set after this side has ended the stream; it cuts the stream if the other side does not end it."""
         self._work = asyncio.Event()
         self._tasks = [
@@ -175,11 +175,11 @@ class Subflow:
     async def _watch(self) -> None:
         try:
             while data := await self._reader.read(_READ_BYTES):
-                if self._parting is not None:
+                if self._closing is not None:
                     continue
                 if not self._acknowledged:
                     raise Malformed("bytes on a one-way stream")
-                self._arrived(data)
+                self._acknowledge(data)
             self._other_side_ended("it ended")
         except Malformed as error:
             self._other_side_ended("it answered something else than acknowledgements", error)
@@ -188,17 +188,17 @@ class Subflow:
 
     def _other_side_ended(self, reason: str, error: Malformed | None = None) -> None:
         """Handle the end of the stream by the other side, whether it answers our end or not."""
-        if self._parting is None:
+        if self._closing is None:
             self._owner.broke(self, reason, error)
         else:
-            self._parting.cancel()
+            self._closing.cancel()
             self._stream.transport.abort()
 
-    def _arrived(self, data: bytes) -> None:
+    def _acknowledge(self, data: bytes) -> None:
         """Process acknowledgements; only the newest count matters. Raises Malformed."""
-        data = self._half + data
+        data = self._incomplete + data
         whole = len(data) - len(data) % _ACKNOWLEDGEMENT.size
-        self._half = data[whole:]
+        self._incomplete = data[whole:]
         if not whole:
             return
         (count,) = _ACKNOWLEDGEMENT.unpack_from(data, whole - _ACKNOWLEDGEMENT.size)
@@ -224,7 +224,7 @@ class Subflow:
             self._stream.write(self._held + CLOSING)
             self._stream.write_eof()
             cut = self._stream.transport.abort
-            self._parting = asyncio.get_running_loop().call_later(PARTING_SECONDS, cut)
+            self._closing = asyncio.get_running_loop().call_later(PARTING_SECONDS, cut)
         else:
             self._stream.transport.abort()
         self.writer.drop()

@@ -72,7 +72,7 @@ class Reading:
 
     async def _run(self) -> str:
         """Read until the stream ends, and return why. Raises WireError if its sender must be refused."""
-        frames, told = self.inflow.frames, 0
+        frames, acknowledged = self.inflow.frames, 0
         while True:
             until = min(self.idle_until, self.pace.until, self.first_until)
             if self.clock() >= until:  # It writes without a pause, but not what it should.
@@ -94,9 +94,9 @@ class Reading:
             self.pace.came(frames.body_bytes - before, not frames.finished, self.clock())
             if frames.messages and self.inflow.greeted():
                 self.first_until = float("inf")
-            if self.lane in ACKNOWLEDGED and frames.messages != told:
-                told = frames.messages
-                self.writer.write(acknowledgement(told))
+            if self.lane in ACKNOWLEDGED and frames.messages != acknowledged:
+                acknowledged = frames.messages
+                self.writer.write(acknowledgement(acknowledged))
                 if self.writer.transport.get_write_buffer_size() > UNREAD_BYTES:
                     raise Malformed("it does not read what is acknowledged")
         if frames.closed:
@@ -114,7 +114,7 @@ class Reading:
     async def _deliver(self, data: bytes) -> None:
         """Deliver the messages that `data` completes, one per turn of the loop. Raises WireError."""
         for message, body, taken in self.inflow.frames.take(data):
-            await self._afford(len(data))
+            await self._wait_for_budget(len(data))
             if self.ear.receiver is None or self.inflow.error is not None:
                 return
             checked = Checked()
@@ -129,7 +129,7 @@ class Reading:
         if self.inflow.error is not None:
             raise self.inflow.error
 
-    async def _afford(self, waiting_bytes: int) -> None:
+    async def _wait_for_budget(self, waiting_bytes: int) -> None:
         """Wait until the peer may have more signatures checked. Data already read counts as unfinished
         meanwhile. Raises Backlog if the total wait is too long."""
         checks, inflow = self.intake.checks, self.inflow

@@ -107,8 +107,8 @@ async def _listen(process: asyncio.subprocess.Process, task: Dial, found: dict[s
         process.stdin.close()
     while line := await process.stdout.readline():
         try:
-            told = msgspec.json.decode(line, type=_Line)
+            result = msgspec.json.decode(line, type=_Line)
         except msgspec.MsgspecError:
             return "the process that dials said something strange"
-        found[told.address] = Dialled(told.address, told.outcome, told.detail[:300], told.seconds)
+        found[result.address] = Dialled(result.address, result.outcome, result.detail[:300], result.seconds)
     return f"the process that dials ended with code {await process.wait()}"

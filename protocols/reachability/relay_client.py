@@ -90,7 +90,7 @@ class Relays:
     async def _keep(self, relay: PeerId, addresses: Sequence[str], tell: Tell) -> None:
         """Reserve and renew a slot at one relay, with growing pauses after failures."""
         pause = FIRST_PAUSE_SECONDS
-        told = ""
+        reported = ""
         while True:
             try:
                 await self._daemon.connect(relay, addresses, STEP_SECONDS)
@@ -102,15 +102,15 @@ class Relays:
                     through = self._slots[relay]
                     text = f"who cannot dial this peer directly reaches it through {through[0]}"
                     tell(text, relay, through)
-                    pause, told = FIRST_PAUSE_SECONDS, ""
+                    pause, reported = FIRST_PAUSE_SECONDS, ""
                 await self._watch(relay)
                 continue  # It is time to renew it.
             except (WireError, *DAEMON_ERRORS) as error:
                 why = str(error) or type(error).__name__
             if self._slots.pop(relay, None) is not None:
                 self.moved()
-            if why != told:
-                told = why
+            if why != reported:
+                reported = why
                 tell(f"nobody reaches this peer through {relay} now: {why}", relay, ())
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
@@ -124,13 +124,13 @@ class Relays:
             while clock() < until:
                 try:
                     async with asyncio.timeout(PING_SECONDS):
-                        unasked = await reader.read(PING_BYTES)
+                        data = await reader.read(PING_BYTES)
                 except TimeoutError:
                     writer.write(bytes(PING_BYTES))
                     async with asyncio.timeout(STEP_SECONDS):
                         await reader.readexactly(PING_BYTES)
                 else:
-                    raise PeerGone("it speaks unasked" if unasked else "its connection has ended")
+                    raise PeerGone("it speaks unasked" if data else "its connection has ended")
         finally:
             writer.transport.abort()
 

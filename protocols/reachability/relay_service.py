@@ -140,7 +140,7 @@ class RelayService:
         """Serve one stream until it ends."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
         seen = str(info.addr)
-        code = "peer_full" if self._streams[peer] >= STREAMS_PER_PEER else self._crowded(range_of(seen))
+        code = "peer_full" if self._streams[peer] >= STREAMS_PER_PEER else self._make_space(range_of(seen))
         if task is None or code:
             self.refused[code] += 1
             writer.transport.abort()
@@ -157,7 +157,7 @@ class RelayService:
             del self._open[task]
             writer.transport.abort()
 
-    def _crowded(self, address_range: str) -> str:
+    def _make_space(self, address_range: str) -> str:
         """Make space for one more stream of that range. Returns an empty string, or the code of the
         refusal."""
         streams = [stream for stream in self._open.values() if not stream.cut]
@@ -230,10 +230,10 @@ class RelayService:
             try:
                 far_reader, far = await self._daemon.open_stream(target, STOP_PROTOCOL, STEP_SECONDS)
                 far.write(encode({1: STOP_CONNECT, 2: peer_field(source), 3: NO_LIMIT}))
-                told = await read_fields(far_reader)
+                response = await read_fields(far_reader)
             except (WireError, *DAEMON_ERRORS):
                 return "not_reached"
-            if number_in(told, 1) != STOP_STATUS or number_in(told, 4) != OK:
+            if number_in(response, 1) != STOP_STATUS or number_in(response, 4) != OK:
                 return "not_reached"
             near[1].write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
             await self._carry(number, near, (far_reader, far))

@@ -67,10 +67,10 @@ class Presence:
         for peer, signed in records.items():
             if peer != self.transport.peer:
                 stages.setdefault(signed.record.stage, []).append(peer)
-        found = await asyncio.gather(*(self._there(peers, records, chance) for peers in stages.values()))
+        found = await asyncio.gather(*(self._alive(peers, records, chance) for peers in stages.values()))
         return set().union(*found)
 
-    async def _there(
+    async def _alive(
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
         if len(peers) > MOST_ASKED:

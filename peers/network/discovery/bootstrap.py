@@ -75,13 +75,13 @@ class _Waiting:
     often."""
 
     def __init__(self, now: float) -> None:
-        self._since, self._told, self._next = now, "", 0.0
+        self._since, self._reported, self._next = now, "", 0.0
 
     def line(self, reason: str, now: float) -> str:
         """Return the next message, or an empty string if there is nothing new."""
         passed = now - self._since
-        if reason != self._told:
-            self._told, self._next = reason, passed + FIRST_WORD_SECONDS
+        if reason != self._reported:
+            self._reported, self._next = reason, passed + FIRST_WORD_SECONDS
             return f"{reason}; asks again until somebody does (Ctrl+C stops)"
         if passed < self._next:
             return ""

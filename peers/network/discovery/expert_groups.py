@@ -45,15 +45,15 @@ def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator
     experts = manifest.model.experts
     if experts.groups < 2:
         return
-    told = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
+    in_step = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
     each = experts.count // experts.groups
     for stage in range(len(manifest.stages)):
-        of_stage = [record for record in told if record.stage == stage]
+        of_stage = [record for record in in_step if record.stage == stage]
         settled = settled_round(of_stage, stage)
-        knowing = [record for record in of_stage if _is_at_hand(record, manifest.rounds.window)]
+        knowing = [record for record in of_stage if _has_caught_up(record, manifest.rounds.window)]
         for group in range(experts.groups):
-            said = [round for record in knowing for round in record.experts_trained[group : group + 1]]
-            known = [round for round in said if round >= 0]
+            rounds = [round for record in knowing for round in record.experts_trained[group : group + 1]]
+            known = [round for round in rounds if round >= 0]
             yield ExpertGroup(
                 stage, group, group * each, (group + 1) * each - 1,
                 sum(record.experts_group == group for record in of_stage),
@@ -61,7 +61,7 @@ def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator
             )  # fmt: skip
 
 
-def _is_at_hand(record: PeerRecord, window: int) -> bool:
+def _has_caught_up(record: PeerRecord, window: int) -> bool:
     """Return True if the peer has computed the rounds that it reports as settled. Experts are trained in
     nearly every round, so its newest trained round must be within `window` of them."""
     return max(record.experts_trained, default=-1) + window >= record.settled

@@ -45,10 +45,10 @@ class Height:
         """Update from the median settled round of the first stage, which every microbatch passes. `now` is
         the directory's time."""
         here = [one for one in records if one.record.stage == 0 and one.record.state in IN_STEP]
-        told = [one.record.settled for one in here]
+        settled = [one.record.settled for one in here]
         self.trained = any(now - one.sequence / 1e6 < QUIET_SECONDS for one in here)
-        if told and median_low(told) > self.round:
-            self.round = median_low(told)
+        if settled and median_low(settled) > self.round:
+            self.round = median_low(settled)
             write_atomically(self.path, json.dumps({"settled": self.round}).encode())
 
     def _read(self) -> int:
@@ -86,28 +86,28 @@ class Elsewhere:
         self.why = ""
         """Why this peer waits for weights and which command helps, in one sentence; empty if it does not
         wait."""
-        self._asked_at, self._first, self._height = float("-inf"), -1, -1
-        self._told = -1
+        self._updated_at, self._first, self._height = float("-inf"), -1, -1
+        self._reported = -1
         """Like `_height`, but only from the first stage and from REMEMBER; other stages may differ by a
         round."""
 
     async def height(self) -> int:
         """Return the highest settled round that any peer reports; -1 if there is none."""
-        await self._ask()
+        await self._update()
         return self._height
 
     async def first_stage(self) -> int:
         """Return the round that most peers of the first stage report as settled. If none is in the directory,
         the remembered round is returned. The end of a run depends on this, not on the highest round, which
         one forged record could set."""
-        await self._ask()
+        await self._update()
         return self._first if self._first >= 0 else self._height
 
-    async def _ask(self) -> None:
+    async def _update(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now >= self._asked_at + ASK_SECONDS:
-            self._asked_at = now
-            told = [one.settled for one in await self._records(NO_STAGE) if one.role in REMEMBER]
+        if now >= self._updated_at + ASK_SECONDS:
+            self._updated_at = now
+            remembered = [one.settled for one in await self._records(NO_STAGE) if one.role in REMEMBER]
             # The records of peers that just left remain for two minutes, before others report in their place.
             first = [one.settled for one in await self._records(0) if one.settled >= 0]
             self._first = median_low(first) if first else -1
@@ -117,8 +117,8 @@ class Elsewhere:
                 if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
                     beside += [settled] if settled is not None else []
-            self._told = max([self._first, *told])
-            self._height = max([self._told, *beside])
+            self._reported = max([self._first, *remembered])
+            self._height = max([self._reported, *beside])
 
     async def _records(self, stage: int) -> list[PeerRecord]:
         found = []
@@ -143,7 +143,7 @@ class Elsewhere:
         if not lost and height < self.presence.signed.manifest.rounds.snapshot_rounds:
             return False  # Little would be lost, and no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
-            ended_at = self._told if self._told >= ends else height
+            ended_at = self._reported if self._reported >= ends else height
             raise UserError(
                 f"this run has ended at round {ended_at}, as its owner ordered: nothing is left to train. "
                 f"The peers that took part have the weights: {self._how_to_export()}"

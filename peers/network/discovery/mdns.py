@@ -124,10 +124,10 @@ class Lan:
         self._browser: Any = None
         self._service: Any = None
         self._peers: OrderedDict[PeerId, list[str]] = OrderedDict()
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
         self._announcing: asyncio.Task[Any] | None = None
         """Takes a second, because zeroconf checks whether the name is free."""
-        self._heard = asyncio.Event()
+        self._peer_found = asyncio.Event()
 
     @classmethod
     def start(cls, peer: PeerId, addresses: Sequence[str], run: str | None) -> Lan:
@@ -163,16 +163,16 @@ class Lan:
 
     def _seen(self, zeroconf: object, service_type: str, name: str, state_change: Enum) -> None:
         """Handle a service that appeared, changed or ended. Called by zeroconf in the event loop."""
-        if name == f"{self._peer}.{SERVICE}" or name in self._asking or len(self._asking) >= PEERS:
+        if name == f"{self._peer}.{SERVICE}" or name in self._requests or len(self._requests) >= PEERS:
             return
         if state_change.name == "Removed":
             self._peers.pop(PeerId(name.removesuffix(f".{SERVICE}")), None)
             return
-        task = asyncio.create_task(self._ask(name), name="lan")
-        self._asking[name] = task
-        task.add_done_callback(lambda _: self._asking.pop(name, None))
+        task = asyncio.create_task(self._request(name), name="lan")
+        self._requests[name] = task
+        task.add_done_callback(lambda _: self._requests.pop(name, None))
 
-    async def _ask(self, name: str) -> None:
+    async def _request(self, name: str) -> None:
         """Request the entries of a service and remember its peer."""
         from zeroconf import Error
         from zeroconf.asyncio import AsyncServiceInfo
@@ -191,13 +191,13 @@ class Lan:
         self._peers.move_to_end(peer)
         while len(self._peers) > PEERS:
             self._peers.popitem(last=False)
-        self._heard.set()
+        self._peer_found.set()
 
     async def anybody(self, deadline_seconds: float) -> bool:
         """Wait until another peer was found. Returns False at the deadline."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._heard.wait()
+                await self._peer_found.wait()
         except TimeoutError:
             return False
         return True
@@ -208,7 +208,7 @@ class Lan:
 
     async def close(self) -> None:
         """Withdraw the announcement and stop."""
-        tasks: list[asyncio.Task[Any]] = list(self._asking.values())
+        tasks: list[asyncio.Task[Any]] = list(self._requests.values())
         if self._announcing is not None:
             tasks.append(self._announcing)
         for task in tasks:

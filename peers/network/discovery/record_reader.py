@@ -74,35 +74,35 @@ def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, i
 def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
     """Return the tokens in all settled rounds of a stage: the median of the peers in step (of two the lower).
     Returns None if no peer reports it."""
-    told = [record.settled_tokens for record in records
+    values = [record.settled_tokens for record in records
             if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
-    return median_low(told) if told else None
+    return median_low(values) if values else None
 
 
 def settled_round(records: Iterable[PeerRecord], stage: int) -> int | None:
     """Return the newest settled round of a stage: the median of the peers in step (of two the lower). -1
     means that they report none. Returns None if no peer is in step."""
-    told = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
-    return median_low(told) if told else None
+    values = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
+    return median_low(values) if values else None
 
 
 def usual_round(records: Iterable[PeerRecord]) -> int | None:
     """Return the median round of the peers in step of any stage (of two the higher); None if there is
     none."""
-    told = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
-    return median_high(told) if told else None
+    values = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
+    return median_high(values) if values else None
 
 
 def usual_loss(records: Iterable[PeerRecord]) -> float | None:
     """Return the median loss of the peers in step; None if no peer reports one."""
-    told = [record.loss for record in records
+    values = [record.loss for record in records
             if record.stage >= 0 and record.state in IN_STEP and record.loss is not None]  # fmt: skip
-    return median(told) if told else None
+    return median(values) if values else None
 
 
 def eval_loss(records: Iterable[PeerRecord], own: float | None = None) -> float | None:
     """Return the loss on held-out text: the median of the observers and this peer's `own` (of two the lower).
     Returns None if there is none."""
-    told = [record.loss for record in records if record.role == OBSERVER and record.loss is not None]
-    told += [own] if own is not None else []
-    return median_low(told) if told else None
+    values = [record.loss for record in records if record.role == OBSERVER and record.loss is not None]
+    values += [own] if own is not None else []
+    return median_low(values) if values else None

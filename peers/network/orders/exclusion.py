@@ -39,10 +39,10 @@ async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) ->
     not count, because any peer can refuse any other. It comes with the order."""
     news = asyncio.Event()
 
-    def heard(before: Order, now: Order) -> None:
+    def on_order(before: Order, now: Order) -> None:
         news.set()
 
-    book.heard.append(heard)
+    book.heard.append(on_order)
     try:
         while True:
             news.clear()
@@ -51,4 +51,4 @@ async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) ->
                 async with asyncio.timeout(CHECK_SECONDS):
                     await news.wait()
     finally:
-        book.heard.remove(heard)
+        book.heard.remove(on_order)
