@@ -198,6 +198,7 @@ class Archivist:
             self.say("archive", str(error))
 
     def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
+        """Write a checkpoint to the archive and read it back. Raises NotArchived if that fails."""
         data = checkpoint_file.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
             list(signed.values()), tokens=weights.tokens,

@@ -182,6 +182,7 @@ class Circle:
             self._drop(peer)
 
     async def _dial(self, surroundings: Surroundings, signed: SignedRecord) -> None:
+        """Link to a peer as a visitor."""
         peer, record = signed.peer, signed.record
         if peer in self._links:
             return
@@ -198,6 +199,7 @@ class Circle:
         surroundings.peers[peer] = known
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> bool:
+        """Send a message. Returns False without a link, or if it fails."""
         link = self._links.get(peer)
         if link is None or link.closed:
             return False
@@ -224,6 +226,7 @@ class Circle:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        """Handle a message; see `Receiver.received`."""
         stage = self._stages.get(peer)
         if isinstance(message, OrderIs):
             self.book.take(message.order)

@@ -90,6 +90,7 @@ class ArchivistRole(Role):
             circle.close()
 
     async def _show(self, archivist: Archivist) -> None:
+        """Update the metrics and the status line once a second."""
         observer, archive = ArchiveObserver(archivist, self.process.metrics), archivist.archive
         try:
             while True:

@@ -52,7 +52,7 @@ from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
-"""As for any link (channels.DIAL_SECONDS)."""
+"""Timeout for opening a link, as for any other (channels.DIAL_SECONDS)."""
 IDLE_SECONDS = 10.0
 """A newcomer without requests for this many seconds is dropped. A waiting newcomer repeats its request every
 few seconds. While it is served, it is not asked for its own weights, which it may have by now."""
@@ -153,6 +153,7 @@ class Serving:
         return True
 
     async def _send_once(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
+        """Send messages to a peer over a new link and close it."""
         try:
             link = await self.transport.open(peer, "group", OPEN_SECONDS)
             for message in messages:
@@ -163,6 +164,7 @@ class Serving:
             self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
     async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
+        """Send `Hello` to a newcomer, and start to serve it."""
         try:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
@@ -265,6 +267,7 @@ class Serving:
         return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MOST_STATEMENTS])
 
     async def _load(self, stage: int, newest: list[Entry]) -> None:
+        """Load the newest usable checkpoint of a stage into memory."""
         snapshots, layout = self.snapshots[stage]
         try:
             for entry in newest:

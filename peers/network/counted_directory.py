@@ -76,6 +76,7 @@ class CountedDirectory:
         await self._inner.close()
 
     async def _count(self, operation: Operation, work: Awaitable[Result]) -> Result:
+        """Await an operation and record its outcome and duration."""
         clock = asyncio.get_running_loop()
         began = clock.time()
         try:

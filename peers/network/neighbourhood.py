@@ -188,6 +188,7 @@ class Neighbourhood:
             self._dial_due()  # Once: in a large group, choosing whom to dial takes long.
 
     def _learn(self, data: bytes, teller: PeerId | None) -> PeerId | None:
+        """Verify a record, and add its peer to the membership unless it is excluded. Returns the peer."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
@@ -202,6 +203,7 @@ class Neighbourhood:
         return signed.peer
 
     def _recorded(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
+        """Add a verified record to the membership, and relink if the peer has moved."""
         record, before = signed.record, self.membership.peers.get(signed.peer)
         stage = before.stage if before is not None else record.stage
         by_invite = self.admission.by_invite and record.stage >= 0
@@ -238,6 +240,7 @@ class Neighbourhood:
                 self.post(peer, "group", Known([known.record]))
 
     def _dial_due(self) -> None:
+        """Dial the peers that are due."""
         if self._closed or not self.record:
             return
         now = self._loop.time()
@@ -343,6 +346,7 @@ class Neighbourhood:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        """Handle a message; see `Receiver.received`. Messages of peers without `Hello` are refused."""
         self.traffic.received[message.kind] += wire_bytes
         if self._closed:
             return
@@ -384,6 +388,7 @@ class Neighbourhood:
         self.note(noted.Refused(peer=peer, code=code, reason=reason))
 
     def _hello(self, peer: PeerId, hello: Hello) -> None:
+        """Handle `Hello`: refuse the peer, or accept its messages and learn its record."""
         code = reason = ""
         if hello.wire_version != WIRE_VERSION:
             code, reason = "wire_version", f"I speak wire version {WIRE_VERSION}, you {hello.wire_version}"
@@ -442,6 +447,7 @@ class Neighbourhood:
         self._silence.arm(self.membership.next_silence(now))
 
     def _beat_to(self, peer: PeerId) -> None:
+        """Send a heartbeat to one neighbour."""
         load = self.listener.load()
         echo, echo_delay = self.echoes.of(peer, self._loop.time())
         self.post(
@@ -466,6 +472,7 @@ class Neighbourhood:
             self._beat_to(peer)
 
     def _handle_beat(self, peer: PeerId, beat: Beat) -> None:
+        """Handle a heartbeat. One of another stage than the peer's record is refused."""
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")

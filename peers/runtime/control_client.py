@@ -66,6 +66,7 @@ def _line(connection: socket.socket, until: float) -> bytes:
 
 
 def _decoded(line: bytes, state: Path) -> dict[str, Any]:
+    """Parse the answer. Raises UserError for an error or an invalid answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):

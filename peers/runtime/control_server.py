@@ -51,6 +51,7 @@ class Control:
         self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=LINE_BYTES)
 
     def _bind(self) -> socket.socket:
+        """Return a listening socket that only this user can open. Raises OSError."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with socket_path(self.state) as path:
@@ -80,6 +81,7 @@ class Control:
             Path(path).unlink(missing_ok=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, unless there are too many."""
         task = asyncio.current_task()
         if task is None or len(self._connections) >= MOST_CONNECTIONS:
             writer.transport.abort()

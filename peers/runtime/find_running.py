@@ -59,6 +59,7 @@ def states_here() -> list[Path]:
 
 
 def _only_one(command: str, at_rest: bool) -> Path:
+    """Return the only peer on this machine. Raises UserError if there is none, or more than one."""
     running = running_here()
     if len(running) == 1:
         return running[0]

@@ -5,8 +5,8 @@ turns. readyz: this peer takes part in rounds. Both return 200, or 503 with one 
 listens on 127.0.0.1 unless the peer file says otherwise.
 
 Untrusted clients may reach it. Therefore each request has a time limit, and no client can use up all
-connections. Requests with a foreign `Host` are refused (DNS rebinding): a website could point its name to
-this machine, and its visitors' browsers would read these pages for it.
+connections. Requests with a foreign `Host` are refused against DNS rebinding: otherwise a website could point
+its name to this machine. Its visitors' browsers would then read these pages for it.
 """
 
 from __future__ import annotations
@@ -246,6 +246,8 @@ _Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class _Server(ThreadingHTTPServer):
+    """A threading HTTP server that admits connections through `Places`."""
+
     daemon_threads = True
     request_queue_size = MOST_REQUESTS  # socketserver's 5 make a burst of visitors wait for whole seconds.
 
@@ -309,6 +311,7 @@ def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> boo
 def _handler(
     pages: Mapping[str, Page], names: Collection[str], refused: Answer
 ) -> type[BaseHTTPRequestHandler]:
+    """Return a handler class that serves these pages."""
     others = Answer(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
 
     class Handler(BaseHTTPRequestHandler):

@@ -125,6 +125,7 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self) -> None:
+        """End the process if the event loop or the compute thread hangs."""
         seen, still = -1, 0
         while not self._stopped.wait(self.look_seconds):
             turns = self.turns()

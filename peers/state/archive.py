@@ -172,6 +172,7 @@ class Archive:
         self.entries = entries
 
     def _read_index(self, run_id: RunId) -> tuple[Entry, ...]:
+        """Read the index. Raises ArchiveError if it is invalid."""
         data = self.store.read(INDEX, INDEX_LIMIT)
         if data is None:
             return ()
@@ -206,8 +207,8 @@ def _entry(content: dict[str, Any], tokens: object) -> Entry:
 
 def kept(rounds: Collection[int], interval_rounds: int, newest: int, every: int) -> set[int]:
     """Return those of one stage's archived `rounds` that the retention policy keeps. The `newest` rounds are
-    kept. Of the older ones, each `every`-th possible round is kept, counted from the run's start in steps of
-    `interval_rounds`, so that all archivists keep the same. `every` 0 keeps no older ones."""
+    kept. Of the older ones, each `every`-th possible round is kept; `every` 0 keeps none. They are counted
+    from the run's start in steps of `interval_rounds`, so that all archivists keep the same."""
     ordered = sorted(rounds, reverse=True)
     step = interval_rounds * every
     return set(ordered[:newest]) | {round for round in ordered if step and (round + 1) % step == 0}

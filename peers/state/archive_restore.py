@@ -69,6 +69,7 @@ class Restoring:
         await until_reached(attempt, self.say)
 
     def _bring(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
+        """Bring the newest usable checkpoint, and return a message for the user."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]

@@ -170,8 +170,8 @@ class FsspecStore:
 
         After a failure, the next use reconnects. fsspec caches a file system, and one whose connection broke
         (sftp) stays broken. Every exception of a backend becomes StoreUnreachable with the exception's class
-        in the message. botocore, gcsfs and paramiko have exception classes that cannot be named without
-        importing them. An unreachable store must not end the caller with a traceback."""
+        in the message. Some (botocore, gcsfs, paramiko) cannot be named without importing their packages. An
+        unreachable store must not end the caller with a traceback."""
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:

@@ -162,6 +162,7 @@ def _show_nested(value: dict[str, Any] | list[Any]) -> str:
 
 
 def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None:
+    """Return the architecture of a configuration, or None with a reason."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -177,6 +178,7 @@ def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None
 def _read_sizes(
     config: Mapping[str, Any], family: Family | None, reasons: list[str]
 ) -> dict[str, int | float]:
+    """Return the valid sizes of a configuration, and add a reason for each invalid one."""
     values: dict[str, int | float] = {}
 
     def read(key: str, is_valid: Callable[[object], bool], wanted: str, default: int | None = None) -> None:

@@ -34,8 +34,8 @@ class KeptChunks:
         self._reported = False
 
     async def worth_resuming(self, roots: Iterable[SnapshotRoot]) -> set[Root]:
-        """Return those roots of which so much is on disk that resuming them is better than fetching newer
-        ones. This is decided by file sizes. If files are damaged, more is fetched in the end."""
+        """Return those roots for which resuming is better than fetching newer ones, by what is on disk. This
+        is decided by file sizes. If files are damaged, more is fetched in the end."""
         if self.folder is None:
             return set()
         sizes = await asyncio.to_thread(_sizes, self.folder)
@@ -118,6 +118,7 @@ class Download:
     # -- in a thread ----------------------------------------------------------------------------------
 
     def _read(self, folder: Path) -> set[int]:
+        """Load the chunks of this state from disk, and delete damaged ones. Returns the loaded indices."""
         sizes, found = _sizes(folder), set()
         for index, hash in enumerate(self.hashes):
             if hash not in sizes:

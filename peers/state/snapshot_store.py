@@ -132,6 +132,7 @@ class Snapshots:
     def _made(
         self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
     ) -> Snapshot:
+        """Build and sign a snapshot of these weights."""
         view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]

@@ -45,8 +45,8 @@ LARGEST_NUMBER = 8
 BESIDE_BYTES = 256 << 20
 """Extra bytes for files other than weights.
 
-These are headers of safetensors files (at most 100 MB each by the format; about 100 bytes a tensor in
-practice), configuration, index, and tokenizer (17 MB for a vocabulary of 151,643)."""
+Headers of safetensors files have at most 100 MB each by the format, and about 100 bytes a tensor in practice.
+A tokenizer has 17 MB for a vocabulary of 151,643. Configuration and index are small."""
 SILENCE_SECONDS = 30.0
 BEGIN_SECONDS = 60.0
 SLOWEST = 100_000
@@ -130,6 +130,7 @@ def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
 def _fetch(
     url: str, folder: Path, manifest: Manifest, say: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
+    """Download all files into a temporary folder, check their hash, and rename the folder."""
     source = _Source(url)
     ends = f".{folder.name}.", ".part"
     for left in folder.parent.glob(f"{ends[0]}*{ends[1]}"):  # By a process that was killed.
@@ -238,6 +239,7 @@ class _Source:
             ) from None
 
     def _copy(self, name: str, part: Path, budget: _Budget, most: int | None) -> str:
+        """Copy a file and return its SHA-256. Raises FileNotFoundError if it does not exist."""
         digest, shown, count = hashlib.sha256(), f"{self.url}/{name}", 0
         with self._opened(name) as read, (part / name).open("wb") as file:
             while block := read():

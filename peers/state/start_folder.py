@@ -194,6 +194,7 @@ def _named(files: Sequence[str]) -> str:
 
 
 def _hash(file: Path) -> str:
+    """Return the SHA-256 of a file. Raises StartError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with file.open("rb") as opened:

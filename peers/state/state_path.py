@@ -179,6 +179,7 @@ class StatePath:
     # -- serving --------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Handle a message of the state path."""
         match message:
             case AskState():
                 self.neighbourhood.answer(peer, "group", self._state())
@@ -290,6 +291,7 @@ class StatePath:
         return choose_restart(disks, self.signed())
 
     def _offer(self, peer: PeerId, state: State) -> None:
+        """Keep a requested offer. A late one may add a holder to the running fetch."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
             return
         self._offers[peer] = state
@@ -408,6 +410,7 @@ class StatePath:
         return snapshot.chunk(index) if snapshot is not None and held else None
 
     def _arrived(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
+        """Check a received chunk, store it, and continue the fetch."""
         fetch, root, download = self._fetch, self._root, self._download
         if fetch is None or root is None or download is None or digest != root.digest:
             return

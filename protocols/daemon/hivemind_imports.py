@@ -1,6 +1,6 @@
 """Import only the parts of hivemind 1.1.12 that are used: its p2pd binding and its DHT.
 
-hivemind's own `__init__` imports its optimizers, its mixture-of-experts server and scipy. That costs 2.6 s
+The `__init__` of hivemind imports its optimizers, its mixture-of-experts server and scipy. That costs 2.6 s
 and 46 MiB in each peer process and prints a torch warning. The `__init__` files of its `dht` and `utils`
 import torch for a future shared between processes; a bootstrap and an observer need no torch otherwise. This
 module therefore registers these packages without running their `__init__` files. Submodules are found as

@@ -1,7 +1,7 @@
 """Resolve host names in multiaddrs from untrusted peers, and filter the results by the rules for addresses.
 
-p2pd would resolve the names itself and dial any address that the DNS returns. It therefore gets addresses
-only.
+The p2pd process would resolve names itself and dial any address that the DNS returns. It therefore gets
+addresses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run one p2pd process with our identity: start it, supervise it, control it over its socket, and stop it.
 
-p2pd is libp2p in Go and ships with hivemind 1.1.12. hivemind's `P2P` starts it and serves hivemind's DHT. Our
-own requests (connect, open a stream) use a separate control connection. hivemind's client would leave its
-socket open when a call fails, and it would wait forever for a dead p2pd.
+The program p2pd is libp2p in Go and ships with hivemind 1.1.12. The class `P2P` of hivemind starts it and
+serves hivemind's DHT. Our own requests (connect, open a stream) use a separate control connection. The client
+of hivemind would leave its socket open when a call fails, and it would wait forever for a dead p2pd.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ class Daemon:
             self.ending.set_result(f"p2pd (process {self.pid}) ended {how}")
 
     async def _check(self) -> None:
-        """Check p2pd periodically, and kill it if it hangs; then it is treated like one that died. libp2p
-        itself would notice after 39 s, and only on the links of other peers (measured)."""
+        """Check p2pd periodically, and kill it if it hangs; then it is treated like one that died. Without
+        this, libp2p would notice after 39 s, and only on the links of other peers (measured)."""
         missed = 0
         while missed < CHECKS_MISSED:
             await asyncio.sleep(CHECK_SECONDS)
@@ -286,8 +286,8 @@ class Daemon:
 
 def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
     """Return a subclass of P2P that puts p2pd's sockets into `folder` and records its instances in `made`.
-    There is no other way to keep the sockets out of the shared /tmp (trap 6) and to find what `P2P.create`
-    leaves behind when it fails."""
+    There is no other way to keep the sockets out of the shared /tmp (trap 6). The recorded instance is needed
+    to clean up after a failed `P2P.create`."""
 
     class PlacedP2P(P2P):  # type: ignore[misc]  # hivemind has no types
         _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
@@ -326,6 +326,7 @@ async def _stop(p2p: P2P) -> None:
 
 
 def _reason(error: BaseException, deadline_seconds: float) -> str:
+    """Return the reason of a failed call or start for people, from p2pd's text."""
     if isinstance(error, TimeoutError):
         return f"no answer within {deadline_seconds:g} s"
     text = " ".join(str(error).split())
@@ -339,9 +340,8 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
 
 
 def check_ports(listen: Sequence[str]) -> None:
-    """Raise CannotStart if a port is taken. go-libp2p sets SO_REUSEPORT: a second p2pd on the same port
-    starts without an error and takes half of the first one's connections. This function therefore checks
-    first."""
+    """Raise CannotStart if a port is taken. Without this check, a second p2pd on the same port starts without
+    an error, because go-libp2p sets SO_REUSEPORT. It then takes half of the first one's connections."""
     for address in listen:
         parts = address.split("/")
         if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
@@ -362,7 +362,7 @@ def check_ports(listen: Sequence[str]) -> None:
 
 
 def _explain(message: str, options: DaemonOptions) -> CannotStart:
-    """Turn p2pd's last line into an error that tells the user what to do."""
+    """Turn p2pd's last line into an error that says what the user can do."""
     where = ", ".join(options.listen)
     lower = message.lower()
     if "address already in use" in lower:

@@ -25,8 +25,8 @@ the caller hangs (trap 1)."""
 STRANGERS_ANSWER_LIMIT = 256 * 1024
 """Maximum size in bytes of a response to a requester that is neither in the routing table nor linked.
 
-A newcomer is in the table after its first call. 400 records of one stage are 185 kB in an open run and 278 kB
-in a run by invite (tests/protocols/dht/test_answers.py)."""
+A newcomer is in the table after its first call. A response with 400 records of one stage has 185 kB in an
+open run, and 278 kB in a run by invite (tests/protocols/dht/test_answers.py)."""
 NEAREST_BYTES = 20 * 64
 """Bytes that the nearest nodes add to one key's result. There are 20 (hivemind's bucket size) of 64 bytes
 each, with a peer id of 38 and a node id of 20."""
@@ -121,8 +121,8 @@ class Answers:
 
     async def hand_over(self, request: Request, asker: Asker) -> Request:
         """Return the part of a StoreRequest that this peer may be sent now, after waiting for the upload
-        turn. hivemind sends a new node all values that it should store. An attacker can trigger that again
-        with every new key."""
+        turn. When hivemind meets a new node, it sends all values that the node should store. An attacker can
+        trigger that again with every new key."""
         room = min(ANSWER_LIMIT, self._budget.left(asker.peer, asker.address_range, _now()))
         part = dht_pb2.StoreRequest(peer=request.peer)
         for index, value in enumerate(request.values):

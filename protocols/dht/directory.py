@@ -177,17 +177,16 @@ class DhtDirectory:
         return self._gate.now()
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
-        """Join the DHT through any of `multiaddrs`, and return how many answered.
-
-        Raises Unreachable with the first addresses if none answered. It is also raised if this machine's
-        clock differs so much from theirs that a person must check it. The caller tries again later. Raises
-        ValueError for an invalid multiaddr."""
+        """Join the DHT through any of `multiaddrs`, and return how many answered. Raises Unreachable with the
+        first addresses if none answered. It is also raised if this machine's clock is so wrong that a person
+        must check it. The caller tries again later. Raises ValueError for an invalid multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
         own = self._gate.peer_id.to_base58()
         reasons = {where: why for where, why in self._reasons.items() if where in targets}
         self._reasons = reasons
 
         async def join(peer: PeerId, address: str) -> bool:
+            """Dial and ping one bootstrap. Returns True if it answers, otherwise records the reason."""
             try:
                 await self._gate.connect(peer, [address], deadline_seconds)
                 if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
@@ -234,6 +233,7 @@ class DhtDirectory:
         before = set(self.met())
 
         async def ask(peer: PeerId, addresses: list[str]) -> bool:
+            """Dial and ping one peer. Returns True if it answers."""
             try:
                 async with asyncio.timeout(deadline_seconds):
                     if not await listens_at_any(addresses, CALL_SECONDS):
@@ -387,7 +387,7 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """See `Directory.ask`. The ping adds no entry to a routing table, so many of them are cheap."""
+        """See `Directory.ask`. The ping adds no entry to a routing table, so repeated calls stay cheap."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if peer not in self._named:
             addresses = await resolve_dialable(addresses, self._gate.addresses)

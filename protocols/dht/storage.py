@@ -187,6 +187,7 @@ class Storage:
         self._evict(name)
 
     def _forget(self, name: Name) -> None:
+        """Remove a value from the accounting."""
         kept = self._kept.pop(name)
         shares = self._per_key[name[0]]
         shares[kept.storer].discard(name[1])

@@ -2,8 +2,8 @@
 
 `DHTNode` gets this object instead of its `P2P`. The gate sees every request and response as protobuf before
 hivemind decodes the MessagePack inside. It removes everything that is not a signed record, a manifest
-(signed/records.py), an order (signed/orders.py) or a registry entry (signed/registry_entry.py). hivemind's
-own validators run too late: it decodes dictionaries first, and a deeply nested one kills the process
+(signed/records.py), an order (signed/orders.py) or a registry entry (signed/registry_entry.py). The
+validators of hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process
 (measured).
 
 The gate also enforces these rules:
@@ -61,8 +61,8 @@ from swarmnet.resources.allowances import Checks
 KEYS_PER_REQUEST = 1024
 """Maximum keys per request. On meeting a new node, a node sends all values that it should store at once."""
 NEAREST, PEER_ID_BYTES = 20, 64
-"""Maximum nodes per result (hivemind's bucket size) and bytes of a peer id; libp2p's ids have at most 42.
-hivemind's parsing of an id takes time quadratic in its length."""
+"""Maximum nodes per result (hivemind's bucket size) and bytes of a peer id; libp2p's ids have at most 42. The
+second is needed because hivemind parses an id in time quadratic in its length."""
 PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
 """hivemind's name of the ping call, and its timeout in seconds."""
 WAY_SECONDS = 1.5
@@ -119,8 +119,8 @@ class Gate:
         self.acknowledged: Counter[bytes] = Counter()
         """Number of other nodes that stored each key that this node is storing now."""
         self.orders: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
-        """Maps key to sequence and value of the newest order seen. hivemind keeps the value that expires
-        last, and peers without a newer order store the older one again."""
+        """Maps key to sequence and value of the newest order seen. The storage of hivemind keeps the value
+        that expires last, and peers without a newer order store the older one again."""
 
     # The part of P2P that hivemind's DHT uses.
 
@@ -135,6 +135,7 @@ class Gate:
     async def add_protobuf_handler(
         self, name: str, handler: Handler, input_type: type, **options: bool
     ) -> None:
+        """Serve requests of this type, with our checks before and after hivemind's handler."""
         serve = {
             dht_pb2.PingRequest: self._serve_ping,
             dht_pb2.StoreRequest: self._serve_store,
@@ -159,6 +160,7 @@ class Gate:
     async def call_protobuf_handler(
         self, peer: PeerID, name: str, request: Request, output_type: type
     ) -> Response:
+        """Send a request of hivemind's DHT, and check and filter the response."""
         if output_type is dht_pb2.StoreResponse:
             # Hivemind hands values over to a new node.
             if not all(key in self.acknowledged for key in request.keys):
@@ -258,6 +260,8 @@ class Gate:
     async def _serve_store(
         self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
+        """Check each value of a store request, pass the accepted ones to hivemind, and report which were
+        stored."""
         count = len(request.keys)
         sender = str(context.remote_id)
         stored = [True] * count
@@ -302,6 +306,7 @@ class Gate:
     async def _serve_find(
         self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
+        """Answer a find request within the requester's budget."""
         keys = request.keys
         # A repeated key would repeat its answer, which is built before it is cut.
         if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):

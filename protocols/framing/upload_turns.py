@@ -32,6 +32,7 @@ class Upload:
                 self._share.withdraw(ticket)
 
     def _grant(self) -> None:
+        """Wake the waiting links whose turn has come, and set the timer for the next."""
         for ticket in self._share.granted(self._loop.time()):
             turn = self._waiting.pop(ticket, None)
             if turn is not None and not turn.done():

@@ -126,6 +126,7 @@ class MemoryLink(QueuedLink):
         self._network.tell(self.target, self._arrivals.popleft(), self.way)
 
     def _receive(self, data: bytes) -> None:
+        """Deliver data to the target, or refuse the link for it."""
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
@@ -409,6 +410,7 @@ class MemoryNetwork:
         ]
 
     def _dead_path(self, source: PeerId, target: PeerId, blocked_count: int) -> None:
+        """End all links of a direction that is still blocked since this count, as libp2p does."""
         way = self.way(source, target)
         if not way.blocked or way.blocked_count != blocked_count:
             return

@@ -39,13 +39,12 @@ class OpenRound(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
     round: RoundNumber
     gathered: Level
-    """Level of agreement that contributions were gathered (docs/consistency.md). 1: the sender's own
-    contribution is made (or it makes none), and it fetches nothing. k + 1: all its neighbours are at level k
-    or more."""
+    """Agreement level on what was gathered (docs/consistency.md). 1: the sender's contribution exists (or it
+    makes none), and it fetches nothing. Level k + 1: all its neighbours are at level k or more."""
     sealed: Level
-    """Level of agreement on the set. 0: the sender may still contribute. 1: it contributes no more and only
-    accepts what other peers' sets contain. k + 1: all its neighbours are at level k or more with the same
-    set."""
+    """Agreement level on the set. 0: the sender may still contribute. Level 1: it contributes no more and
+    only accepts what other peers' sets contain. Level k + 1: all its neighbours are at level k or more with
+    the same set."""
     count: Count
     digest: SetDigest
     """First 12 bytes of the SHA-256 over the sorted ids."""

@@ -104,6 +104,7 @@ class Carriers:
         return daemons
 
     async def _start(self, path: Path) -> Daemon:
+        """Create an identity and start a p2pd with it. Raises CannotStart."""
         try:
             create(path)
             daemon = await Daemon.start(path, self._options)

@@ -1,11 +1,10 @@
-"""Choose the path of a link: direct if either side can dial, through a relay circuit
-(reachability/circuit_relay.py) if neither can.
+"""Choose the path of a link: direct if either side can dial, otherwise a relay circuit.
 
-libp2p keeps one connection between two peers, whichever it is. A peer first met through a relay would always
+Between two peers, libp2p keeps one connection, whichever it is. A peer first met through a relay would always
 be reached through the relay. Therefore a peer that opens a stream and gets a circuit probes the other's
 direct addresses. If one answers, the circuit is replaced by a direct connection. This also helps the streams
-of the other side, which perhaps could not have dialled. p2pd may also open a direct connection in addition to
-a circuit; links then leave the circuit.
+of the other side, which perhaps could not have dialled. If p2pd opens a direct connection in addition to a
+circuit, links leave the circuit (reachability/circuit_relay.py).
 """
 
 from __future__ import annotations
@@ -98,6 +97,7 @@ class Dialling:
         task.add_done_callback(self._leaving.discard)
 
     async def _leave(self, peer: PeerId, link: Ends) -> None:
+        """Check periodically for a direct connection, and fail the link once there is one."""
         while not link.closed:
             await asyncio.sleep(LOOK_SECONDS)
             try:

@@ -65,6 +65,7 @@ class SubflowDialer:
         await self._carriers.close()
 
     async def _open(self, link: P2pdLink) -> None:
+        """Open one subflow over a carrier that the link does not use yet, and add it to the link."""
         try:
             carrier = await self._unused(link)
             if carrier is None:

@@ -138,6 +138,7 @@ class Subflow:
         return list(self._posted)
 
     async def _send(self) -> None:
+        """Write pieces as they are queued. Reports a broken or blocked stream to the owner."""
         try:
             while True:
                 piece = self._take()
@@ -173,6 +174,7 @@ class Subflow:
         return self._take() or KEEPALIVE
 
     async def _watch(self) -> None:
+        """Read acknowledgements until the stream ends."""
         try:
             while data := await self._reader.read(_READ_BYTES):
                 if self._closing is not None:
@@ -214,8 +216,8 @@ class Subflow:
 
     def close(self, polite: bool) -> None:
         """End the stream. With `polite`, the other side learns that this is intended, unless a message is
-        cut. Then the other side ends the connection. If an acknowledgement reached a stream that we had
-        already closed, p2pd would reset it, and the last data written would be lost (12 of 400 closes)."""
+        cut. Then the other side ends the connection. An acknowledgement for a stream that is already closed
+        makes p2pd reset it, and the last data written would be lost (12 of 400 closes)."""
         polite = polite and self.writer.between_messages and not self._stream.is_closing()
         for task in self._tasks[:1] if polite else self._tasks:
             if task is not asyncio.current_task():
@@ -310,6 +312,7 @@ class P2pdLink(BoundedLink):
         self._wake_waiters()
 
     def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
+        """Time a long message; request another subflow after SLOW_EPOCHS slow averages in a row."""
         if outgoing.whole < LONG_BYTES:
             return
         self._messages += 1

@@ -49,7 +49,7 @@ WAITING_LIMIT = 8
 """Maximum number of askers that wait for their turn; further streams are closed. A stream takes three
 descriptors, and an attacker opens hundreds in a second."""
 REFUSED_LIMIT = 8
-"""Maximum number of askers that were told "busy" and have not closed; further streams are closed."""
+"""Maximum number of askers with the answer "busy" that have not closed; further streams are closed."""
 PER_MINUTE, PER_PEER = 4, 2
 UP, DOWN = 0, 1
 GO, BUSY = b"\0", b"\1"
@@ -120,6 +120,7 @@ class SpeedService:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one measurement."""
         self._free.clear()
         async with asyncio.timeout(SERVE_SECONDS):
             async with asyncio.timeout(REQUEST_SECONDS):
@@ -234,6 +235,7 @@ async def _down(reader: asyncio.StreamReader, count: int, samples: list[Sample])
 async def _up(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[Sample]
 ) -> None:
+    """Send the bytes, and sample the counts that the helper reports."""
     clock = asyncio.get_running_loop().time
 
     async def send() -> None:

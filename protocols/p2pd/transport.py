@@ -231,6 +231,7 @@ class P2pdTransport:
         return await resolve_dialable(addresses, self.daemon.addresses)
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
+        """Forget a link that has ended, and notify the receiver unless it was closed by us."""
         self._links.discard(link)
         self._dialer.forget(link)
         if not self._closed:

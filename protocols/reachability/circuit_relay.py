@@ -137,6 +137,7 @@ def _part(fields: Fields, key: int) -> Fields:
 
 
 def _body(fields: Fields) -> bytes:
+    """Return the protobuf encoding of fields, without the length."""
     data = b""
     for key, value in fields.items():
         if isinstance(value, int):

@@ -122,6 +122,7 @@ class DialBackService:
             writer.transport.abort()
 
     async def _answer(self, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the greeting, check the request, and send the answer."""
         asker = observed_ip(seen)
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
         writer.write(encode(Greeting(challenge, seen if asker is not None else "")))

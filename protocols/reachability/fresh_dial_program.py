@@ -73,6 +73,7 @@ async def meet(address: str, peer: str) -> tuple[str, str]:
 
 
 def _not_connected(error: BaseException) -> tuple[str, str]:
+    """Return outcome and details of a failed TCP connection."""
     codes = {code for cause in _causes(error) if (code := getattr(cause, "errno", None))}
     for code in codes:
         if code in REFUSED:

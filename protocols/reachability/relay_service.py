@@ -1,7 +1,7 @@
 """The relay's side of circuits (circuit_relay.py): a bootstrap relays traffic for peers that cannot be
 dialled.
 
-p2pd registers two relays of its own, and a race at its start decides which one counts. Their limits are 128
+By itself, p2pd registers two relays, and a race at its start decides which one counts. Their limits are 128
 KiB and two minutes a circuit, or 4 GiB and half an hour. This service replaces them. It does not limit
 circuits, shares its owner's upload limit, and counts the traffic.
 
@@ -173,6 +173,7 @@ class RelayService:
     async def _answer(
         self, peer: PeerId, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Handle RESERVE or CONNECT of a peer, and answer a refusal."""
         answer: Fields
         try:
             ask = await read_fields(reader)
@@ -199,6 +200,7 @@ class RelayService:
         return {1: HOP_STATUS, 5: _STATUS[code]}
 
     def _reserve(self, peer: PeerId, address_range: str) -> Fields:
+        """Reserve or renew a slot, and return the answer."""
         now = self._now()
         if peer not in self._slots:
             self._slots = {one: slot for one, slot in self._slots.items() if slot[0] > now}
@@ -268,6 +270,7 @@ class RelayService:
     async def _pump(
         self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Copy one direction of a circuit until its source ends."""
         while data := await reader.read(_READ_BYTES):
             self.table.carried(number, _loop_seconds())
             if self.upload is not None:

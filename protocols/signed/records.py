@@ -103,6 +103,7 @@ def open_record(data: bytes, run_id: RunId) -> SignedRecord:
 
 
 def _check_fields(record: PeerRecord, envelope: Envelope) -> None:
+    """Raise Malformed unless the fields agree with the envelope and are within their limits."""
     texts = (record.role, record.version, *record.addresses)
     problems = [
         (record.peer != envelope.sender, "it speaks for another peer"),

@@ -73,6 +73,7 @@ class Presence:
     async def _alive(
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
+        """Return the peers of one stage to count as alive."""
         if len(peers) > MOST_ASKED:
             peers = chance.sample(peers, len(peers))
         asked, others = peers[:MOST_ASKED], peers[MOST_ASKED:]

@@ -85,10 +85,9 @@ def met(membership: Membership) -> bool:
     """Return True if enough of the group is linked to learn its state.
 
     That is the case if all neighbours in the group are linked, or if enough active peers are. It also holds
-    if one active peer is linked and the others did not answer: a record outlives its peer by up to two
-    minutes, and the many records of a Sybil attack never answer.
-
-    If no peer is active, silent peers are waited for: all may be restarting and must agree."""
+    if one active peer is linked and the others did not answer. A record outlives its peer by up to two
+    minutes, and the many records of a Sybil attack never answer. If no peer is active, silent peers are
+    waited for: all may be restarting and must agree."""
     if sum(known.linked and known.ready for known in membership.peers.values()
            if known.stage == membership.stage) >= ENOUGH:  # fmt: skip
         return True

@@ -2,7 +2,7 @@
 
 Bootstraps that were given the run, and archivists, report it in their own signed records. Anyone can sign
 such a record. It therefore decides only whether a peer without weights starts from the seed automatically, or
-waits and tells the user what to do.
+waits and shows the user what to do.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class Elsewhere:
         return self._first if self._first >= 0 else self._height
 
     async def _update(self) -> None:
+        """Look up the reported rounds again, at most every ASK_SECONDS."""
         now = asyncio.get_running_loop().time()
         if now >= self._updated_at + ASK_SECONDS:
             self._updated_at = now

@@ -143,6 +143,7 @@ class Lan:
         return lan
 
     def _begin(self, addresses: Sequence[str]) -> None:
+        """Start zeroconf, browse for services and announce this peer. Raises NoLan."""
         from zeroconf import Error, InterfaceChoice, IPVersion
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
