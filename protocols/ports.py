@@ -139,7 +139,8 @@ class Directory(Protocol):
         """Return the swarm's time in seconds, which is used to sign records."""
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Publish this peer's signed PeerRecord for `RECORD_SECONDS`. Returns False if no node stored it."""
+        """Publish this peer's signed `PeerRecord` for `RECORD_SECONDS`. Returns False if no node stored
+        it."""
 
     def met(self) -> Collection[PeerId]:
         """Return the peers whose DHT nodes have answered this one. Dialling them contacts no new address."""

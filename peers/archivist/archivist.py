@@ -29,7 +29,7 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.model.state_layout import state_layout
 
 ENDING_SECONDS = 15.0
-"""Interval in seconds once the owner has ordered the run's end (peers/worker/run_end.py, SERVE_SECONDS)."""
+"""Interval in seconds once the owner has ordered the run's end (peers/worker/run_end.py, `SERVE_SECONDS`)."""
 FETCH_SECONDS = 900.0
 """Timeout for one stage's snapshot: 103 MB take 25 s from four holders on home links."""
 STAGE_DIGITS = 5

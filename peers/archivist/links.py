@@ -50,7 +50,7 @@ DIAL_SECONDS = 8.0
 
 
 class Surroundings:
-    """The peers of one stage, as its StatePath sees them."""
+    """The peers of one stage, as its `StatePath` sees them."""
 
     def __init__(self, circle: Circle, stage: int) -> None:
         self.circle = circle

@@ -52,7 +52,7 @@ from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
-"""Timeout for opening a link, as for any other (channels.DIAL_SECONDS)."""
+"""Timeout for opening a link, as for any other (`channels.DIAL_SECONDS`)."""
 IDLE_SECONDS = 10.0
 """A newcomer without requests for this many seconds is dropped. A waiting newcomer repeats its request every
 few seconds. While it is served, it is not asked for its own weights, which it may have by now."""

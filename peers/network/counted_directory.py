@@ -20,7 +20,7 @@ Outcome = Literal["ok", "empty", "failed"]
 
 
 class Joinable(Directory, Protocol):
-    """A directory that is joined through some of its nodes (DhtDirectory)."""
+    """A directory that is joined through some of its nodes (`DhtDirectory`)."""
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int: ...
 

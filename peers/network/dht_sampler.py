@@ -21,7 +21,7 @@ from swarmnet.identifiers import PeerId
 CONNECTIONS_EVERY = 10
 """Number of samples between two requests to p2pd, which lists every connected peer."""
 ANSWER_SECONDS = 2.5
-"""Timeout for p2pd in seconds, equal to that of its supervision (CHECK_DEADLINE_SECONDS in
+"""Timeout for p2pd in seconds, equal to that of its supervision (`CHECK_DEADLINE_SECONDS` in
 protocols/daemon/p2pd.py)."""
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
@@ -30,7 +30,7 @@ silent."""
 
 
 class DirectorySeen(Protocol):
-    """The properties of a directory that are sampled (DhtDirectory)."""
+    """The properties of a directory that are sampled (`DhtDirectory`)."""
 
     @property
     def measured_offset(self) -> float | None: ...

@@ -414,7 +414,7 @@ class Neighbourhood:
             self._dial_due()
 
     def _greet(self, peer: PeerId) -> None:
-        """Accept this peer's messages. Beyond MOST_GREETED, the oldest peer without a link must greet
+        """Accept this peer's messages. Beyond `MOST_GREETED`, the oldest peer without a link must greet
         again."""
         self._greeted[peer] = None
         if len(self._greeted) > MOST_GREETED:

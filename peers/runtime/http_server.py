@@ -130,7 +130,7 @@ class Exporter(PageServer):
         self, address: tuple[str, int], metrics: Callable[[], bytes], healthy: Probe, ready: Probe,
         hosts: Sequence[str] = (), others: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Start like PageServer. `others` are ports to try after its own."""
+        """Start like `PageServer`. `others` are ports to try after its own."""
         pages: dict[str, Page] = {
             "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics()),
             "/healthz": lambda _: probed(healthy),

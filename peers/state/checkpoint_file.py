@@ -65,7 +65,7 @@ class Checkpoint:
     stage: int
     round: int
     digest: bytes
-    """The value of Replica.digest() for the settled weights."""
+    """The value of `Replica.digest()` for the settled weights."""
     chain: bytes
     """The value of the chain of settled sets at that round (swarmnet/rounds/history.py)."""
     tensors: dict[str, Tensor]
@@ -90,7 +90,7 @@ class Checkpoint:
 
 
 def state_digest(round: int, units: Tensor) -> bytes:
-    """Return SHA-256 over the round and the little-endian int32 weights, like Replica.digest()."""
+    """Return SHA-256 over the round and the little-endian int32 weights, like `Replica.digest()`."""
     data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
     return hashlib.sha256(round.to_bytes(8, "little", signed=True) + data).digest()
 
@@ -195,7 +195,7 @@ def _written(sets: Sets) -> str:
 
 def _sets(text: str) -> Sets:
     """Decode settled sets. Raises msgspec.MsgspecError, or ValueError for more than a peer keeps
-    (Offers.known)."""
+    (`Offers.known`)."""
     if len(text) > REFERENCE_CHARACTERS * MOST_REFERENCES:
         raise ValueError(f"it has {len(text)} characters of sets")
     members = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
@@ -287,7 +287,7 @@ class Model:
 
     def path(self, without: Collection[int] = ()) -> tuple[dict[str, Tensor], ...]:
         """Return the stages of a path that leaves out the stages `without`. Each has the weights scaled for a
-        path of that length (Rules.branch_scale)."""
+        path of that length (`Rules.branch_scale`)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
         rules = self.manifest.path_rules()
         # Stages of routed experts are not part of a path.

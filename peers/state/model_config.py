@@ -107,7 +107,7 @@ class ModelConfig:
     qk_norm: bool | None
     """True if the model normalizes queries and keys; None if the architecture is not in FAMILIES."""
     values: Mapping[str, int | float]
-    """Maps key of SIZE_KEYS to value; missing or wrong keys are left out."""
+    """Maps key of `SIZE_KEYS` to value; missing or wrong keys are left out."""
     reasons: tuple[str, ...]
     """Reasons why the decoder cannot compute this model: key, value and remedy. Empty if it can."""
 
@@ -140,7 +140,7 @@ def join_reasons(reasons: tuple[str, ...]) -> str:
 
 
 def show(value: object) -> str:
-    """Return a key or a value in ASCII on one line, cut to MAX_SHOWN_CHARACTERS."""
+    """Return a key or a value in ASCII on one line, cut to `MAX_SHOWN_CHARACTERS`."""
     if isinstance(value, str):  # Cut first: escaping the rest would be wasted.
         quoted = json.dumps(value[: MAX_SHOWN_CHARACTERS + 1])
     elif isinstance(value, dict | list):

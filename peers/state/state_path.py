@@ -2,7 +2,7 @@
 
 Every `snapshot_rounds` settled rounds, all peers of a group keep the same snapshot: chunks named by hash
 under one signed root. A newcomer chooses the newest root that two thirds of its group name and fetches chunks
-from several peers at once. From there it continues with contributions (GroupRounds).
+from several peers at once. From there it continues with contributions (`GroupRounds`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CARRIERS = 6
 At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but unevenly. Six use 86 to 91 % of a
 holder's 10 Mbit/s (measured), four only 79 %."""
 NOTHING = -2
-"""Value of `have` in StatePath.fetch if this peer has no weights, not even the initial ones."""
+"""Value of `have` in `StatePath.fetch` if this peer has no weights, not even the initial ones."""
 SNAPSHOTS_ALONE = -3
 """The same, if neither contributions nor the initial weights would suffice."""
 CARRIED_BYTES = 8 << 20

@@ -24,7 +24,7 @@ LookUp = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def look_up(name: str) -> Sequence[str]:
-    """Return the IP addresses of a name; empty if there is no answer within LOOK_UP_SECONDS."""
+    """Return the IP addresses of a name; empty if there is no answer within `LOOK_UP_SECONDS`."""
     ip = host_ip(name)
     if ip is not None:
         return (str(ip),)

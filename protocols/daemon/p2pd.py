@@ -341,7 +341,7 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
 
 def check_ports(listen: Sequence[str]) -> None:
     """Raise CannotStart if a port is taken. Without this check, a second p2pd on the same port starts without
-    an error, because go-libp2p sets SO_REUSEPORT. It then takes half of the first one's connections."""
+    an error, because go-libp2p sets `SO_REUSEPORT`. It then takes half of the first one's connections."""
     for address in listen:
         parts = address.split("/")
         if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):

@@ -69,7 +69,8 @@ class Proof:
     sequence: int
     issued_seconds: float
     expires_seconds: float | None
-    """The expiry; None if any peer that has the value may store it again, for MANIFEST_SECONDS at a time."""
+    """The expiry; None if any peer that has the value may store it again, for `MANIFEST_SECONDS` at a
+    time."""
 
 
 @dataclass(frozen=True, slots=True)

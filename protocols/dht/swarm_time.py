@@ -2,7 +2,7 @@
 
 A peer that lies about the time could make invites expire and make valid records look outdated. Therefore only
 peers that the user named and linked peers are asked, and each address range has one vote. Offsets of more
-than MOST_OFFSET_SECONDS are ignored: either the peers lie, or this clock is wrong and a person must set it.
+than `MOST_OFFSET_SECONDS` are ignored: either the peers lie, or this clock is wrong and a person must set it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated conditions between two peers of a MemoryNetwork, and the data in transit in each direction.
+"""Simulated conditions between two peers of a `MemoryNetwork`, and the data in transit in each direction.
 
 Times are in seconds, sizes in bytes.
 """

@@ -39,7 +39,7 @@ class Network(Protocol):
 
 
 class MemoryDirectory:
-    """The `Directory` of one peer of a MemoryNetwork. Its time is the event loop's."""
+    """The `Directory` of one peer of a `MemoryNetwork`. Its time is the event loop's."""
 
     def __init__(self, network: Network, peer: PeerId) -> None:
         self._network, self._peer = network, peer

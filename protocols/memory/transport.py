@@ -33,7 +33,7 @@ DEAD_PATH_SECONDS = 39.0
 
 
 class MemoryLink(QueuedLink):
-    """A link inside a MemoryNetwork."""
+    """A link inside a `MemoryNetwork`."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class MemoryLink(QueuedLink):
 
 
 class MemoryTransport:
-    """A `Transport` inside a MemoryNetwork. Create it with `MemoryNetwork.transport`."""
+    """A `Transport` inside a `MemoryNetwork`. Create it with `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
         self.peer, self.backlog_bytes = peer, backlog_bytes
@@ -311,7 +311,7 @@ class MemoryNetwork:
         way.line.bytes_per_second = conditions.bytes_per_second
 
     def block(self, source: PeerId, target: PeerId) -> None:
-        """Block the direction from `source` to `target`. Peers notice after DEAD_PATH_SECONDS at the
+        """Block the direction from `source` to `target`. Peers notice after `DEAD_PATH_SECONDS` at the
         earliest."""
         way = self.way(source, target)
         if not way.blocked:

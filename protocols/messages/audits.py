@@ -8,8 +8,8 @@ from protocols.fields import Identifier, Message, Name, Number, RoundNumber
 
 
 class AskSlices(Message, frozen=True, tag=80):
-    """Request the slices of one shard that went into a result. The contributor that made the result, or a
-    peer that sent `Lied` about it, replies with one `Evidence` per slice."""
+    """Request the slices of one shard that went into a result. The reducer that made the result, or a peer
+    that sent `Lied` about it, replies with one `Evidence` per slice."""
 
     kind: ClassVar[str] = "audit"
     result: Identifier

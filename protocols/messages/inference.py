@@ -1,6 +1,6 @@
 """Messages of inference: a visitor, a peer without a stage, requests forward passes from each stage.
 
-table.py and docs/wire.md list the message numbers and the remaining properties.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AskForward(Message, frozen=True, tag=50):
     scores: bool
     """True if the visitor wants the loss of the labels instead of the logits."""
     deadline_seconds: Seconds
-    """How long the visitor waits for the answer, counted from arrival of this message."""
+    """How long the visitor waits for the answer, from the time of sending."""
 
 
 class Forwarded(Message, frozen=True, tag=51):

@@ -1,6 +1,6 @@
 """Messages of membership: joining, heartbeats, leaving, and the manifest of the run.
 
-table.py and docs/wire.md list the message numbers and the remaining properties.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Hello(Message, frozen=True, tag=1):
     wire_version: Number
     run_id: Digest
     record: bytes
-    """The sender's signed PeerRecord; empty for a peer without a stage (bootstrap, observer)."""
+    """The sender's signed `PeerRecord`; empty for a peer without a stage (bootstrap, observer)."""
     invite: Invite = b""
     """Proof that the owner admits the sender (protocols/signed/invites.py); needed if the run is by invite.
     It never contains the secret of an invite."""

@@ -1,6 +1,6 @@
 """Messages of the data path: microbatches to later stages, gradients back, and free capacity.
 
-table.py and docs/wire.md list the message numbers and the remaining properties.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Act(Message, frozen=True, tag=10):
     stage: StageNumber
     """The stage that is to process it."""
     deadline_seconds: Seconds
-    """How long the sender waits for `Grad`, counted from arrival; each hop passes on less."""
+    """How long the sender waits for `Grad`, from the time of sending; each hop passes on less."""
     shape: Shape
     path: Path = Path()
 
@@ -90,7 +90,7 @@ class Credit(Message, frozen=True, tag=15):
     slots: Number
     """Maximum number of microbatches in flight from the receiver."""
     service_seconds: Seconds
-    """Seconds that a microbatch occupies the compute (forward and backward) or the uplink, whichever is
-    longer. 0 if not measured yet."""
+    """Seconds that a microbatch occupies the compute (forward and backward) or the link, whichever is longer.
+    0 if not measured yet."""
     waiting: Number
     """Number of work items that wait for the sender's compute."""

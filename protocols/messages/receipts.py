@@ -1,6 +1,6 @@
 """Message that carries a receipt: a peer's signed statement that another peer's contributions were settled.
 
-table.py and docs/wire.md list the message numbers and the remaining properties.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ class ReceiptIs(Message, frozen=True, tag=70):
 
     kind: ClassVar[str] = "update"
     receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
-    """An envelope around a ReceiptBody (protocols/signed/receipts.py). The envelope's round is the last
+    """An envelope around a `ReceiptBody` (protocols/signed/receipts.py). The envelope's round is the last
     round."""

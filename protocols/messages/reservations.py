@@ -1,6 +1,6 @@
 """Messages of runs that skip stages: each peer's capacity, and reservations sent ahead of microbatch bodies.
 
-table.py and docs/wire.md list the message numbers and the remaining properties. Times are seconds relative to
+See table.py and docs/wire.md for the message numbers and other properties. Times are seconds relative to
 when the message was sent; the receiver subtracts the latency.
 """
 

@@ -1,6 +1,6 @@
 """Messages of a group's rounds: contributions, which of them are accepted, and what was settled.
 
-table.py and docs/wire.md list the message numbers and the remaining properties.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class OpenRound(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
     round: RoundNumber
     gathered: Level
-    """Agreement level on what was gathered (docs/consistency.md). 1: the sender's contribution exists (or it
-    makes none), and it fetches nothing. Level k + 1: all its neighbours are at level k or more."""
+    """Agreement level on what was gathered (docs/consistency.md). Level 1: the sender's contribution exists
+    (or it makes none), and it fetches nothing. Level k + 1: all its neighbours are at level k or more."""
     sealed: Level
     """Agreement level on the set. 0: the sender may still contribute. Level 1: it contributes no more and
     only accepts what other peers' sets contain. Level k + 1: all its neighbours are at level k or more with
@@ -97,8 +97,8 @@ class Contribution(Message, frozen=True, tag=23):
 
 class Slices(Message, frozen=True, tag=28):
     """Slices of the sender's contribution to a round, for the reducer of these shards. Body: see
-    protocols/signed/slices.py. Without shards and body, the sender contributes nothing to that round, or to
-    none of these shards."""
+    protocols/signed/slices.py. Without shards and body, the sender contributes nothing to that round, or
+    nothing in the receiver's shards."""
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1

@@ -1,6 +1,6 @@
 """Messages by which a newcomer downloads the state of a stage.
 
-table.py and docs/wire.md list the message numbers and the remaining properties.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations

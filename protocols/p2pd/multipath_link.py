@@ -130,7 +130,7 @@ class Subflow:
         return self.on_its_way if self._acknowledged else self.writer.queued_bytes
 
     def stalled(self) -> bool:
-        """Return True if messages are in flight and none was acknowledged for STALLED_SECONDS."""
+        """Return True if messages are in flight and none was acknowledged for `STALLED_SECONDS`."""
         return bool(self._posted) and self._clock() > self.last_sign + STALLED_SECONDS
 
     def undelivered(self) -> list[Outgoing]:
@@ -165,7 +165,7 @@ class Subflow:
         return piece
 
     async def _next(self) -> bytes:
-        """Return the next piece once there is one, or a keep-alive after KEEPALIVE_SECONDS."""
+        """Return the next piece once there is one, or a keep-alive after `KEEPALIVE_SECONDS`."""
         try:
             async with asyncio.timeout(KEEPALIVE_SECONDS):
                 await self._work.wait()
@@ -312,7 +312,7 @@ class P2pdLink(BoundedLink):
         self._wake_waiters()
 
     def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
-        """Time a long message; request another subflow after SLOW_EPOCHS slow averages in a row."""
+        """Time a long message; request another subflow after `SLOW_EPOCHS` slow averages in a row."""
         if outgoing.whole < LONG_BYTES:
             return
         self._messages += 1

@@ -2,12 +2,13 @@
 
     asker     direction u8 (0: up, to the helper; 1: down) | bytes u32
     helper    status u8 (0: go; 1: busy)
-    down: the helper sends the bytes. up: the asker does, and the helper answers each `PART_BYTES` with a u32,
-    the number of bytes received so far. (Bytes accepted by the asker's own buffers say nothing.)
+    then      down: the helper sends the bytes
+              up: the asker sends the bytes, and the helper answers each `PART_BYTES` with a u32 count
 
-A new stream begins slowly (a window of 256 KiB that doubles each round trip), so the rate is that of the
-second half. Measurements run one at a time, four a minute, two for one peer: at most 32 MiB a minute. Uploads
-of the helper stay within its upload limit, with a lower priority than training.
+The count is the number of bytes that the helper has received. Bytes that only the asker's own buffers
+accepted prove nothing. A new stream begins slowly (a window of 256 KiB that doubles each round trip), so the
+rate is that of the second half. Measurements run one at a time, four a minute, two for one peer: at most 32
+MiB a minute. Uploads of the helper stay within its upload limit, with a lower priority than training.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from protocols.fields import Name, Seconds
 from swarmnet.identifiers import PeerId
 
 Outcome = Literal["reached", "refused", "silent", "no_way", "other_peer", "not_libp2p", "not_tried", "failed"]
-"""Outcome of a dial. reached: the peer's key answered.
+"""Outcome of a dial.
 
-The others are: refused (the host answers, but nothing listens), silent (no answer), no_way (no route),
-other_peer (another key answered), not_libp2p (another program answered). not_tried: the rules forbid it.
-failed: the dial itself broke, which says nothing about the address."""
+- reached: the peer's key answered; other_peer: another key answered; not_libp2p: another program answered.
+- refused: the host answers, but nothing listens; silent: no answer at all; no_way: no route.
+- not_tried: the rules forbid it; failed: the dial itself broke, which says nothing about the address."""
 Address = Annotated[str, Meta(max_length=200, pattern=r"^/[!-~]+$")]
 ADDRESSES = 8
 """Maximum number of addresses dialled for one request, all at once."""

@@ -1,13 +1,13 @@
 """The relay's side of circuits (circuit_relay.py): a bootstrap relays traffic for peers that cannot be
 dialled.
 
-By itself, p2pd registers two relays, and a race at its start decides which one counts. Their limits are 128
+On its own, p2pd registers two relays, and a race at its start decides which one counts. Their limits are 128
 KiB and two minutes a circuit, or 4 GiB and half an hour. This service replaces them. It does not limit
 circuits, shares its owner's upload limit, and counts the traffic.
 
 Any peer may reserve a slot while some are free. An attacker can only open circuits to peers that reserved a
-slot: CIRCUITS_PER_PEER at a time, and CIRCUITS_PER_RANGE together with all others of its address range. If
-there are too many, swarmnet/resources/circuit_table.py decides which circuit is closed.
+slot: `CIRCUITS_PER_PEER` at a time, and `CIRCUITS_PER_RANGE` together with all others of its address range.
+If there are too many, swarmnet/resources/circuit_table.py decides which circuit is closed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SLOTS_PER_RANGE = 64
 SLOT_SECONDS = 3600.0
 """Life of a slot in seconds, as in go-libp2p."""
 CIRCUITS = 256
-"""Maximum number of circuits. Each takes two descriptors here and four in p2pd: a third of OPEN_FILES."""
+"""Maximum number of circuits. Each takes two descriptors here and four in p2pd: a third of `OPEN_FILES`."""
 CIRCUITS_PER_PEER = 32
 """Maximum circuits from or to one peer: ten neighbours in its group, and some of the adjacent stages."""
 CIRCUITS_PER_RANGE = CIRCUITS // 4

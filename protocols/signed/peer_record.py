@@ -48,7 +48,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     moving_to: StageNumber = -1
     """The stage that the peer wants to move to, as in `Beat`; -1 if it stays."""
     name: str = ""
-    """A name for people, chosen by the peer's owner: at most NAME_CHARACTERS, all printable."""
+    """A name for people, chosen by the peer's owner: at most `NAME_CHARACTERS`, all printable."""
     state: State = ""
     loss: Loss | None = None
     """Mean loss of the newest microbatches that passed this peer, in nats per token. An observer reports the

@@ -50,7 +50,7 @@ _decoder: msgspec.msgpack.Decoder[PeerRecord] = msgspec.msgpack.Decoder(PeerReco
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """A verified PeerRecord."""
+    """A verified `PeerRecord`."""
 
     record: PeerRecord
     peer: PeerId

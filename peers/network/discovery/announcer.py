@@ -61,8 +61,9 @@ class Presence:
         self._news = asyncio.Event()
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
-        """Return which of these peers to count as alive, because a record outlives its peer. Up to MOST_ASKED
-        peers of each stage are dialled. The same share of the remaining ones is counted as alive."""
+        """Return which of these peers to count as alive, because a record outlives its peer. Up to
+        `MOST_ASKED` peers of each stage are dialled. The same share of the remaining ones is counted as
+        alive."""
         stages: dict[int, list[PeerId]] = {}
         for peer, signed in records.items():
             if peer != self.transport.peer:

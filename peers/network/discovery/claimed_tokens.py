@@ -39,7 +39,7 @@ class Contributions:
         return grown
 
     def _set(self, record: PeerRecord, tokens: int, joules: int) -> None:
-        """Set a peer's counts, and forget the smaller half of all entries beyond MOST_KEPT."""
+        """Set a peer's counts, and forget the smaller half of all entries beyond `MOST_KEPT`."""
         if tokens <= 0:
             return
         self.names[record.peer] = record.name

@@ -12,7 +12,7 @@ from swarmnet.resources.lines import UNKNOWN, Line
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The fields of a PeerRecord that change while a peer lives."""
+    """The fields of a `PeerRecord` that change while a peer lives."""
 
     state: str
     name: str = ""

@@ -14,7 +14,7 @@ ENOUGH = RINGS
 """Number of active peers of the group that suffices to learn its state: a large group's neighbours on one
 side."""
 RECORD_LOOKS = 13
-"""Number of look-ups, 10 s apart, that last longer than a record (RECORD_SECONDS, 120 s)."""
+"""Number of look-ups, 10 s apart, that last longer than a record (`RECORD_SECONDS`, 120 s)."""
 
 
 class Looking:

@@ -97,14 +97,14 @@ class Elsewhere:
         return self._height
 
     async def first_stage(self) -> int:
-        """Return the round that most peers of the first stage report as settled. If none is in the directory,
-        the remembered round is returned. The end of a run depends on this, not on the highest round, which
-        one forged record could set."""
+        """Return the median settled round of the first stage's peers, or the remembered round if there are
+        none. The end of a run depends on this, not on the highest round, which one forged record could
+        set."""
         await self._update()
         return self._first if self._first >= 0 else self._height
 
     async def _update(self) -> None:
-        """Look up the reported rounds again, at most every ASK_SECONDS."""
+        """Look up the reported rounds again, at most every `ASK_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if now >= self._updated_at + ASK_SECONDS:
             self._updated_at = now

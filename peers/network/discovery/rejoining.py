@@ -18,7 +18,7 @@ LOOK_SECONDS = 1.0
 
 
 class Rejoinable(Protocol):
-    """The part of a directory that this module uses (DhtDirectory)."""
+    """The part of a directory that this module uses (`DhtDirectory`)."""
 
     def met(self) -> Collection[PeerId]: ...
 

@@ -36,7 +36,7 @@ class OrderBook:
 
     @property
     def order(self) -> Order:
-        """The newest order, or NO_ORDER."""
+        """The newest order, or `NO_ORDER`."""
         return self.held.order if self.held is not None else NO_ORDER
 
     def take(self, data: bytes) -> bool:
