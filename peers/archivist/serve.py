@@ -82,8 +82,8 @@ class Serving:
         note: noted.Note,
         model: Path | None = None,
     ) -> None:
-        """Create it. `record` returns the archivist's own signed record; `model` is the folder of the initial
-        model."""
+        """Create the service. `record` returns the archivist's own signed record; `model` is the folder of
+        the initial model."""
         self.model = model if signed.manifest.start.path else None
         self.archive = archive
         self.signed = signed

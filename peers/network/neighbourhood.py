@@ -87,7 +87,7 @@ class Neighbourhood:
         self.timings = Timings()
         self.clock = Clock(self._on_stall)
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
-        process stood still."""
+        process was stopped."""
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
         self.post = self._lanes.post
@@ -106,7 +106,7 @@ class Neighbourhood:
         """Maps neighbour to the newcomers whose records were sent to it."""
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
-        # On the plain clock: other peers do not know that this process stood still.
+        # On the plain clock: other peers do not know that this process was stopped.
         self._timer = Timer(self._beat)
         self._silence = Timer(self._drop_silent, self.clock)
         self._dials = Timer(self._dial_due)

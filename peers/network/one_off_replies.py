@@ -19,7 +19,7 @@ class Strangers:
     def __init__(
         self, transport: Transport, sent: Counter[str], note: noted.Note, deadline_seconds: float
     ) -> None:
-        """Create it. `sent` counts bytes on the wire by message kind."""
+        """Create the sender. `sent` counts bytes on the wire by message kind."""
         self.transport = transport
         self.sent = sent
         self.note = note

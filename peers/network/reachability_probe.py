@@ -87,7 +87,7 @@ class Reachable:
         tell: Callable[[Way], None],
         chance: Random,
     ) -> None:
-        """Create it. `tell` is called with the way when it has changed."""
+        """Create the probe. `tell` is called with the new `Way` whenever it has changed."""
         self._asks, self._connections, self._addresses = asks, connections, addresses
         self._tell, self._chance = tell, chance
         self.gets_in: bool | None = None

@@ -18,7 +18,7 @@ class Pulse:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, late: Callable[[float], None] = lambda _: None
     ) -> None:
-        """Create it. `late` is called once a second with the seconds by which the event loop was late."""
+        """Create the check. `late` is called once a second with the event loop's delay in seconds."""
         self._clock, self._late = clock, late
         self._turned_at = clock()
         self.turns = 0

@@ -111,8 +111,8 @@ class Watchdog:
         end: Callable[[int], None] = os._exit,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """Create it. `turns` grows while the event loop turns. `working_seconds` returns for how long the
-        compute thread has worked on one piece."""
+        """Create the watchdog. `turns` grows while the event loop turns. `working_seconds` returns for how
+        long the compute thread has worked on one piece."""
         self.turns, self.working_seconds, self.say, self.end = turns, working_seconds, say, end
         self.look_seconds = look_seconds
         self._stopped = threading.Event()

@@ -23,7 +23,7 @@ class Timer:
     """Calls a function at one moment, which can be changed."""
 
     def __init__(self, fire: Callable[[], None], clock: HasTime | None = None) -> None:
-        """Create it. It uses the event loop's time unless a `clock` is given."""
+        """Create the timer. It uses the event loop's time unless a `clock` is given."""
         self._clock: HasTime = clock or asyncio.get_running_loop()
         self._fire = fire
         self._when = float("inf")
@@ -44,7 +44,7 @@ class Timer:
     def _fired(self) -> None:
         self._handle = None
         if self._clock.time() < self._when:
-            self.arm(self._when)  # The process stood still meanwhile, or the loop was early.
+            self.arm(self._when)  # The process was stopped meanwhile, or the loop was early.
         else:
             self._fire()
 

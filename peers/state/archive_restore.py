@@ -59,7 +59,7 @@ class Restoring:
 
         Raises ArchiveError if the archive cannot be read. An archive without this stage is no error; the
         worker then uses the seed or the swarm. An archive that does not answer is waited for, because the
-        seed would start a second history. The wait ends when a peer trains this stage. Own checkpoints in
+        seed would start a second branch. The wait ends when a peer trains this stage. Own checkpoints in
         `damaged` do not count."""
 
         async def attempt() -> None:

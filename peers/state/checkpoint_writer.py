@@ -61,7 +61,7 @@ class Disk:
         digests: KeepsStatements,
         past: Callable[[int], Past],
     ) -> None:
-        """Create it. `past(round)` returns what is known of the rounds up to that one."""
+        """Create the writer. `past(round)` returns what is known of the rounds up to that one."""
         self.folder = folder
         self.signed = signed
         self.stage = stage
@@ -110,7 +110,7 @@ class Disk:
         return found
 
     def forget_after(self, round: int) -> None:
-        """Set aside checkpoints newer than `round`, from which the group continues: their history was
+        """Set aside checkpoints newer than `round`, from which the group continues: their branch was
         abandoned."""
         if self.folder is not None:
             for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):

@@ -64,7 +64,7 @@ class Download:
     written in threads. Everything else is called on the event loop."""
 
     def __init__(self, kept: KeptChunks, hashes: Sequence[bytes], size: int) -> None:
-        """Create it. `hashes` has the SHA-256 of every chunk; `size` is that of the state in bytes."""
+        """Create the download. `hashes` has the SHA-256 of every chunk; `size` is the state's in bytes."""
         self.hashes = hashes
         self.data = bytearray(size)
         self._kept = kept

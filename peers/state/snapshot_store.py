@@ -95,7 +95,7 @@ class Snapshots:
     def __init__(
         self, identity: Identity, run_id: RunId, stage: int, rules: Rounds, folder: Path | None = None
     ) -> None:
-        """Create it. Snapshots are stored in unnamed files in `folder`, or in memory if it is None."""
+        """Create the store. Snapshots are kept in unnamed files in `folder`, or in memory if it is None."""
         self._folder = folder
         self.identity = identity
         self.run_id = run_id
@@ -155,7 +155,7 @@ class Snapshots:
         return self.held[0].root.round if self.held else -1
 
     def forget_after(self, round: int) -> None:
-        """Drop snapshots newer than `round`, from which the group continues: they are of another history."""
+        """Drop snapshots newer than `round`, from which the group continues: they are of another branch."""
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:

@@ -115,7 +115,7 @@ class AskIds(Message, frozen=True, tag=24):
 
 
 class AskChain(Message, frozen=True, tag=25):
-    """Request the settled sets up to round `last`, because the histories differ. The answer is `ChainIs`."""
+    """Request the settled sets up to round `last`, because the branches differ. The answer is `ChainIs`."""
 
     kind: ClassVar[str] = "update"
     last: RoundNumber

@@ -21,7 +21,7 @@ class Looking:
     """Looks up other peers and this peer's own record in the directory."""
 
     def __init__(self, presence: Presence, neighbourhood: Neighbourhood, stages: int, say: Say) -> None:
-        """Create it. `stages` is the number of stages of the run."""
+        """Create the look-ups. `stages` is the number of stages of the run."""
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.stages = stages

@@ -33,7 +33,7 @@ class Rejoining:
         self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
         *, me: PeerId, say: Say, set_lost: Callable[[float], object], chance: Random,
     ) -> None:  # fmt: skip
-        """Create it. `bootstraps` and `remembered` are multiaddrs; `set_lost` sets the gauge."""
+        """Create the checks. `bootstraps` and `remembered` are multiaddrs; `set_lost` sets the gauge."""
         self.directory = directory
         self.bootstraps = [address for address in bootstraps if split_multiaddr(address)[0] != me]
         self.remembered = remembered

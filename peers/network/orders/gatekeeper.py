@@ -26,8 +26,8 @@ class Gatekeeper:
     """The `Admission` of a run whose owner gives orders."""
 
     def __init__(self, book: OrderBook, invite: bytes, now: Callable[[], float]) -> None:
-        """Create it. `invite` is the own one as shown to others (`prove_invite`), or empty; `now` is swarm
-        time."""
+        """Create the gatekeeper. `invite` is this peer's own as shown to others (`prove_invite`), or empty;
+        `now` returns the swarm's time in seconds."""
         self.book = book
         self.invite = invite
         self.now = now
