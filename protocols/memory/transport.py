@@ -376,7 +376,7 @@ class MemoryNetwork:
             if link.source is transport:
                 link._finish(reason)
                 link.way.links.pop(link, None)
-                link.arrive(now + link.way.conditions.latency_seconds, _ending(link, reason))
+                link.arrive(now + link.way.conditions.latency_seconds, _inbound_end(link, reason))
             else:
                 self.end_from_target(link, reason)
 
@@ -417,9 +417,9 @@ class MemoryNetwork:
         for direction in (way, self.way(target, source)):
             direction.held.clear()
             for link in list(direction.links):
-                link.target.hear(_ending(link, "the path is dead"))
+                link.target.hear(_inbound_end(link, "the path is dead"))
                 link.source.hear(lambda link=link: link.end_outbound("the path is dead"))  # type: ignore[misc]
 
 
-def _ending(link: MemoryLink, reason: str) -> Callable[[], None]:
+def _inbound_end(link: MemoryLink, reason: str) -> Callable[[], None]:
     return lambda: link.end_inbound(reason)
