@@ -1,1 +1,1 @@
-"""The wire: frames, messages, signed envelopes, directory records, and the ports they travel through."""
+"""The wire protocol: frames, messages, signed envelopes, DHT records, and the transport interfaces."""

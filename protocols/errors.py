@@ -1,10 +1,11 @@
-"""What can go wrong on the wire, one tree. A peer that causes any of these is refused and counted."""
+"""The exception tree of the wire protocol. A peer that causes a WireError is refused and counted."""
 
 from __future__ import annotations
 
 
 class WireError(Exception):
-    """Anything that came from, or failed on, the network. `code` is what metrics and REFUSE carry."""
+    """Base class of errors that come from network input or from a failed connection. `code` is the value that
+    metrics and `Refuse` messages carry."""
 
     code = "wire"
 
@@ -16,31 +17,31 @@ class Malformed(WireError):
 
 
 class TooLarge(Malformed):
-    """A length above what the message or the run allows; refused before anything is allocated."""
+    """A length exceeds what the message or the run allows. It is refused before anything is allocated."""
 
     code = "too_large"
 
 
 class BadSignature(WireError):
-    """The signature does not fit the peer id, the run or the bytes."""
+    """The signature does not match the peer id, the run or the bytes."""
 
     code = "bad_signature"
 
 
 class WrongRun(WireError):
-    """Honest, perhaps, but made for another run."""
+    """The data may be honest, but it was made for another run."""
 
     code = "wrong_run"
 
 
 class PeerGone(WireError):
-    """The other side ended, was lost, or did not answer within the deadline."""
+    """The other side closed the link, was lost, or did not answer within the deadline."""
 
     code = "gone"
 
 
 class Backlog(WireError):
-    """More is queued for this peer than it takes; the caller must wait or choose another peer."""
+    """The send queue for this peer is full. The caller must wait or choose another peer."""
 
     code = "backlog"
 
@@ -52,4 +53,4 @@ class Unreachable(WireError):
 
 
 class CannotStart(Exception):
-    """p2pd cannot run as configured; the message says why and what to do."""
+    """p2pd cannot run as configured. The message says why and what to do."""

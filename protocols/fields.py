@@ -1,4 +1,4 @@
-"""What messages are made of: their base, and the bounds of their fields."""
+"""The base class of messages and the bounded field types that they are built from."""
 
 from __future__ import annotations
 
@@ -9,55 +9,59 @@ from msgspec import Meta, Struct
 from swarmnet.run.path_rules import Header
 
 Body = bytes | bytearray | memoryview
-"""What comes behind a message, and what is signed."""
+"""Bytes that follow a message header, or the bytes that are signed."""
 
-# What no honest peer exceeds; the decoder refuses the rest, so handlers meet no surprise. NaN is refused by
-# every bound on a float.
+# No honest peer exceeds these bounds. The decoder refuses larger values, so handlers need not check them
+# again. Every bound on a float also refuses NaN.
 Name = Annotated[str, Meta(max_length=64)]
-"""A peer id, or a code."""
+"""A peer id or a code."""
 Reason = Annotated[str, Meta(max_length=1000)]
 Number = Annotated[int, Meta(ge=0, lt=2**62)]
 NumberOrNone = Annotated[int, Meta(ge=-1, lt=2**62)]
 RoundNumber = Annotated[int, Meta(ge=-1, lt=2**32)]
-"""-1: before the first. Envelopes have 32 bits for it."""
+"""A round; -1 means before the first round. Envelopes have 32 bits for it."""
 Count = Annotated[int, Meta(ge=0, lt=2**15)]
-"""Contributions of a round: a tally holds as many votes (votes.VoteTally)."""
+"""Number of contributions in a round. `VoteTally` sums votes in int16, so it stays below 2**15."""
 Level = Annotated[int, Meta(ge=0, lt=64)]
-"""Hops, plus one: swarmnet.membership.overlay.hops stays below 32 for any number of peers."""
+"""Distance in hops plus one. `swarmnet.membership.overlay.hops` stays below 32 for any number of peers."""
 StageNumber = Annotated[int, Meta(ge=-1, lt=2**15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
 Nats = Annotated[float, Meta(ge=0.0, le=1e15)]
 Shape = tuple[Number, Number, Number]
 Identifier = Annotated[bytes, Meta(max_length=16)]
-"""ContributionId."""
+"""The bytes of a ContributionId."""
 Invite = Annotated[bytes, Meta(max_length=256)]
 Digest = Annotated[bytes, Meta(max_length=32)]
 SetDigest = Annotated[bytes, Meta(max_length=12)]
 
 
 class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t"):
-    """`kind` groups bytes in the metrics; `priority`: smaller overtakes larger on one link."""
+    """Base class of all messages. `kind` groups the bytes in the metrics. On one link, a message with a
+    smaller `priority` is sent first."""
 
     kind: ClassVar[str] = "control"
     priority: ClassVar[int] = 0
     body: ClassVar[bool] = False
-    """Whether a body may follow. A body on any other message is malformed."""
+    """True if a body may follow. A body on any other message is malformed."""
 
 
 class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How far a microbatch has come (swarmnet/run/path_rules.py, Header); whoever receives it checks it."""
+    """The stages that a microbatch has passed (`Header` in swarmnet/run/path_rules.py). Each receiver checks
+    it."""
 
     visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
-    """Stages in the order of visit, the receiver's included."""
+    """Visited stages in order, including the receiver's."""
     frontier: StageNumber = 0
-    """The highest of them."""
+    """The highest visited stage."""
     swaps_left: StageNumber = 0
     hops_left: StageNumber = 0
-    """Stages still to visit."""
+    """Number of stages still to visit."""
 
     @classmethod
     def of(cls, header: Header) -> Self:
+        """Return the wire form of a path header."""
         return cls(header.visited, header.frontier, header.swaps_left, header.hops_left)
 
     def header(self) -> Header:
+        """Return the path header that this message describes."""
         return Header(self.visited, self.frontier, self.swaps_left, self.hops_left)

@@ -1,7 +1,8 @@
-"""The ports: how messages travel and how peers are found. Implementations: hivemind (p2pd) and memory.
+"""Interfaces for sending messages and for finding peers. They are implemented over hivemind's p2pd and in
+memory.
 
-A link is one-way: who opened it sends, the other side receives. A reply goes over the link that the other
-side opens back. So no link has two owners, and either side notices when the other ends.
+A link is one-way: the peer that opened it sends, the other receives. Replies travel over a link that the
+other side opens back. Thus each link has one owner, and each side notices when the other side closes.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from swarmnet.identifiers import PeerId, RunId
 
 
 class Receiver(Protocol):
-    """The peer's side of a transport. Called from the event loop; must not block."""
+    """The peer's side of a transport. Its methods are called from the event loop and must not block."""
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        """A whole message from an authenticated peer, its body's length and hash checked. Raising a
-        WireError refuses it: the link is closed and `refused` called with that error."""
+        """Handle a complete message from an authenticated peer. The length and hash of the body are already
+        checked. To refuse the message, raise a WireError: the transport then closes the link and calls
+        `refused` with that error."""
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        """A link from or to this peer ended and was not closed by us."""
+        """Called when a link from or to this peer ended without being closed by us."""
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        """Something malformed came from this peer; its link was closed (WireError codes)."""
+        """Called after this peer sent malformed data and its link was closed. `code` is a WireError code."""
 
 
 class Link(Protocol):
-    """Sends to one peer on one lane, smaller `Message.priority` first, pieces interleaved."""
+    """Sends to one peer on one lane. Smaller `Message.priority` goes first, and long messages are
+    interleaved."""
 
     @property
     def peer(self) -> PeerId: ...
@@ -46,112 +49,122 @@ class Link(Protocol):
     def queued_bytes(self) -> int: ...
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """Queue a message and return its bytes on the wire. Raises PeerGone if the link has ended, Backlog
-        if more than the transport's limit is queued. Arrival is not confirmed. On the data lane messages may
-        arrive in another order, and one twice."""
+        """Queue a message and return its size on the wire in bytes. Arrival is not confirmed. On the data
+        lane, messages may arrive out of order or twice. Raises PeerGone if the link has ended, and Backlog if
+        more bytes than the transport's limit are queued."""
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait until at most `below_bytes` are queued; PeerGone at the deadline or if the link ends."""
+        """Wait until at most `below_bytes` are queued. Raises PeerGone at the deadline or if the link
+        ends."""
 
     def close(self) -> None:
-        """End the link; what is queued is dropped."""
+        """End the link and drop what is queued."""
 
 
 FindChunk = Callable[[bytes, int], memoryview | None]
-"""(digest of settled weights, index) -> the chunk, or None if it is not held here."""
+"""Maps (digest of settled weights, chunk index) to the chunk, or to None if this peer does not have it."""
 Arrived = Callable[[PeerId, bytes, int, bytes | None], None]
-"""(holder, digest, index, chunk or None): the answer to `Carries.ask`; None when none came."""
+"""Receives (holder, digest, index, chunk) in answer to `Carries.ask`. The chunk is None if none came."""
 Progressed = Callable[[PeerId], None]
-"""A holder has sent another part of a chunk."""
+"""Called when a holder has sent another part of a chunk."""
 
 
 class Carries(Protocol):
-    """Connections of their own for chunks (protocols/p2pd/chunk_streams.py)."""
+    """Separate connections for downloading chunks (protocols/p2pd/chunk_streams.py)."""
 
     @property
     def lanes_per_holder(self) -> int:
-        """How many chunks are on their way at once from one holder."""
+        """Number of chunks that can be in flight from one holder at the same time."""
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
-        """`arrived` will be called once."""
+        """Request a chunk from a holder. `arrived` is called exactly once for it."""
 
     async def close(self) -> None: ...
 
 
 class Transport(Protocol):
+    """Sends and receives messages for one peer."""
+
     @property
     def peer(self) -> PeerId: ...
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Multiaddrs under which others reach this peer, without the /p2p/ part."""
+        """Multiaddrs at which others reach this peer, without the /p2p/ part."""
 
     def seen_range(self, peer: PeerId) -> str:
-        """The public /24 or /48 from which the peer's links come here, a relay's if they come through one;
-        empty: private, or there is none."""
+        """Return the public /24 or /48 from which the peer's links come. If the links come through a relay,
+        this is the relay's range. Returns an empty string for private addresses and for a peer without
+        links."""
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """`told` is called whenever `addresses` has changed; it replaces the one before."""
+        """Register a callback that is called whenever `addresses` has changed. It replaces the previous
+        callback."""
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
-        """Start to deliver; before this nothing is accepted. It takes the place of whoever listened before:
-        that one hears nothing more, and is not held on to. `terms`: what is taken, and of whom."""
+        """Start to deliver messages to `receiver`. Before this call, nothing is accepted. The receiver
+        replaces the previous one, which gets no more calls and is not kept alive. `terms` says which bodies
+        are accepted from which peers."""
 
     @property
     def subflows(self) -> Mapping[str, int]:
-        """More connections for slow links (protocols/p2pd/multipath_link.py): how many are `open`, were
-        `opened`, `failed`; and the messages `repeated` as one broke. Empty where one connection carries
-        all."""
+        """Statistics of the extra connections for slow links (protocols/p2pd/multipath_link.py). The keys are
+        the numbers of connections that are `open`, were `opened` or `failed`, and `repeated`: messages sent
+        again because a connection broke. Empty if one connection carries everything."""
 
     def serve_chunks(self, find: FindChunk) -> None:
-        """Answer the carriers of others: `find(digest, index)` is the chunk, or None. What they were being
-        sent of another one's is cut off."""
+        """Answer chunk requests of other peers with `find(digest, index)`. Uploads that are still running for
+        a previous `find` are cut off."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carries | None:
-        """More connections to fetch chunks on; None where one connection carries all that there is."""
+        """Open extra connections for fetching chunks. Returns None where one connection already carries
+        everything."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> Link:
-        """A new link. `addresses` are hints. Raises PeerGone when the peer is not reached in time."""
+        """Open and return a new link. `addresses` are hints. Raises PeerGone if the peer is not reached in
+        time."""
 
     async def close(self) -> None: ...
 
 
 class Directory(Protocol):
-    """Signed records under (run, stage). A record is a hint: a peer is alive when it answers."""
+    """Stores signed records under (run, stage). A record is only a hint: a peer is alive when it answers."""
 
     def now(self) -> float:
-        """The swarm's time in seconds, with which records are signed."""
+        """Return the swarm's time in seconds, which is used to sign records."""
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Publish the own signed PeerRecord for `RECORD_SECONDS`; False if nobody stored it."""
+        """Publish this peer's signed `PeerRecord` for `RECORD_SECONDS`. Returns False if no node stored
+        it."""
 
     def met(self) -> Collection[PeerId]:
-        """Peers whose nodes have answered this one: to dial them leads to no new address."""
+        """Return the peers whose DHT nodes have answered this one. Dialling them contacts no new address."""
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """Signed, verified, unexpired PeerRecords of a stage."""
+        """Return the signed, verified and unexpired PeerRecords of a stage."""
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool: ...
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """The canonical manifest with the owner's signature, checked against the run id; None: not found."""
+        """Return the canonical manifest with the owner's signature, checked against the run id; None if not
+        found."""
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Return when this peer's own process has answered. Raises Unreachable if no address of it does,
-        PeerGone if one does and the process says nothing."""
+        """Return once this peer's own process has answered. Raises Unreachable if no address of the peer
+        answers. Raises PeerGone if one does but the process does not reply."""
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store an owner's signed order; an older one than is kept there replaces nothing."""
+        """Store an owner's signed order. It never replaces a newer order that is already stored."""
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """The newest order of the run's owner that is found; None: none was given."""
+        """Return the newest order of the run's owner that is found, or None if there is none."""
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
-        """Store a run's entry in the registry (signed/registry_entry.py)."""
+        """Store a run's entry in the registry (protocols/signed/registry_entry.py)."""
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
-        """The runs in the registry; each is to be looked at by its manifest."""
+        """Return the runs in the registry. The caller must check each run's manifest."""
 
     async def close(self) -> None: ...

@@ -1,1 +1,1 @@
-"""The archivist: keeps a run for the day on which all its peers are gone."""
+"""The archivist: keeps a run available after all its peers are gone."""

@@ -1,4 +1,4 @@
-"""Archives a run while it is trained: manifest, orders, contributors, and each stage's settled weights."""
+"""Archive a run while it is trained: manifest, orders, contributors, and each stage's settled weights."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from swarmnet.model.flat_layout import Layout
 from swarmnet.model.state_layout import state_layout
 
 ENDING_SECONDS = 15.0
-"""Between two looks once the owner has ordered the run's end (peers/worker/run_end.py, SERVE_SECONDS)."""
+"""Interval in seconds once the owner has ordered the run's end (peers/worker/run_end.py, `SERVE_SECONDS`)."""
 FETCH_SECONDS = 900.0
-"""For one stage's snapshot: 103 MB take 25 s from four holders on home lines."""
+"""Timeout for one stage's snapshot: 103 MB take 25 s from four holders on home links."""
 STAGE_DIGITS = 5
-"""As in the names of an archive's checkpoints."""
+"""Maximum digits of a stage number, as in the names of an archive's checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often, and what stays."""
+    """How often the run is archived, and which checkpoints are kept."""
 
     seconds: float = 600.0
     newest: int = 4
     every: int = 0
-    """As in retention.kept."""
+    """See `kept` in peers/state/archive.py."""
 
 
 class NotArchived(Exception):
-    """Why a stage is not archived this time."""
+    """A stage could not be archived this time."""
 
     def __init__(self, code: str, reason: str) -> None:
-        """`code`: one of reasons.ARCHIVING."""
+        """Create the error. `code` is one of reasons.ARCHIVING."""
         super().__init__(reason)
         self.code = code
 
@@ -59,7 +59,7 @@ Failure = NotArchived | WireError | NoState | UserError | TimeoutError
 
 
 def code_of(error: Failure) -> str:
-    """Which of reasons.ARCHIVING it is: of what is raised elsewhere, by where it can be raised."""
+    """Return the code in reasons.ARCHIVING of a failure."""
     match error:
         case NotArchived():
             return error.code
@@ -76,6 +76,8 @@ def code_of(error: Failure) -> str:
 
 
 class Archivist:
+    """Archives one run."""
+
     def __init__(
         self,
         archive: Archive,
@@ -95,13 +97,13 @@ class Archivist:
         self.manifest = book.signed.manifest
         self.contributions = Contributions()
         self.signed: Counter[str] = Counter()
-        """How many archived checkpoints a peer has signed: that it held them is proven."""
+        """Number of archived checkpoints that each peer has signed, which proves that it held them."""
         self.failures: Counter[tuple[int, str]] = Counter()
-        """By stage and code, since the start."""
+        """Number of failures by stage and code since the start."""
         self.succeeded: dict[int, float] = {}
-        """Stage -> when it was last archived, or had nothing newer; swarm time, seconds since 1970."""
+        """Time at which each stage was last archived or had nothing newer; swarm time, seconds since 1970."""
         self.devices: dict[str, str] = {}
-        """What a peer said that it computes with."""
+        """The device that each peer claims to compute with."""
         self._records: dict[PeerId, PeerRecord] = {}
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
@@ -115,7 +117,7 @@ class Archivist:
             circle.serving.snapshots[stage] = (snapshots, self._layouts[stage])
 
     async def open(self) -> None:
-        """Read what is there. Raises ArchiveError."""
+        """Read the archive. Raises ArchiveError."""
         await asyncio.to_thread(self.archive.open, self.book.signed)
         held = await asyncio.to_thread(self.archive.order)
         if held is not None:
@@ -127,14 +129,16 @@ class Archivist:
             self._remember(one)
 
     async def run(self) -> None:
-        """Until it is cancelled. What the disk refuses is said, and tried again the next time."""
+        """Archive in regular intervals until cancelled. Errors of the store are reported and retried the next
+        time."""
         while True:
             await self.once()
-            soon = self.book.order.ends is not None  # Peers are there for a minute more when they end.
+            soon = self.book.order.ends is not None  # Peers stay a minute longer when the run ends.
             await asyncio.sleep(min(self.policy.seconds, ENDING_SECONDS) if soon else self.policy.seconds)
 
     async def once(self) -> None:
-        await self._prune()  # First too: a full archive has room again once less of it is to stay.
+        """Archive every stage once, and write the small files."""
+        await self._prune()  # Before archiving: a full archive has space again once the policy keeps less.
         for stage in self._layouts:
             try:
                 await self.fetch_stage(stage)
@@ -155,7 +159,7 @@ class Archivist:
         self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def fetch_stage(self, stage: int) -> None:
-        """Return when the archive has the newest that the stage's peers offer. Raises a `Failure`."""
+        """Archive the newest snapshot that the stage's peers offer. Raises a `Failure`."""
         around, path = self.circle.states[stage]
         records = await self.circle.gather(stage)
         self._count(records)
@@ -178,12 +182,13 @@ class Archivist:
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
         self.signed.update(entry.signers)
         self.note(noted.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed)))
-        told = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
-        self.say("archived", f"{told}, in {self.archive.store.url}")
+        text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
+        self.say("archived", f"{text}, in {self.archive.store.url}")
         await self._prune()
 
     async def _prune(self) -> None:
-        """What the store refuses is said; what was to be archived is there all the same."""
+        """Delete what the policy does not keep. Errors of the store are only reported: the new checkpoint is
+        stored."""
         interval = self.manifest.rounds.snapshot_rounds
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:
@@ -193,6 +198,7 @@ class Archivist:
             self.say("archive", str(error))
 
     def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
+        """Write a checkpoint to the archive and read it back. Raises NotArchived if that fails."""
         data = checkpoint_file.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
             list(signed.values()), tokens=weights.tokens,
@@ -202,13 +208,13 @@ class Archivist:
             tuple(sorted(signed)), now, weights.tokens,
         )  # fmt: skip
         self.archive.put(entry, data)
-        try:  # Read back: a store that keeps nothing is found here.
+        try:  # Read back, to detect a store that keeps nothing.
             self.archive.checkpoint(entry)
         except ArchiveError as error:
             raise NotArchived("not_given_back", str(error)) from None
         return entry
 
-    # -- who has contributed --------------------------------------------------------------------------
+    # -- contributors ---------------------------------------------------------------------------------
 
     def _count(self, records: dict[PeerId, SignedRecord]) -> None:
         for peer, signed in records.items():
@@ -220,7 +226,7 @@ class Archivist:
             self._records[peer], self.devices[peer] = new, new.device
 
     def _remember(self, one: dict[str, Any]) -> None:
-        """A contributor of an earlier life. What is not in order is left out."""
+        """Restore a contributor from the archive of an earlier process. Invalid values are left out."""
         peer, name, tokens = one.get("peer"), one.get("name"), one.get("tokens")
         if not isinstance(peer, str) or not isinstance(tokens, dict):
             return
@@ -236,7 +242,7 @@ class Archivist:
         self.signed[peer] = signed if isinstance(signed, int) and signed > 0 else 0
 
     async def write_facts(self) -> None:
-        """The small files."""
+        """Write the order and the contributors."""
         if self.book.held is not None:
             await asyncio.to_thread(self.archive.put_order, self.book.held.data)
         tokens: dict[str, dict[str, int]] = {peer: {} for peer in sorted(self.signed)}

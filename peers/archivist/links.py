@@ -1,8 +1,8 @@
-"""The archivist's links: to some peers of every stage, as a visitor that takes no part, and to newcomers of a
-stage of which nobody is left (serve.py).
+"""The archivist's links: to some peers of every stage, as a visitor, and to newcomers of stages without
+peers.
 
-`Surroundings` of one stage is what a `StatePath` needs of a neighbourhood, so that the archivist fetches
-snapshots by the code with which a newcomer does.
+The latter are served by serve.py. `Surroundings` gives a `StatePath` what it needs of a neighbourhood. Thus
+the archivist fetches snapshots with the same code as a newcomer.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
 from swarmnet.snapshots.fetch import chunk_bytes
 
 MOST_ASKED = 8
-"""Peers of a stage that are asked at a time: two thirds of these must agree on a snapshot."""
+"""Peers of a stage that are asked at a time; two thirds of them must agree on a snapshot."""
 DIAL_SECONDS = 8.0
 
 
 class Surroundings:
-    """One stage's peers, as its StatePath sees them."""
+    """The peers of one stage, as its `StatePath` sees them."""
 
     def __init__(self, circle: Circle, stage: int) -> None:
         self.circle = circle
         self.stage = stage
         self.clock = circle.clock
         self.peers: dict[PeerId, Known] = {}
-        """Linked now."""
+        """Peers that are linked now."""
         self.statements: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}
-        """Signer -> round -> (chain and digest, envelope)."""
+        """Maps signer to round to (chain + digest, envelope)."""
         self.told: set[PeerId] = set()
-        """Peers of this stage by the directory: whose statements count."""
+        """Peers of this stage by the directory. Only their statements count."""
 
     @property
     def transport(self) -> Transport:
@@ -71,7 +71,7 @@ class Surroundings:
         return self.peers
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
-        """To a newcomer that has asked."""
+        """Send a response to a newcomer."""
         self.circle.serving.post(peer, message, body)
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
@@ -81,14 +81,14 @@ class Surroundings:
         self.circle.note(noted.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
-        """What each peer has put its name to, as (round, digest)."""
+        """Return the (round, digest) pairs that each peer has signed."""
         return {
             peer: frozenset((round, payload[len(START) :]) for round, (payload, _) in held.items())
             for peer, held in self.statements.items()
         }
 
     def signed(self, round: int, payload: bytes) -> dict[PeerId, bytes]:
-        """The envelopes that say just this of a round, by who signed them."""
+        """Return the envelopes with this statement about a round, by signer."""
         return {
             peer: held[round][1]
             for peer, held in self.statements.items()
@@ -96,13 +96,13 @@ class Surroundings:
         }
 
     def told_of(self, peers: set[PeerId]) -> None:
-        """The peers of this stage now. What others have signed is forgotten."""
+        """Set the current peers of this stage, and forget statements of all others."""
         self.told = peers
         self.statements = {peer: held for peer, held in self.statements.items() if peer in peers}
 
     def hear(self, message: Statements) -> None:
-        """Of each signer the newest are kept: one that signs rounds far ahead pushes out only its own. Raises
-        WireError for what nobody has signed."""
+        """Keep the newest statements of each signer. A signer of rounds far ahead displaces only its own.
+        Raises WireError for an invalid statement."""
         for data in message.statements:
             envelope = open_envelope(data, self.circle.book.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
             if envelope.stage == self.stage and envelope.sender in self.told:
@@ -113,7 +113,7 @@ class Surroundings:
 
 
 class Circle:
-    """`Receiver` of the archivist's transport."""
+    """The `Receiver` of the archivist's transport."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Circle:
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
         self._met: set[PeerId] = set()
-        """Dialled from here, or spoken to."""
+        """Peers that the archivist dialled or responded to."""
 
     def listen(self) -> None:
         longest = max((chunk_bytes(path.state_bytes) for _, path in self.states.values()), default=0)
@@ -145,7 +145,7 @@ class Circle:
         self.transport.serve_chunks(self._chunk)
 
     def _chunk(self, digest: bytes, index: int) -> memoryview | None:
-        """Of any stage: a connection of a carrier asks all of them."""
+        """Return a chunk of any stage, because all carriers ask over the same kind of connection."""
         for stage, (_, path) in self.states.items():
             chunk = path.chunk(digest, index)
             if chunk is not None:
@@ -170,18 +170,19 @@ class Circle:
         records = {peer: open_record(data, run_id) for peer, data in sorted(found.items())}
         surroundings = self.states[stage][0]
         surroundings.told_of(set(records))
-        busy = {self.transport.peer, *self.serving.served()}  # Who has just come has nothing to give.
+        busy = {self.transport.peer, *self.serving.served()}  # A newcomer has nothing to give yet.
         chosen = [peer for peer in records if peer not in busy]
         self.chance.shuffle(chosen)
         await asyncio.gather(*(self._dial(surroundings, records[peer]) for peer in chosen[:MOST_ASKED]))
         return records
 
     def part(self, stage: int) -> None:
-        """What was to be fetched is here."""
+        """Close the links to a stage's peers. Called when its snapshot has been fetched."""
         for peer in [peer for peer, held in self._stages.items() if held == stage]:
             self._drop(peer)
 
     async def _dial(self, surroundings: Surroundings, signed: SignedRecord) -> None:
+        """Link to a peer as a visitor."""
         peer, record = signed.peer, signed.record
         if peer in self._links:
             return
@@ -198,6 +199,7 @@ class Circle:
         surroundings.peers[peer] = known
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> bool:
+        """Send a message. Returns False without a link, or if it fails."""
         link = self._links.get(peer)
         if link is None or link.closed:
             return False
@@ -213,7 +215,7 @@ class Circle:
             link.close()
 
     def _release(self, peer: PeerId) -> Link | None:
-        """It is asked for nothing any more; the link to it, if there is one."""
+        """Stop requests to a peer, and return its link if there is one."""
         link, stage = self._links.pop(peer, None), self._stages.pop(peer, None)
         if stage is not None:
             surroundings, path = self.states[stage]
@@ -224,17 +226,18 @@ class Circle:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        """Handle a message; see `Receiver.received`."""
         stage = self._stages.get(peer)
         if isinstance(message, OrderIs):
             self.book.take(message.order)
         elif isinstance(message, Hello):
-            # An answer to a visitor comes on another lane.
+            # Responses to a visitor come on another lane.
             if lane == "group" and self.serving.greeted(peer, message, self._release(peer)):
                 self._met.add(peer)
         elif isinstance(message, (AskState, AskChunk)):
-            self._asked(peer, message)
+            self._handle_request(peer, message)
         elif stage is None:
-            return  # It asks nothing of strangers.
+            return  # The archivist asks nothing of such a peer.
         elif isinstance(message, Statements):
             self.states[stage][0].hear(message)
         elif isinstance(message, STATE_MESSAGES):
@@ -244,7 +247,7 @@ class Circle:
             self.note(noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200]))
             self._drop(peer)
 
-    def _asked(self, peer: PeerId, message: AskState | AskChunk) -> None:
+    def _handle_request(self, peer: PeerId, message: AskState | AskChunk) -> None:
         stage = self.serving.stage_of(peer)
         if stage is None or not self.serving.asked(peer, message):
             return
@@ -255,7 +258,8 @@ class Circle:
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         self.serving.lost(peer)
         link = self._links.get(peer)
-        if link is not None and link.closed:  # Theirs to us may end: they open another with the next answer.
+        # Their link to us may end: they open another one for the next response.
+        if link is not None and link.closed:
             self._drop(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:

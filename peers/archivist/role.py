@@ -1,4 +1,4 @@
-"""The archivist: keeps a run for the day on which all its peers are gone."""
+"""The archivist role: joins a run, archives it, and serves newcomers of stages without peers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ LOOK_SECONDS = 1.0
 
 
 class ArchivistRole(Role):
-    """Role `archivist`."""
+    """The role `archivist`."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.archived = False
 
     async def run(self, network: Network) -> None:
-        """Until it is cancelled. UserError if the run's owner does not let it take part, now or later."""
+        """Run until cancelled. Raises UserError if the run's owner excludes this peer, now or later."""
         process, config, directory = self.process, self.process.config, network.directory
         assert config.run is not None, "checked by PeerFile"
         say = partial(process.say, "archive")
@@ -63,8 +63,8 @@ class ArchivistRole(Role):
         claims = Claims("serving", plain_name(config.name), "archivist")
 
         def record() -> bytes:
-            """With the first stage's newest archived round: how far the run has come
-            (peers/network/discovery/height.py)."""
+            """Return the signed record. It reports the first stage's newest archived round as progress of the
+            run (peers/network/discovery/height.py)."""
             newest = archive.newest(0) if archive.entries else []
             return presence.record(NO_STAGE, replace(claims, settled=newest[0].round if newest else -1))
 
@@ -94,6 +94,7 @@ class ArchivistRole(Role):
             circle.close()
 
     async def _show(self, archivist: Archivist) -> None:
+        """Update the metrics and the status line once a second."""
         observer, archive = ArchiveObserver(archivist, self.process.metrics), archivist.archive
         try:
             while True:

@@ -1,4 +1,4 @@
-"""What an archivist counts and keeps, as metrics."""
+"""Copy an archivist's counters into metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peers.telemetry.metrics import Metrics
 
 
 class ArchiveObserver:
-    """Of one archivist, whose archive is open: its series appear with this."""
+    """The metrics of one archivist with an open archive. Its series appear when this is created."""
 
     def __init__(self, archivist: Archivist, metrics: Metrics) -> None:
         self.archivist, self.metrics = archivist, metrics.archive
@@ -34,10 +34,10 @@ class ArchiveObserver:
             metrics.served(str(stage)).inc(growth.of("served", count, str(stage)))
 
     def _kept(self, entries: tuple[Entry, ...]) -> None:
-        """As the archive's index says."""
+        """Set the metrics of the archive's index."""
         of_stage: dict[int, list[Entry]] = {stage: [] for stage in range(self.stages)}
         for entry in entries:
-            of_stage.get(entry.stage, []).append(entry)  # Another one's index may name more stages.
+            of_stage.get(entry.stage, []).append(entry)  # The index of another archive may name more stages.
         for stage, kept in of_stage.items():
             newest = max(kept, key=lambda entry: entry.round, default=None)
             name, metrics = str(stage), self.metrics

@@ -1,8 +1,9 @@
-"""The archivist's answers to newcomers of a stage of which nobody is left: its newest checkpoint, as a peer
-of the stage would give it. It says of itself that it has begun nothing, so it takes no part in agreements.
+"""Serve newcomers of a stage that has no peers left: give them the archive's newest checkpoint.
 
-A newcomer greets with its record; whoever may take part in the run is greeted back, and told for as long as
-it asks. Of a stage nothing is in memory while nobody asks for it.
+The archivist acts like a peer of the stage but reports that it has not begun, so it does not take part in
+agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`, and
+serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is being
+served.
 """
 
 from __future__ import annotations
@@ -51,22 +52,26 @@ from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
-"""As for any link (channels.DIAL_SECONDS)."""
+"""Timeout for opening a link, as for any other (`channels.DIAL_SECONDS`)."""
 IDLE_SECONDS = 10.0
-"""Who has asked for nothing for so long is let go: a newcomer that waits asks again every few seconds, and
-while it is spoken to it is not asked for its own weights, which it may have by now."""
+"""A newcomer without requests for this many seconds is dropped. A waiting newcomer repeats its request every
+few seconds. While it is served, it is not asked for its own weights, which it may have by now."""
 MOST_NEWCOMERS = 16
-"""At once. Whoever is not answered starts as if there were no archivist, or asks again."""
+"""Maximum number of newcomers at once. Others start as if there were no archivist, or try again."""
 
 
 @dataclass(slots=True)
 class _Newcomer:
+    """A newcomer that is being served."""
+
     stage: int
     link: Link
     asked_at: float
 
 
 class Serving:
+    """Answers the requests of newcomers."""
+
     def __init__(
         self,
         archive: Archive,
@@ -77,7 +82,8 @@ class Serving:
         note: noted.Note,
         model: Path | None = None,
     ) -> None:
-        """`record`: the archivist's own, signed. `model`: the folder of what the run starts from."""
+        """Create the service. `record` returns the archivist's own signed record; `model` is the folder of
+        the initial model."""
         self.model = model if signed.manifest.start.path else None
         self.archive = archive
         self.signed = signed
@@ -86,13 +92,14 @@ class Serving:
         self.record = record
         self.note = note
         self.snapshots: dict[int, tuple[Snapshots, Layout]] = {}
-        """By stage."""
+        """Snapshots and layout by stage."""
         self.served_bytes: Counter[int] = Counter()
-        """Of chunks that were handed to connections, by stage."""
+        """Bytes of chunks that were handed to connections, by stage."""
         self._statements: dict[int, list[bytes]] = {}
-        """What peers have signed of the weights that are held of a stage."""
+        """Signed statements about the weights in memory, by stage."""
         self._newest: dict[int, int] = {}
-        """The archive's newest round of a stage when what is held was read: it may have been damaged."""
+        """The archive's newest round when the weights in memory were read. That checkpoint may have been
+        damaged."""
         self._newcomers: dict[PeerId, _Newcomer] = {}
         self._greeting: set[PeerId] = set()
         self._loading: set[int] = set()
@@ -109,43 +116,44 @@ class Serving:
         self._newcomers.clear()
 
     def stage_of(self, peer: PeerId) -> int | None:
-        """Of a newcomer that is spoken to; None: it is none."""
+        """Return the stage of a newcomer that is being served, or None if the peer is none."""
         newcomer = self._newcomers.get(peer)
         return newcomer.stage if newcomer is not None else None
 
     def served(self) -> set[PeerId]:
-        """Newcomers that are spoken to, or will be at once."""
+        """Return the newcomers that are being served or greeted."""
         return {*self._newcomers, *self._greeting}
 
-    # -- greetings ------------------------------------------------------------------------------------
+    # -- Hello -----------------------------------------------------------------------------------------
 
     def greeted(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Somebody opened a link; `link`: one to it that stands. Whether it is spoken to. Raises WireError
-        for a record that is not in order."""
-        spoken_to = self._greet_back(peer, hello, link)
-        if not spoken_to and link is not None:
+        """Handle `Hello` of a peer; `link` is an existing link to it. Returns True if it is served. Raises
+        WireError for an invalid record."""
+        is_served = self._greet_back(peer, hello, link)
+        if not is_served and link is not None:
             link.close()
-        return spoken_to
+        return is_served
 
     def _greet_back(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
-        """Whether it is spoken to."""
+        """Start to serve the peer if it is an admitted newcomer. Returns True if it is."""
         if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MOST_NEWCOMERS:
             return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
             return False
         refusal = self.admission.refusal(peer, hello.invite)
         if refusal is not None:
-            self._spawn(peer, self._tell(peer, (Refuse(*refusal), *self.admission.evidence())))
+            self._spawn(peer, self._send_once(peer, (Refuse(*refusal), *self.admission.evidence())))
             return False
         if not hello.record:
-            return False  # A visitor: it wants answers, not weights.
+            return False  # A visitor: it wants inference, not weights.
         found = open_record(hello.record, self.signed.run_id)
         if found.peer != peer or found.record.stage not in self.snapshots:
             return False
         self._spawn(peer, self._greet(peer, found.record.stage, found.record.addresses, link))
         return True
 
-    async def _tell(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
+    async def _send_once(self, peer: PeerId, messages: tuple[Message, ...]) -> None:
+        """Send messages to a peer over a new link and close it."""
         try:
             link = await self.transport.open(peer, "group", OPEN_SECONDS)
             for message in messages:
@@ -156,6 +164,7 @@ class Serving:
             self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
     async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
+        """Send `Hello` to a newcomer, and start to serve it."""
         try:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
@@ -169,7 +178,7 @@ class Serving:
         self._beat()
 
     def _beat(self) -> None:
-        """Once a second: it is here. Who asks for nothing any more is let go."""
+        """Send heartbeats once a second, and drop newcomers without recent requests."""
         now = self._loop.time()
         for peer, newcomer in list(self._newcomers.items()):
             if newcomer.link.closed:
@@ -183,11 +192,11 @@ class Serving:
             self._timer.arm(now + BEAT_SECONDS)
 
     def lost(self, peer: PeerId) -> None:
-        """Its link has broken."""
+        """Drop a newcomer whose link has broken."""
         self._forget(peer)
 
     async def _part(self, link: Link) -> None:
-        """Say that it is over, so that the other one does not take the link for broken."""
+        """Send `Bye`, so that the peer does not take the link for broken, and close it."""
         try:
             link.post(Bye("idle"))
             await link.drained(0, BEAT_SECONDS)
@@ -201,18 +210,18 @@ class Serving:
             return
         if close:
             newcomer.link.close()
-        self._let_go(newcomer.stage)
+        self._free_unused(newcomer.stage)
 
-    def _let_go(self, stage: int) -> None:
-        """Nothing of a stage stays in memory when nobody of it is spoken to."""
+    def _free_unused(self, stage: int) -> None:
+        """Free the weights of a stage when no newcomer of it is served."""
         if stage not in {newcomer.stage for newcomer in self._newcomers.values()}:
             self.snapshots[stage][0].held = ()
             self.snapshots[stage][0].start = None
 
-    # -- answers --------------------------------------------------------------------------------------
+    # -- responses ------------------------------------------------------------------------------------
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
-        """To a newcomer, as long as its link stands."""
+        """Send to a newcomer while its link is open."""
         newcomer = self._newcomers.get(peer)
         if newcomer is None or newcomer.link.closed:
             return
@@ -225,8 +234,8 @@ class Serving:
             self.served_bytes[newcomer.stage] += len(body)
 
     def asked(self, peer: PeerId, message: AskState | AskChunk) -> bool:
-        """A newcomer asks for something: whether there is an answer now. If not, or if the archive has newer
-        weights than what is held, they are fetched from the archive, and the newcomer asks again."""
+        """Handle a request of a newcomer. Returns True if it can be answered now. If not, or if the archive
+        has newer weights than those in memory, they are loaded, and the newcomer asks again."""
         newcomer = self._newcomers[peer]
         newcomer.asked_at = self._loop.time()
         newest = self.archive.newest(newcomer.stage)
@@ -241,22 +250,24 @@ class Serving:
         if newcomer.stage not in self._loading:
             self._loading.add(newcomer.stage)
             self._spawn(None, self._load(newcomer.stage, newest))
-        # Who is half through with older weights gets the rest of them: a chunk is not asked for again.
+        # A newcomer that is fetching older weights gets their remaining chunks, which are not requested
+        # again.
         return bool(snapshots.held) and isinstance(message, AskChunk)
 
     def gave(self, stage: int, size: int) -> None:
-        """A chunk of so many bytes went to whoever asked on a carrier's connection, which says no name:
-        whoever of that stage is here may be fetching."""
+        """Count a chunk that was sent on a carrier's connection, which does not name its peer. All newcomers
+        of the stage count as active, because each may be fetching."""
         self.served_bytes[stage] += size
         for newcomer in self._newcomers.values():
             if newcomer.stage == stage:
                 newcomer.asked_at = self._loop.time()
 
     def statements(self, peer: PeerId) -> Statements:
-        """What peers have signed of what it is offered."""
+        """Return the signed statements about the weights offered to a newcomer."""
         return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MOST_STATEMENTS])
 
     async def _load(self, stage: int, newest: list[Entry]) -> None:
+        """Load the newest usable checkpoint of a stage into memory."""
         snapshots, layout = self.snapshots[stage]
         try:
             for entry in newest:
@@ -271,10 +282,10 @@ class Serving:
         finally:
             self._newest[stage] = newest[0].round
             self._loading.discard(stage)
-            self._let_go(stage)  # Whoever asked may have gone meanwhile.
+            self._free_unused(stage)  # The newcomer may have gone meanwhile.
 
     async def _load_start(self, stage: int, model: Path) -> None:
-        """What the run starts from, as long as nothing later is archived."""
+        """Load the initial weights of a stage. They are used as long as nothing later is archived."""
         try:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
             await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
@@ -282,10 +293,10 @@ class Serving:
             self.note(noted.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:
             self._loading.discard(stage)
-            self._let_go(stage)
+            self._free_unused(stage)
 
     def _read(self, entry: Entry, layout: Layout) -> tuple[Weights, list[bytes]]:
-        """A checkpoint that is what the archive says. Raises ArchiveError or CheckpointError."""
+        """Read and verify an archived checkpoint. Raises ArchiveError or CheckpointError."""
         data = self.archive.checkpoint(entry)
         try:
             with tempfile.TemporaryDirectory(prefix=prefix("archive")) as folder:

@@ -1,1 +1,1 @@
-"""The network as a peer lives in it: neighbours, their addresses and channels."""
+"""A peer's view of the network: its neighbours, their addresses, and the links to them."""

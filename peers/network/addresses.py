@@ -1,4 +1,5 @@
-"""The addresses of a peer: which it tells others, which it listens on, and which stand in the open."""
+"""The addresses of a peer: those announced to others, those it listens on, and which are publicly reachable.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +16,35 @@ LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Of the peer that is looked at; multiaddrs without /p2p/."""
+    """Addresses of the peer that is examined, as multiaddrs without /p2p/."""
 
     announced: tuple[str, ...]
-    """What others are told."""
+    """Addresses announced to other peers."""
     chosen: bool
-    """Whether a person chose those (`announce`), rather than p2pd from what it knows."""
+    """True if the user chose them (`announce`), False if p2pd determined them."""
     ports: tuple[int, ...]
-    """TCP ports it listens on."""
+    """TCP ports that the peer listens on."""
 
     @classmethod
     def of(cls, announce: Sequence[str], listen: Sequence[str], told: Sequence[str]) -> Addresses:
-        """`announce` as in the peer file; `listen` with the ports that p2pd got; `told`: what p2pd and the
-        relays say."""
+        """Combine the address lists of a peer: its configured `announce`, `listen` with actual ports, and
+        `told`. The last are the addresses reported by p2pd and the relays."""
         listening = [port for each in listen if (port := tcp_port(each))]
         announced = [port for each in announce if (port := tcp_port(each))]
         ports = dict.fromkeys([*listening, *([] if listening else announced)])
         return cls(tuple(announce) or tuple(told), bool(announce), tuple(ports))
 
     def to_ask(self, observed: str) -> tuple[str, ...]:
-        """What a helper that saw this peer at `observed` is asked to dial."""
+        """Return the addresses that a helper which saw this peer at `observed` is asked to dial."""
         local = observed.startswith(LOOPBACK)
         announced = [each for each in self.announced if local or not each.startswith(LOOPBACK)]
         direct = [each for each in announced if not is_circuit(each)]
         doors = self.doors(observed)
-        # What a person chose goes first, and the own door must have a place.
+        # Addresses that the user chose come first, and the observed address must have a place.
         return tuple(dict.fromkeys([*direct[: ADDRESSES - len(doors)], *doors]))
 
     def doors(self, observed: str) -> tuple[str, ...]:
-        """The own door: where the helper saw this peer, at the ports it listens on."""
+        """Return the observed address of this peer, combined with the ports that it listens on."""
         parts = observed.split("/")
         if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
             return ()
@@ -51,13 +52,15 @@ class Addresses:
 
     @property
     def relayed(self) -> tuple[str, ...]:
+        """The announced addresses that lead through a relay."""
         return tuple(each for each in self.announced if is_circuit(each))
 
 
 
 def in_the_open(address: str) -> bool:
-    """Whether whoever is there stands in the open internet: what it reaches, anyone reaches. A name does;
-    what only claims to be an address (anybody may write anything into a record) does not."""
+    """Return True if the address is on the public internet, so that its peer reaches only what any peer can
+    reach. A name counts as public. Text that is neither a name nor an IP does not, because records may
+    contain anything."""
     kind, host = beginning(address)
     ip = host_ip(host) if kind in NAME_KINDS else ip_of(host)
     return kind in NAME_KINDS if ip is None else is_public(ip)
@@ -65,12 +68,12 @@ def in_the_open(address: str) -> bool:
 
 
 def has_untried(dialled: Sequence[Dialled]) -> bool:
-    """Whether a helper left out an address of the open internet, such as an IPv4 address of a peer that it
-    saw at an IPv6 one: then it cannot show that nothing gets in."""
+    """Return True if a helper did not try a public address. For example, it saw the peer at an IPv6 address
+    and skipped an IPv4 one. It then cannot prove that the peer is unreachable."""
     return any(each.outcome == "not_tried" and in_the_open(each.address) for each in dialled)
 
 
 def tcp_port(address: str) -> int:
-    """0: none."""
+    """Return the TCP port of a multiaddr, or 0 if it has none."""
     parts = address.split("/")
     return int(parts[4]) if len(parts) > 4 and parts[3] == "tcp" and parts[4].isdecimal() else 0

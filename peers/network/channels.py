@@ -1,4 +1,4 @@
-"""The links that this peer has opened to its neighbours, by lane: what is sent goes through here."""
+"""The links that this peer opened to its neighbours, by lane. All its messages are sent here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from protocols.ports import Link, Transport
 from swarmnet.identifiers import PeerId
 
 DIAL_SECONDS = 8.0
-"""p2pd answers within 2 ms when refused, in 5 s when an address is silent (measured)."""
+"""Timeout of a dial in seconds. p2pd answers within 2 ms if refused, in 5 s if an address is silent
+(measured)."""
 DRAIN_SECONDS = 0.5
-"""What was said last gets this long to leave before the links end."""
+"""Seconds that the last messages have to be sent before the links end."""
 MOST_WAITING = 64
-"""Long bodies that wait for their lane to open; who asks for more at once asks again."""
+"""Maximum number of long bodies that wait for their lane to open; further requests must be repeated."""
 LANES: tuple[Lane, ...] = ("group", "data", "bulk")
 
 
@@ -34,7 +35,7 @@ class Traffic:
 
 
 class Lanes:
-    """Each link begins with a Hello. The lane for long bodies is opened when first needed."""
+    """The links of this peer by (peer, lane). Each begins with `Hello`; the bulk lane is opened on demand."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class Lanes:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         note: noted.Note,
     ) -> None:
-        """`sent` counts bytes by message kind; `spawn` runs a task that ends with the neighbourhood."""
+        """Create without links. `sent` counts bytes by message kind; `spawn` runs a task until the
+        neighbourhood closes."""
         self.transport = transport
         self.sent = sent
         self.hello = hello
@@ -53,17 +55,18 @@ class Lanes:
         self.spawn = spawn
         self.note = note
         self.waiting: dict[PeerId, list[tuple[Message, Body]]] = {}
-        """Long bodies, until their lane stands."""
+        """Long bodies that wait for their lane to open."""
         self._links: dict[tuple[PeerId, Lane], Link] = {}
         self._opening: set[tuple[PeerId, Lane]] = set()
         self._closed = False
 
     def peers(self) -> list[PeerId]:
-        """To whom something can be said."""
+        """Return the peers to which messages can be sent."""
         return [peer for peer, lane in self._links if lane == "group"]
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool:
-        """Send if there is a link on that lane; False if not (the caller's deadline will tell it)."""
+        """Send a message if there is a link on that lane. Returns False if not. The caller notices a lost
+        message by its own deadline."""
         link = self._links.get((peer, lane))
         if link is None or link.closed:
             if lane != "bulk" or (peer, "group") not in self._links:
@@ -78,13 +81,13 @@ class Lanes:
         return self._post(link, message, body)
 
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
-        """What waits to be sent there; 0 without a link."""
+        """Return the bytes queued for this peer on that lane; 0 without a link."""
         link = self._links.get((peer, lane))
         return link.queued_bytes if link is not None else 0
 
     async def open(self, peer: PeerId, lane: Lane) -> bool:
-        """A link on one lane, greeted. False if the peer was not reached."""
-        if self._stands(peer, lane):
+        """Open a link on one lane and send `Hello`. Returns False if the peer was not reached."""
+        if self._is_open(peer, lane):
             return True
         self._opening.add((peer, lane))
         try:
@@ -94,14 +97,14 @@ class Lanes:
             return False
         finally:
             self._opening.discard((peer, lane))
-        if self._closed or self._stands(peer, lane):
+        if self._closed or self._is_open(peer, lane):
             link.close()
             return not self._closed
         self._links[(peer, lane)] = link
         return self._post(link, self.hello())
 
     def ended(self, peer: PeerId, lane: Lane) -> bool:
-        """A link on that lane has ended, in one direction or the other: whether the peer is lost with it."""
+        """Handle the end of a link in either direction. Returns True if the peer is lost with it."""
         if (peer, lane) in self._opening:
             return False
         if lane == "bulk":  # Opened for one snapshot, and again for the next.
@@ -119,7 +122,7 @@ class Lanes:
                 link.close()
 
     async def close(self, last: Sequence[Message]) -> None:
-        """Say `last` to everybody and end all links."""
+        """Send `last` to all peers and end all links."""
         self._closed = True
         for peer in self.peers():
             for message in last:
@@ -127,7 +130,7 @@ class Lanes:
         drains = [link.drained(0, DRAIN_SECONDS) for link in self._links.values()]
         try:
             await asyncio.gather(*drains, return_exceptions=True)  # PeerGone: it left first.
-        finally:  # Also when a pause cuts this short.
+        finally:  # Also if a pause interrupts this.
             for link in self._links.values():
                 link.close()
             self._links.clear()
@@ -141,12 +144,12 @@ class Lanes:
         return True
 
     async def _open_bulk(self, peer: PeerId) -> None:
-        """What was posted meanwhile has waited."""
+        """Open the bulk lane and send the messages that waited for it."""
         opened = await self.open(peer, "bulk")
         for message, body in self.waiting.pop(peer, []):
             if opened:
                 self.post(peer, "bulk", message, body)
 
-    def _stands(self, peer: PeerId, lane: Lane) -> bool:
+    def _is_open(self, peer: PeerId, lane: Lane) -> bool:
         link = self._links.get((peer, lane))
         return link is not None and not link.closed

@@ -1,4 +1,4 @@
-"""A `Directory` that counts how its operations ended, for the metrics."""
+"""A `Directory` that counts the outcomes of its operations for the metrics."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Outcome = Literal["ok", "empty", "failed"]
 
 
 class Joinable(Directory, Protocol):
-    """A directory that is entered through some of its nodes (DhtDirectory)."""
+    """A directory that is joined through some of its nodes (`DhtDirectory`)."""
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int: ...
 
 
 class CountedDirectory:
-    """Passes everything on to `inner`. `ok`: found or stored; `empty`: an answer, but nothing found or
-    nobody stored it; `failed`: no answer, or one that was refused."""
+    """Passes all calls on to `inner` and counts how they ended. `ok`: found or stored. `empty`: answered, but
+    nothing was found or no node stored it. `failed`: no answer, or a refused one."""
 
     def __init__(self, inner: Joinable) -> None:
         self._inner = inner
         self.ended: Counter[tuple[Operation, Outcome]] = Counter()
         self.timings = Timings()
-        """By operation, however it ended."""
+        """Durations by operation, whatever the outcome."""
 
     def now(self) -> float:
         return self._inner.now()
@@ -69,13 +69,14 @@ class CountedDirectory:
         return await self._count("get", self._inner.listings(deadline_seconds))
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Not counted: the directory itself is not asked."""
+        """Pass the call on without counting it: it pings a peer and does not use the directory."""
         await self._inner.ask(peer, addresses, deadline_seconds)
 
     async def close(self) -> None:
         await self._inner.close()
 
     async def _count(self, operation: Operation, work: Awaitable[Result]) -> Result:
+        """Await an operation and record its outcome and duration."""
         clock = asyncio.get_running_loop()
         began = clock.time()
         try:

@@ -1,5 +1,5 @@
-"""For every role: once a second a directory's and a relay's counters become metrics; now and then p2pd's
-connections do.
+"""Copy the counters of a DHT node and a relay into metrics once a second, and p2pd's connections every tenth
+time. All roles use it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from protocols.reachability.relay_service import RelayService
 from swarmnet.identifiers import PeerId
 
 CONNECTIONS_EVERY = 10
-"""Looks: p2pd is asked, and names every peer that is connected."""
+"""Number of samples between two requests to p2pd, which lists every connected peer."""
 ANSWER_SECONDS = 2.5
-"""For p2pd; it watches itself by as much (CHECK_DEADLINE_SECONDS in protocols/daemon/p2pd.py)."""
+"""Timeout for p2pd in seconds, equal to that of its supervision (`CHECK_DEADLINE_SECONDS` in
+protocols/daemon/p2pd.py)."""
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
-"""The peer and the other end of each, within so many seconds; PeerGone if p2pd does not say."""
+"""Returns the peer and remote address of each connection within the given seconds. Raises PeerGone if p2pd is
+silent."""
 
 
 class DirectorySeen(Protocol):
-    """What is read of a directory (DhtDirectory)."""
+    """The properties of a directory that are sampled (`DhtDirectory`)."""
 
     @property
     def measured_offset(self) -> float | None: ...
@@ -47,7 +49,7 @@ class DirectorySeen(Protocol):
 
 
 class DirectoryObserver:
-    """A directory's counters as metrics."""
+    """Copies a directory's counters into metrics."""
 
     def __init__(
         self,
@@ -70,8 +72,10 @@ class DirectoryObserver:
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def look(self) -> None:
+        """Update the metrics."""
         network, growth = self.network, self.growth
-        # As measured, not what is gone by: that is 0 as long as records of a wrong clock are still taken.
+        # The measured offset, not the applied one, which is 0 while a wrong clock's records are still
+        # accepted.
         offset = self.directory.measured_offset
         if offset is not None:
             network.clock_offset.set(offset)
@@ -86,7 +90,8 @@ class DirectoryObserver:
             network.refused(code).inc(growth.of("refused", count, code))
 
     async def look_at_connections(self) -> None:
-        """Left as it was while p2pd does not answer: it is about to be started again."""
+        """Update the connection metrics. They stay unchanged if p2pd does not answer: it is about to be
+        restarted."""
         if self.connections is not None:
             with suppress(PeerGone):
                 found = await self.connections(ANSWER_SECONDS)
@@ -96,7 +101,8 @@ class DirectoryObserver:
 
 
 class RelayObserver:
-    """Of one relay, which lives as long as its p2pd; the next one counts from 0."""
+    """Copies the counters of one relay into metrics. A relay lives as long as its p2pd; the next counts from
+    0."""
 
     def __init__(self, relay: RelayService, metrics: Metrics) -> None:
         self.relay, self.metrics = relay, metrics.relay
@@ -111,6 +117,6 @@ class RelayObserver:
             metrics.refused(reason).inc(growth.of("refused", count, reason))
 
     def end(self) -> None:
-        """p2pd ends, and all circuits with it."""
+        """Update the metrics a last time. Called when p2pd ends, and all circuits with it."""
         self.look()
         self.metrics.circuits.set(0)

@@ -1,6 +1,6 @@
-"""Peers that must say a word before they count as linked: those dropped for their silence, and strangers.
+"""Track peers that must send a message before they count as linked: those dropped for silence, and new ones.
 
-On a connection that stands libp2p opens streams to a process that is stopped, or beyond a partition, at once.
+On an existing connection, libp2p opens streams at once even if the process is stopped or beyond a partition.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from swarmnet.identifiers import PeerId
 
 
 class Unheard(dict[PeerId, asyncio.Event]):
-    """Each with what is set when its word comes; whoever has spoken is taken out."""
+    """Maps each such peer to an event that is set when its message arrives. The peer is then removed."""
 
     def keep(self, peers: Container[PeerId]) -> None:
-        """Forget all others."""
+        """Forget all peers except these."""
         for peer in [peer for peer in self if peer not in peers]:
             del self[peer]
 
     async def speaks(self, peer: PeerId, seconds: float) -> bool:
-        """Whether it says something within so long, if it must."""
+        """Wait for the peer's message if one is required. Returns False if none comes in `seconds`."""
         word = self.get(peer)
         if word is None:
             return True

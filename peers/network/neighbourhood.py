@@ -1,8 +1,9 @@
-"""The peers around this one: found, dialled, greeted, listened to, and noticed when they go.
+"""Manage the links to other peers: find, dial and greet them, exchange heartbeats, and detect when they go.
 
-Finds records in the directory and from neighbours, keeps a link to every peer of the own group and of the
-stages next to it, sends beats, and hands everything else to `Listener`. Links are one-way (protocols/
-protocols/ports.py): this side sends on links it opened, and receives on links that others opened.
+The neighbourhood learns records from the directory and from neighbours. It keeps a link to its neighbours in
+the own group and in the adjacent stages. It sends heartbeats and passes all other messages to `Listener`.
+Links are one-way (protocols/ports.py): this side sends on links that it opened, and receives on links that
+others opened.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ from swarmnet.run.manifest import WIRE_VERSION
 
 RECORDS_TOLD = 32
 MOST_GREETED = MOST_PEERS
-"""Whose messages are heard, visitors among them: as many as are known. A name is 52 bytes, its entry 150."""
+"""Maximum number of peers whose messages are accepted, visitors included. An entry takes about 200 bytes."""
 CROWDED_SECONDS = 0.25
-"""Among MANY known peers it is looked this often whom to dial."""
+"""With more than MANY known peers, choosing whom to dial runs at most once in this many seconds."""
 INTRODUCED_SECONDS = 2 * ANNOUNCE_SECONDS
-"""So long a peer is a newcomer: later the directory has told everybody of it."""
+"""Seconds for which a peer counts as a newcomer; later the directory has its record."""
 GOODBYES = {"moving": "moved", "pausing": "paused"}
-"""What a Bye says, and the code of the departure; `left` for any other."""
+"""Maps the reason in a `Bye` to the code of the departure; others have `left`."""
 
 
 class Neighbourhood:
-    """`Receiver` of the transport."""
+    """The `Receiver` of the transport."""
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class Neighbourhood:
         note: noted.Note,
         bodies: Bodies = ANYTHING.bodies,
     ) -> None:
-        """`note(event, **fields)` writes to the peer's event log; `bodies`: the longest that are taken."""
+        """Create the neighbourhood. `note` writes to the peer's event log; `bodies` has the largest accepted
+        bodies."""
         self.transport = transport
         self.run_id = run_id
         self.membership = membership
@@ -79,30 +81,33 @@ class Neighbourhood:
         self.note = note
         self._terms = Terms(bodies, lambda peer: peer in self._greeted)
         self.record = b""
-        """The own signed record; empty until the peer knows its stage."""
+        """This peer's own signed record; empty until the peer knows its stage."""
         self.traffic = Traffic()
         self.departures: Counter[str] = Counter()
         self.timings = Timings()
-        self.clock = Clock(self._stood_still)
-        """By which silence and patience are measured, here and in the peer's other parts."""
+        self.clock = Clock(self._on_stall)
+        """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
+        process was stopped."""
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
         self.post = self._lanes.post
         self._greeted: dict[PeerId, None] = {}
-        """In the order in which they came."""
+        """Peers that have sent `Hello`, in order of arrival."""
         self._unheard = Unheard()
         self.echoes = Echoes(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self.met: Callable[[], Collection[PeerId]] = tuple
-        """Peers that answer for another reason: to dial them leads to no new address."""
+        """Returns the peers that are known to answer by other means. Dialling them contacts no new
+        address."""
         self.own_record: Callable[[SignedRecord], None] = lambda signed: None
-        """Called with each record that the own key has signed."""
+        """Called with each record that this peer's own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
-        """Neighbour -> newcomers whose records it was told."""
+        """Maps neighbour to the newcomers whose records were sent to it."""
         self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._timer = Timer(self._beat)  # The others do not know that we stood still.
+        # On the plain clock: other peers do not know that this process was stopped.
+        self._timer = Timer(self._beat)
         self._silence = Timer(self._drop_silent, self.clock)
         self._dials = Timer(self._dial_due)
         self._dialled_at = float("-inf")
@@ -114,8 +119,8 @@ class Neighbourhood:
         self._drop_silent()
 
     async def close(self, reason: str) -> None:
-        """Say Bye and end all links. Who finds the newest record later must not take it for news. An empty
-        reason sends no Bye."""
+        """Send `Bye` and end all links. An empty `reason` sends no `Bye`. The newest record is sent first, so
+        that peers that find it later do not take it for news."""
         self._closed = True
         self._timer.close()
         self._silence.close()
@@ -127,67 +132,69 @@ class Neighbourhood:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _stood_still(self, seconds: float) -> None:
+    def _on_stall(self, seconds: float) -> None:
         self.note(noted.StoodStill(seconds=round(seconds, 3)))
         self.listener.stood_still(seconds)
 
     @property
     def greeted(self) -> Collection[PeerId]:
-        """Those whose messages are heard."""
+        """The peers whose messages are accepted."""
         return self._greeted.keys()
 
     # -- sending --------------------------------------------------------------------------------------
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
-        """To one who has asked: a neighbour, or a visitor, to whom a link is opened back."""
+        """Send a response to a neighbour, or to a visitor over a link that is opened back."""
         if self.is_visitor(peer):
             self.answer_visitor(peer, message, body)
         else:
             self.post(peer, lane, message, body)
 
     def is_visitor(self, peer: PeerId) -> bool:
-        """Whether no link to it is kept here: it is not known, or holds no stage (an archivist)."""
+        """Return True if no link to the peer is kept here: it is unknown or has no stage (an archivist)."""
         known = self.membership.peers.get(peer)
         return known is None or (known.stage < 0 and not known.linked)
 
     def known(self) -> Mapping[PeerId, KnownPeer]:
-        """The peers that are met."""
+        """Return the known peers."""
         return self.membership.peers
 
     def linked(self, stage: int) -> list[PeerId]:
-        """Peers of a stage to whom links stand."""
+        """Return the peers of a stage that have links."""
         return [peer for peer, known in self.known().items() if known.stage == stage and known.linked]
 
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
-        """What waits to be sent to a peer on that lane."""
+        """Return the bytes queued for a peer on that lane."""
         return self._lanes.queued_bytes(peer, lane)
 
     # -- links ----------------------------------------------------------------------------------------
 
     def learn(self, data: bytes, teller: PeerId | None = None) -> PeerId | None:
-        """A record, maybe in its peer's own greeting; that peer if it is in order. Dials whom it concerns.
-        Raises WireError for one that a peer tells and that is not in order: it should have looked."""
+        """Learn a record, which may come from its peer's own `Hello`, and dial the peers that are due.
+        Returns the record's peer, or None if the record is invalid. Raises WireError for an invalid record
+        from the peer `teller`, which should have checked it."""
         peer = self._learn(data, teller)
         self._dial_due()
         return peer
 
     def learn_all(self, records: Iterable[bytes], teller: PeerId | None = None) -> None:
-        """Raises as `learn`, at the first that is not in order."""
+        """Learn several records. Raises as `learn` at the first invalid one."""
         try:
             for data in records:
                 self._learn(data, teller)
         finally:
             if teller is None:
                 self.membership.met(self.met())
-            self._dial_due()  # Once: in a large group whom to dial takes long to find.
+            self._dial_due()  # Once: in a large group, choosing whom to dial takes long.
 
     def _learn(self, data: bytes, teller: PeerId | None) -> PeerId | None:
+        """Verify a record, and add its peer to the membership unless it is excluded. Returns the peer."""
         try:
             signed = open_record(data, self.run_id)
         except WireError as error:
             if teller is not None:
                 raise
-            self.traffic.refused[error.code] += 1  # From the directory, where anybody stores.
+            self.traffic.refused[error.code] += 1  # From the directory, where anyone can store.
             return None
         if signed.peer == self.membership.me:
             self.own_record(signed)
@@ -196,6 +203,7 @@ class Neighbourhood:
         return signed.peer
 
     def _recorded(self, signed: SignedRecord, data: bytes, teller: PeerId | None) -> None:
+        """Add a verified record to the membership, and relink if the peer has moved."""
         record, before = signed.record, self.membership.peers.get(signed.peer)
         stage = before.stage if before is not None else record.stage
         by_invite = self.admission.by_invite and record.stage >= 0
@@ -204,7 +212,7 @@ class Neighbourhood:
             self.traffic.refused["not_invited"] += 1
             return
         if by_invite and before is not None and before.invited and not record.invite:
-            data = before.record  # Others are told the one that proves it.
+            data = before.record  # Others are sent the one that proves it.
         addresses = dialable(record.addresses, self.transport.addresses)
         started = before.started if before is not None else record.started
         is_news = self.membership.recorded(
@@ -216,12 +224,12 @@ class Neighbourhood:
             if record.started != started:  # Maybe two processes: each must see the other's record.
                 self.post(signed.peer, "group", Known([data]))
         if before is not None and before.linked and before.stage != stage:
-            # Its lanes are those of its old stage, where the rounds still count on it: begin anew.
+            # Its lanes are those of its old stage, where the rounds still include it: link again.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
     def introduce(self, maker: PeerId, peers: Iterable[PeerId]) -> None:
-        """Tell these the record of a newcomer whose contribution they are told of, each once: they may not
-        have met it, and take nothing of strangers."""
+        """Send these peers the record of a newcomer whose contribution is announced to them, once each. They
+        may not know the newcomer yet, and would ignore contributions of unknown peers."""
         known = self.membership.peers.get(maker)
         if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
             return
@@ -232,6 +240,7 @@ class Neighbourhood:
                 self.post(peer, "group", Known([known.record]))
 
     def _dial_due(self) -> None:
+        """Dial the peers that are due."""
         if self._closed or not self.record:
             return
         now = self._loop.time()
@@ -249,7 +258,7 @@ class Neighbourhood:
             self.membership.dialing(peer, False)
 
     async def reach(self, data: bytes) -> None:
-        """Link to a peer that is no neighbour, by its record, until it lets go of the link."""
+        """Link to a peer that is not a neighbour, by its record, until it closes the link."""
         peer = self.learn(data)
         known = self.membership.peers.get(peer) if peer is not None else None
         if peer is not None and known is not None and not (known.linked or known.dialing):
@@ -257,10 +266,10 @@ class Neighbourhood:
             await self._dial(peer)
 
     async def _link(self, peer: PeerId) -> None:
-        """Open the lanes that this neighbour is for: again, if its greeting says that it is in another stage
-        by now than the directory knew."""
+        """Open the lanes that this neighbour needs. They are opened again if its `Hello` reports another
+        stage than the directory did."""
         known, stage = self.membership.peers.get(peer), None
-        while known is not None and known.stage != stage:  # None: it said Bye before we came to this.
+        while known is not None and known.stage != stage:  # None: it sent `Bye` before we came to this.
             stage = known.stage
             if code := await self._open_lanes(peer, stage):
                 self._unlink(peer, code)
@@ -271,14 +280,15 @@ class Neighbourhood:
             self.note(noted.Linked(peer=peer, stage=known.stage))
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
-            told = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
-            self.post(peer, "group", Known(told))
+            records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
+            self.post(peer, "group", Known(records))
             self._beat_to(peer)
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
-        """To a peer of that stage; why not, if it was not reached. It may have closed its own while we waited
-        for a word of it, and ours ended with them."""
-        if peer not in self._greeted:  # Its greeting tells whether it may be here, and that it is.
+        """Open the lanes to a peer of that stage. Returns an empty string, or the code of the failure. The
+        peer may have closed its own links while we waited for its message, and ours with them. So a second
+        attempt follows."""
+        if peer not in self._greeted:  # Its `Hello` shows that it is alive and may be here.
             self._unheard.setdefault(peer, asyncio.Event())
         next_to_ours = stage >= 0 and stage != self.membership.stage
         lanes: Sequence[Lane] = ("group", "data") if next_to_ours else ("group",)
@@ -298,7 +308,7 @@ class Neighbourhood:
         return known.addresses if known is not None else ()
 
     def _unlink(self, peer: PeerId, code: str, reason: str = "", left: bool = False) -> None:
-        """Forget all links to a peer and tell the roles; it is dialled again unless it has left."""
+        """Drop all links to a peer and notify the listener. The peer is dialled again unless it has left."""
         self._lanes.drop(peer)
         self._introduced.pop(peer, None)
         known = self.membership.peers.get(peer)
@@ -320,8 +330,8 @@ class Neighbourhood:
             self.listener.counted(self.membership.group_size())
 
     def part_from(self, peer: PeerId, code: str, reason: str) -> None:
-        """It is not let in any more, by the owner's order or for what it has sent: tell it why and end its
-        links. Without an order a newer record of it counts again."""
+        """Exclude a peer, by the owner's order or for what it sent: notify it of the reason and end its
+        links. Unless an order bans it, a newer record of the peer is accepted again."""
         self._greeted.pop(peer, None)
         if peer in self.membership.peers:
             self._unlink(peer, code, reason, left=True)
@@ -336,6 +346,7 @@ class Neighbourhood:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        """Handle a message; see `Receiver.received`. Messages of peers without `Hello` are refused."""
         self.traffic.received[message.kind] += wire_bytes
         if self._closed:
             return
@@ -349,10 +360,10 @@ class Neighbourhood:
             self.traffic.refused["malformed"] += 1
             return
         if peer in self._greeted:
-            self._hears(peer)
+            self._mark_alive(peer)
         match message:
             case Beat():
-                self._beaten(peer, message)
+                self._handle_beat(peer, message)
             case Known(records):
                 self.learn_all(records[:RECORDS_TOLD], peer)
             case Bye(reason):
@@ -367,7 +378,7 @@ class Neighbourhood:
         if not self._closed and self._lanes.ended(peer, lane):
             self._unlink(peer, "connection_lost", reason)
 
-    def _hears(self, peer: PeerId) -> None:
+    def _mark_alive(self, peer: PeerId) -> None:
         self.membership.heard(peer, self.clock.time())
         if word := self._unheard.pop(peer, None):
             word.set()
@@ -377,6 +388,7 @@ class Neighbourhood:
         self.note(noted.Refused(peer=peer, code=code, reason=reason))
 
     def _hello(self, peer: PeerId, hello: Hello) -> None:
+        """Handle `Hello`: refuse the peer, or accept its messages and learn its record."""
         code = reason = ""
         if hello.wire_version != WIRE_VERSION:
             code, reason = "wire_version", f"I speak wire version {WIRE_VERSION}, you {hello.wire_version}"
@@ -390,7 +402,7 @@ class Neighbourhood:
         if hello.record and open_record(hello.record, self.run_id).peer != peer:
             raise BadSignature("the record in its greeting is not its own")
         self._greet(peer)
-        self._hears(peer)
+        self._mark_alive(peer)
         if hello.record:
             self.learn(hello.record, peer)
         known = self.membership.peers.get(peer)
@@ -402,17 +414,18 @@ class Neighbourhood:
             self._dial_due()
 
     def _greet(self, peer: PeerId) -> None:
-        """Heard from now on; beyond MOST_GREETED whoever is not linked and came first greets again."""
+        """Accept this peer's messages. Beyond `MOST_GREETED`, the oldest peer without a link must greet
+        again."""
         self._greeted[peer] = None
         if len(self._greeted) > MOST_GREETED:
             known = self.membership.peers
             spare = (each for each in self._greeted if each not in known or not known[each].linked)
             del self._greeted[next(spare, peer)]
 
-    # -- beats ----------------------------------------------------------------------------------------
+    # -- heartbeats -----------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Once a second: tell the neighbours how we are."""
+        """Send heartbeats to the neighbours and do periodic work. Called once a second."""
         now = self._loop.time()
         self._timer.arm(now + BEAT_SECONDS)
         self.echoes.beat(now)
@@ -426,14 +439,15 @@ class Neighbourhood:
         self._dial_due()
 
     def _drop_silent(self) -> None:
-        """At the very moment: what a silent peer holds has waited long enough."""
+        """Drop silent peers exactly on time, because work that they hold has waited long enough."""
         now = self.clock.time()
         for peer in self.membership.silent(now):
-            self._unheard[peer] = asyncio.Event()  # Nothing that was heard of it before counts.
+            self._unheard[peer] = asyncio.Event()  # No earlier message counts.
             self._unlink(peer, "silent")
         self._silence.arm(self.membership.next_silence(now))
 
     def _beat_to(self, peer: PeerId) -> None:
+        """Send a heartbeat to one neighbour."""
         load = self.listener.load()
         echo, echo_delay = self.echoes.of(peer, self._loop.time())
         self.post(
@@ -449,19 +463,20 @@ class Neighbourhood:
 
     @property
     def next_beat(self) -> int:
-        """Sequence of the next one."""
+        """Sequence of the next heartbeat."""
         return self.echoes.sequence + 1
 
     def beat_now(self) -> None:
-        """Readiness changed: do not let the neighbours wait for the next beat."""
+        """Send heartbeats at once, because this peer's readiness changed."""
         for peer in self._lanes.peers():
             self._beat_to(peer)
 
-    def _beaten(self, peer: PeerId, beat: Beat) -> None:
+    def _handle_beat(self, peer: PeerId, beat: Beat) -> None:
+        """Handle a heartbeat. One of another stage than the peer's record is refused."""
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:
             self.refused(peer, "malformed", f"a beat of stage {beat.stage}, its record says {known.stage}")
-            if known.linked:  # Its greetings crossed: it greets anew.
+            if known.linked:  # Its `Hello` and our link crossed: link again.
                 self._unlink(peer, "moved", f"its record says stage {known.stage}, its beat {beat.stage}")
             return
         self.echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())

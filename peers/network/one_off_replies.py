@@ -1,4 +1,4 @@
-"""Answers to peers that are no neighbours: one message, then the link is closed."""
+"""Send single responses to peers that are not neighbours, and close the link after each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from swarmnet.identifiers import PeerId
 
 
 class Strangers:
-    """One answer of a kind per peer at a time: a flood of questions costs the asker more than us."""
+    """Sends at most one response of a kind per peer at a time, so that a flood costs the requester more than
+    us."""
 
     def __init__(
         self, transport: Transport, sent: Counter[str], note: noted.Note, deadline_seconds: float
     ) -> None:
-        """`sent` counts bytes on the wire by message kind."""
+        """Create the sender. `sent` counts bytes on the wire by message kind."""
         self.transport = transport
         self.sent = sent
         self.note = note
@@ -26,6 +27,7 @@ class Strangers:
         self._under_way: set[tuple[PeerId, type[Message]]] = set()
 
     async def answer(self, peer: PeerId, message: Message, body: Body = b"") -> None:
+        """Open a link to the peer, send the message and close the link."""
         question = (peer, type(message))
         if question in self._under_way:
             return

@@ -1,4 +1,4 @@
-"""What a neighbourhood tells the roles of its peer, what it asks of them, and whom it may let in."""
+"""Interfaces between a neighbourhood and the roles of its peer, and the rules of admission."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarmnet.identifiers import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a beat says of this peer."""
+    """The load that a heartbeat reports."""
 
     stage: int
     ready: bool
@@ -27,51 +27,52 @@ class Listener(Protocol):
     def load(self) -> Load: ...
 
     def linked(self, peer: PeerId, stage: int) -> None:
-        """A neighbour can be sent to."""
+        """Called when messages can be sent to a neighbour."""
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
-        """It is lost, silent, or has left; or neither side needs the link any more: `released`."""
+        """Called when a neighbour is lost, silent or has left, or when no side needs the link
+        (`released`)."""
 
     def counted(self, peers: int) -> None:
-        """So many are known of the own group, this peer included."""
+        """Called with the number of known peers in this peer's own group, itself included."""
 
     def stood_still(self, seconds: float) -> None:
-        """This process did not run for so long."""
+        """Called when this process did not run for this many seconds."""
 
     def beat(self, peer: PeerId) -> None:
-        """It said how it is: it may have become ready."""
+        """Called after a heartbeat of this peer, which may have become ready."""
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Anything that is not about the neighbourhood itself."""
+        """Called for any message that is not about the neighbourhood itself."""
 
 
 class Admission(Protocol):
-    """Whom the run's owner lets in."""
+    """Decides which peers the run's owner admits."""
 
     @property
     def invite(self) -> bytes:
-        """What this peer shows to others."""
+        """The invite that this peer shows to others."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
-        """Code and reason why a peer that greets with this invite is not spoken to."""
+        """Return code and reason why a peer with this invite is refused, or None."""
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """Whether this invite in its record, or one that was seen before, lets it in; True where the
-        run is open to all."""
+        """Return True if the peer is admitted by the invite in its record or by an earlier one, or if the run
+        is open."""
 
     def shuns(self, peer: PeerId) -> bool:
-        """Whether it is not to be dialled either."""
+        """Return True if the peer must not be dialled either."""
 
     def evidence(self) -> list[Message]:
-        """What shows a peer that is turned away that the owner wants it."""
+        """Return the messages that prove to a refused peer that the owner excludes it."""
 
     @property
     def by_invite(self) -> bool:
-        """Whether nothing is sent to who has not shown its invite."""
+        """True if nothing is sent to peers that have not shown an invite."""
 
 
 class OpenToAll:
-    """`Admission` of a run without orders and invites."""
+    """The `Admission` of a run without orders and invites."""
 
     invite, by_invite = b"", False
 

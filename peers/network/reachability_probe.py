@@ -1,11 +1,11 @@
-"""Whether others get in: a running peer asks one of those that it is connected to, now and then.
+"""Find out whether other peers can dial this one: ask a connected peer to dial back from time to time.
 
-It is the doctor's question (protocols/reachability/dial_back.py): nobody sees from inside whether a new
-connection would come through. One who got in is believed. That nobody does, two must have found. What they
-say goes into the metrics and the event log and steers nothing, so a liar gains little.
+A peer cannot see from inside whether a new connection would come through. It uses the check of `swarmnet
+doctor` (protocols/reachability/dial_back.py). One success is believed; a failure must be confirmed by two
+helpers. The result goes only into the metrics and the event log, so a lying helper gains little.
 
-A dial-back costs whoever helps about a second of a core (docs/decisions/0010-dial-back.md). All ask equally
-often, so everybody helps as often as it asks: twice an hour.
+A dial-back costs the helper about a second of one core (docs/decisions/0010-dial-back.md). All peers ask
+equally often, so each helps as often as it asks: twice an hour.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from swarmnet.identifiers import PeerId
 Way = Literal["direct", "relayed", "none", "unknown"]
 
 FIRST_SECONDS = 60.0
-"""After p2pd has started: by then routers, relays and the directory have answered."""
+"""Seconds after p2pd's start: by then routers, relays and the directory have answered."""
 AGAIN_SECONDS = 1800.0
 RETRY_SECONDS = 300.0
-"""While nobody could tell."""
+"""Pause in seconds after an attempt without a result."""
 SHOW_SECONDS = 10.0
-"""Slots at relays come and go between two questions."""
+"""Interval for updating the result: slots at relays come and go between two probes."""
 HELPERS = 8
-"""Peers asked for one answer; most of them could, if they have py-libp2p."""
+"""Maximum peers asked for one result; those with py-libp2p can answer."""
 WITNESSES = 2
 CONNECTIONS_SECONDS = 5.0
-"""For p2pd to say who is connected."""
+"""Timeout for p2pd to list the connections."""
 
 TEXTS = {
     "direct": "others get in: this peer is reachable directly",
@@ -49,16 +49,16 @@ TEXTS = {
 }
 
 Asks = Callable[[PeerId, Callable[[str], Sequence[str]]], Awaitable[DialBack]]
-"""`ask_dial_back` of this peer: of whom, and what to dial where it was seen."""
+"""`ask_dial_back` of this peer: takes a helper, and a function from observed to requested addresses."""
 
 
 def has_a_network(addresses: Sequence[str]) -> bool:
-    """Whether others than this machine could get in at all."""
+    """Return True if peers on other machines could reach this one at all."""
     return any(not address.startswith(LOOPBACK) for address in addresses)
 
 
 def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
-    """Whether an address that others are told does; None: none could be tried."""
+    """Return True if an announced address was reached, False if none, or None if none could be tried."""
     met = {each.address: each.outcome for each in dialled if each.outcome in TRIED}
     if any(met.get(address) == "reached" for address in addresses.announced):
         return True
@@ -66,8 +66,9 @@ def leads_here(addresses: Addresses, dialled: Sequence[Dialled]) -> bool | None:
 
 
 def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[PeerId]:
-    """Whom to ask: first those who stand in the open internet, what they reach anyone reaches; last those
-    behind relays, who do not see where this peer is."""
+    """Return the peers in the order in which to ask them. Peers with public addresses come first, because
+    they reach only what any peer reaches. Peers behind relays come last, because they do not see this peer's
+    address."""
     ranked: dict[PeerId, int] = {}
     for peer, address in chance.sample(connections, len(connections)):
         rank = 2 if is_circuit(address) else 1 - in_the_open(address)
@@ -76,7 +77,7 @@ def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[
 
 
 class Reachable:
-    """Of one peer, for as long as its p2pd runs."""
+    """Probes the reachability of one peer while its p2pd runs."""
 
     def __init__(
         self,
@@ -86,15 +87,16 @@ class Reachable:
         tell: Callable[[Way], None],
         chance: Random,
     ) -> None:
-        """`tell` is told the way when it has changed."""
+        """Create the probe. `tell` is called with the new `Way` whenever it has changed."""
         self._asks, self._connections, self._addresses = asks, connections, addresses
         self._tell, self._chance = tell, chance
         self.gets_in: bool | None = None
-        """What was found last; None: nobody could tell."""
+        """The last result; None if no helper could tell."""
         self.way: Way = "unknown"
 
     async def run(self) -> None:
-        """Ask for ever. Whoever started together does not ask together."""
+        """Probe in regular intervals, randomized so that peers that started together do not probe
+        together."""
         loop = asyncio.get_running_loop()
         pause = FIRST_SECONDS
         while True:
@@ -106,7 +108,8 @@ class Reachable:
             pause = RETRY_SECONDS if self.gets_in is None else AGAIN_SECONDS
 
     async def ask(self) -> bool | None:
-        """Whether somebody gets in at an address that others are told; None if nobody could tell."""
+        """Return True if a helper reached an announced address, False if two did not, or None if none could
+        tell."""
         shut = 0
         try:
             helpers = in_order(await self._connections(CONNECTIONS_SECONDS), self._chance)

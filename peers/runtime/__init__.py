@@ -1,1 +1,1 @@
-"""What any process of ours stands on: clock, timer, supervision, lock, control socket, HTTP."""
+"""Basics of every process: clock, timer, supervision, lock, control socket, HTTP server."""

@@ -1,4 +1,4 @@
-"""Asking the peer that runs with a state folder, from another process."""
+"""Send requests to the peer that runs with a state folder, from another process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _READ_BYTES = 64 * 1024
 
 
 def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dict[str, Any]:
-    """The answer of the peer that runs with this state folder. UserError where none runs, it refuses, or it
-    does not answer in time; the message says what to do."""
+    """Send a request to the peer with this state folder and return its answer. Raises UserError, with what to
+    do, if no peer runs, it refuses, or it does not answer in time."""
     until = time.monotonic() + deadline_seconds
     if not is_folder(state):
         raise UserError(
@@ -49,7 +49,7 @@ def ask(state: Path, request: Mapping[str, Any], deadline_seconds: float) -> dic
 
 
 def _line(connection: socket.socket, until: float) -> bytes:
-    """Everything up to the end of the line. Raises OSError, TimeoutError."""
+    """Read up to the end of the line. Raises OSError or TimeoutError."""
     parts: list[bytes] = []
     size = 0
     while not parts or not parts[-1].endswith(b"\n"):
@@ -66,6 +66,7 @@ def _line(connection: socket.socket, until: float) -> bytes:
 
 
 def _decoded(line: bytes, state: Path) -> dict[str, Any]:
+    """Parse the answer. Raises UserError for an error or an invalid answer."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -78,7 +79,7 @@ def _decoded(line: bytes, state: Path) -> dict[str, Any]:
 
 
 def runs(state: Path) -> bool:
-    """Whether a peer listens there."""
+    """Return True if a peer listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(1.0)
         try:

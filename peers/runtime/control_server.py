@@ -1,7 +1,7 @@
-"""The peer's side of the control socket: one JSON object a line comes in, one goes out.
+"""The peer's side of the control socket: one JSON object per line comes in, and one goes out.
 
-Only the user that the peer runs as can open it (mode 0600). Everything is bounded all the same: the length of
-a line, the number of connections, the time that one may stay silent and that an answer may take.
+Only the user of the peer's process can open it (mode 0600). There are limits nevertheless: the length of a
+line, the number of connections, the time of silence, and the time of an answer.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from peers.runtime.control_socket import LINE_BYTES, LONGEST_ANSWER_BYTES, SOCKE
 
 MOST_CONNECTIONS = 16
 SILENT_SECONDS = 60.0
-"""A connection on which nothing is asked for so long is closed: `top` asks every second."""
+"""A connection without a request for this many seconds is closed; `top` sends one every second."""
 ANSWER_SECONDS = 60.0
-"""Longest that a request may take here; the checkpoint of a large stage is the slowest."""
+"""Timeout of a request. The checkpoint of a large stage is the slowest."""
 
 Request = Mapping[str, Any]
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
-"""Does what a request says. Raises UserError with what is wrong and what would be right."""
+"""Executes a request and returns the answer. Raises UserError that says what is wrong and what would be
+right."""
 
 
 class Control:
-    """What a peer answers. Roles add their own (`answers`); the server lives as long as the process."""
+    """The requests that a peer answers. Roles add their own to `answers`; the server lives as long as the
+    process."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
         self.answers: dict[str, Answer] = {}
-        """By the word in `do`."""
+        """The handlers by the word in `do`."""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. Raises UserError when the socket cannot be made."""
+        """Start to listen. Raises UserError if the socket cannot be created."""
         try:
             listening = self._bind()
         except OSError as error:
@@ -49,10 +51,12 @@ class Control:
         self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=LINE_BYTES)
 
     def _bind(self) -> socket.socket:
+        """Return a listening socket that only this user can open. Raises OSError."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with socket_path(self.state) as path:
-                Path(path).unlink(missing_ok=True)  # Of a peer that was killed: the folder's lock is ours.
+                # Left by a peer that was killed: the folder's lock is ours.
+                Path(path).unlink(missing_ok=True)
                 os.fchmod(listening.fileno(), 0o600)  # On Linux the file is made with this mode at once.
                 listening.bind(path)
                 Path(path).chmod(0o600)
@@ -63,7 +67,7 @@ class Control:
         return listening
 
     async def close(self) -> None:
-        """Stop listening, end the connections, remove the socket."""
+        """Stop listening, end the connections, and remove the socket."""
         if self._server is None:
             return
         self._server.close()
@@ -77,6 +81,7 @@ class Control:
             Path(path).unlink(missing_ok=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, unless there are too many."""
         task = asyncio.current_task()
         if task is None or len(self._connections) >= MOST_CONNECTIONS:
             writer.transport.abort()
@@ -85,7 +90,7 @@ class Control:
         try:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
-            pass  # It has gone, says nothing, sent a line without an end; or the peer ends.
+            pass  # It has gone, sends nothing, or sent a line without an end; or the peer ends.
         finally:
             self._connections.discard(task)
             writer.close()
@@ -101,9 +106,9 @@ class Control:
                 await writer.drain()
 
     async def _answer(self, line: bytes) -> bytes:
-        """One line for one line, whatever it is."""
+        """Return one line for any line received."""
         try:
-            answer = self._encoded(await self._asked(line))
+            answer = self._encoded(await self._execute(line))
         except UserError as error:
             answer = self._encoded({"error": str(error)})
         except TimeoutError:
@@ -112,7 +117,8 @@ class Control:
             answer = self._encoded({"error": f"an answer of {len(answer)} bytes; please report this"})
         return answer
 
-    async def _asked(self, line: bytes) -> dict[str, Any]:
+    async def _execute(self, line: bytes) -> dict[str, Any]:
+        """Execute one request. Raises UserError for an unknown one."""
         try:
             request = json.loads(line)
         except (ValueError, RecursionError) as error:

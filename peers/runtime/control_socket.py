@@ -1,4 +1,4 @@
-"""Where the control socket lies, and how a long path gets into the bytes that Unix sockets have for it."""
+"""The path of the control socket, shortened if it exceeds the limit of Unix sockets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from peers.errors import UserError
 
 SOCKET_NAME = "control.sock"
 LONGEST_PATH_BYTES = 107 if sys.platform == "linux" else 103
-"""sun_path has 108 bytes on Linux and 104 on BSD and macOS, one of them for the zero at the end."""
+"""sun_path has 108 bytes on Linux and 104 on BSD and macOS, one of them for the terminating zero."""
 LINE_BYTES = 64 * 1024
-"""Longest request; an answer may be longer (`LONGEST_ANSWER_BYTES`)."""
+"""Maximum bytes of a request; an answer may be longer (`LONGEST_ANSWER_BYTES`)."""
 LONGEST_ANSWER_BYTES = 4 * 1024 * 1024
 
 
 @contextlib.contextmanager
 def socket_path(state: Path) -> Iterator[str]:
-    """A path of the socket of this state folder that fits; good for bind and connect while the block lasts.
-
-    Raises UserError where there is none, OSError where the folder cannot be opened.
-    """
+    """Yield a path of this state folder's socket that is short enough to bind or connect to within the
+    context. Raises UserError if there is none, and OSError if the folder cannot be opened."""
     path = str((state / SOCKET_NAME).absolute())
     if len(os.fsencode(path)) <= LONGEST_PATH_BYTES:
         yield path

@@ -1,4 +1,4 @@
-"""Which peer a command means: a state folder, a peer file, or the only one that runs here."""
+"""Find the peer that a command means: by a state folder, a peer file, or the only peer that runs here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from peers.errors import UserError
 from peers.runtime.state_lock import is_held
 
 PEER_FILE = "peer.yaml"
-"""As `swarmnet join` names it, in the state folder."""
+"""Name of the peer file that `swarmnet join` writes into the state folder."""
 OF_A_PEER = (PEER_FILE, "identity.key")
-"""What shows that a folder is a peer's state."""
+"""Files that identify a folder as a peer's state."""
 
 
 def state_of(where: Path | None, command: str, at_rest: bool = False) -> Path:
-    """The state folder that a person means. Raises UserError, with what to type instead: `command` is what
-    was typed after `swarmnet`. `at_rest`: where none runs, the only one that there is will do."""
+    """Return the state folder that the user means. `command` is the text typed after `swarmnet`. With
+    `at_rest`, the only existing peer is also found if it does not run. Raises UserError that says what to
+    type instead."""
     if where is None:
         return _only_one(command, at_rest)
     if is_folder(where):
@@ -30,7 +31,8 @@ def state_of(where: Path | None, command: str, at_rest: bool = False) -> Path:
 
 
 def peer_file_of(where: Path | None, command: str) -> Path:
-    """The peer file that a person means, by itself or by its folder. Raises UserError, see `state_of`."""
+    """Return the peer file that the user means, given itself or its folder. Raises UserError, see
+    `state_of`."""
     if where is not None and not is_folder(where):
         return where
     folder = where if where is not None else state_of(None, command, at_rest=True)
@@ -44,19 +46,20 @@ def peer_file_of(where: Path | None, command: str) -> Path:
 
 
 def running_here() -> list[Path]:
-    """The state folders of this user's peers that run, of those that lie where this system keeps state."""
+    """Return the state folders of this user's running peers, in the system's default place."""
     home = default_state(os.environ, sys.platform)
-    return sorted(path for path in home.glob("*/") if _lives(path))
+    return sorted(path for path in home.glob("*/") if _is_running(path))
 
 
 def states_here() -> list[Path]:
-    """The state folders of this user's peers that lie where this system keeps state, whether they run or
-    not. One with another user's files in it has to be named."""
+    """Return the state folders of this user's peers in the system's default place, running or not. A folder
+    that contains another user's files must be named explicitly."""
     home = default_state(os.environ, sys.platform)
     return sorted(path for path in home.glob("*/") if any((path / name).is_file() for name in OF_A_PEER))
 
 
 def _only_one(command: str, at_rest: bool) -> Path:
+    """Return the only peer on this machine. Raises UserError if there is none, or more than one."""
     running = running_here()
     if len(running) == 1:
         return running[0]
@@ -75,8 +78,9 @@ def _only_one(command: str, at_rest: bool) -> Path:
     raise UserError(f"several peers run here; name the state folder of one: {names}")
 
 
-def _lives(state: Path) -> bool:
-    """By the lock: a peer that was killed leaves its socket behind."""
+def _is_running(state: Path) -> bool:
+    """Return True if a peer holds the lock. A socket proves nothing, because a killed peer leaves it
+    behind."""
     try:
         return is_held(state)
     except UserError:  # Another user's: it has to be named.

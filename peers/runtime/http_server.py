@@ -1,12 +1,12 @@
-"""Small HTTP servers with one thread each: pages made on request, read only.
+"""Small read-only HTTP servers, one thread each, whose pages are made on request.
 
-/metrics, /healthz and /readyz of every peer are one of them (`Exporter`): healthz: the process lives and its
-event loop turns; readyz: this peer takes part in rounds. Both answer 200 or 503 with one line that says why.
-On 127.0.0.1 unless the peer file says otherwise.
+`Exporter` serves /metrics, /healthz and /readyz of every peer. healthz: the process runs and its event loop
+turns. readyz: this peer takes part in rounds. Both return 200, or 503 with one line that says why. The server
+listens on 127.0.0.1 unless the peer file says otherwise.
 
-Strangers may reach them. Nobody holds a place for longer than a request may take, or keeps others from one;
-and who asks by a name that is not ours is refused: a website can let its own name point to this machine, and
-the browser of whoever visits it would then read these pages for it.
+Untrusted clients may reach it. Therefore each request has a time limit, and no client can use up all
+connections. Requests with a foreign `Host` are refused against DNS rebinding: otherwise a website could point
+its name to this machine. Its visitors' browsers would then read these pages for it.
 """
 
 from __future__ import annotations
@@ -32,48 +32,49 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from peers.errors import UserError
 
 REQUEST_SECONDS = 5.0
-"""Then the connection ends, wherever its request or its answer is: scrapers send at once, pages have some
-100 kB."""
+"""Time limit of a connection in seconds. Scrapers send at once, and pages have about 100 kB."""
 MOST_REQUESTS = 64
-"""At a time; each is a thread."""
+"""Maximum number of simultaneous requests; each takes a thread."""
 OF_A_CLIENT = 8
-"""A browser has 6 connections to a host at a time, a scraper or a probe one."""
+"""Maximum connections of one client. A browser opens 6 to a host, a scraper or a probe one."""
 FOR_LOOPBACK = 16
-"""Of all places, kept for this machine: its probes, and whoever comes by a proxy or a tunnel on it."""
+"""Connections reserved for this machine: its probes, and clients of a local proxy or tunnel."""
 LOOPBACK = "loopback"
 MOST_FIELDS = 8
-"""Of a query."""
+"""Maximum number of fields in a query."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""On every answer: pages show what strangers wrote, and nothing may be loaded from elsewhere."""
+"""Headers of every answer: pages show untrusted text, and nothing may be loaded from elsewhere."""
 
 Probe = Callable[[], str | None]
-"""None: all is well; else the reason why not. Called from the server's threads: only reads."""
+"""Returns the problem, or None if there is none. Called from the server's threads, so it may only read."""
 
 
 class Answer(NamedTuple):
+    """An HTTP response."""
+
     status: int
     kind: str
-    """Content type."""
+    """The content type."""
     body: bytes
 
 
 Page = Callable[[Mapping[str, str]], Answer]
-"""The query's fields -> the answer. Called from the server's threads."""
+"""Returns the response to the fields of a query. Called from the server's threads."""
 
 
 class PageServer:
-    """Serves until closed."""
+    """Serves pages until closed."""
 
     def __init__(
         self, address: tuple[str, int], pages: Mapping[str, Page], key: str, hosts: Sequence[str] = ()
     ) -> None:
-        """Bind and start; `hosts`: the names, in small letters, by which it may be asked. Raises UserError
-        naming the port and the peer file's `key` if the port is taken; port 0 takes any free one."""
+        """Bind and start. `hosts` are accepted host names in lower case; port 0 takes any free port. Raises
+        UserError with the port and the peer file's `key` if the port is taken."""
         host, port = address
         asked_by = Answer(
             403, "text/plain; charset=utf-8",
@@ -97,7 +98,7 @@ class PageServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and the real port."""
+        """Host and the actual port."""
         host, port = self._server.server_address[:2]
         return str(host), int(port)
 
@@ -107,7 +108,7 @@ class PageServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def close(self) -> None:
-        """Stop and free the port. May be called twice."""
+        """Stop and free the port. May be called more than once."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -123,13 +124,13 @@ class PageServer:
 
 
 class Exporter(PageServer):
-    """A peer's own metrics and health."""
+    """Serves a peer's own metrics and health."""
 
     def __init__(
         self, address: tuple[str, int], metrics: Callable[[], bytes], healthy: Probe, ready: Probe,
         hosts: Sequence[str] = (), others: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """As PageServer. `others`: ports that it tries after its own one."""
+        """Start like `PageServer`. `others` are ports to try after its own."""
         pages: dict[str, Page] = {
             "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics()),
             "/healthz": lambda _: probed(healthy),
@@ -148,32 +149,36 @@ class Exporter(PageServer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Visit:
+    """One open connection."""
+
     connection: socket.socket
     client: str
     until: float
 
 
 class Places:
-    """Who is served. A newcomer that finds no place takes that of whoever has waited longest, of its own
-    client or of the one with the most: who is served in a moment is served, whoever else dawdles."""
+    """The connections that are being served. If there is no free place, a newcomer displaces the oldest
+    connection, of the same client or of the client with most. Normal requests take only a moment, so slow
+    ones are displaced."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._visits: dict[socket.socket, _Visit] = {}
-        """In the order in which they came."""
+        """Connections in order of arrival."""
         self._computing: set[socket.socket] = set()
-        """Their pages are being made, which nothing interrupts."""
+        """Connections whose pages are being made, which cannot be interrupted."""
         self._ending: set[socket.socket] = set()
-        """They have lost their place; their threads are about to notice."""
+        """Displaced connections whose threads have not noticed yet."""
 
     def come(self, connection: socket.socket, client: str, now: float) -> bool:
-        """False: there is no place for it. `client` is that of `client_of`, `now` in seconds."""
+        """Admit a connection at time `now` in seconds. Returns False if there is no place. `client`: see
+        `client_of`."""
         with self._lock:
             if len(self._visits) + len(self._ending) >= 2 * MOST_REQUESTS:
                 return False
             counts = Counter(visit.client for visit in self._visits.values())
-            if crowd := _crowd(client, counts):
-                visits = (visit for visit in self._visits.values() if visit.client in crowd)
+            if displaceable := _displaceable(client, counts):
+                visits = (visit for visit in self._visits.values() if visit.client in displaceable)
                 waiting = [visit for visit in visits if visit.connection not in self._computing]
                 if not waiting:
                     return False
@@ -186,7 +191,7 @@ class Places:
 
     @contextlib.contextmanager
     def computing(self, connection: socket.socket) -> Iterator[None]:
-        """While its page is made. ConnectionAbortedError if it has lost its place."""
+        """Mark the connection while its page is made. Raises ConnectionAbortedError if it was displaced."""
         with self._lock:
             if connection not in self._visits:
                 raise ConnectionAbortedError
@@ -203,15 +208,15 @@ class Places:
             self._ending.discard(connection)
 
     def end_overdue(self, now: float) -> None:
-        """End the connections of those who have had their time."""
+        """End the connections whose time is over."""
         with self._lock:
             for visit in self._visits.values():
                 if visit.until <= now:
                     _cut(visit.connection)
 
 
-def _crowd(client: str, counts: Counter[str]) -> Collection[str]:
-    """The clients of which one gives up a place for `client`; none: there is a free one."""
+def _displaceable(client: str, counts: Counter[str]) -> Collection[str]:
+    """Return the clients of which one connection must be displaced for `client`; empty if a place is free."""
     others = [other for other in counts if other != LOOPBACK]
     if client != LOOPBACK and counts[client] >= OF_A_CLIENT:
         return [client]
@@ -221,14 +226,14 @@ def _crowd(client: str, counts: Counter[str]) -> Collection[str]:
 
 
 def _cut(connection: socket.socket) -> None:
-    """Whatever its thread waits for, it notices; and closes it."""
+    """Shut the connection down. Its thread then notices and closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def client_of(address: str) -> str:
-    """Whose places a connection from that address takes: those of the address, of its network where that is
-    the 64 bits that one line has in IPv6, or of this machine."""
+    """Return the client to which a connection from this address counts. It is the address, the /64 network in
+    IPv6 (which one subscriber has), or this machine."""
     ip = ip_address(address)
     if isinstance(ip, IPv6Address):
         if ip.ipv4_mapped is None:
@@ -241,6 +246,8 @@ _Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class _Server(ThreadingHTTPServer):
+    """A threading HTTP server that admits connections through `Places`."""
+
     daemon_threads = True
     request_queue_size = MOST_REQUESTS  # socketserver's 5 make a burst of visitors wait for whole seconds.
 
@@ -251,7 +258,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: _Request, client: object) -> None:
-        """In a thread of its own, if there is a place."""
+        """Serve the request in a new thread, if there is a place."""
         assert isinstance(request, socket.socket)
         assert isinstance(client, tuple)
         if self.places.come(request, client_of(client[0]), time.monotonic()):
@@ -267,29 +274,30 @@ class _Server(ThreadingHTTPServer):
             self.places.leave(request)
 
     def service_actions(self) -> None:
-        """Four times a second, and after each connection."""
+        """End overdue connections. Called four times a second, and after each connection."""
         self.places.end_overdue(time.monotonic())
 
     def server_bind(self) -> None:
-        """Without HTTPServer's look-up of the host's name, which can hang for want of a DNS server."""
+        """Bind without HTTPServer's look-up of the host name, which can hang without a DNS server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news; anything else is printed as usual."""
+        """Ignore clients that went away; print other errors as usual."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def probed(probe: Probe) -> Answer:
+    """Return the response of a health probe."""
     problem = probe()
     text = "ok" if problem is None else problem
     return Answer(200 if problem is None else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> bool:
-    """Whether the `Host` fields of a request name this server: by an address, localhost, or one of `names`.
-    Who speaks HTTP/1.0 may leave it out: no browser does."""
+    """Return True if the `Host` fields name this server: by an address, localhost, or one of `names`.
+    HTTP/1.0 clients may leave the field out; no browser does."""
     if len(fields) != 1:
         return not fields and version == "HTTP/1.0"
     host = fields[0].strip()
@@ -303,18 +311,19 @@ def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> boo
 def _handler(
     pages: Mapping[str, Page], names: Collection[str], refused: Answer
 ) -> type[BaseHTTPRequestHandler]:
+    """Return a handler class that serves these pages."""
     others = Answer(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
         server_version = "swarmnet"
         sys_version = ""
-        default_request_version = "HTTP/1.0"  # Or errors are told as in HTTP/0.9, without any field.
+        default_request_version = "HTTP/1.0"  # Otherwise errors are sent as in HTTP/0.9, without any field.
         server: _Server
         raw_requestline: bytes
 
         def parse_request(self) -> bool:
-            """Without HTTP/0.9, whose answers have no fields that keep a browser in check."""
+            """Refuse HTTP/0.9, whose responses lack the headers that restrict a browser."""
             if len(self.raw_requestline.split()) > 2:
                 return super().parse_request()
             self.command, self.requestline, self.request_version = "", "", "HTTP/1.0"
@@ -344,7 +353,7 @@ def _handler(
             super().end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Scrapes are no news."""
+            """Log nothing: scrapes are not worth a line."""
 
     return Handler
 

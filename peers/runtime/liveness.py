@@ -1,4 +1,4 @@
-"""Whether a peer is alive: its event loop turns and nothing that computes has ended."""
+"""Check whether a peer is alive: its event loop turns, and its compute thread has not ended."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Callable
 
 TURN_SECONDS = 1.0
 STUCK_SECONDS = 15.0
-"""An event loop that has not turned for so long hangs; generous, for a machine that swaps is only slow."""
+"""An event loop that has not turned for this many seconds hangs. It is long, because swapping machines are
+slow."""
 
 
 class Pulse:
-    """Whether the event loop turns and the compute thread works; asked from other threads (/healthz)."""
+    """Tracks the event loop and the compute thread. Called from other threads (/healthz)."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, late: Callable[[float], None] = lambda _: None
     ) -> None:
-        """`late` is told, once a second, by how many seconds the event loop was late."""
+        """Create the check. `late` is called once a second with the event loop's delay in seconds."""
         self._clock, self._late = clock, late
         self._turned_at = clock()
         self.turns = 0
-        """Grows while the event loop turns."""
+        """A counter that grows while the event loop turns."""
         self.fault: Callable[[], BaseException | None] = lambda: None
-        """What ended the compute thread, once there is one."""
+        """Returns the error that ended the compute thread, or None."""
 
     async def run(self) -> None:
         while True:
@@ -33,7 +34,7 @@ class Pulse:
             self._late(max(0.0, self._clock() - self._turned_at - TURN_SECONDS))
 
     def problem(self) -> str | None:
-        """What is wrong, in one line; None: all is well."""
+        """Return the problem in one line, or None if there is none."""
         fault = self.fault()
         if fault is not None:
             return f"computing ended: {type(fault).__name__}: {' '.join(str(fault).split())[:200]}"

@@ -1,4 +1,4 @@
-"""A state folder: no other user looks into it, and its peer holds a lock on it as long as it lives."""
+"""Protect a state folder: other users cannot read it, and its peer locks it while it runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ANOTHER = "give this peer another state folder: --state FOLDER of `join`, key `
 
 @contextlib.contextmanager
 def only_one(state: Path, to_the_end: bool = False) -> Iterator[bool]:
-    """Hold the lock: two peers with one identity would be one liar. UserError if another peer holds it.
-    Yields what `make_private` says. `to_the_end`: the lock ends with the process, which takes some tenths of
-    a second more when everything in it has been closed."""
+    """Hold the lock, because two peers with one identity would contradict each other. Yields the result of
+    `make_private`. Raises UserError if another peer holds the lock. With `to_the_end`, the lock is held until
+    the process ends, which is some tenths of a second after everything in it was closed."""
     was_open = make_private(state)
     with _opened(state) as file:
         try:
@@ -35,12 +35,12 @@ def only_one(state: Path, to_the_end: bool = False) -> Iterator[bool]:
 
 
 def make_private(state: Path) -> bool:
-    """Make the folder, or close one of this user: event logs, peers' addresses and weights in it are nobody
-    else's business. True if it was there and others could look into it. Raises UserError."""
+    """Create the folder, or remove other users' access: it has event logs, addresses of peers and weights.
+    Returns True if it existed and others had access. Raises UserError."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = state.stat()
-        # What belongs to another user cannot be closed, and what all may write to (/tmp) must not be.
+        # A folder of another user cannot be changed, and one that all may write to (/tmp) must not be.
         if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX or not found.st_mode & 0o077:
             return False
         state.chmod(stat.S_IMODE(found.st_mode) & 0o700)
@@ -50,7 +50,7 @@ def make_private(state: Path) -> bool:
 
 
 def _opened(state: Path) -> TextIO:
-    """It is the first thing that a peer writes. Raises UserError."""
+    """Open the lock file, the first file that a peer writes. Raises UserError."""
     try:
         return (state / _NAME).open("w")
     except OSError as error:
@@ -58,7 +58,7 @@ def _opened(state: Path) -> TextIO:
 
 
 def is_held(state: Path) -> bool:
-    """Whether a peer lives in this state folder; nothing is made."""
+    """Return True if a peer runs with this state folder. Creates nothing."""
     try:
         with (state / _NAME).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

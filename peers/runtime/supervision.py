@@ -1,8 +1,8 @@
-"""What watches a peer from inside: faults that nobody awaits end it with a reason, a hang ends it too.
+"""Supervise a peer from inside: errors in background tasks, and hangs, end it with a reason.
 
-A peer that cannot go on says why and leaves with code 1; what restarts it (systemd, a person) finds its last
-checkpoint. Where no restart would help, as with a ban, the code is 2. It never stays as a process that does
-nothing.
+A peer that cannot continue reports why and exits with code 1. What restarts it (systemd, a person) finds its
+last checkpoint. If no restart would help, as with a ban, the code is 2. A peer never remains as a process
+that does nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ FAULT = 1
 """Exit code when something other than the user ended the peer."""
 LOOK_SECONDS = 1.0
 HANG_LOOKS = 60
-"""An event loop that has not turned between so many looks hangs. Looks, not seconds: a process that was
-stopped and goes on has missed looks as well. A swapping machine was seen to stand still for 20 s."""
+"""Number of checks without a turn after which the event loop counts as hanging. Checks are counted, not
+seconds, because a stopped process misses checks as well. A swapping machine stood still for 20 s."""
 WORK_SECONDS = 900.0
-"""No single piece of compute (a forward, a round) takes so long on a machine that is of use to a swarm."""
+"""Maximum duration of one piece of compute (a forward pass, a round) on a machine that is useful to a swarm.
+"""
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
 
 class Fault(Exception):
-    """Why the peer cannot go on; one line for people, and a code of peers/telemetry/reasons.py."""
+    """The peer cannot continue. Has one line for people, and a code of peers/telemetry/reasons.py."""
 
     def __init__(self, why: str, code: str = "fault") -> None:
         super().__init__(why)
@@ -38,13 +39,13 @@ class Fault(Exception):
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether the machine had no memory left. torch has no type for this on the CPU."""
+    """Return True if the machine ran out of memory. torch has no exception type for this on the CPU."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
 
 
 def reason(error: BaseException) -> str:
-    """One line for people."""
+    """Return the error as one line for people."""
     text = " ".join(str(error).split())[:300]
     if is_memory(error):
         advice = "give this peer more memory, or fewer `slots` and `in_flight` in its peer file"
@@ -53,11 +54,9 @@ def reason(error: BaseException) -> str:
 
 
 async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[BaseException]) -> None:
-    """Do `work`; Fault as soon as `failed` has an exception, whatever the work waits for just then.
-
-    A UserError is no fault and is raised as it is: to start again would help nobody (a ban, for one).
-    DevicesLost is none either: it helps to begin anew within this process.
-    """
+    """Do `work`. Raises Fault as soon as `failed` has an exception, whatever the work is waiting for. A
+    UserError is raised unchanged, because a restart would not help (a ban, for example). DevicesLost too,
+    because the peer can start again within this process."""
     task = asyncio.ensure_future(work)
     try:
         waits: set[asyncio.Future[Any]] = {task, failed}
@@ -74,8 +73,8 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
 
 
 async def until_one_ends(**works: Coroutine[Any, Any, object]) -> None:
-    """Do all at once, each as a task of its name, until one has ended or this is cancelled; then the others
-    are cancelled and waited for. Raises what that one raised."""
+    """Run all works as named tasks until one ends or this is cancelled, then cancel the others and wait for
+    them. Raises the exception of the one that ended."""
     tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +87,8 @@ async def until_one_ends(**works: Coroutine[Any, Any, object]) -> None:
 
 
 def hear_loop(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseException]) -> None:
-    """What escapes from callbacks and tasks is logged, as always; without memory the peer cannot go on."""
+    """Log exceptions of callbacks and tasks as usual; report a lack of memory in `failed`, because it is
+    fatal."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -101,7 +101,7 @@ def hear_loop(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseExcept
 
 
 class Watchdog:
-    """A thread that ends the process when nothing else can: the event loop hangs, or the compute thread."""
+    """A thread that ends the process if the event loop or the compute thread hangs."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class Watchdog:
         end: Callable[[int], None] = os._exit,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`turns` grows while the event loop turns; `working_seconds`: for how long the compute thread has
-        been at one piece of work."""
+        """Create the watchdog. `turns` grows while the event loop turns. `working_seconds` returns for how
+        long the compute thread has worked on one piece."""
         self.turns, self.working_seconds, self.say, self.end = turns, working_seconds, say, end
         self.look_seconds = look_seconds
         self._stopped = threading.Event()
@@ -125,6 +125,7 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self) -> None:
+        """End the process if the event loop or the compute thread hangs."""
         seen, still = -1, 0
         while not self._stopped.wait(self.look_seconds):
             turns = self.turns()
@@ -147,11 +148,11 @@ Result = TypeVar("Result")
 
 
 class Left(Exception):
-    """The peer was told to leave before the work was done, which was ended. Not an error."""
+    """The peer was asked to leave before the work was done. This is not an error."""
 
 
 async def until_left(leaving: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` gives or raises; Left when the peer is to leave before that."""
+    """Return the result of `work`. Raises Left if the peer is asked to leave before."""
     given: list[Result] = []
 
     async def wait() -> None:

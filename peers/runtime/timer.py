@@ -1,4 +1,4 @@
-"""One timer for one state machine: fires when the machine's next deadline comes."""
+"""A timer for one state machine: fires at the machine's next deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 GRAIN_SECONDS = 0.001
-"""Loops fire timers up to a clock tick early; a machine asked too soon would ask again at once."""
+"""Delay in seconds. Event loops fire up to a clock tick early, and the machine would then arm the timer
+again."""
 
 
 class HasTime(Protocol):
@@ -19,8 +20,10 @@ class HasTime(Protocol):
 
 
 class Timer:
+    """Calls a function at one moment, which can be changed."""
+
     def __init__(self, fire: Callable[[], None], clock: HasTime | None = None) -> None:
-        """On the event loop's time unless a `clock` is given."""
+        """Create the timer. It uses the event loop's time unless a `clock` is given."""
         self._clock: HasTime = clock or asyncio.get_running_loop()
         self._fire = fire
         self._when = float("inf")
@@ -28,7 +31,7 @@ class Timer:
         self._closed = False
 
     def arm(self, when: float) -> None:
-        """Fire at `when` (infinite: never), instead of what was set before."""
+        """Fire at `when` instead of the time set before; infinite means never."""
         if self._handle is not None:
             if self._when == when:
                 return
@@ -41,7 +44,7 @@ class Timer:
     def _fired(self) -> None:
         self._handle = None
         if self._clock.time() < self._when:
-            self.arm(self._when)  # The process stood still meanwhile, or the loop was early.
+            self.arm(self._when)  # The process was stopped meanwhile, or the loop was early.
         else:
             self._fire()
 

@@ -1,1 +1,1 @@
-"""Weights at rest and on their way to a newcomer: checkpoints, snapshots, archives."""
+"""Weights on disk and in transfer to newcomers: checkpoints, snapshots, archives."""

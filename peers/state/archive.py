@@ -1,13 +1,14 @@
-"""What an archive holds, and how one knows that it is whole.
+"""The contents of an archive of a run, and the checks that it is complete.
 
     run.json           the published run
     order.bin          the owner's newest order, if one was given
-    contributors.json  who has contributed, by what peers say of themselves
+    contributors.json  the contributors, by what peers claim in their records
     archive.json       the index: every checkpoint with its SHA-256, length and signers
     stage-S-round-R.safetensors
 
-The index is written last and believed only as far as the files agree with it. Checkpoints are those of
-peers/state/checkpoint_file.py, so `generate`, `export` and `evaluate` read an archive in a folder as it is.
+The index is written last, and an entry is believed only if its file agrees with it. Checkpoints have the
+format of peers/state/checkpoint_file.py. `generate`, `export` and `evaluate` can therefore read an archive
+folder directly.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from swarmnet.identifiers import RunId
 INDEX, RUN, ORDER, CONTRIBUTORS = "archive.json", "run.json", "order.bin", "contributors.json"
 FORMAT = 1
 INDEX_LIMIT = 64 * 1024 * 1024
-"""Of the index, for readers and writers alike: an entry that 64 peers have signed takes 4 KB."""
+"""Maximum size of the index in bytes, for readers and writers: an entry that 64 peers signed takes 4 KB."""
 _FAR = 1 << 63
-"""Above any length in bytes and any time in seconds."""
+"""A bound above any length in bytes and any time in seconds."""
 _NAME = re.compile(r"stage-(\d{1,5})-round-(\d{8,10})\.safetensors")
 
 
 class IndexFull(ArchiveError):
-    """No reader would take an index with one checkpoint more."""
+    """The index would exceed the size that readers accept if one more checkpoint were added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +49,21 @@ class Entry:
     signers: tuple[str, ...]
     """Peers that signed these weights."""
     archived: float
-    """Swarm time, seconds since 1970."""
+    """Time of archiving in swarm time, seconds since 1970."""
     tokens: int | None = None
-    """In all settled rounds up to it; None: not known."""
+    """Number of tokens in all settled rounds up to this one; None if not known."""
 
 
 class Archive:
-    """Blocking; call from a thread."""
+    """An archive in a store. Its methods block: call them from a thread."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.entries: tuple[Entry, ...] = ()
 
     def open(self, signed: SignedManifest | None = None) -> SignedManifest:
-        """Read the index. `signed`: the run that it must be, or becomes if the archive is empty. Raises
-        ArchiveError."""
+        """Read the index and return the run. `signed` is the expected run, which an empty archive adopts.
+        Raises ArchiveError."""
         held = self.store.read(RUN, MOST_BYTES)
         if held is None:
             if signed is None:
@@ -82,11 +83,11 @@ class Archive:
         return found
 
     def newest(self, stage: int) -> list[Entry]:
-        """Of a stage, the newest first."""
+        """Return the checkpoints of a stage, newest first."""
         return sorted((e for e in self.entries if e.stage == stage), key=lambda entry: -entry.round)
 
     def checkpoint(self, entry: Entry) -> bytes:
-        """Raises ArchiveError where it is not what the index says."""
+        """Return the bytes of a checkpoint. Raises ArchiveError if they do not match the index."""
         data = self.store.read(entry.name, entry.bytes)
         if data is None:
             raise ArchiveError(f"{self.store.url}/{entry.name} is missing, though the index names it")
@@ -95,14 +96,16 @@ class Archive:
         return data
 
     def put(self, entry: Entry, data: bytes) -> None:
-        """The file, then the index. Raises UserError; of an index that is full before the file is written."""
+        """Write a checkpoint and then the index. Raises UserError; if the index is full, no file is
+        written."""
         entries = (*(e for e in self.entries if e.name != entry.name), entry)
         index = self._index(entries)
         self.store.write(entry.name, data)
         self._write_index(entries, index)
 
     def prune(self, interval_rounds: int, newest: int, every: int) -> list[Entry]:
-        """Delete what the policy does not keep; what went. The index first: it never names what is gone."""
+        """Delete the checkpoints that the retention policy does not keep, and return them. The index is
+        written first, so that it never names a deleted file."""
         staying: list[Entry] = []
         for stage in {entry.stage for entry in self.entries}:
             entries = self.newest(stage)
@@ -117,7 +120,7 @@ class Archive:
         return gone
 
     def damaged(self) -> list[str]:
-        """Names of checkpoints that are not what the index says."""
+        """Return the names of checkpoints that do not match the index."""
         return [entry.name for entry in self.entries if self._fails(lambda e=entry: self.checkpoint(e))]  # type: ignore[misc]
 
     @staticmethod
@@ -129,14 +132,15 @@ class Archive:
         return False
 
     def order(self) -> bytes | None:
-        """Unverified."""
+        """Return the stored order without verification, or None."""
         return self.store.read(ORDER)
 
     def put_order(self, data: bytes) -> None:
         self.store.write(ORDER, data)
 
     def contributors(self) -> list[dict[str, Any]]:
-        """One per peer: peer, name, tokens by stage, checkpoints signed. What cannot be read is nobody."""
+        """Return one entry per peer: peer, name, tokens by stage, checkpoints signed. Unreadable entries are
+        left out."""
         data = self.store.read(CONTRIBUTORS)
         try:
             found = json.loads(data) if data else []
@@ -148,8 +152,9 @@ class Archive:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
 
     def _index(self, entries: tuple[Entry, ...]) -> bytes:
-        """Raises IndexFull for one that no reader would take: what is archived must stay readable."""
-        # Tokens beside the entries: programs from before take no entry that has more fields.
+        """Return the bytes of the index. Raises IndexFull if readers would refuse it, so that the archive
+        stays readable."""
+        # Tokens are stored separately, because earlier programs refuse entries with more fields.
         tokens = {entry.name: entry.tokens for entry in entries if entry.tokens is not None}
         checkpoints = [{k: v for k, v in asdict(entry).items() if k != "tokens"} for entry in entries]
         content = {"format": FORMAT, "checkpoints": checkpoints, "tokens": tokens}
@@ -167,6 +172,7 @@ class Archive:
         self.entries = entries
 
     def _read_index(self, run_id: RunId) -> tuple[Entry, ...]:
+        """Read the index. Raises ArchiveError if it is invalid."""
         data = self.store.read(INDEX, INDEX_LIMIT)
         if data is None:
             return ()
@@ -188,7 +194,7 @@ def entry_name(stage: int, round: int) -> str:
 
 
 def _entry(content: dict[str, Any], tokens: object) -> Entry:
-    """Raises ValueError, KeyError or TypeError: the archive may be a stranger's."""
+    """Parse an entry. Raises ValueError, KeyError or TypeError, because the archive may be untrusted."""
     known = tokens if isinstance(tokens, int) and 0 <= tokens < _FAR else None
     entry = Entry(**{**content, "signers": tuple(map(str, content["signers"])), "tokens": known})
     found = _NAME.fullmatch(entry.name)
@@ -200,9 +206,9 @@ def _entry(content: dict[str, Any], tokens: object) -> Entry:
 
 
 def kept(rounds: Collection[int], interval_rounds: int, newest: int, every: int) -> set[int]:
-    """Of one stage's archived `rounds` the `newest` so many, and of the older ones each `every`-th possible
-    one, counted from the run's start in steps of `interval_rounds`: whoever archives keeps the same. `every`
-    0: none of them."""
+    """Return those of one stage's archived `rounds` that the retention policy keeps. The `newest` rounds are
+    kept. Of the older ones, each `every`-th possible round is kept; `every` 0 keeps none. They are counted
+    from the run's start in steps of `interval_rounds`, so that all archivists keep the same."""
     ordered = sorted(rounds, reverse=True)
     step = interval_rounds * every
     return set(ordered[:newest]) | {round for round in ordered if step and (round + 1) % step == 0}

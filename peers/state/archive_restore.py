@@ -1,8 +1,9 @@
-"""Starting from an archive: its newest checkpoint of a stage becomes the worker's own, if that is newer.
+"""Start from an archive: copy its newest checkpoint of a stage into the worker's folder, if it is newer.
 
-What the archive says is checked before it is used: the hash of the index, the run, the stage and the shapes,
-the digest of the weights, and at least one peer's signature on that very digest. Who wrote the archive could
-have made up such a peer: naming an archive is trusting it, as nobody of the group is there to say otherwise.
+The archive's data is checked before use: the hash in the index, the run, the stage, the shapes, and the
+digest of the weights. At least one peer must have signed that digest. The archive's author could have
+invented such a peer. Naming an archive therefore means trusting it, because no peer of the group is there to
+contradict it.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from swarmnet.rounds.own_contributions import NOTHING_PAST
 
 
 def signers(checkpoint: Checkpoint) -> set[PeerId]:
-    """The peers whose signature on these very weights is in the file."""
+    """Return the peers whose signature on exactly these weights is in the file."""
     found = set()
     for data in checkpoint.signed:
         try:
             envelope = open_envelope(data, checkpoint.run_id, Kind.SETTLED, STATEMENT_BYTES)
         except WireError:
             continue
-        told = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
-        if told and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
+        is_signed = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest
+        if is_signed and (envelope.stage, envelope.round) == (checkpoint.stage, checkpoint.round):
             found.add(envelope.sender)
     return found
 
 
 class Restoring:
-    """`bring` runs before a worker looks at its own disk."""
+    """Copies a checkpoint from an archive. Call `bring` before a worker reads its own disk."""
 
     def __init__(self, url: str, signed: SignedManifest, say: Say) -> None:
         self.url = without_secret(url)
@@ -56,10 +57,12 @@ class Restoring:
         self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
         damaged: Collection[Path] = (),
     ) -> None:  # fmt: skip
-        """Put the archive's newest usable checkpoint into `folder`. ArchiveError if it cannot be read at all;
-        an archive without this stage is no error: then the seed or the swarm must do. One that does not
-        answer is waited for, until somebody trains this stage: the seed would begin a second history.
-        Own checkpoints in `damaged` do not count."""
+        """Put the archive's newest usable checkpoint into `folder`.
+
+        Raises ArchiveError if the archive cannot be read. An archive without this stage is no error; the
+        worker then uses the seed or the swarm. An archive that does not answer is waited for, because the
+        seed would start a second branch. The wait ends when a peer trains this stage. Own checkpoints in
+        `damaged` do not count."""
 
         async def attempt() -> None:
             if not trained():
@@ -68,6 +71,7 @@ class Restoring:
         await until_reached(attempt, StoreUnreachable, partial(self.say, "archive"))
 
     def _bring(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
+        """Bring the newest usable checkpoint, and return a message for the user."""
         archive = Archive(open_store(self._secret_url))
         archive.open(self.signed)
         files = [file for file in checkpoint_file.files(folder, stage) if file not in damaged]
@@ -89,7 +93,8 @@ class Restoring:
         return f"{self.url} has no checkpoint of stage {stage}"
 
     def _take(self, archive: Archive, entry: Entry, folder: Path, layout: Layout) -> set[PeerId]:
-        """Check beside its place, then rename. Raises ArchiveError or CheckpointError."""
+        """Check the checkpoint under a temporary name, then rename it. Returns its signers. Raises
+        ArchiveError or CheckpointError."""
         data = archive.checkpoint(entry)
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".{entry.name}.{os.getpid()}.part"
@@ -101,7 +106,7 @@ class Restoring:
             by = signers(held)
             if held.round != entry.round or not by:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: nobody has signed its weights")
-            if held.past != NOTHING_PAST:  # Told on, they would decide what became of others' contributions.
+            if held.past != NOTHING_PAST:  # If passed on, they would decide about other peers' contributions.
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: names settled sets, signed by nobody")
             beside.replace(folder / entry.name)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Where an archive lies: a folder, or anything that fsspec opens (s3://, gs://, sftp://, memory://, ...).
+"""Storage of an archive: a folder, or anything that fsspec opens (s3://, gs://, sftp://, memory://, ...).
 
-Blocking; call from a thread. A file is there as a whole or not at all: folders and sftp get it by a rename,
-object stores by how they work, and readers check every file against the index besides.
+All calls block: use a thread. A file exists completely or not at all. Folders and sftp achieve that by a
+rename, and object stores by their design. In addition, readers check every file against the index.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from peers.config.run_url import without_secret
 from peers.errors import UserError
 
 READ_LIMIT = 64 * 1024 * 1024
-"""Bytes of a file of which nothing says how long it is."""
+"""Maximum bytes of a file of unknown length."""
 _BLOCK_BYTES = 1024 * 1024
-"""Read at a time from a web server."""
+"""Bytes per read from a web server."""
 
 
 class ArchiveError(UserError):
-    """An archive that cannot be read or written; the message names it and says why."""
+    """An archive cannot be read or written. The message names it and the reason."""
 
 
 class StoreUnreachable(ArchiveError):
-    """Whoever keeps the files does not answer, or refuses: it may be otherwise later."""
+    """The store does not answer, or refuses. A later attempt may succeed."""
 
 
 class Store(Protocol):
+    """A place for the files of an archive."""
+
     url: str
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
-        """Return a file, or None: not there. Raises ArchiveError where it cannot be read, or is longer than
-        `limit` bytes, of which no more are in memory."""
+        """Return a file, or None if it does not exist. Raises ArchiveError if it cannot be read, or if it is
+        longer than `limit` bytes; then no more are kept in memory."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Raises UserError."""
+        """Write a file completely or not at all. Raises UserError."""
 
     def delete(self, name: str) -> None:
-        """What is not there needs no deleting. Raises ArchiveError."""
+        """Delete a file if it exists. Raises ArchiveError."""
 
 
 def sha256(data: bytes) -> str:
@@ -50,7 +52,8 @@ def sha256(data: bytes) -> str:
 
 
 def open_store(url: str) -> Store:
-    """A path or file:// URL is a folder; everything else is fsspec's. Raises ArchiveError."""
+    """Return the store at a URL: a folder for paths and file:// URLs, otherwise fsspec. Raises
+    ArchiveError."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return FolderStore(Path(url).expanduser())
@@ -60,13 +63,15 @@ def open_store(url: str) -> Store:
 
 
 def _within(data: bytes, limit: int, place: str) -> bytes:
-    """Return the file. Raises ArchiveError where it is longer than `limit` bytes."""
+    """Return `data`. Raises ArchiveError if it is longer than `limit` bytes."""
     if len(data) > limit:
         raise ArchiveError(f"{place} is longer than {limit:,} bytes, as no such file is: name another place")
     return data
 
 
 class FolderStore:
+    """A store in a local folder."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = str(folder)
@@ -96,12 +101,14 @@ class FolderStore:
 
 
 _RENAMES = frozenset({"sftp", "ssh"})
-"""Where a name is taken by another file in one step (POSIX rename), and a file that is written in place may
-be left half written. Object stores have the new file when all of it has come, and no renaming."""
+"""Schemes that replace a file by an atomic rename (POSIX), but may leave a direct write incomplete. Object
+stores show a new file only when it is complete, and have no rename."""
 _UNFINISHED = ".part"
 
 
 class FsspecStore:
+    """A store that fsspec accesses."""
+
     def __init__(self, url: str) -> None:
         self.url = without_secret(url)
         self._secret_url = url
@@ -120,8 +127,8 @@ class FsspecStore:
                 return None
 
     def _first_bytes(self, files: Any, path: str, count: int) -> bytes:  # noqa: ANN401 - a package without types
-        """Return as many bytes of a file, or all. A web server may send more than it is asked for: it is read
-        as a stream."""
+        """Return the first `count` bytes of a file, or all. A web server may send more than requested, so its
+        answer is read as a stream."""
         if not is_web(self._secret_url):
             data: bytes = files.cat_file(path, start=0, end=count)
             return data
@@ -151,12 +158,12 @@ class FsspecStore:
 
     @contextlib.contextmanager
     def _connected(self, what: str, name: str = "") -> Iterator[tuple[Any, str]]:
-        """The file system, and the path of a file there. After a failure the next use connects anew: fsspec
-        keeps a file system, and one whose connection broke (sftp) stays broken.
+        """Yield the file system and the path of a file in it.
 
-        Whatever a backend raises becomes StoreUnreachable, with its kind beside the words. Not only OSError
-        comes: botocore, gcsfs and paramiko have kinds of their own, which cannot be named without importing
-        them, and a store that is not reached must not end who uses it with a traceback."""
+        After a failure, the next use reconnects. fsspec caches a file system, and one whose connection broke
+        (sftp) stays broken. Every exception of a backend becomes StoreUnreachable with the exception's class
+        in the message. Some (botocore, gcsfs, paramiko) cannot be named without importing their packages. An
+        unreachable store must not end the caller with a traceback."""
         place = f"{self.url}/{name}" if name else self.url
         try:
             if self._files is None:
@@ -166,5 +173,5 @@ class FsspecStore:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             self._files = None
-            told = reason_of(error).replace(self._secret_url, self.url)
-            raise StoreUnreachable(f"{place}: {what}: {told}") from None
+            why = reason_of(error).replace(self._secret_url, self.url)
+            raise StoreUnreachable(f"{place}: {what}: {why}") from None

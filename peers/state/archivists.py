@@ -1,7 +1,7 @@
-"""Archivists that a newcomer asks when nobody trains its stage any more.
+"""Get weights from archivists when no peer trains this stage any more.
 
-What they offer is taken only if peers of the stage have signed it, besides. They are no peers of the stage:
-nobody asks them while one is there that takes part.
+Archivists are not peers of the stage, so they are asked only while no active peer of the stage is linked.
+Their snapshots are accepted only if peers of the stage have signed them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from swarmnet.membership.machine import Known
 ROLE = "archivist"
 MOST_ASKED = 2
 PATIENCE_SECONDS = 60.0
-"""For an archivist to read a checkpoint from where it lies."""
+"""Seconds that an archivist has to read a checkpoint from its store."""
 
 
 class Keepers:
+    """Links to archivists and keeps the signatures that they present."""
+
     def __init__(self, presence: Presence, neighbourhood: Neighbourhood, stage: int) -> None:
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.stage = stage
         self._vouched: set[tuple[int, bytes]] = set()
-        """(round, chain and digest) that somebody else than who says so has signed."""
+        """Pairs of round and (chain + digest) that a peer other than the presenting archivist has signed."""
 
     async def reach(self) -> None:
-        """Link to some archivists of the run; whoever is not reached is not there."""
+        """Link to some archivists of the run. Those that are not reached are skipped."""
         found = await self.presence.look_up(NO_STAGE) or {}
         asked = 0
         for data in found.values():
@@ -45,24 +47,28 @@ class Keepers:
                 await self.neighbourhood.reach(data)
 
     def linked(self) -> list[PeerId]:
-        """Those that can be asked."""
-        return [peer for peer, known in self.neighbourhood.known().items() if known.linked and _keeps(known)]
+        """Return the linked archivists."""
+        return [
+            peer for peer, known in self.neighbourhood.known().items()
+            if known.linked and _is_archivist(known)
+        ]  # fmt: skip
 
     def is_one(self, peer: PeerId) -> bool:
         known = self.neighbourhood.known().get(peer)
-        return known is not None and _keeps(known)
+        return known is not None and _is_archivist(known)
 
     def hear(self, peer: PeerId, message: Statements) -> None:
-        """What an archivist shows as signed by others. Raises WireError for what is not."""
+        """Keep signatures that an archivist presents from other peers. Raises WireError if one is invalid."""
         for data in message.statements[:MOST_STATEMENTS]:
             envelope = open_envelope(data, self.presence.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
             if envelope.stage == self.stage and envelope.sender != peer:
                 self._vouched.add((envelope.round, bytes(envelope.payload)))
 
     def vouched(self, peer: PeerId, root: SnapshotRoot) -> bool:
-        """Whether a peer may offer this root: an archivist only what others have signed."""
+        """Return True if a peer may offer this root. An archivist may offer only roots that other peers
+        signed."""
         return not self.is_one(peer) or (root.round, root.chain + root.digest) in self._vouched
 
 
-def _keeps(known: Known) -> bool:
+def _is_archivist(known: Known) -> bool:
     return (known.role, known.stage) == (ROLE, NO_STAGE)

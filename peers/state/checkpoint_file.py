@@ -1,7 +1,8 @@
-"""Local checkpoints: one safetensors file per stage and round, with Hugging Face names, never half-written.
+"""Local checkpoints: one safetensors file per stage and round, with Hugging Face names, written atomically.
 
-The weights are float32 and, below 4 in magnitude, exactly the integers that the group settled (fixed_point);
-the file's own digest is checked when it is read. A tensor with a larger weight is stored as float64.
+The weights are float32. Below 4 in magnitude they represent exactly the integers that the group settled
+(fixed_point). The file's own digest is checked when it is read. A tensor with a larger weight is stored as
+float64.
 """
 
 from __future__ import annotations
@@ -35,46 +36,50 @@ from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MOST_REFERENCES, N
 from swarmnet.run.manifest import Manifest
 
 STATEMENT_BYTES = len(START) + 32
-"""The chain's value and the digest of settled weights: what peers sign of a round."""
+"""Size of the statement that peers sign about a round: the chain value and the digest of the settled weights.
+"""
 KEPT = 2
 REFERENCE_CHARACTERS = 160
-"""Of one member of a set as it is written: a peer's id has 52, a contribution's 44 at most, a size 10."""
+"""Characters per member of a set: a peer id has 52, a contribution id at most 44, a size 10."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be used; the message names the file and the reason."""
+    """A checkpoint cannot be used. The message names the file and the reason."""
 
 
 class OtherCheckpoint(CheckpointError):
-    """An intact checkpoint, but of another run or stage."""
+    """An intact checkpoint of another run or stage."""
 
 
 DiskError = UserError
-"""What `write` raises when the disk refuses."""
+"""Raised by `write` when the disk refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """The contents of one checkpoint file."""
+
     run_id: RunId
     manifest: str
-    """Canonical JSON: whoever has the file knows the model."""
+    """The run's manifest as canonical JSON, so that the file describes its model."""
     stage: int
     round: int
     digest: bytes
-    """Replica.digest() of the settled weights."""
+    """The value of `Replica.digest()` for the settled weights."""
     chain: bytes
-    """The value of the chain of settled sets there (swarmnet/rounds/history.py)."""
+    """The value of the chain of settled sets at that round (swarmnet/rounds/history.py)."""
     tensors: dict[str, Tensor]
     signed: tuple[bytes, ...] = ()
-    """What peers of the group have signed of the weights after that round
+    """Envelopes in which peers of the group signed the weights after that round
     (worker/rounds/digest_gossip.py)."""
     past: Past = NOTHING_PAST
-    """What its writer knew of the rounds up to that one."""
+    """What the writer knew of the rounds up to that one."""
     tokens: int | None = None
-    """In all settled rounds up to that one; None: its writer did not know."""
+    """Number of tokens in all settled rounds up to that one; None if the writer did not know."""
 
     def units(self, layout: Layout) -> Tensor:
-        """int32 [layout.size]. Raises CheckpointError if tensors are missing or shaped otherwise."""
+        """Return the weights as int32 [layout.size]. Raises CheckpointError if a tensor is missing or has
+        another shape."""
         units = torch.zeros(layout.size, dtype=torch.int32)
         for entry in layout.entries:
             tensor = self.tensors.get(entry.name)
@@ -85,7 +90,7 @@ class Checkpoint:
 
 
 def state_digest(round: int, units: Tensor) -> bytes:
-    """As Replica.digest(): SHA-256 over the round and the little-endian int32 weights."""
+    """Return SHA-256 over the round and the little-endian int32 weights, like `Replica.digest()`."""
     data = units.cpu().numpy().astype("<i4", copy=False).tobytes()
     return hashlib.sha256(round.to_bytes(8, "little", signed=True) + data).digest()
 
@@ -95,8 +100,9 @@ def write(
     signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
     damaged: Collection[Path] = (),
 ) -> Path:  # fmt: skip
-    """Write `stage-S-round-R.safetensors` and keep the stage's newest KEPT. Files in `damaged` stay as they
-    are and do not count: a person may be able to repair them. Raises DiskError."""
+    """Write `stage-S-round-R.safetensors`, and delete all but the stage's newest KEPT files. Files in
+    `damaged` stay unchanged and do not count, because a person may be able to repair them. Raises
+    DiskError."""
     path = folder / f"stage-{stage}-round-{round:08d}.safetensors"
     write_atomically(path, content(manifest, stage, round, chain, units, layout, signed, past, tokens))
     usable = [file for file in files(folder, stage) if file not in damaged]
@@ -109,7 +115,7 @@ def content(
     manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
     signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
 ) -> bytes:  # fmt: skip
-    """What a checkpoint file holds."""
+    """Return the bytes of a checkpoint file."""
     tensors = {}
     for entry in layout.entries:
         values = units[entry.place]
@@ -163,14 +169,14 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
 
 
 def number(text: str) -> int:
-    """A stage or a round. Raises ValueError for what no run has."""
-    if not re.fullmatch(r"[0-9]{1,10}", text):  # As the names of archived files have (archive.py).
+    """Parse a stage or round. Raises ValueError for a number that no run has."""
+    if not re.fullmatch(r"[0-9]{1,10}", text):  # As in the names of archived files (archive.py).
         raise ValueError(f"{text[:20]!r} is no number of a stage or round")
     return int(text)
 
 
 def token_count(text: str) -> int | None:
-    """Raises ValueError for what no run has."""
+    """Parse a number of tokens; None for an empty text. Raises ValueError for a number that no run has."""
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
@@ -179,29 +185,31 @@ def token_count(text: str) -> int | None:
 
 
 def _written(sets: Sets) -> str:
-    told = {
+    """Encode settled sets as JSON."""
+    members = {
         round: [(entry.peer, entry.id, entry.size) for entry in references]
         for round, references in sets.items()
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(members).decode()
 
 
 def _sets(text: str) -> Sets:
-    """Raises msgspec.MsgspecError, and ValueError for more than a peer keeps (Offers.known)."""
+    """Decode settled sets. Raises msgspec.MsgspecError, or ValueError for more than a peer keeps
+    (`Offers.known`)."""
     if len(text) > REFERENCE_CHARACTERS * MOST_REFERENCES:
         raise ValueError(f"it has {len(text)} characters of sets")
-    told = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
-    if len(told) > LEARNED_ROUNDS or sum(map(len, told.values())) > MOST_REFERENCES:
-        raise ValueError(f"it has the sets of {len(told)} rounds")
+    members = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
+    if len(members) > LEARNED_ROUNDS or sum(map(len, members.values())) > MOST_REFERENCES:
+        raise ValueError(f"it has the sets of {len(members)} rounds")
     return {
         round: tuple(Reference(round, PeerId(peer), ContributionId(id), size) for peer, id, size in entries)
-        for round, entries in told.items()
+        for round, entries in members.items()
     }
 
 
 def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over all that a file says: weights that a flipped bit moves by less than the grid, and the
-    chain, are not in the state's own digest."""
+    """Return SHA-256 over everything in a file. The state's own digest does not cover the chain, nor bit
+    flips that change a weight by less than the grid."""
     content = hashlib.sha256()
     for key in sorted(metadata):
         content.update(f"{key} {len(metadata[key])} {metadata[key]}\n".encode())
@@ -213,13 +221,12 @@ def _content(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 
 def files(folder: Path, stage: int) -> list[Path]:
-    """A stage's checkpoints, newest first."""
+    """Return a stage's checkpoints, newest first."""
     return sorted(folder.glob(f"stage-{stage}-round-*.safetensors"), reverse=True)
 
 
 def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
-    """Return the newest intact checkpoint of each stage, the stage that was written last first. Reads whole
-    files."""
+    """Return the newest intact checkpoint of each stage, most recently written first. Reads whole files."""
     found: dict[int, tuple[float, OnDisk]] = {}
     for path in sorted(folder.glob("stage-*-round-*.safetensors"), key=stage_and_round, reverse=True):
         stage, round = stage_and_round(path)
@@ -234,8 +241,8 @@ def on_disk(folder: Path, run_id: RunId) -> list[OnDisk]:
 
 
 def set_aside(folder: Path, stage: int, round: int, damaged: Collection[Path] = ()) -> list[Path]:
-    """Rename a stage's checkpoints that are newer than `round`, so that nothing starts from them; to what.
-    Files in `damaged` keep their names."""
+    """Rename a stage's checkpoints that are newer than `round`, so that no start uses them. Returns the new
+    names. Files in `damaged` keep their names."""
     aside = []
     for path in files(folder, stage):
         if int(path.stem.rpartition("-")[2]) > round and path not in damaged:
@@ -244,7 +251,8 @@ def set_aside(folder: Path, stage: int, round: int, damaged: Collection[Path] = 
 
 
 def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
-    """(round, chain, units) of one file. CheckpointError if it is damaged or of another run or stage."""
+    """Return (round, chain, units) of one file. Raises CheckpointError if it is damaged or of another run or
+    stage."""
     checkpoint, units = restore_signed(path, run_id, stage, layout)
     return checkpoint.round, checkpoint.chain, units
 
@@ -252,7 +260,7 @@ def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int,
 def restore_signed(
     path: Path, run_id: RunId, stage: int, layout: Layout, *, max_tensors: int = MAX_TENSORS
 ) -> tuple[Checkpoint, Tensor]:
-    """As `restore`: all that the file holds, and its units."""
+    """Restore a file as `restore` does, and return its whole content and its units."""
     checkpoint = read(path, max_tensors)
     if checkpoint.run_id != run_id or checkpoint.stage != stage:
         raise OtherCheckpoint(
@@ -267,35 +275,34 @@ def restore_signed(
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A whole model, put together from its stages' newest checkpoints."""
+    """A complete model, assembled from its stages' newest checkpoints."""
 
     manifest: Manifest
     stages: tuple[dict[str, Tensor], ...]
-    """Weights as they are trained; `whole` for use."""
+    """Trained weights by stage; use `whole` for inference."""
     round: int
     """The oldest of the stages' rounds."""
     passed_over: tuple[str, ...] = ()
-    """Newer files that could not be used, and why."""
+    """Newer files that could not be used, with the reasons."""
 
     def path(self, without: Collection[int] = ()) -> tuple[dict[str, Tensor], ...]:
-        """The stages to go through, one after the other, some middle ones left out: each with the weights
-        that fit so long a path (Rules.branch_scale)."""
+        """Return the stages of a path that leaves out the stages `without`. Each has the weights scaled for a
+        path of that length (`Rules.branch_scale`)."""
         visited = [stage for stage in range(len(self.stages)) if stage not in without]
         rules = self.manifest.path_rules()
-        passed = sum(stage <= rules.last for stage in visited)  # Those of routed experts are no stop of it.
+        # Stages of routed experts are not part of a path.
+        passed = sum(stage <= rules.last for stage in visited)
         return tuple(scaled(self.stages[stage], rules.branch_scale(stage, passed)) for stage in visited)
 
     def whole(self) -> dict[str, Tensor]:
-        """All weights of the unsplit model, by their global names."""
+        """Return all weights of the unsplit model by their global names."""
         return {name: tensor for stage in self.path() for name, tensor in stage.items()}
 
 
 def newest(source: Path | None) -> Model:
-    """The newest model below `source`: a checkpoint file, or a folder of one or several peers (None: here).
-
-    Of each stage the newest that can be used; of several runs the one that was written last. Raises
-    CheckpointError when there is none, or a stage is missing.
-    """
+    """Return the newest model below `source`: a checkpoint file, or a folder of one or more peers (None:
+    here). It has the newest usable checkpoint of each stage, of the run that was written last. Raises
+    CheckpointError if there is none or a stage is missing."""
     place = source or Path()
     files = [place] if is_file(place) else sorted(place.rglob("stage-*-round-*.safetensors"))
     if not files:
@@ -332,8 +339,8 @@ def newest(source: Path | None) -> Model:
 
 
 def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
-    """Of the file that was written last, if it can be read; else of the one before. Nothing is verified yet.
-    Raises CheckpointError."""
+    """Return the run of the most recently written readable file, without verification. Raises
+    CheckpointError."""
     problem: CheckpointError | None = None
     for file in sorted(files, key=_written_at, reverse=True):
         try:
@@ -341,14 +348,15 @@ def _latest_run(files: Iterable[Path]) -> tuple[RunId, Manifest]:
                 metadata = opened.metadata() or {}
             return RunId(metadata["run"]), parse(metadata["manifest"].encode())
         except (SafetensorError, OSError, KeyError, RunFileError) as error:
-            told = f"{file} is no checkpoint that can be used ({error})"
-            problem = problem or CheckpointError(told)
+            text = f"{file} is no checkpoint that can be used ({error})"
+            problem = problem or CheckpointError(text)
     assert problem is not None, "of at least one file"
     raise problem
 
 
 def _written_at(file: Path) -> float:
-    """Unix time; 0 of what is gone: a peer that runs deletes old ones."""
+    """Return the Unix time of the last change; 0 if the file is gone, since a running peer deletes old
+    ones."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -356,13 +364,13 @@ def _written_at(file: Path) -> float:
 
 
 def stage_and_round(file: Path) -> tuple[int, int]:
-    """As the name says; (-1, -1) of another name."""
+    """Return stage and round from a file's name, or (-1, -1) for another name."""
     named = re.fullmatch(r"stage-(\d+)-round-(\d+)", file.stem)
     return (int(named[1]), int(named[2])) if named is not None else (-1, -1)
 
 
 def _require_digest(checkpoint: Checkpoint, manifest: Manifest) -> None:
-    """Raises CheckpointError."""
+    """Raise CheckpointError if the weights do not match the checkpoint's digest."""
     stage, at = checkpoint.stage, checkpoint.round
     if 0 <= stage < len(manifest.stages):
         layout = state_layout(manifest, stage)

@@ -1,4 +1,4 @@
-"""A worker's checkpoints in time: read at the start, written now and then, a full disk survived."""
+"""Read a worker's checkpoints at the start and write new ones regularly; a full disk does not stop it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from swarmnet.rounds.own_contributions import Past
 
 LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
-"""Between two lines that say that the disk refuses; it is asked again every second, to use room at once."""
+"""Interval of messages that the disk refuses. Writing is retried every second, to use free space at once."""
 DOWNLOAD = "download"
-"""The folder beside the checkpoints."""
+"""The folder for downloads, inside the folder of the checkpoints."""
 
 
 def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
-    """Every how many rounds to save, for about `wanted_rounds`: the snapshots' interval times a power of two.
-
-    Peers measure different speeds; of two neighbouring powers of two the larger one's rounds are saved by
-    both, so that their disks share rounds when the whole group starts again."""
+    """Return the interval in rounds between saves, for about `wanted_rounds`. It is the snapshot interval
+    times a power of two. Peers measure different speeds. Of two adjacent powers of two, both peers save the
+    rounds of the larger one. Thus their disks have rounds in common when the whole group restarts."""
     every = snapshot_rounds
     while 2 * every <= wanted_rounds:
         every *= 2
@@ -39,8 +38,8 @@ def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
 
 
 class KeepsStatements(Protocol):
-    """What the group has signed of its settled weights (worker/rounds/digest_gossip.py) is kept beside
-    them."""
+    """Stores the group's signatures on its settled weights (worker/rounds/digest_gossip.py) with the
+    weights."""
 
     def of_round(self, round: int) -> list[bytes]: ...
 
@@ -48,7 +47,7 @@ class KeepsStatements(Protocol):
 
 
 class Disk:
-    """`folder` None keeps nothing."""
+    """The checkpoints of a worker on disk. With `folder` None, nothing is stored."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class Disk:
         digests: KeepsStatements,
         past: Callable[[int], Past],
     ) -> None:
-        """`past(round)`: what is known of the rounds up to there."""
+        """Create the writer. `past(round)` returns what is known of the rounds up to that one."""
         self.folder = folder
         self.signed = signed
         self.stage = stage
@@ -73,18 +72,18 @@ class Disk:
         self.digests = digests
         self.past = past
         self.chunks = KeptChunks(None if folder is None else folder / DOWNLOAD, say)
-        """Of a state that is being fetched."""
+        """Chunks of a state that is being downloaded."""
         self.saved: tuple[Path, int] | None = None
-        """The newest checkpoint's file and round."""
+        """File and round of the newest checkpoint."""
         self.saved_bytes = 0
         self.damaged: dict[Path, int] = {}
-        """Files of this stage that cannot be used, and the rounds in their names. They stay as they are."""
+        """Unusable files of this stage and the rounds in their names. They stay unchanged."""
         self.timings = Timings()
         self._say_again = 0.0
-        """When the next refusal of the disk is worth a line."""
+        """Time from which the next refusal of the disk is reported."""
 
     def restored(self) -> list[Weights]:
-        """From all usable checkpoints, the newest first."""
+        """Return the weights of all usable checkpoints, newest first."""
         found, self.saved = [], None
         self.damaged.clear()
         for path in checkpoint_file.files(self.folder, self.stage) if self.folder is not None else ():
@@ -111,25 +110,28 @@ class Disk:
         return found
 
     def forget_after(self, round: int) -> None:
-        """The group went on from this round: newer checkpoints here are of a history that was given up."""
+        """Set aside checkpoints newer than `round`, from which the group continues: their branch was
+        abandoned."""
         if self.folder is not None:
             for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):
                 self.saved = None
                 self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
 
     def first_weights(self, snapshots: Snapshots) -> Weights | None:
-        """What the run starts from: what the seed makes, or a model. None: that is not here yet."""
+        """Return the weights that the run starts from: from the seed or a model. None if the model is not
+        here yet."""
         if not self.signed.manifest.start.path:
             return Weights(self.part.first_units(), -1, START, tokens=0)
         return snapshots.start.weights() if snapshots.start is not None else None
 
     @property
     def lost_round(self) -> int:
-        """The newest round in the names of the damaged files; -1 if a file can be used, or none is there."""
+        """The newest round in the names of the damaged files; -1 if a file is usable or none exists."""
         return max(self.damaged.values(), default=-1) if self.saved is None else -1
 
     async def save_forever(self, seconds: float, snapshots: Snapshots) -> None:
-        """Save about every `seconds`, the same rounds as the others do (`aligned`); never if that is 0."""
+        """Save about every `seconds`, in the same rounds as other peers (`aligned`). Never saves if `seconds`
+        is 0."""
         loop = asyncio.get_running_loop()
         if not seconds or self.folder is None:
             await loop.create_future()
@@ -144,7 +146,7 @@ class Disk:
                     break
 
     async def save(self, settled: Callable[[], Weights]) -> None:
-        """Write the settled weights, unless the newest file has them already. `settled` is called in the
+        """Write the settled weights, unless the newest file already has them. `settled` is called in the
         compute thread."""
         if self.folder is None:
             return
@@ -158,12 +160,13 @@ class Disk:
         await self._write(await taken, last=True)
 
     async def save_newest(self, snapshots: Snapshots) -> None:
-        """Write the newest snapshot, if no file has it or a newer one."""
+        """Write the newest snapshot, unless a file has it or a newer one."""
         if snapshots.held:
             await self._write(snapshots.held[0].weights(), last=True)
 
     async def _write(self, weights: Weights, last: bool = False) -> None:
-        """`last`: there is no other try, so whoever reads must hear that it failed."""
+        """Write the weights unless a file has them. `last`: there is no further attempt, so failures are
+        always reported."""
         round = weights.settled_round
         if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return

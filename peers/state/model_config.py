@@ -1,7 +1,7 @@
 """Read a Hugging Face `config.json`, and list each key that this program's decoder does not implement.
 
-A key that is not understood is a reason to refuse, not to be ignored: a model whose configuration is half
-read is another model.
+An unknown key is a reason to refuse the model, because a partly understood configuration describes another
+model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SHOWN_REASONS = 20
-"""A hostile file has as many wrong keys as fit in it; a person mends some at a time."""
+"""Maximum number of reasons shown; a hostile file could have any number of wrong keys."""
 MAX_SHOWN_CHARACTERS = 80
-"""Of a key or a value in a message."""
+"""Maximum number of characters shown of a key or a value."""
 ROPE_THETA = 10000.0
-"""The value that transformers takes where a configuration has none."""
+"""The default of transformers if a configuration has no value."""
 MAX_NUMBER = 2**31 - 1
-"""Of a size: tensors are indexed by int32 at the narrowest; real models stay far below."""
+"""Maximum of a size: tensors are indexed by int32 at the narrowest, and real models stay far below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,17 @@ class Family:
     model_type: str
     qk_norm: bool
     head_dim: int | None
-    """transformers' default where `head_dim` is absent; None: hidden_size / num_attention_heads."""
+    """The default of transformers if `head_dim` is absent; None means hidden_size / num_attention_heads."""
     key_value_heads: int | None
-    """transformers' default where `num_key_value_heads` is absent; None: as many as query heads."""
+    """The default of transformers if `num_key_value_heads` is absent; None means the number of query
+    heads."""
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", False, None, None),
     "Qwen3ForCausalLM": Family("qwen3", True, 128, 32),
 }
-"""Architecture -> what transformers 5 (configuration_llama.py, configuration_qwen3.py) makes of it."""
+"""Maps architecture to its properties in transformers 5 (configuration_llama.py, configuration_qwen3.py)."""
 SIZE_KEYS = {
     "vocab_size": "vocabulary",
     "hidden_size": "width",
@@ -51,7 +52,7 @@ SIZE_KEYS = {
     "rope_theta": "rope_theta",
     "max_position_embeddings": "context",
 }
-"""Key -> key of the run file's `model`."""
+"""Maps key of `config.json` to key of the run file's `model`."""
 IMPLEMENTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
     "tie_word_embeddings": (False,),
@@ -65,13 +66,13 @@ IMPLEMENTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-"""Key -> the values that the decoder computes; `null` and an absent key stand for the first."""
+"""Maps key to the values that the decoder implements; `null` and an absent key mean the first."""
 ROPE_VALUES: Mapping[str, tuple[object, ...]] = {
     "rope_type": ("default",),
     "type": ("default",),
     "partial_rotary_factor": (1,),
 }
-"""As IMPLEMENTED_VALUES, inside `rope_parameters` and `rope_scaling`; beside these stands `rope_theta`."""
+"""The same for keys inside `rope_parameters` and `rope_scaling`, which also contain `rope_theta`."""
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
 IGNORED_KEYS = frozenset((
     "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "transformers_version",
@@ -88,8 +89,10 @@ IGNORED_KEYS = frozenset((
     "begin_suppress_tokens", "transformers.js_config", "unsloth_fixed", "unsloth_version",
     "is_llama_config",
 ))  # fmt: skip
-"""Keys that do not change the logits of LlamaForCausalLM and Qwen3ForCausalLM: the fields of transformers 4's
-and 5's PretrainedConfig for generation, classification and output, and marks of common tools."""
+"""Keys that do not change the logits of LlamaForCausalLM and Qwen3ForCausalLM.
+
+They are fields of PretrainedConfig of transformers 4 and 5 for generation, classification and output, and
+markers of common tools."""
 UNTIE = (
     "the embedding and the head lie in different stages; in transformers, "
     "m.config.tie_word_embeddings = False, then m.lm_head.weight = "
@@ -99,18 +102,19 @@ UNTIE = (
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a `config.json` says of a model."""
+    """The properties of a model in its `config.json`."""
 
     qk_norm: bool | None
-    """None: the architecture is none of FAMILIES."""
+    """True if the model normalizes queries and keys; None if the architecture is not in FAMILIES."""
     values: Mapping[str, int | float]
-    """Key of SIZE_KEYS -> value; keys that are missing or wrong are left out."""
+    """Maps key of `SIZE_KEYS` to value; missing or wrong keys are left out."""
     reasons: tuple[str, ...]
-    """Why the decoder does not compute this model: key, value and cure; empty: it does."""
+    """Reasons why the decoder cannot compute this model: key, value and remedy. Empty if it can."""
 
 
 def read_config(config: Mapping[str, Any], extra_keys: frozenset[str] = frozenset()) -> ModelConfig:
-    """Read all keys. Never raises: what is wrong stands in `reasons`. `extra_keys`: the caller reads them."""
+    """Read all keys and return them with the reasons against the model. Never raises. `extra_keys` are keys
+    that the caller reads itself."""
     reasons: list[str] = []
     family = _read_family(config, reasons)
     values = _read_sizes(config, family, reasons)
@@ -130,14 +134,14 @@ def read_config(config: Mapping[str, Any], extra_keys: frozenset[str] = frozense
 
 
 def join_reasons(reasons: tuple[str, ...]) -> str:
-    """All reasons in one line, as many as a person reads."""
+    """Return all reasons in one line, at most as many as a person reads."""
     left = len(reasons) - MAX_SHOWN_REASONS
     return "; ".join(reasons[:MAX_SHOWN_REASONS]) + (f"; and {left} more" if left > 0 else "")
 
 
 def show(value: object) -> str:
-    """A key or a value in ASCII and on one line, cut to MAX_SHOWN_CHARACTERS."""
-    if isinstance(value, str):  # Cut first: what is long is not worth its escapes.
+    """Return a key or a value in ASCII on one line, cut to `MAX_SHOWN_CHARACTERS`."""
+    if isinstance(value, str):  # Cut first: escaping the rest would be wasted.
         quoted = json.dumps(value[: MAX_SHOWN_CHARACTERS + 1])
     elif isinstance(value, dict | list):
         quoted = _show_nested(value)
@@ -158,6 +162,7 @@ def _show_nested(value: dict[str, Any] | list[Any]) -> str:
 
 
 def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None:
+    """Return the architecture of a configuration, or None with a reason."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -173,6 +178,7 @@ def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None
 def _read_sizes(
     config: Mapping[str, Any], family: Family | None, reasons: list[str]
 ) -> dict[str, int | float]:
+    """Return the valid sizes of a configuration, and add a reason for each invalid one."""
     values: dict[str, int | float] = {}
 
     def read(key: str, is_valid: Callable[[object], bool], wanted: str, default: int | None = None) -> None:
@@ -191,7 +197,7 @@ def _read_sizes(
     read("rms_norm_eps", _is_positive, "a number above 0")
     values.update({key: float(value) for key, value in values.items() if key == "rms_norm_eps"})
     width, heads = values.get("hidden_size"), values.get("num_attention_heads")
-    if width is None or heads is None:  # Nothing follows from them.
+    if width is None or heads is None:  # The following keys depend on them.
         return values
     qwen_heads = family.key_value_heads if family and "num_key_value_heads" not in config else None
     read("num_key_value_heads", _is_size, whole, qwen_heads or int(heads))
@@ -209,7 +215,8 @@ def _read_sizes(
 
 
 def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
-    """The base of rotary positions, from all places that may name it; None: they are wrong or differ."""
+    """Return the base of rotary positions from all keys that may contain it; None if they are wrong or
+    differ."""
     thetas = {"rope_theta": config.get("rope_theta")}
     for place in ROPE_KEYS:
         found = config.get(place)
@@ -237,7 +244,7 @@ def _read_rope(config: Mapping[str, Any], reasons: list[str]) -> float | None:
 
 
 def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> None:
-    """A window has no effect only where the configuration itself switches it off."""
+    """Add a reason unless the window has no effect, because the configuration itself disables it."""
     is_off = config.get("use_sliding_window") is False
     if config.get("sliding_window") is not None and not is_off:
         reasons.append(f"{_named(config, 'sliding_window')} is not implemented; only null is")
@@ -248,7 +255,7 @@ def _check_attention_window(config: Mapping[str, Any], reasons: list[str]) -> No
 
 
 def _check_value(key: str, value: object, implemented: tuple[object, ...], reasons: list[str]) -> None:
-    """`0` is no `false`, and `1.0` is `1`."""
+    """Add a reason if the value is not implemented. `0` differs from `false`, but `1.0` equals `1`."""
     if value is None:
         return
     if any(_is_same(value, known) for known in implemented):

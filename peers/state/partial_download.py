@@ -1,8 +1,8 @@
-"""The chunks of a download, on disk until it is done: a peer that is restarted meanwhile goes on from there.
+"""Keep the chunks of a download on disk until it is complete, so that a restarted peer can resume it.
 
-A chunk is a file named by its hash, so it counts for every state in which it occurs. Only those of the newest
-download are kept. Nothing is synced to the disk: what is read counts only if it has the hash, and what is
-lost or damaged is fetched again.
+A chunk is a file named by its hash, so it serves every state that contains it. Only chunks of the newest
+download are kept. Nothing is synced to disk. A chunk that is read counts only if it has the hash; lost or
+damaged ones are fetched again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _UNFINISHED = ".part"
 
 
 class KeptChunks:
-    """The folder of a peer's newest download, of which nobody else writes. `folder` None keeps nothing."""
+    """The folder of a peer's newest download; only this peer writes there. With `folder` None, nothing is
+    kept."""
 
     def __init__(self, folder: Path | None, say: Say) -> None:
         self.folder = folder
         self.say = say
-        self._said = False
+        self._reported = False
 
     async def worth_resuming(self, roots: Iterable[SnapshotRoot]) -> set[Root]:
-        """Those of which so much is on disk that they are better than newer ones. By the files' sizes: where
-        these are damaged, more is fetched in the end."""
+        """Return those roots for which resuming is better than fetching newer ones, by what is on disk. This
+        is decided by file sizes. If files are damaged, more is fetched in the end."""
         if self.folder is None:
             return set()
         sizes = await asyncio.to_thread(_sizes, self.folder)
@@ -45,25 +46,25 @@ class KeptChunks:
         }
 
     async def remove(self) -> None:
-        """The download is done, or not wanted any more."""
+        """Remove the chunks. Called when the download is complete or no longer wanted."""
         if self.folder is not None:
             await asyncio.to_thread(_remove, self.folder)
 
     def refused(self, error: OSError) -> None:
-        """The disk refuses a chunk: it is said once."""
-        if not self._said:
-            self._said = True
+        """Report once to the user that the disk refuses a chunk."""
+        if not self._reported:
+            self._reported = True
             why = f"{self.folder}: cannot be written: {error.strerror or error}"
             then = "what comes from now on is fetched again if this peer is restarted meanwhile"
             self.say("chunks_not_kept", f"{why}; the download goes on in memory, but {then}; make room there")
 
 
 class Download:
-    """One state on its way: its bytes in memory, and its chunks on disk. Files are read and written in
-    threads; all else is called on the event loop."""
+    """One state that is being downloaded: its bytes in memory, and its chunks on disk. Files are read and
+    written in threads. Everything else is called on the event loop."""
 
     def __init__(self, kept: KeptChunks, hashes: Sequence[bytes], size: int) -> None:
-        """`hashes`: the SHA-256 of every chunk; `size`: of the state, in bytes."""
+        """Create the download. `hashes` has the SHA-256 of every chunk; `size` is the state's in bytes."""
         self.hashes = hashes
         self.data = bytearray(size)
         self._kept = kept
@@ -72,25 +73,25 @@ class Download:
         self._waiting: list[int] = []
         self._writing: asyncio.Task[None] | None = None
         self._has_folder = False
-        """The folder is there, and holds nothing but chunks of this state."""
+        """True if the folder exists and contains only chunks of this state."""
         self._ended = kept.folder is None
 
     def part(self, index: int) -> memoryview:
-        """The place of a chunk in `data`."""
+        """Return the place of a chunk in `data`."""
         return self._parts[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
     async def resume(self) -> set[int]:
-        """Take over the chunks that are on disk, and remove those that are damaged; which are here now."""
+        """Load the chunks on disk, remove damaged ones, and return the indices of the loaded chunks."""
         if self._kept.folder is None:
             return set()
         return await asyncio.to_thread(self._read, self._kept.folder)
 
     def put(self, index: int, chunk: bytes) -> None:
-        """A chunk came that has its hash and length."""
+        """Store a received chunk whose hash and length have been checked."""
         self.part(index)[:] = chunk
 
     def keep(self, index: int) -> None:
-        """Write a chunk that is here to disk, soon."""
+        """Schedule a loaded chunk for writing to disk."""
         if self._ended:
             return
         self._waiting.append(index)
@@ -98,13 +99,13 @@ class Download:
             self._writing = asyncio.get_running_loop().create_task(self._write(), name="keep chunks")
 
     async def close(self) -> None:
-        """Nothing more is written; what is on disk stays there."""
+        """Stop writing; files on disk stay there."""
         self._ended = True
         if self._writing is not None:
             await self._writing
 
     async def _write(self) -> None:
-        """What waits is indices: however slow the disk is, it takes no memory."""
+        """Write waiting chunks. Only indices wait, so a slow disk takes no memory."""
         folder = self._kept.folder
         while self._waiting and not self._ended and folder is not None:
             indices, self._waiting = self._waiting, []
@@ -117,6 +118,7 @@ class Download:
     # -- in a thread ----------------------------------------------------------------------------------
 
     def _read(self, folder: Path) -> set[int]:
+        """Load the chunks of this state from disk, and delete damaged ones. Returns the loaded indices."""
         sizes, found = _sizes(folder), set()
         for index, hash in enumerate(self.hashes):
             if hash not in sizes:
@@ -129,7 +131,7 @@ class Download:
         return found
 
     def _write_all(self, folder: Path, indices: Sequence[int]) -> None:
-        """Raises OSError where the disk refuses."""
+        """Write these chunks. Raises OSError if the disk refuses."""
         if not self._has_folder:
             folder.mkdir(parents=True, exist_ok=True)
             _remove_others(folder, {hash.hex() for hash in self.hashes})
@@ -143,7 +145,8 @@ class Download:
 
 
 def _write(path: Path, chunk: memoryview) -> None:
-    """Not synced, but under its name only when it is whole. Raises OSError, and leaves nothing then."""
+    """Write a chunk without sync, under its final name only when complete. Raises OSError, and then leaves no
+    file."""
     unfinished = path.with_suffix(_UNFINISHED)
     try:
         unfinished.write_bytes(chunk)
@@ -155,7 +158,7 @@ def _write(path: Path, chunk: memoryview) -> None:
 
 
 def _holds(path: Path, hash: bytes, place: memoryview) -> bool:
-    """Read a file into `place`; whether it is of just that length and has the hash."""
+    """Read a file into `place`. Returns True if it has exactly that length and the hash."""
     try:
         with path.open("rb") as file:
             whole = file.readinto(place) == len(place) and not file.read(1)
@@ -165,13 +168,13 @@ def _holds(path: Path, hash: bytes, place: memoryview) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Nothing if the folder is not there or cannot be read."""
+    """Yield the entries of a folder; none if it does not exist or cannot be read."""
     with suppress(OSError), os.scandir(folder) as entries:
         yield from entries
 
 
 def _sizes(folder: Path) -> dict[bytes, int]:
-    """The bytes of each chunk's file, by the chunk's hash. No content is looked at."""
+    """Return the size in bytes of each chunk's file by the chunk's hash. No content is read."""
     found = {}
     for entry in _entries(folder):
         with suppress(OSError, ValueError):
@@ -181,7 +184,7 @@ def _sizes(folder: Path) -> dict[bytes, int]:
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
-    """Leave only plain files of these names."""
+    """Remove everything except plain files with these names."""
     for entry in list(_entries(folder)):
         with suppress(OSError):
             if entry.is_dir(follow_symlinks=False):
@@ -191,7 +194,7 @@ def _remove_others(folder: Path, names: set[str]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """With all that is in it, as far as the disk allows."""
+    """Remove the folder with its contents, as far as the disk allows."""
     _remove_others(folder, set())
     with suppress(OSError):
         folder.rmdir()

@@ -1,6 +1,6 @@
-"""Open a safetensors file of others: its head is bounded before the library parses it.
+"""Open an untrusted safetensors file: its header is checked before the library parses it.
 
-The format allows a head of 100 MB, with as many tensors as fit in it, empty ones too; the library takes
+The format allows a header of 100 MB with as many tensors as fit in it, even empty ones. The library takes
 minutes for a million.
 """
 
@@ -14,17 +14,18 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 MAX_HEAD_BYTES = 16 << 20
-"""Some 100 bytes a tensor, and the manifest and the settled sets of a checkpoint (checkpoint_file.py)."""
+"""Maximum header size: about 100 bytes a tensor, plus a checkpoint's manifest and settled sets
+(checkpoint_file.py)."""
 MAX_TENSORS = 65_536
-"""A stage with all 48 layers of 128 experts and a momentum has 37,000."""
+"""Maximum number of tensors. A stage with all 48 layers of 128 experts and a momentum has 37,000."""
 METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
 _Head = dict[str, msgspec.Raw]
 
 
 def open_tensors(file: Path, max_tensors: int = MAX_TENSORS) -> Any:  # noqa: ANN401 - safetensors has no types
-    """Return what `safe_open` does. Raises SafetensorError for a head that is longer than MAX_HEAD_BYTES, or
-    names more tensors, and OSError."""
+    """Open a file as `safe_open` does and return its result. Raises OSError, or SafetensorError if the header
+    exceeds `MAX_HEAD_BYTES` or names more than `max_tensors` tensors."""
     with file.open("rb") as opened:
         start = opened.read(_LENGTH.size)
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0

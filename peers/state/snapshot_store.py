@@ -1,4 +1,4 @@
-"""Settled weights kept for newcomers: snapshots, in chunks named by their hashes under one signed root."""
+"""Keep settled weights for newcomers: snapshots in chunks that are named by hash under one signed root."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from swarmnet.run.manifest import Rounds
 from swarmnet.snapshots.fetch import chunk_bytes
 
 SNAPSHOTS_KEPT = 2
-"""A newcomer may still fetch the older one while the group makes the next. What was asked for last is kept
-besides: four holders on home lines need 25 s for 103 MB, and had forgotten it by then (measured)."""
+"""Number of snapshots kept, so that a newcomer can still fetch the older one while the next is made.
+
+The snapshot requested last is kept as well. Four holders on home links need 25 s for 103 MB, and dropped it
+before the fetch was complete (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """One snapshot with its signed root."""
+
     root: SnapshotRoot
     signed: bytes
     data: bytes | memoryview
-    """Little-endian int32 settled weights, in memory or on the disk."""
+    """Settled weights as little-endian int32, in memory or on disk."""
     tokens: int | None = None
-    """In all settled rounds up to it; None: not known."""
+    """Number of tokens in all settled rounds up to it; None if not known."""
 
     def chunk(self, index: int) -> memoryview:
         size = chunk_bytes(self.root.size)
@@ -47,72 +51,72 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a newcomer starts from: `units` int32 [method.state.size], what was settled after
+    """The state that a newcomer starts from: `units`, int32 [method.state.size], settled after
     `settled_round`."""
 
     units: Tensor
     settled_round: int
     chain: bytes
-    """The value of the chain of settled sets there."""
+    """The value of the chain of settled sets at that round."""
     past: Past = field(default_factory=Past)
-    """What is known of the rounds up to there, where they are from the own disk."""
+    """What is known of the rounds up to there, if the weights are from this peer's own disk."""
     tokens: int | None = None
-    """In all settled rounds up to there, of all peers; None: nobody says it."""
+    """Number of tokens of all peers in all settled rounds up to there; None if no peer reports it."""
 
 
 def units_of(data: bytes | memoryview) -> Tensor:
-    """int32 [size] from little-endian bytes."""
+    """Return an int32 [size] tensor from little-endian bytes."""
     return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a peer stands."""
+    """The progress of a peer."""
 
     current: int
     settled: int
     digest: bytes
-    """Of the settled weights."""
+    """Digest of the settled weights."""
     began: int
-    """The round whose settled weights it started from: of later ones alone it has the sets."""
+    """The round whose settled weights the peer started from. It has the sets of later rounds only."""
 
 
 NOT_BEGUN = Standing(-1, -1, b"", -1)
 
 
 def sealed_round(round: int) -> int:
-    """As the envelope of a root has it, which knows no round -1."""
+    """Return the round in the envelope of a root, which cannot represent round -1."""
     return max(0, round)
 
 
 class Snapshots:
-    """What this peer keeps for newcomers. `keep` runs in the compute thread, the rest on the event loop."""
+    """The snapshots that this peer keeps. `keep` runs in the compute thread, the rest on the event loop."""
 
     def __init__(
         self, identity: Identity, run_id: RunId, stage: int, rules: Rounds, folder: Path | None = None
     ) -> None:
-        """`folder`: where snapshots lie instead of in memory, in files that nobody else sees."""
+        """Create the store. Snapshots are kept in unnamed files in `folder`, or in memory if it is None."""
         self._folder = folder
         self.identity = identity
         self.run_id = run_id
         self.stage = stage
         self.rules = rules
         self.held: tuple[Snapshot, ...] = ()
-        """Newest first; replaced as a whole, so that both threads may read it."""
+        """Newest first. It is replaced as a whole, so that both threads may read it."""
         self.start: Snapshot | None = None
-        """What the run starts from, where that is a model and it is here; its root says round -1."""
+        """The weights that the run starts from, if they are a model and available; its root has round -1."""
         self.asked = b""
-        """The digest that was last asked for."""
+        """The digest of the snapshot requested last."""
 
     def keep(
         self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes, tokens: int | None = None
     ) -> None:
-        """A round settled: make a snapshot if it is its turn."""
+        """Make a snapshot of a settled round if its number is due."""
         if (round + 1) % self.rules.snapshot_rounds == 0:
             self._hold(round, units(), digest, chain, tokens)
 
     def hold(self, weights: Weights) -> None:
-        """Serve these weights too: from the own disk or fetched, others may need just them."""
+        """Serve these weights too. They are from disk or fetched, and other peers may need them."""
         if weights.settled_round < 0:
             self.start = self._made(-1, weights.units, state_digest(-1, weights.units), weights.chain, 0)
         elif all(snapshot.root.round != weights.settled_round for snapshot in self.held):
@@ -128,6 +132,7 @@ class Snapshots:
     def _made(
         self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
     ) -> Snapshot:
+        """Build and sign a snapshot of these weights."""
         view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
         size = chunk_bytes(len(view))
         hashes = [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(view), size)]
@@ -140,19 +145,21 @@ class Snapshots:
         return Snapshot(root, signed, data, tokens)
 
     def offered(self) -> list[Snapshot]:
-        """What a newcomer is told of, as many as fit into a message. Those that are only still being given do
-        not count. What the run starts from is of no use where two snapshots are there."""
+        """Return the snapshots to offer to a newcomer, as many as fit into a message. Snapshots that are kept
+        only for a running fetch are left out. The initial weights are left out if two snapshots exist,
+        because they are then of no use."""
         return [*self.held, *([self.start] if self.start is not None else [])][:SNAPSHOTS_KEPT]
 
     def newest_round(self) -> int:
-        """-1: none is held."""
+        """Return the round of the newest snapshot; -1 if there is none."""
         return self.held[0].root.round if self.held else -1
 
     def forget_after(self, round: int) -> None:
-        """The group goes on from this round: what is newer here is another history."""
+        """Drop snapshots newer than `round`, from which the group continues: they are of another branch."""
         self.held = tuple(snapshot for snapshot in self.held if snapshot.root.round <= round)
 
     def find(self, digest: bytes) -> Snapshot | None:
+        """Return the snapshot with this digest, and keep it from being dropped; None if there is none."""
         if self.start is not None and self.start.root.digest == digest:
             return self.start
         found = next((snapshot for snapshot in self.held if snapshot.root.digest == digest), None)

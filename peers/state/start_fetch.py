@@ -1,10 +1,10 @@
-"""The model that a run starts from, fetched from where a URL leads: once, into a folder of this machine.
+"""Download the model that a run starts from: once, from a URL into a local folder.
 
-The URL is that of a folder as Hugging Face lays it out: config.json, model.safetensors or what
-model.safetensors.index.json names, and tokenizer.json if there is one. A person of this machine names it;
-what a manifest says is never opened. Files get their folder's name when all are there and have the hash that
-the run names: until then nothing is read of them but the names in the index, and what goes wrong leaves
-nothing behind. Blocking: for a thread.
+The URL is that of a folder in the layout of Hugging Face: config.json, and model.safetensors or the files
+that model.safetensors.index.json names, and optionally tokenizer.json. The user of this machine names the
+URL; a URL in a manifest is never opened. The folder gets its final name when all files are complete and have
+the hash that the run names. Until then, only the names in the index are used. A failure leaves nothing
+behind. All calls block: use a thread.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ from swarmnet.run.manifest import Lora, Manifest, ModelShape
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
-"""What an index may call a file: it becomes a name in a folder of this machine."""
+"""Allowed names of files in an index, because they become names in a local folder."""
 LARGEST_NUMBER = 8
-"""Bytes, of F64."""
+"""Bytes of the widest number format, F64."""
 BESIDE_BYTES = 256 << 20
-"""For what is not weights: heads of safetensors files (100 MB each at most, by their format; some 100 bytes a
-tensor in truth), configuration, index, tokenizer (17 MB for a vocabulary of 151,643)."""
+"""Extra bytes for files other than weights.
+
+Headers of safetensors files have at most 100 MB each by the format, and about 100 bytes a tensor in practice.
+A tokenizer has 17 MB for a vocabulary of 151,643. Configuration and index are small."""
 SILENCE_SECONDS = 30.0
 BEGIN_SECONDS = 60.0
 SLOWEST = 100_000
-"""Bytes per second, over the whole: 0.8 Mbit/s. What is slower is given up, so that nobody waits for ever."""
+"""Minimum bytes per second over the whole download: 0.8 Mbit/s. A slower one is abandoned."""
 BLOCK_BYTES = 1 << 20
 WAIT_SECONDS = 0.5
-"""Between two looks whether another peer of this machine has it."""
+"""Interval of the checks whether another peer of this machine has downloaded it."""
 
 
 async def model_here(place: str, manifest: Manifest, say: Say) -> Path | None:
-    """The folder that a peer file's `start` names; where that is a URL, what was fetched from it, which all
-    peers of this machine share. None: the peer file names none. Raises StartError."""
+    """Return the folder that a peer file's `start` names, or None if it names none. If `start` is a URL, its
+    model is downloaded into a folder that all peers of this machine share. Raises StartError."""
     local = folder_of(place)
     if local is not None or not place or not manifest.start.path:
         return local
@@ -65,18 +67,18 @@ async def model_here(place: str, manifest: Manifest, say: Say) -> Path | None:
     folder = default_state(os.environ, sys.platform) / "models" / sha256[:16]
     stopped, loop = threading.Event(), asyncio.get_running_loop()
 
-    def said(text: str) -> None:
+    def report(text: str) -> None:
         loop.call_soon_threadsafe(say, "weights", text)
 
     try:
-        await asyncio.to_thread(fetched, place, folder, manifest, said, stopped.is_set)
+        await asyncio.to_thread(fetched, place, folder, manifest, report, stopped.is_set)
     finally:
         stopped.set()  # The thread ends with its next block.
     return folder
 
 
 def folder_of(place: str) -> Path | None:
-    """Where a path or a file:// URL leads; None: elsewhere, or nowhere."""
+    """Return the target of a path or a file:// URL, or None for any other URL or an empty text."""
     if not place or not is_url(place):
         return Path(place) if place else None
     parts = urlsplit(place)
@@ -84,7 +86,8 @@ def folder_of(place: str) -> Path | None:
 
 
 def beside_run(folder: Path, url: str) -> Path:
-    """Where what a run file's URL leads to lies on its creator's machine. Raises StartError."""
+    """Return the folder in which the run's creator keeps a copy of what a run file's URL names. Raises
+    StartError."""
     name = Path(unquote(urlsplit(url).path)).name
     if not name or name.startswith("."):
         raise StartError(f"{without_secret(url)}: leads to no folder with a name, which its copy would have")
@@ -95,8 +98,8 @@ def fetched(
     url: str, folder: Path, manifest: Manifest, say: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Have the model at a URL in this folder. What is there already stays as it is: whoever reads it checks
-    it. Raises StartError."""
+    """Download the model at a URL into this folder. An existing folder stays unchanged: its readers check it.
+    Raises StartError."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(folder, is_stopped):
@@ -108,7 +111,7 @@ def fetched(
 
 @contextmanager
 def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """While no other peer of this machine fetches one into the same place."""
+    """Hold the lock against other peers of this machine that download to the same place."""
     lock = os.open(folder.parent, os.O_RDONLY)
     try:
         while True:
@@ -116,7 +119,7 @@ def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                _go_on(is_stopped)
+                _require_running(is_stopped)
                 time.sleep(WAIT_SECONDS)
         yield
     finally:
@@ -126,6 +129,7 @@ def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
 def _fetch(
     url: str, folder: Path, manifest: Manifest, say: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
+    """Download all files into a temporary folder, check their hash, and rename the folder."""
     source = _Source(url)
     ends = f".{folder.name}.", ".part"
     for left in folder.parent.glob(f"{ends[0]}*{ends[1]}"):  # By a process that was killed.
@@ -151,26 +155,28 @@ def _fetch(
 
 
 def _most_bytes(shape: ModelShape) -> int:
-    """What the run's model can take, in the widest numbers that are read."""
+    """Return the maximum size of the run's model in bytes, in the widest number format."""
     shapes = parameter_shapes(replace(shape, lora=Lora()), whole(shape))
     return LARGEST_NUMBER * sum(map(prod, shapes.values())) + BESIDE_BYTES
 
 
-def _go_on(is_stopped: Callable[[], bool]) -> None:
+def _require_running(is_stopped: Callable[[], bool]) -> None:
     if is_stopped():
         raise StartError("the model was not fetched: this peer was told to stop")
 
 
 @dataclass(slots=True)
 class _Budget:
+    """The remaining bytes and time of a download."""
+
     bytes: int
     until: float
-    """On the monotonic clock."""
+    """Deadline on the monotonic clock."""
     is_stopped: Callable[[], bool]
 
     def spend(self, count: int, url: str) -> None:
-        """Raises StartError."""
-        _go_on(self.is_stopped)
+        """Count received bytes. Raises StartError if the budget is used up or the peer stops."""
+        _require_running(self.is_stopped)
         self.bytes -= count
         if self.bytes < 0:
             raise StartError(f"{url}: is larger than the run's model can be; nothing of it was kept")
@@ -181,10 +187,10 @@ class _Budget:
 
 
 class _Source:
-    """The folder at a URL."""
+    """The remote folder at a URL."""
 
     def __init__(self, url: str) -> None:
-        """Raises StartError."""
+        """Open the URL. Raises StartError."""
         self.url, self._secret_url = without_secret(url).rstrip("/"), url
         if {"?", "#"} & set(url):
             raise StartError(f"{self.url}: a ? or a # cannot stand in the URL of a folder; leave it out")
@@ -192,17 +198,17 @@ class _Source:
         self._files, self._root = connect(url, StartError, SILENCE_SECONDS)
 
     def weights(self, part: Path, budget: _Budget) -> list[str]:
-        """Names of the files that hold weights, sorted. Raises StartError."""
+        """Return the sorted names of the files with weights. Raises StartError."""
         if not self.copy_if_there(INDEX, part, budget, MOST_JSON_BYTES):
             return [WEIGHTS]
-        told = read_json(part / INDEX).get("weight_map")
-        names = sorted({str(name) for name in told.values()}) if isinstance(told, dict) else []
+        weight_map = read_json(part / INDEX).get("weight_map")
+        names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
         if not names or not all(map(_SHARD.fullmatch, names)):
             raise StartError(f"{self.url}/{INDEX}: names no safetensors files beside it")
         return names
 
     def copy_if_there(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> bool:
-        """As `copy`; False: there is no such file."""
+        """Copy a file as `copy` does. Returns False if it does not exist."""
         try:
             self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -211,7 +217,8 @@ class _Source:
         return True
 
     def copy(self, name: str, part: Path, budget: _Budget, most: int | None = None) -> str:
-        """A file into the folder `part`; its SHA-256. `most`: bytes. Raises StartError, OSError."""
+        """Copy a file of at most `most` bytes into the folder `part`. Returns its SHA-256. Raises StartError
+        or OSError."""
         try:
             return self._copy(name, part, budget, most)
         except FileNotFoundError:
@@ -221,6 +228,7 @@ class _Source:
             ) from None
 
     def _copy(self, name: str, part: Path, budget: _Budget, most: int | None) -> str:
+        """Copy a file and return its SHA-256. Raises FileNotFoundError if it does not exist."""
         digest, shown, count = hashlib.sha256(), f"{self.url}/{name}", 0
         with self._opened(name) as read, (part / name).open("wb") as file:
             while block := read():
@@ -236,8 +244,8 @@ class _Source:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[Callable[[], bytes]]:
-        """What reads a block. A plain stream where it is the web: ranges are not every server's. Raises
-        StartError, FileNotFoundError."""
+        """Yield a function that reads a block of a file. Web servers are read as a plain stream, because not
+        all support ranges. Raises StartError or FileNotFoundError."""
         options = {"block_size": 0} if self._is_web else {}
         with self._reached(name):
             file: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb", **options)

@@ -1,7 +1,8 @@
-"""The model that a run starts from, as it lies in a folder of this machine: read, checked, put on the grid.
+"""Read the model that a run starts from in a local folder, check it, and convert it to fixed point.
 
-A Llama or a Qwen3 as Hugging Face writes them: config.json and safetensors files. Nothing in the folder is
-run, and what is in it leaves this machine only if it is, to the bit, what the run's manifest names.
+The model is a Llama or a Qwen3 in the layout of Hugging Face: config.json and safetensors files. Nothing in
+the folder is executed. Its content leaves this machine only if it is bit-identical to the model in the run's
+manifest.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 MOST_JSON_BYTES = 16 << 20
-"""Of config.json, a few KB, and of an index, some 100 bytes a tensor."""
+"""Maximum size of config.json (a few KB) and of an index (about 100 bytes a tensor)."""
 LARGEST = 2.0 ** (31 - GRID_BITS)
-"""No weight is this large: an int32 of the grid's units ends there."""
+"""Bound of the weights: the int32 of the fixed-point format ends there."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 BUFFER = ".rotary_emb.inv_freq"
-"""Ends the names of what older files hold besides parameters: it follows from the configuration."""
+"""Suffix of tensors in older files that are not parameters; they follow from the configuration."""
 READ_BYTES = 1 << 20
 
 
 class StartError(UserError):
-    """A model that the run cannot start from; the message names the folder and the reason."""
+    """The run cannot start from this model. The message names the folder and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,19 @@ class Folder:
 
     path: Path
     files: tuple[str, ...]
-    """That hold weights, sorted."""
+    """Files with weights, sorted."""
     places: Mapping[str, str]
-    """Parameter -> file."""
+    """Maps parameter to file."""
 
     def tensor(self, name: str) -> Tensor:
-        """A parameter in floats. Raises StartError for what is not finite, or lies outside the grid."""
+        """Return a parameter as floats. Raises StartError if a value is not finite or exceeds the fixed-point
+        range."""
         try:
             with open_tensors(self.path / self.places[name]) as file:
                 values: Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise StartError(f"{self.path / self.places[name]}: cannot be read: {error}") from None
-        if not float(values.abs().max()) < LARGEST:  # Nor is NaN.
+        if not float(values.abs().max()) < LARGEST:  # This is also true for NaN.
             raise StartError(
                 f"{self.path}: {name} has a value that is not finite, or {LARGEST:g} and more: weights lie "
                 f"on a grid of 2**-{GRID_BITS} within that"
@@ -65,19 +67,19 @@ class Folder:
         return values
 
     def sha256(self) -> str:
-        """Of what `sha256sum config.json *.safetensors` prints."""
+        """Return the SHA-256 of the output of `sha256sum config.json *.safetensors`."""
         return hash_of({name: _hash(self.path / name) for name in (CONFIG, *self.files)})
 
 
 def hash_of(hashes: Mapping[str, str]) -> str:
-    """Of a folder, by those of its config.json and its safetensors files."""
+    """Return the hash of a folder from those of its config.json and its safetensors files."""
     names = (CONFIG, *sorted(hashes.keys() - {CONFIG}))
     return hashlib.sha256("".join(f"{hashes[name]}  {name}\n" for name in names).encode()).hexdigest()
 
 
 def open_model(path: Path, manifest: Manifest) -> Folder:
-    """The model in a folder, whose configuration and shapes fit the run; no weight is read yet. Raises
-    StartError."""
+    """Open the model in a folder and check that its configuration and shapes fit the run. No weight is read
+    yet. Raises StartError."""
     _require_fit(path, manifest.model)
     expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
     max_tensors = len(expected) + manifest.model.layers  # A buffer in each layer of older files.
@@ -106,8 +108,9 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
 
 
 def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None = None) -> Tensor:
-    """What a stage begins with: int32 [state_layout.size]; LoRA's factors are drawn by the run's seed. Raises
-    StartError, also if it is not what a published manifest names. `model`: the folder, if it is open."""
+    """Return the initial weights of a stage as int32 [state_layout.size]; LoRA factors are drawn by the run's
+    seed. Raises StartError, also if they differ from those in a published manifest. `model` is the folder if
+    already open."""
     opened = model or open_model(path, manifest)
 
     def given(name: str) -> Tensor | None:
@@ -125,7 +128,7 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
 
 
 def pinned(path: Path, manifest: Manifest) -> Start:
-    """What a run's manifest says of the model that it starts from. Raises StartError."""
+    """Return the manifest's entry for the model that the run starts from. Raises StartError."""
     model = open_model(path, manifest)
     sha256 = require_hash(model, manifest)
     stages = range(len(manifest.stages))
@@ -135,7 +138,7 @@ def pinned(path: Path, manifest: Manifest) -> Start:
 
 
 def require_hash(model: Folder, manifest: Manifest) -> str:
-    """The SHA-256 of its files. Raises StartError if the run names another."""
+    """Return the SHA-256 of the model's files. Raises StartError if the run names another."""
     sha256, wanted = model.sha256(), manifest.start.sha256
     if wanted not in ("", sha256):
         raise StartError(
@@ -146,7 +149,7 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
 
 
 def _require_fit(path: Path, shape: ModelShape) -> None:
-    """Raise StartError, with all reasons at once, if the configuration is of another model than the run's."""
+    """Raise StartError with all reasons if the configuration is not that of the run's model."""
     found = read_config(read_json(path / CONFIG))
     reasons = [*found.reasons]
     if found.qk_norm not in (None, shape.qk_norm):
@@ -168,7 +171,7 @@ def _family(shape: ModelShape) -> str:
 
 
 def _tensors(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> shape and kind of number, from a file's head. Raises StartError."""
+    """Return shape and number format by tensor name from a file's header. Raises StartError."""
     try:
         with open_tensors(file, max_tensors) as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
@@ -178,11 +181,11 @@ def _tensors(file: Path, max_tensors: int = MAX_TENSORS) -> dict[str, tuple[tupl
 
 
 def _require_index(path: Path, places: Mapping[str, str]) -> None:
-    """Raise StartError if an index, where there is one, says otherwise than the files."""
+    """Raise StartError if there is an index and it disagrees with the files."""
     if not (path / INDEX).exists():
         return
-    told = read_json(path / INDEX).get("weight_map")
-    if told != places:
+    weight_map = read_json(path / INDEX).get("weight_map")
+    if weight_map != places:
         raise StartError(f"{path / INDEX} does not say what the safetensors files in {path} hold")
 
 
@@ -191,6 +194,7 @@ def _named(files: Sequence[str]) -> str:
 
 
 def _hash(file: Path) -> str:
+    """Return the SHA-256 of a file. Raises StartError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with file.open("rb") as opened:
@@ -202,7 +206,7 @@ def _hash(file: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Raises StartError."""
+    """Return the JSON object in a file. Raises StartError."""
     try:
         if file.stat().st_size > MOST_JSON_BYTES:
             raise StartError(f"{file} is longer than {MOST_JSON_BYTES >> 20} MiB")

@@ -1,8 +1,8 @@
-"""The settled weights as snapshots: kept for newcomers, and fetched by them.
+"""Serve the settled weights as snapshots to newcomers, and fetch them when this peer is one.
 
-Every `snapshot_rounds` settled rounds all peers of a group keep the same snapshot: chunks named by their
-hashes under one signed root. A newcomer takes the newest root that two thirds of its group name, fetches
-chunks from several of them at once, and goes on from there by contributions (GroupRounds).
+Every `snapshot_rounds` settled rounds, all peers of a group keep the same snapshot: chunks named by hash
+under one signed root. A newcomer chooses the newest root that two thirds of its group name and fetches chunks
+from several peers at once. From there it continues with contributions (`GroupRounds`).
 """
 
 from __future__ import annotations
@@ -68,24 +68,26 @@ from swarmnet.snapshots.fetch import (
 )
 
 OFFER_SECONDS = 2.0
-"""How long a newcomer waits for the slowest neighbour to say what it has."""
+"""Seconds that a newcomer waits for the slowest neighbour's offer."""
 ASK_AGAIN_SECONDS = 0.25
 MORE_HOLDERS_SECONDS = 2.0
-"""How often others are asked while a state is fetched: 103 MB take 25 s from four holders on home lines."""
+"""Interval for asking more peers during a fetch: 103 MB take 25 s from four holders on home links."""
 CARRIERS = 6
-"""At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but not evenly: six keep a holder's
-10 Mbit/s full (86 to 91 % of it measured), four do not (79 %). Each is a p2pd of 60 MB meanwhile."""
+"""Number of carriers, each a p2pd that takes 60 MB during the fetch.
+
+At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but unevenly. Six use 86 to 91 % of a
+holder's 10 Mbit/s (measured), four only 79 %."""
 NOTHING = -2
-"""For StatePath.fetch: no weights are here, not even those before any round."""
+"""Value of `have` in `StatePath.fetch` if this peer has no weights, not even the initial ones."""
 SNAPSHOTS_ALONE = -3
-"""Likewise: neither contributions nor what the run starts from would do."""
+"""The same, if neither contributions nor the initial weights would suffice."""
 CARRIED_BYTES = 8 << 20
-"""A smaller state is there before carriers would have been of use."""
+"""A smaller state arrives before carriers would help."""
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
 
 
 class Around(Protocol):
-    """What the state path needs of whoever has the links."""
+    """The part of the neighbourhood that the state path needs."""
 
     @property
     def clock(self) -> Clock: ...
@@ -94,27 +96,27 @@ class Around(Protocol):
     def transport(self) -> Transport: ...
 
     def known(self) -> Mapping[PeerId, Known]:
-        """The peers that are met."""
+        """Return the known peers."""
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool: ...
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
-        """To one who has asked, who may be a visitor."""
+        """Send a response to a neighbour or a visitor."""
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None: ...
 
 
 def start_digest(manifest: Manifest, stage: int) -> bytes | None:
-    """Of what a stage starts from, where that is a model; None: the seed makes it."""
+    """Return the digest of a stage's initial weights if they are a model; None if the seed makes them."""
     return bytes.fromhex(manifest.start.digests[stage]) if manifest.start.digests else None
 
 
 class NoState(Exception):
-    """No neighbour could give the state; the message says why."""
+    """No neighbour could provide the state. The message says why."""
 
 
 class FalseRoot(NoState):
-    """What these holders listed as the chunks of a snapshot is something else."""
+    """The chunks that these holders listed for a snapshot do not have its digest."""
 
     def __init__(self, round: int, holders: Sequence[PeerId]) -> None:
         super().__init__(f"the chunks of the snapshot of round {round} do not make up its digest")
@@ -135,32 +137,32 @@ class StatePath:
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
         self.state_bytes = state_bytes
-        """What the weights of this stage take, known from the manifest."""
+        """Size in bytes of this stage's weights, known from the manifest."""
         self.note = note
         self.say = say
         self.clock = neighbourhood.clock
         self.settled_now: Callable[[], Standing] = lambda: NOT_BEGUN
-        """Where this peer stands, once it has begun."""
+        """Returns the progress of this peer once it has begun."""
         self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
-        """To which roots peers have put their names (worker/rounds/digest_gossip.py)."""
+        """Returns the roots that each peer has signed (worker/rounds/digest_gossip.py)."""
         self.vouched: Callable[[PeerId, SnapshotRoot], bool] = lambda peer, root: True
-        """Whether a peer may offer this root (peers/state/archivists.py)."""
+        """Returns True if a peer may offer this root (peers/state/archivists.py)."""
         self.start: bytes | None = None
-        """The digest of what the run starts from, where the seed does not make it."""
+        """Digest of the initial weights if the seed does not make them."""
         self._false_starts: set[PeerId] = set()
-        """Who named chunks that do not make it up."""
+        """Peers whose chunk lists of the initial weights were wrong."""
         self.kept = KeptChunks(None, say)
-        """What a restart of this peer does not lose of a download."""
+        """Chunks of a download that survive a restart of this peer."""
         self.fetched_bytes = 0
-        """Of the newest state, with those that were fetched before this peer was restarted."""
+        """Bytes of the newest state, including those fetched before a restart of this peer."""
         self.kept_bytes = 0
-        """Of these, the latter."""
+        """The part of them that was fetched before the restart."""
         self.chunks_refused = 0
-        """Chunks whose hash was wrong."""
+        """Number of chunks with a wrong hash."""
         self.timings = Timings()
         self._offers: dict[PeerId, State] = {}
         self._tokens: dict[tuple[PeerId, bytes], int] = {}
-        """By who says it and the snapshot's digest: tokens in all rounds up to it."""
+        """Tokens in all rounds up to a snapshot, by (reporting peer, snapshot digest)."""
         self._asked: set[PeerId] = set()
         self._offered = asyncio.Event()
         self._fetch: SnapshotFetch | None = None
@@ -177,6 +179,7 @@ class StatePath:
     # -- serving --------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Handle a message of the state path."""
         match message:
             case AskState():
                 self.neighbourhood.answer(peer, "group", self._state())
@@ -209,11 +212,13 @@ class StatePath:
     async def fetch(
         self, holders: Sequence[PeerId], have: int, enough: int = -1, apart: bool = False
     ) -> Weights | None:
-        """The newest agreed snapshot; None if contributions alone lead on from round `have` (-1: the
-        initial weights; NOTHING: not even these). Who has nothing gets what the run starts from where there
-        is no snapshot. When nobody has begun yet (all were restarted), the newest state that the disks
-        share, which may be older than `have`; `apart`: likewise if those who have begun do not agree. None,
-        too, if no snapshot is newer than round `enough`. Raises NoState when nobody offers a way."""
+        """Fetch the newest agreed snapshot and return its weights.
+
+        Returns None if contributions alone suffice to continue from round `have`, or if no snapshot is newer
+        than round `enough`. `have` is -1 for the initial weights, and NOTHING without them: then the initial
+        weights are fetched if there is no snapshot. If no peer has begun yet (all were restarted), the newest
+        state that the disks share is used, which may be older than `have`. With `apart`, the same holds if
+        the peers that have begun do not agree. Raises NoState if no peer offers a way."""
         self._offers, self._asked, self._tokens = {}, set(holders), {}
         self._offered.clear()
         until = self.clock.time() + OFFER_SECONDS
@@ -236,7 +241,7 @@ class StatePath:
             peer: [(root.round, root.digest) for root in offered if root.round >= 0]
             for peer, offered in roots.items()
         }
-        if begun:  # What is gone on with must be news here, and everybody must have the sets after it.
+        if begun:  # The root must be new here, and every peer must have the sets after it.
             first = max(have + 1, *(offer.oldest_set - 1 for offer in begun.values()))
             usable = [root for offered in roots.values() for root in offered if root.round >= max(0, first)]
             chosen = choose_root(named, self.signed(), await self.kept.worth_resuming(usable))
@@ -262,7 +267,8 @@ class StatePath:
         return await self._fetch_root(naming)
 
     async def _fetch_start(self, leads_on: bool) -> Weights:
-        """What the run starts from, of those who have it. `leads_on`: the sets of all rounds are there."""
+        """Fetch the initial weights from the peers that have them. `leads_on`: the sets of all rounds are
+        available."""
         naming = {
             peer: root for peer, offer in self._offers.items() for root in self._roots(peer, offer)
             if root.round < 0 and peer not in self._false_starts
@@ -277,26 +283,28 @@ class StatePath:
             raise
 
     def _choose_disk(self, named: dict[PeerId, list[tuple[int, bytes]]]) -> tuple[int, bytes] | None:
-        """Nobody trains yet: the whole group starts again, and what the disks hold decides."""
+        """Choose the state from the disks of all peers, because the whole group restarts and no peer trains
+        yet."""
         me = self.neighbourhood.transport.peer
         own = [(snapshot.root.round, snapshot.root.digest) for snapshot in self.snapshots.held]
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
         return choose_restart(disks, self.signed())
 
     def _offer(self, peer: PeerId, state: State) -> None:
+        """Keep a requested offer. A late one may add a holder to the running fetch."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
             return
         self._offers[peer] = state
         if self._offers.keys() >= self._asked:
             self._offered.set()
         fetch, root = self._fetch, self._root
-        if fetch is not None and root is not None:  # It says so late, but it may still be of help.
+        if fetch is not None and root is not None:  # A late offer may still help.
             for offered in self._roots(peer, state):
                 if offered.digest == root.digest and tuple(offered.chunks) == fetch.hashes:
                     self._do(fetch.add(peer, self.clock.time()))
 
     def _roots(self, peer: PeerId, offer: State) -> list[SnapshotRoot]:
-        """The roots that a peer has signed itself and that fit this stage."""
+        """Return the roots that a peer itself has signed and that fit this stage."""
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
@@ -322,8 +330,9 @@ class StatePath:
         return roots
 
     async def _fetch_root(self, naming: dict[PeerId, SnapshotRoot]) -> Weights:
-        """All chunks of a root, from everybody who names it. Peers that name the same digest may still list
-        other chunk hashes: the list that most of them give is tried, the digest of the whole decides."""
+        """Fetch all chunks of a root from the peers that name it. Peers that name the same digest may still
+        list different chunk hashes. The most frequent list is tried, and the digest of the whole state
+        decides."""
         lists = [tuple(root.chunks) for root in naming.values()]
         hashes = max(lists, key=lists.count)
         holders = [peer for peer, root in naming.items() if tuple(root.chunks) == hashes]
@@ -362,11 +371,11 @@ class StatePath:
         if state_digest(root.round, units) != root.digest:
             raise FalseRoot(root.round, holders)
         self.timings.append(("fetch", self.clock.time() - began))
-        told = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
-        return Weights(units, root.round, root.chain, tokens=median_low(told) if told else None)
+        tokens = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
+        return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 
     def _ask_others(self, fetch: SnapshotFetch) -> None:
-        """Whoever of the group was reached meanwhile may hold the same snapshot."""
+        """Ask peers of the group that were linked meanwhile; they may hold the same snapshot."""
         for peer, known in self.neighbourhood.known().items():
             new = peer not in fetch.holders and peer not in fetch.dropped
             if known.linked and known.stage == self.snapshots.stage and new:
@@ -374,7 +383,7 @@ class StatePath:
                 self.neighbourhood.post(peer, "group", AskState())
 
     async def _open_carriers(self, size: int) -> Carries | None:
-        """More connections for a state that is worth them; without them it only takes longer."""
+        """Open extra connections for a large state. Without them, the fetch only takes longer."""
         if size < CARRIED_BYTES:
             return None
         try:
@@ -388,18 +397,20 @@ class StatePath:
             self._fetch.progressed(peer, self.clock.time())
 
     def _carried(self, peer: PeerId, digest: bytes, index: int, chunk: bytes | None) -> None:
-        """From a carrier; where its connection fails, the one that stands is asked."""
+        """Handle a chunk from a carrier. If its connection failed, request the chunk over the normal link."""
         if chunk is not None:
             self._arrived(peer, digest, index, chunk)
         elif self._root is not None and digest == self._root.digest:
             self.neighbourhood.post(peer, "group", AskChunk(digest, index))
 
     def chunk(self, digest: bytes, index: int) -> memoryview | None:
+        """Return a chunk of a snapshot, or None if it is not held."""
         snapshot = self.snapshots.find(digest)
         held = snapshot is not None and 0 <= index < len(snapshot.root.chunks)
         return snapshot.chunk(index) if snapshot is not None and held else None
 
     def _arrived(self, peer: PeerId, digest: bytes, index: int, body: bytes) -> None:
+        """Check a received chunk, store it, and continue the fetch."""
         fetch, root, download = self._fetch, self._root, self._download
         if fetch is None or root is None or download is None or digest != root.digest:
             return
@@ -420,14 +431,17 @@ class StatePath:
         self._do(effects)
 
     def _tick(self) -> None:
+        """Drop holders that stall. Called by the timer."""
         if self._fetch is not None:
             self._do(self._fetch.tick(self.clock.time()))
 
     def unlinked(self, peer: PeerId) -> None:
+        """Drop a holder whose link has ended."""
         if self._fetch is not None:
             self._do(self._fetch.drop(peer, "gone", self.clock.time()))
 
     def _do(self, effects: Sequence[Ask | Dropped]) -> None:
+        """Send the requests and report the dropped holders that the fetch decided on."""
         fetch, root = self._fetch, self._root
         if fetch is None or root is None:
             return

@@ -1,5 +1,4 @@
-"""Bytes that are seldom read, in a file without a name: it goes with the last who reads it, also after a
-crash."""
+"""Store rarely read bytes in an unnamed file, which vanishes with its last reader, even after a crash."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from tempfile import TemporaryFile
 def laid_down(
     parts: Sequence[bytes | memoryview], folder: Path | None
 ) -> list[bytes | memoryview]:
-    """The same, to be read from one file in `folder`; copies in memory where there is no folder, no room or
-    nothing to write."""
+    """Store these parts in one file in `folder` and return views of them. Returns copies in memory if there
+    is no folder, no space, or nothing to write."""
     ends = list(accumulate(map(len, parts)))
     if folder is None or not ends or not ends[-1]:
         return [bytes(part) for part in parts]
@@ -25,6 +24,6 @@ def laid_down(
                 file.write(part)
             file.flush()
             view = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
-    except OSError:  # The disk is full, which whoever writes checkpoints says.
+    except OSError:  # The disk is full; the writer of checkpoints reports it.
         return [bytes(part) for part in parts]
     return [view[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,1 +1,1 @@
-"""One p2pd process, and the only file that imports hivemind."""
+"""Run one p2pd process per peer. Only this package imports hivemind."""

@@ -1,10 +1,10 @@
-"""The parts of hivemind 1.1.12 that we use (its p2pd binding and its DHT), and nothing else of it.
+"""Import only the parts of hivemind 1.1.12 that are used: its p2pd binding and its DHT.
 
-hivemind's own `__init__` imports its optimizers, mixture-of-experts server and scipy: 2.6 s and 46 MiB in
-each peer process, and a warning of torch's. Those of its `dht` and `utils` import torch, for a future that is
-shared between processes: a bootstrap and an observer have no other use for torch. So these packages are
-entered without running those files; submodules are found as usual. If something else has imported hivemind
-as a whole before, that one is used.
+The `__init__` of hivemind imports its optimizers, its mixture-of-experts server and scipy. That costs 2.6 s
+and 46 MiB in each peer process and prints a torch warning. The `__init__` files of its `dht` and `utils`
+import torch for a future shared between processes; a bootstrap and an observer need no torch otherwise. This
+module therefore registers these packages without running their `__init__` files. Submodules are found as
+usual. If hivemind was already imported as a whole, that import is used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ UTILITIES = {
     "serializer": ("MSGPackSerializer", "SerializerBase"),
     "timed_storage": ("get_dht_time",),
 }
-"""What hivemind's DHT takes from `hivemind.utils`, by the submodule it is in."""
+"""Names that hivemind's DHT needs from `hivemind.utils`, by the submodule that defines them."""
 
 
 def _enter(package: str) -> bool:
-    """Whether it is entered now; False: it was imported before."""
+    """Register a package without running its `__init__`. Returns False if it was imported before."""
     if package in sys.modules:
         return False
     found = find_spec(package)

@@ -1,6 +1,7 @@
-"""Looks whether a TCP port takes connections, before libp2p dials it.
+"""Check whether a TCP port accepts connections, before libp2p dials it.
 
-libp2p waits longer after each failed dial, up to 5 minutes. A look without libp2p does not add to that.
+libp2p waits longer after each failed dial, up to 5 minutes. A check without libp2p does not add to this
+back-off.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 
 def tcp_place(address: str) -> tuple[str, int] | None:
-    """Return host and port of a multiaddr that is plain TCP; None for any other."""
+    """Return host and port of a plain TCP multiaddr, or None for any other."""
     match address.strip("/").split("/"):
         case [("ip4" | "ip6" | "dns" | "dns4" | "dns6"), host, "tcp", port] if port.isdecimal():
             return host, int(port)
@@ -19,7 +20,7 @@ def tcp_place(address: str) -> tuple[str, int] | None:
 
 
 async def listens_at_any(addresses: Sequence[str], deadline_seconds: float) -> bool:
-    """Return whether a port of these takes a connection in time, or an address is not plain TCP."""
+    """Return True if one of these ports accepts a connection in time, or if an address is not plain TCP."""
     places = [place for place in map(tcp_place, addresses) if place is not None]
     if len(places) < len(addresses):
         return True

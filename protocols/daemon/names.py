@@ -1,6 +1,7 @@
-"""Look up the names in multiaddrs that come from strangers, and hold the result to the rule for addresses.
+"""Resolve host names in multiaddrs from untrusted peers, and filter the results by the rules for addresses.
 
-p2pd would look them up itself, and dial whatever a name's owner wrote into the DNS. So p2pd gets addresses.
+The p2pd process would resolve names itself and dial any address that the DNS returns. It therefore gets
+addresses.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from swarmnet.membership.address_ranges import NAME_KINDS, beginning, dialable, host_ip
 
 LOOK_UP_SECONDS = 3.0
-"""A resolver asks again after 5 s (resolv.conf(5)); a link has 8 s to be opened."""
+"""DNS timeout in seconds. A resolver retries after 5 s (resolv.conf(5)), and opening a link may take 8 s."""
 MAX_NAMES = 4
-"""Of one peer that are looked up at once: as many as are knocked at (p2pd/connect.py)."""
+"""Maximum number of names per peer that are resolved at once, equal to the addresses tried (p2pd/connect.py).
+"""
 MAX_ADDRESSES_OF_NAME = 4
-"""A host with IPv4 and IPv6 has two."""
+"""Maximum number of addresses used per name. A host with IPv4 and IPv6 has two."""
 
 LookUp = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def look_up(name: str) -> Sequence[str]:
-    """Return the IP addresses of a name; none if there is no answer in LOOK_UP_SECONDS."""
+    """Return the IP addresses of a name; empty if there is no answer within `LOOK_UP_SECONDS`."""
     ip = host_ip(name)
     if ip is not None:
         return (str(ip),)
@@ -38,7 +40,7 @@ async def look_up(name: str) -> Sequence[str]:
 async def resolve_dialable(
     addresses: Sequence[str], own: Sequence[str], names: LookUp = look_up
 ) -> tuple[str, ...]:
-    """Return the multiaddrs that a peer reached at `own` may dial, with addresses in place of names."""
+    """Return the multiaddrs that a peer reached at `own` may dial, with IP addresses in place of names."""
     allowed = dialable(addresses, own)
     named = [address for address in allowed if beginning(address)[0] in NAME_KINDS][:MAX_NAMES]
     looked_up = await asyncio.gather(*(_resolve(address, names) for address in named))
@@ -53,7 +55,7 @@ async def resolve_dialable(
 
 
 async def _resolve(address: str, names: LookUp) -> list[str]:
-    """The same multiaddr with each IP address of its name in place of the name."""
+    """Return the multiaddr once per IP address of its name, with the address in place of the name."""
     kind, host = beginning(address)
     rest = address.removeprefix(f"/{kind}/{host}")
     texts = [f"/ip{6 if ':' in ip else 4}/{ip}" for ip in await names(host)]

@@ -1,8 +1,8 @@
-"""One p2pd process: started with our identity, supervised, asked through its control socket, stopped.
+"""Run one p2pd process with our identity: start it, supervise it, control it over its socket, and stop it.
 
-p2pd is libp2p in Go (hivemind 1.1.12 brings it). hivemind's `P2P` starts it and serves hivemind's DHT; what
-we ask of it ourselves (connect, open a stream) goes over a control connection of our own, because hivemind's
-client leaves its socket open when a call fails, and waits for ever on a p2pd that died.
+The program p2pd is libp2p in Go and ships with hivemind 1.1.12. The class `P2P` of hivemind starts it and
+serves hivemind's DHT. Our own requests (connect, open a stream) use a separate control connection. The client
+of hivemind would leave its socket open when a call fails, and it would wait forever for a dead p2pd.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from protocols.signed.identity import load
 from swarmnet.identifiers import PeerId
 
 DAEMON_ERRORS = (OSError, EOFError, RuntimeError, ValueError, P2PDaemonError, P2PHandlerError)
-"""All that a stream or call to a dead peer or p2pd was seen to raise (RuntimeError: uvloop, dead pipe)."""
+"""Errors that a stream or call to a dead peer or p2pd was seen to raise (RuntimeError: uvloop, dead pipe)."""
 OPEN_FILES = 4096
-"""A stream takes two descriptors in p2pd and one here; 512 streams and the DHT fit four times."""
+"""Limit of open files. A stream takes two in p2pd and one here; 512 streams and the DHT fit four times."""
 STOP_SECONDS = 5.0
-"""p2pd ends 20-100 ms after SIGTERM; after this it is killed."""
+"""p2pd ends 20-100 ms after SIGTERM; after this many seconds it is killed."""
 IN_OWN_SESSION = (sys.executable, "-I", "-S", "-c",
                   "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
-"""Becomes p2pd, out of reach of the terminal's Ctrl+C: a peer that leaves politely still needs it."""
+"""Command that becomes p2pd in a new session, so that Ctrl+C in the terminal does not end it. A peer still
+needs p2pd while it leaves the swarm properly."""
 CHECK_SECONDS = 1.0
 CHECK_DEADLINE_SECONDS = 2.5
-"""p2pd answers on its control socket within 10 ms, on a machine with four times too many peers in 0.3 s."""
+"""Deadline of a check. p2pd's control socket answers within 10 ms; on an overloaded machine in 0.3 s. The
+overloaded machine ran four times too many peers."""
 CHECKS_MISSED = 2
-"""One missed answer may be our own doing: this process was stopped, and its time ran out meanwhile."""
+"""Missed checks before p2pd is killed. One may be missed because our own process was stopped meanwhile."""
 _READ_BUFFER = 512 * 1024
 NOT_TRIED = "not tried: libp2p waits a while after failures"
 _OTHER_PEER = re.compile(r"peer id mismatch: .*?remote key matches (\w+)")
@@ -59,44 +61,44 @@ _DIAL = re.compile(r"\* \[[^]]+\] (?:dial \S+ \S+: )?([^*]+)")
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """How p2pd meets the network."""
+    """Network options of p2pd."""
 
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddrs to listen on; port 0 takes a free one."""
+    """Multiaddrs to listen on; port 0 selects a free port."""
     announce: tuple[str, ...] = ()
-    """Multiaddrs told to others instead, with explicit ports."""
+    """Multiaddrs announced to other peers instead, with explicit ports."""
     auto_nat: bool = True
     nat_port_map: bool = True
-    """Ask the router for a port by UPnP."""
+    """True if p2pd asks the router for a port by UPnP."""
     relay: bool = True
-    """Can dial, and be dialled, through a relay (reachability/circuit_relay.py)."""
+    """True if the peer can dial, and be dialled, through a relay (reachability/circuit_relay.py)."""
     carries: bool = False
-    """Is a relay for others (reachability/relay_service.py)."""
+    """True if the peer is a relay for others (reachability/relay_service.py)."""
     reachability: str | None = None
-    """`public` (a bootstrap), `private`, or found out."""
+    """`public` (for a bootstrap) or `private`; None if libp2p detects it."""
     start_seconds: float = 30.0
     memory_limit: str = "100MiB"
-    """GOMEMLIMIT: with GOGC=50 p2pd's peak is 158 MB instead of 333, streams as fast (measured)."""
+    """GOMEMLIMIT. With GOGC=50, p2pd's peak is 158 MB instead of 333 with equal stream speed (measured)."""
     garbage_percent: str = "50"
 
 
 LOOPBACK = DaemonOptions(
     listen=("/ip4/127.0.0.1/tcp/0",), auto_nat=False, nat_port_map=False, relay=False
 )  # fmt: skip
-"""One machine only: nothing asks routers or relays."""
+"""Options for peers on one machine only: p2pd contacts no routers or relays."""
 
 
 class Stream(NamedTuple):
-    """A raw stream that was opened."""
+    """An open raw stream."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     address: bytes
-    """Binary multiaddr of the other end of its connection."""
+    """Binary multiaddr of the remote end of its connection."""
 
 
 class Daemon:
-    """A running p2pd. Make it with `Daemon.start`."""
+    """A running p2pd. Create it with `Daemon.start`."""
 
     def __init__(self, p2p: P2P, peer: PeerId, folder: Path) -> None:
         self.p2p, self.peer = p2p, peer
@@ -104,7 +106,7 @@ class Daemon:
         self._control = p2p._daemon_listen_maddr["unix"]
         self._addresses = tuple(str(address) for address in p2p._visible_maddrs)
         self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done when p2pd has ended; the reason. Do not cancel it: `ended` is for waiting."""
+        """Completes with the reason when p2pd has ended. Do not cancel it; wait with `ended`."""
         self._watchers = [
             asyncio.create_task(self._watch(), name="p2pd supervisor"),
             asyncio.create_task(self._check(), name="p2pd check"),
@@ -112,7 +114,7 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity_path: Path, options: DaemonOptions) -> Daemon:
-        """Start p2pd; CannotStart says what is wrong with the ports or addresses."""
+        """Start p2pd. Raises CannotStart with the problem of the ports or addresses."""
         expected = load(identity_path).peer_id
         check_ports(options.listen)
         _allow_open_files()
@@ -152,19 +154,20 @@ class Daemon:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs without the /p2p/ part, as p2pd last told."""
+        """Multiaddrs without the /p2p/ part, as p2pd last reported them."""
         return self._addresses
 
     @property
     def end_reason(self) -> str | None:
+        """The reason why p2pd ended, or None while it runs."""
         return self.ending.result() if self.ending.done() else None
 
     async def ended(self) -> str:
-        """Wait for p2pd to end; why it did. Never waits for anything else."""
+        """Wait until p2pd has ended, and return the reason."""
         return await asyncio.shield(self.ending)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Dial `peer` at `addresses` unless connected already; Unreachable if none answers in time."""
+        """Dial `peer` at `addresses` unless already connected. Raises Unreachable if none answers in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT)
         request.connect.peer = PeerID.from_base58(peer).to_bytes()
         try:
@@ -176,7 +179,8 @@ class Daemon:
             raise Unreachable(f"{peer} does not answer at {', '.join(addresses)}: {why}") from None
 
     async def refresh_addresses(self, deadline_seconds: float) -> tuple[str, ...]:
-        """Ask p2pd for its addresses again: routers, relays and other peers may have taught it new ones."""
+        """Request p2pd's current addresses, which change as it learns from routers, relays and other peers.
+        Raises PeerGone if p2pd does not answer."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (response, _, writer):
@@ -187,7 +191,8 @@ class Daemon:
         return self._addresses
 
     async def disconnect(self, peer: PeerId, deadline_seconds: float) -> None:
-        """End all connections to `peer`, with what goes over them. PeerGone if p2pd does not answer."""
+        """Close all connections to `peer` and all streams on them. Raises PeerGone if p2pd does not
+        answer."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT)
         request.disconnect.peer = PeerID.from_base58(peer).to_bytes()
         try:
@@ -197,7 +202,8 @@ class Daemon:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
 
     async def connections(self, deadline_seconds: float) -> list[tuple[PeerId, str]]:
-        """Of each the peer and the address at its other end; PeerGone if p2pd does not say in time."""
+        """Return the peer and the remote address of each connection. Raises PeerGone if p2pd does not answer
+        in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, _, writer):
@@ -211,18 +217,19 @@ class Daemon:
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A new raw stream to `peer`'s handler of `protocol`; PeerGone if it has none or does not answer."""
+        """Open a raw stream to `peer`'s handler of `protocol`. Raises PeerGone if it has none or does not
+        answer."""
         stream = await self.stream(peer, protocol, deadline_seconds)
         return stream.reader, stream.writer
 
     async def stream(self, peer: PeerId, protocol: str, deadline_seconds: float) -> Stream:
-        """As `open_stream`, with where it leads."""
+        """Open a stream as `open_stream` does, and return it with its remote address."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN)
         request.streamOpen.peer = PeerID.from_base58(peer).to_bytes()
         request.streamOpen.proto.append(protocol)
         try:
-            async with asyncio.timeout(deadline_seconds), self._request(request) as (told, reader, writer):
-                return Stream(reader, writer, bytes(told.streamInfo.addr))
+            async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, reader, writer):
+                return Stream(reader, writer, bytes(answer.streamInfo.addr))
         except DAEMON_ERRORS as error:
             raise PeerGone(f"no stream to {peer}: {_reason(error, deadline_seconds)}") from None
 
@@ -230,7 +237,8 @@ class Daemon:
     async def _request(
         self, request: p2pd_pb2.Request
     ) -> AsyncIterator[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Ask p2pd on a connection of its own; closed here if anything fails, the caller's otherwise."""
+        """Send a request to p2pd on a new control connection. The connection is closed here if anything
+        fails. Otherwise the caller must close it."""
         reader, writer = await asyncio.open_unix_connection(self._control, limit=_READ_BUFFER)
         try:
             await write_pbmsg(writer, request)
@@ -250,8 +258,8 @@ class Daemon:
             self.ending.set_result(f"p2pd (process {self.pid}) ended {how}")
 
     async def _check(self) -> None:
-        """Ask p2pd something now and then: one that hangs is ended, and then it is like one that died.
-        libp2p itself would notice after 39 s, and only on the links of others (measured)."""
+        """Check p2pd periodically, and kill it if it hangs; then it is treated like one that died. Without
+        this, libp2p would notice after 39 s, and only on the links of other peers (measured)."""
         missed = 0
         while missed < CHECKS_MISSED:
             await asyncio.sleep(CHECK_SECONDS)
@@ -266,7 +274,7 @@ class Daemon:
                 self.p2p._child.kill()
 
     async def stop(self) -> None:
-        """End p2pd and everything hivemind started beside it. May be called again."""
+        """End p2pd and everything that hivemind started with it. May be called more than once."""
         if not self.ending.done():
             self.ending.set_result("p2pd was stopped by us")
         for watcher in self._watchers:
@@ -277,8 +285,9 @@ class Daemon:
 
 
 def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
-    """A class is the only way to keep p2pd's sockets out of the world's /tmp (trap 6), and to get hold of
-    what `P2P.create` leaves behind when it fails."""
+    """Return a subclass of P2P that puts p2pd's sockets into `folder` and records its instances in `made`.
+    There is no other way to keep the sockets out of the shared /tmp (trap 6). The recorded instance is needed
+    to clean up after a failed `P2P.create`."""
 
     class PlacedP2P(P2P):  # type: ignore[misc]  # hivemind has no types
         _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
@@ -289,7 +298,7 @@ def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
 
         @staticmethod
         def _make_process_args(*arguments: object, **options: object) -> list[str]:
-            # A peer that finds itself public must not carry 4 GiB a circuit for whoever asks
+            # A peer that finds itself public must not relay 4 GiB per circuit for any peer that asks
             # (reachability/circuit_relay.py).
             return [*IN_OWN_SESSION, *P2P._make_process_args(*arguments, relayService=False, **options)]
 
@@ -297,7 +306,7 @@ def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
 
 
 async def _stop(p2p: P2P) -> None:
-    """End a p2pd and wait for all that hivemind started beside it, however far it came."""
+    """End a p2pd and wait for all tasks that hivemind started with it, even after an incomplete start."""
     tasks = [p2p._listen_task, p2p._reader_task]
     if p2p._client is not None:
         control = p2p._client.control
@@ -317,6 +326,7 @@ async def _stop(p2p: P2P) -> None:
 
 
 def _reason(error: BaseException, deadline_seconds: float) -> str:
+    """Return the reason of a failed call or start for people, from p2pd's text."""
     if isinstance(error, TimeoutError):
         return f"no answer within {deadline_seconds:g} s"
     text = " ".join(str(error).split())
@@ -330,8 +340,8 @@ def _reason(error: BaseException, deadline_seconds: float) -> str:
 
 
 def check_ports(listen: Sequence[str]) -> None:
-    """CannotStart if a port is taken. go-libp2p sets SO_REUSEPORT: a second p2pd on the same port starts
-    without a word and takes half of the first one's connections, so we have to look first."""
+    """Raise CannotStart if a port is taken. Without this check, a second p2pd on the same port starts without
+    an error, because go-libp2p sets `SO_REUSEPORT`. It then takes half of the first one's connections."""
     for address in listen:
         parts = address.split("/")
         if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
@@ -352,7 +362,7 @@ def check_ports(listen: Sequence[str]) -> None:
 
 
 def _explain(message: str, options: DaemonOptions) -> CannotStart:
-    """p2pd's last line, in the user's words."""
+    """Turn p2pd's last line into an error that says what the user can do."""
     where = ", ".join(options.listen)
     lower = message.lower()
     if "address already in use" in lower:
@@ -373,7 +383,8 @@ def _allow_open_files() -> None:
 
 @contextlib.contextmanager
 def _environment(**wanted: str) -> Iterator[None]:
-    """Variables for the child only (hivemind copies ours at its start); what the user set stays."""
+    """Set environment variables for the child only (hivemind copies ours at its start). The user's values
+    win."""
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -1,4 +1,5 @@
-"""Temporary folders: named for the process that uses them, so that what a killed one left can be told."""
+"""Temporary folders whose names contain the process id, so that leftovers of killed processes are recognized.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +10,24 @@ from pathlib import Path
 
 
 def prefix(kind: str = "") -> str:
-    """How the name of a temporary folder of this process begins."""
+    """Return the prefix for names of this process's temporary folders."""
     return f"swarmnet-{os.getpid()}-" + (f"{kind}-" if kind else "")
 
 
 def folders() -> list[Path]:
-    """All of this program in the system's temporary folder. No link is one."""
+    """Return all of this program's folders in the system's temporary folder. Symbolic links are left out."""
     found = Path(tempfile.gettempdir()).glob("swarmnet-*-*")
     return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def is_used(folder: Path) -> bool | None:
-    """Whether the process that it is named for runs; None: it is named for none."""
+    """Return True if the process in the folder's name runs; None if the name contains no process id."""
     pid = folder.name.split("-")[1]
     return _runs(int(pid)) if pid.isdigit() else None
 
 
 def remove_stale() -> None:
-    """What processes that were killed left behind."""
+    """Remove the folders of processes that no longer run."""
     for folder in folders():
         if is_used(folder) is False:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""The directory on hivemind's Kademlia; nothing enters it unverified."""
+"""Store and find signed records in hivemind's Kademlia DHT. Every record is verified before it is kept."""

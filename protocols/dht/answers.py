@@ -1,7 +1,8 @@
-"""What the directory sends to its askers: within a budget of each, and within this peer's upload limit.
+"""Limit what the DHT node sends in response to requests: a budget per requester, and this peer's upload
+limit.
 
-Without one a find request of 18 kB brings 3.5 MB, as often as it is sent. Beyond its budget (`AnswerBudget`)
-an asker learns nothing: a short "not found" for each key, which never is more than it has sent.
+Without a budget, each find request of 18 kB would cost this peer 3.5 MB. A requester that exceeds its budget
+(`AnswerBudget`) gets a short "not found" for each key, which is never longer than its request.
 """
 
 from __future__ import annotations
@@ -19,43 +20,44 @@ from swarmnet.identifiers import PeerId
 from swarmnet.resources.allowances import ANSWER_BYTES_AT_ONCE, ANSWER_BYTES_PER_SECOND, AnswerBudget
 
 ANSWER_LIMIT = 3_500_000
-"""Bytes of an answer. hivemind 1.1.12 never answers when a response reaches 4 MiB, and the caller hangs
-(trap 1)."""
+"""Maximum size of a response in bytes. If a response of hivemind 1.1.12 reaches 4 MiB, it is never sent, and
+the caller hangs (trap 1)."""
 STRANGERS_ANSWER_LIMIT = 256 * 1024
-"""Bytes of an answer to an asker that is no neighbour: neither in the routing table nor linked. A newcomer
-is in the table after its first call. 400 records of an open run are 185 kB, 278 kB in a run by invite, all
-in one stage (tests/protocols/dht/test_answers.py)."""
+"""Maximum size in bytes of a response to a requester that is neither in the routing table nor linked.
+
+A newcomer is in the table after its first call. A response with 400 records of one stage has 185 kB in an
+open run, and 278 kB in a run by invite (tests/protocols/dht/test_answers.py)."""
 NEAREST_BYTES = 20 * 64
-"""What the nearest nodes add to one key's result: 20 of them (hivemind's bucket size), 64 bytes each with a
-peer id of 38 and a node id of 20."""
+"""Bytes that the nearest nodes add to one key's result. There are 20 (hivemind's bucket size) of 64 bytes
+each, with a peer id of 38 and a node id of 20."""
 ANSWER_SECONDS = 3.0
-"""So long an asker waits for an answer (hivemind's default): a later one is sent to nobody."""
+"""Timeout of a requester in seconds (hivemind's default). A later response would not be received."""
 SHARE_OF_UPLOAD = 4
-"""One asker, and one address range, gets this part of an upload limit at most, so that a few others find
-room."""
+"""One requester, and one address range, gets at most 1/4 of the upload limit, so that others are served too.
+"""
 PIECE_BYTES = 64 * 1024
-"""As links send them (protocols/framing/frames.py): a whole answer at once would hold up all other
-traffic."""
+"""Size in bytes of one upload turn, as on links (protocols/framing/frames.py). A whole response at once would
+hold up all other traffic."""
 
 Request: TypeAlias = Any
-"""StoreRequest of hivemind's dht.proto, which has no types."""
+"""A StoreRequest of hivemind's dht.proto, which has no types."""
 Response: TypeAlias = Any
-"""FindResponse, the like."""
+"""A FindResponse of hivemind's dht.proto, which has no types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A peer that the directory answers."""
+    """A peer that sends requests to this DHT node."""
 
     peer: PeerId
     address_range: str
-    """Where it is connected from (swarmnet/membership/address_ranges.py); empty if that is not known."""
+    """The range that it is connected from (swarmnet/membership/address_ranges.py); empty if unknown."""
     near: bool
-    """It is a neighbour: in the routing table, or linked."""
+    """True if it is a neighbour: in the routing table, or linked."""
 
 
 class Uploads(Protocol):
-    """What is needed of `Upload` (protocols/framing/upload_turns.py)."""
+    """The part of `Upload` (protocols/framing/upload_turns.py) that this module needs."""
 
     bytes_per_second: float
 
@@ -63,34 +65,34 @@ class Uploads(Protocol):
 
 
 class Answers:
-    """The account of what goes to whom."""
+    """Accounts for the bytes that each requester receives."""
 
     def __init__(self, bytes_of: Callable[[bytes], int], budget: AnswerBudget | None = None) -> None:
-        """`bytes_of`: how many bytes are stored under a key."""
+        """Create the accounting. `bytes_of` returns how many bytes are stored under a key."""
         self._bytes_of = bytes_of
         self._budget = budget or AnswerBudget()
         self._chance = Random()
         self._waiting_bytes = 0
-        """Of answers that wait for their turn, together."""
+        """Total bytes of responses that wait for their upload turn."""
         self._upload: Uploads | None = None
 
     def limit_upload(self, upload: Uploads) -> None:
-        """Take turns with all that this peer sends from now on. An asker's budget shrinks to its part of the
+        """Share this peer's upload limit from now on. The budget of each requester shrinks to its part of the
         limit."""
         self._upload = upload
         scale = min(1.0, upload.bytes_per_second / SHARE_OF_UPLOAD / ANSWER_BYTES_PER_SECOND)
         self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)
 
     def limit(self, asker: Asker) -> int:
-        """Bytes that an answer to this asker may have now."""
+        """Return the maximum bytes of a response to this requester now."""
         longest = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
-        if self._upload is not None:  # Less than the line carries while the asker waits: others send, too.
+        if self._upload is not None:  # Below the link speed: other traffic uses it too
             longest = min(longest, int(self._upload.bytes_per_second * ANSWER_SECONDS / 3))
         return min(longest, self._budget.left(asker.peer, asker.address_range, _now()))
 
     def fitting(self, keys: Sequence[bytes], limit: int) -> int:
-        """How many of the first keys an answer of `limit` bytes has room for, the last of them in part. What
-        is not sent is not built, either."""
+        """Return how many of the first keys fit into a response of `limit` bytes, the last of them in part.
+        The remaining keys are not looked up, because their values would not be sent."""
         size = 0
         for number, key in enumerate(keys):
             if size >= limit:
@@ -99,8 +101,8 @@ class Answers:
         return len(keys)
 
     def cut(self, response: Response, limit: int) -> None:
-        """Take out of a FindResponse what goes beyond `limit` bytes. Of a dictionary that is longer than
-        that by itself, a random part stays; any other value is left out whole."""
+        """Remove from a FindResponse what exceeds `limit` bytes. If a single dictionary exceeds the limit, a
+        random part of it is kept. Any other value is removed completely."""
         room = limit
         for result in response.results:
             size = result.ByteSize()
@@ -118,9 +120,9 @@ class Answers:
             room -= size
 
     async def hand_over(self, request: Request, asker: Asker) -> Request:
-        """Those values of a StoreRequest that this peer may be sent now, in their turn. hivemind hands a
-        node that it meets all that the new one should keep: for each key that a stranger makes, all of it
-        again."""
+        """Return the part of a StoreRequest that this peer may be sent now, after waiting for the upload
+        turn. When hivemind meets a new node, it sends all values that the node should store. An attacker can
+        trigger that again with every new key."""
         room = min(ANSWER_LIMIT, self._budget.left(asker.peer, asker.address_range, _now()))
         part = dht_pb2.StoreRequest(peer=request.peer)
         for index, value in enumerate(request.values):
@@ -136,7 +138,7 @@ class Answers:
         return dht_pb2.StoreRequest(peer=request.peer)
 
     async def may_send(self, size: int, asker: Asker) -> bool:
-        """Charge the asker for `size` bytes, and wait for their turn; False when that does not come in
+        """Charge the requester for `size` bytes and wait for their turn. Returns False if it does not come in
         time."""
         self._budget.spend(asker.peer, asker.address_range, size, _now())
         if self._upload is None:

@@ -1,7 +1,7 @@
-"""The `Directory` on hivemind's Kademlia: a `DHTNode` behind the gate, on the peer's own p2pd and event loop.
+"""The `Directory` on hivemind's Kademlia: a `DHTNode` behind the `Gate`, on the peer's p2pd and event loop.
 
-A look-up that finds less than the last one proves nothing (docs/wire.md 8), so records are
-remembered until their own signed expiry.
+A look-up may miss records that an earlier one found (docs/wire.md 8). Records are therefore remembered until
+their own signed expiry.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ from swarmnet.identifiers import PeerId, RunId
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 3.0
-"""One DHT call's deadline (hivemind's default; a look-up past dead nodes took 6.0 s)."""
+"""Deadline of one DHT call in seconds (hivemind's default). A look-up past dead nodes took 6.0 s."""
 
 
 def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
-    """`/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` as (peer, address); ValueError says what is missing."""
+    """Split `/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` into (peer, address). Raises ValueError if a part is
+    missing."""
     address, _, peer = multiaddr.strip().rpartition("/p2p/")
     if not address.startswith("/"):
         raise ValueError(f"{multiaddr!r} should look like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...")
@@ -72,40 +73,41 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 
 
 CLOCK_SECONDS, WITNESSES = 60.0, 5
-"""How often others are asked what time it is, and how many: a ping each, of a hundred bytes."""
+"""Interval in seconds for asking other peers for the time, and how many are asked: a ping of 100 bytes each.
+"""
 MOST_NAMED = 256
-"""Bootstraps, remembered peers and those nearby that are kept in mind as witnesses, the newest."""
+"""Maximum number of named peers kept as clock witnesses: bootstraps, remembered and nearby peers, the newest.
+"""
 MOST_TOLD = 3
-"""Of those that did not answer, in one line; a peer remembers 64."""
+"""Maximum number of unreachable bootstraps in one message. A peer remembers 64."""
 MOST_PINGED = 16
-"""To come back into a directory that this peer has lost sight of: a ping each."""
+"""Maximum number of pings to rejoin the DHT after losing all other nodes."""
 
 
 class DhtDirectory:
-    """`Directory` on hivemind's DHT; make it with `start`."""
+    """The `Directory` on hivemind's DHT. Create it with `start`."""
 
     def __init__(self, gate: Gate, node: DHTNode, refusals: Counter[str]) -> None:
         self._gate, self._node = gate, node
         self._remembered = Remembered()
         self._named: dict[str, None] = {}
-        """Peers that `bootstrap` was told of."""
+        """Peers that were passed to `bootstrap`."""
         self._reasons: dict[tuple[PeerId, str], str] = {}
-        """Why those that were tried last did not answer."""
-        self._told = Told(None, None, 0)
+        """The reason why each bootstrap that was tried last did not answer."""
+        self._votes = Told(None, None, 0)
         self._warned = False
         self.say: Callable[[str], None] = logger.warning
-        """Is told what a person should know of this machine's clock."""
+        """Called with messages for the user about this machine's clock."""
         gate.evicted = self._evict
         gate.neighbours = lambda: node.protocol.routing_table.peer_id_to_uid
         self.refusals = refusals
-        """What was refused, by reason; for the metrics."""
+        """Number of refused entries by reason, for the metrics."""
 
     @classmethod
     async def start(cls, daemon: Daemon, *, stores: bool = True, ways: Sequence[str] = ()) -> DhtDirectory:
-        """A DHT node on a running p2pd. It needs no other node: `bootstrap` comes after, and again.
-
-        `stores=False` keeps nothing for others (hivemind's client mode). `ways`: circuits by which nodes may
-        be reached that nobody can dial."""
+        """Start a DHT node on a running p2pd. It needs no other node; `bootstrap` is called later and may be
+        repeated. With `stores=False` the node stores nothing for others (hivemind's client mode). `ways` are
+        relay circuits by which nodes may be reached that cannot be dialled directly."""
         refusals: Counter[str] = Counter()
 
         def refused(peer: str, reason: str) -> None:
@@ -129,17 +131,18 @@ class DhtDirectory:
 
     @property
     def clock_offset(self) -> float:
-        """The swarm's time minus this machine's clock, seconds; 0 when they differ by less than 3 s."""
+        """The swarm's time minus this machine's clock in seconds; 0 if they differ by less than 3 s."""
         return self._gate.clock_offset
 
     @property
     def measured_offset(self) -> float | None:
-        """The same as it was measured, however small; None: nobody has told the time yet."""
-        return self._told.offset if self._told.offset is not None else self._told.unbelieved
+        """The measured offset in seconds, however small; None if no peer has reported its time yet."""
+        return self._votes.offset if self._votes.offset is not None else self._votes.unbelieved
 
     @property
     def linked(self) -> Callable[[], Collection[PeerId]]:
-        """Peers to whom links stand: they may say what time it is, and their records are kept."""
+        """Returns the peers that have links to this one. They may report the time, and their records are
+        never evicted."""
         return self._gate.linked
 
     @linked.setter
@@ -147,50 +150,50 @@ class DhtDirectory:
         self._gate.linked = linked
 
     def met(self) -> Collection[PeerId]:
-        """See `Directory.met`."""
+        """Return the peers in the routing table; see `Directory.met`."""
         return [PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid]
 
     @property
     def known_nodes(self) -> int:
-        """DHT nodes in the routing table."""
+        """Number of DHT nodes in the routing table."""
         return len(self._node.protocol.routing_table.peer_id_to_uid)
 
     @property
     def sent_bytes(self) -> int:
-        """Of the directory's own messages, without what libp2p adds."""
+        """Bytes of DHT messages sent, without libp2p's overhead."""
         return self._gate.sent_bytes
 
     @property
     def received_bytes(self) -> int:
-        """The like."""
+        """Bytes of DHT messages received, without libp2p's overhead."""
         return self._gate.received_bytes
 
     def limit_upload(self, upload: Uploads) -> None:
-        """What the directory sends to others waits for its turn from now on, among all that this peer
-        sends."""
+        """Make DHT traffic share this peer's upload limit from now on."""
         self._gate.answers.limit_upload(upload)
 
     def now(self) -> float:
-        """The swarm's time in seconds since 1970, for signing records."""
+        """Return the swarm's time in seconds since 1970, for signing records."""
         return self._gate.now()
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
-        """Join through any of `multiaddrs`; how many answered. Unreachable, naming the first of them, if none
-        did, or if this machine's clock differs so much from theirs that a person must look at it; the caller
-        tries again later. ValueError for what is no multiaddr."""
+        """Join the DHT through any of `multiaddrs`, and return how many answered. Raises Unreachable with the
+        first addresses if none answered. It is also raised if this machine's clock is so wrong that a person
+        must check it. The caller tries again later. Raises ValueError for an invalid multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
         own = self._gate.peer_id.to_base58()
         reasons = {where: why for where, why in self._reasons.items() if where in targets}
         self._reasons = reasons
 
         async def join(peer: PeerId, address: str) -> bool:
+            """Dial and ping one bootstrap. Returns True if it answers, otherwise records the reason."""
             try:
                 await self._gate.connect(peer, [address], deadline_seconds)
                 if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
                     raise Unreachable("runs no directory of this kind")
             except WireError as error:
                 why = str(error).removeprefix(f"{peer} does not answer at {address}: ")
-                if why != NOT_TRIED or (peer, address) not in reasons:  # What it was before says more.
+                if why != NOT_TRIED or (peer, address) not in reasons:  # The earlier reason says more.
                     reasons[peer, address] = why
                 return False
             return True
@@ -209,11 +212,11 @@ class DhtDirectory:
             tried = [f"{address}: {reasons.get((peer, address), 'no answer in time')}"
                      for peer, address in others]  # fmt: skip
             more = f"; and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
-            told = "; ".join(tried[:MOST_TOLD]) or "none was given"
-            raise Unreachable(f"no bootstrap answered: {told}{more}")
+            listed = "; ".join(tried[:MOST_TOLD]) or "none was given"
+            raise Unreachable(f"no bootstrap answered: {listed}{more}")
         await self._set_clock()
-        if self._told.refusal:
-            raise Unreachable(self._told.refusal)
+        if self._votes.refusal:
+            raise Unreachable(self._votes.refusal)
         try:
             async with asyncio.timeout(min(deadline_seconds, CALL_SECONDS)):
                 await self._node.find_nearest_nodes([self._node.node_id])
@@ -222,14 +225,15 @@ class DhtDirectory:
         return answered
 
     async def ask_again(self, multiaddrs: Sequence[str], deadline_seconds: float) -> set[PeerId]:
-        """Dial these nodes and ping them, so that both sides have each other in their tables. Returns the
-        peers that answered. ValueError for a text that is no multiaddr."""
+        """Dial and ping these nodes, so that both sides enter each other's routing tables. Returns the peers
+        that answered. Raises ValueError for an invalid multiaddr."""
         places: dict[PeerId, list[str]] = {}
         for peer, address in map(split_multiaddr, dict.fromkeys(multiaddrs)):
             places.setdefault(peer, []).append(address)
         before = set(self.met())
 
         async def ask(peer: PeerId, addresses: list[str]) -> bool:
+            """Dial and ping one peer. Returns True if it answers."""
             try:
                 async with asyncio.timeout(deadline_seconds):
                     if not await listens_at_any(addresses, CALL_SECONDS):
@@ -248,15 +252,16 @@ class DhtDirectory:
         return answered
 
     async def keep_time_forever(self) -> None:
-        """Look at the others' clocks now and then: this machine's may be set while the peer runs, as that of
-        a computer without a battery for it is when it finds a time server after its start."""
+        """Measure the clock offset periodically, because this machine's clock may be set while the peer runs.
+        For example, a computer without a clock battery sets its clock when it finds a time server after the
+        start."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             await self.look_at_clocks()
 
     async def look_at_clocks(self) -> None:
-        """What a few of those that were named or are linked say that it is now, of as many address ranges as
-        there are. Where none answers, what was said last stands."""
+        """Ask a few named or linked peers for the time, from as many address ranges as possible. If none
+        answers, the previous offset is kept."""
         candidates = list({*self._named, *self.linked()})
         random.shuffle(candidates)
         of_range: Counter[str] = Counter()
@@ -272,18 +277,19 @@ class DhtDirectory:
             await self._set_clock()
 
     async def _set_clock(self) -> None:
-        """By what the witnesses have said; says so when that changes something."""
+        """Set the clock offset from the witnesses' answers, and notify the user of a change."""
         offsets = self._gate.offsets
-        self._told = told(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
-        offset = self._told.offset
-        if self._told.refusal and not self._warned:
-            self.say(self._told.refusal)
-        self._warned = bool(self._told.refusal)
+        self._votes = told(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
+        offset = self._votes.offset
+        if self._votes.refusal and not self._warned:
+            self.say(self._votes.refusal)
+        self._warned = bool(self._votes.refusal)
         if offset is not None and abs(offset - self._gate.clock_offset) > SKEW_SECONDS:
             self._gate.clock_offset = correction(offset)
             self.say(changed(offset))
 
     def _evict(self, name: Name) -> None:
+        """Remove a value from hivemind's storage."""
         key, tag = name
         storage, place = self._node.protocol.storage, DHTID.from_bytes(key)
         kept = storage.get(place)
@@ -293,7 +299,7 @@ class DhtDirectory:
             del kept.value[text_of(tag)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.announce`. Raises what `open_record` raises for a record nobody would take."""
+        """See `Directory.announce`. Raises as `open_record` does for an invalid record."""
         signed: SignedRecord = open_record(record, run)
         key = stage_key(run, stage)
         value = run_bytes(run) + record
@@ -302,8 +308,8 @@ class DhtDirectory:
         return await self._store(key, value, signed.expires_seconds, signed.peer, deadline_seconds)
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """See `Directory.look_up`: what is found now, and what was seen before and has not expired.
-        Unreachable if nothing is known and the DHT does not answer in time."""
+        """See `Directory.look_up`. Returns records found now and earlier ones that have not expired. Raises
+        Unreachable if no record is known and the DHT does not answer in time."""
         late = False
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -316,7 +322,7 @@ class DhtDirectory:
                 self._remembered.take(run, entry.value[32:])
             except WireError as error:
                 self.refusals[error.code] += 1
-        # What has expired by the swarm's time only may be somebody's lie about the time.
+        # A record that is expired only by the swarm's time is kept: other peers may lie about the time.
         records = self._remembered.at(run, stage, min(self.now(), time.time()))
         if late and not records:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
@@ -330,7 +336,7 @@ class DhtDirectory:
         return await self._store_shared(key, signed_manifest, expires, deadline_seconds)
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """See `Directory.get_manifest`; with the owner's signature, as it was put."""
+        """See `Directory.get_manifest`. Raises Unreachable if the DHT does not answer in time."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 found = await self._get(manifest_key(run), latest=False)
@@ -349,14 +355,15 @@ class DhtDirectory:
         return await self._store_shared(key, value, expires, deadline_seconds)
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """See `Directory.get_order`: the newest that was seen, now or before."""
+        """See `Directory.get_order`. Returns the newest order seen, now or before. Raises Unreachable if none
+        is known and the DHT does not answer in time."""
         key, late = order_key(run, owner), False
         try:
             async with asyncio.timeout(deadline_seconds):
                 await self._get(key)
         except TimeoutError:
             late = True
-        seen = self._gate.orders.get(key_id(key))  # The gate has looked at every answer.
+        seen = self._gate.orders.get(key_id(key))  # The gate has seen every answer.
         if seen is not None:
             return open_stored_order(content_of(seen[1]))[1]
         if late:
@@ -380,7 +387,7 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """See `Directory.ask`. A ping that enters no routing table: a thousand cost no more."""
+        """See `Directory.ask`. The ping adds no entry to a routing table, so repeated calls stay cheap."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if peer not in self._named:
             addresses = await resolve_dialable(addresses, self._gate.addresses)
@@ -394,15 +401,16 @@ class DhtDirectory:
             raise PeerGone(f"{peer} takes connections, but its process does not answer") from None
 
     async def _come_back(self) -> None:
-        """A node forgets who does not answer it once, and a peer that stood still for some seconds has then
-        forgotten all. Before it asks nobody, it asks those again that it has links to or was told of."""
+        """If the routing table is empty, ping linked and named peers, so that the next call finds a node. A
+        node drops others after one unanswered call. A process that was stopped for some seconds has then lost
+        all."""
         if self.known_nodes:
             return
         asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MOST_PINGED]
         await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
 
     async def _get(self, key: bytes, latest: bool = True) -> ValueWithExpiration[Any] | None:
-        """What is stored there, as far as the nearest nodes know; None: nothing."""
+        """Return the value that the nearest nodes store under `key`, or None."""
         await self._come_back()
         found: ValueWithExpiration[Any] | None = await self._node.get(key, latest=latest)
         return found
@@ -410,7 +418,7 @@ class DhtDirectory:
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
     ) -> bool:
-        """Store at the nearest nodes; whether another one than this has it now."""
+        """Store a value at the nearest nodes. Returns True if at least one other node stored it."""
         place = key_id(key)
         self._gate.acknowledged[place] = 0
         try:
@@ -422,8 +430,8 @@ class DhtDirectory:
         return self._gate.acknowledged.pop(place, 0) > 0
 
     async def _store_shared(self, key: bytes, value: bytes, expires: float, deadline_seconds: float) -> bool:
-        """`_store` of what all peers of a run keep alive: nodes refuse it from whoever is a moment too late,
-        because they have it until later already."""
+        """Store a value that all peers of a run keep alive. Returns True if other nodes have it. Nodes refuse
+        it from a peer that is slightly late, because they already have it with a later expiry."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if await self._store(key, value, expires, None, deadline_seconds):
             return True
@@ -437,7 +445,7 @@ class DhtDirectory:
         return bool(found.expiration_time > expires - self.clock_offset)
 
     async def close(self) -> None:
-        """Leave the DHT; p2pd goes on. May be called again."""
+        """Leave the DHT; p2pd keeps running. May be called more than once."""
         if not self._node.is_alive:
             return
         if self._node.cache_refresh_task is not None:

@@ -1,9 +1,9 @@
-"""What a node of the directory keeps for others, and what goes when there is no room for more.
+"""Decide which values a DHT node stores for others, and which it evicts when there is no space.
 
-Keys are free, so first come, first kept means that whoever comes first with many shuts all others out. Here
-the new takes the place of something from the address range (swarmnet/membership/address_ranges.py) from which
-most was stored, and there of the peer that stored most. What this node stores itself, and what those sign to
-whom it is linked, never goes. Orders and manifests have room of their own: no record takes it.
+Keys are free to create. If old values always stayed, the first peer with many could lock out all others.
+Here, a new value evicts one from the address range (swarmnet/membership/address_ranges.py) that stored most,
+and within the range from the peer that stored most. Values of this node and records of linked peers are never
+evicted. Orders and manifests have a separate limit that records cannot use up.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from protocols.dht.stored_values import PEERS_PER_KEY, PLAIN
 from protocols.errors import Malformed
 
 STORAGE_LIMIT = 32 * 1024 * 1024
-"""Bytes kept for others; hivemind's storage has no limit."""
+"""Maximum bytes stored for others; hivemind's storage has no limit."""
 SHARED_LIMIT = 8 * 1024 * 1024
-"""Of these, for orders and manifests alone: 512 of the longest."""
+"""The part of it that is reserved for orders and manifests: 512 of the longest."""
 RECORDS_PER_PEER = 16
 
 Name = tuple[bytes, bytes]
-"""Key and subkey, as hivemind has them."""
+"""Key and subkey in hivemind's form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storer:
-    """Who stored a value: its address range, empty where that is not known, and its peer id."""
+    """The peer that stored a value, with its address range, which is empty if unknown."""
 
     range: str
     peer: str
@@ -36,18 +36,18 @@ class Storer:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One value that is kept."""
+    """One stored value."""
 
     sequence: int
     expires: float
     size: int
     storer: Storer | None
-    """None: this node itself."""
+    """The peer that stored it; None if it is this node."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one peer has stored: names in the order in which they were renewed."""
+    """The values that one peer has stored, in the order of their last renewal."""
 
     size: int = 0
     names: dict[Name, None] = field(default_factory=dict)
@@ -55,16 +55,16 @@ class _Share:
 
 @dataclass(slots=True)
 class _Room:
-    """What is kept of one kind."""
+    """The stored values of one kind."""
 
     limit: int
     size: int = 0
     per_range: Counter[str] = field(default_factory=Counter)
     shares: dict[str, dict[str, _Share]] = field(default_factory=dict)
-    """Range -> peer -> its share."""
+    """Maps range to peer to its share."""
 
     def count(self, name: Name, kept: Kept, sign: int) -> None:
-        """Add (1) or take away (-1) a value."""
+        """Add a value (`sign` 1) or remove it (`sign` -1)."""
         self.size += sign * kept.size
         if kept.storer is None:
             return
@@ -83,22 +83,24 @@ class _Room:
 
 
 class Storage:
-    """The account of hivemind's storage."""
+    """Accounts for the values in hivemind's storage."""
 
     def __init__(self, evict: Callable[[Name], None], firm: Callable[[], Collection[bytes]]) -> None:
-        """`evict` takes a value out of hivemind's storage; `firm`: subkeys whose records never go."""
+        """Create the accounting. `evict` removes a value from hivemind's storage. `firm` returns the subkeys
+        whose records are never evicted."""
         self._evict, self._firm = evict, firm
         self._kept: dict[Name, Kept] = {}
         self._rooms = {False: _Room(STORAGE_LIMIT - SHARED_LIMIT), True: _Room(SHARED_LIMIT)}
-        """By whether they have no subkey."""
+        """Limits by kind: True for values without subkey (orders and manifests), False for records."""
         self._per_key: dict[bytes, dict[Storer | None, set[bytes]]] = {}
-        """Key -> who stored -> subkeys."""
+        """Maps key to storer to the subkeys that it stored."""
         self._per_subkey: Counter[bytes] = Counter()
         self._chance = Random()
         self._swept = 0.0
 
     @property
     def kept_bytes(self) -> int:
+        """Total bytes stored."""
         return sum(room.size for room in self._rooms.values())
 
     def __len__(self) -> int:
@@ -108,7 +110,7 @@ class Storage:
         return name in self._kept
 
     def bytes_of(self, key: bytes) -> int:
-        """Bytes of all values under a key."""
+        """Return the bytes of all values under a key."""
         shares = self._per_key.get(key, {})
         return sum(self._kept[key, tag].size for tags in shares.values() for tag in tags)
 
@@ -116,7 +118,8 @@ class Storage:
         return self._kept.get(name)
 
     def put(self, name: Name, kept: Kept) -> None:
-        """Keep it in the place of what stands there, or of others. Malformed if there is no room even so."""
+        """Store a value, replacing its old version or evicting others. Raises Malformed if there is still no
+        space."""
         key, tag = name
         old = self._kept.get(name)
         if old is not None:
@@ -125,10 +128,10 @@ class Storage:
             raise Malformed(f"no room for more than {RECORDS_PER_PEER} records of a peer")
         else:
             while sum(map(len, self._per_key.get(key, {}).values())) >= PEERS_PER_KEY:
-                self._drop(self._of_key(key, kept.storer), "key")
+                self._drop(self._victim_of_key(key, kept.storer), "key")
         room = self._rooms[tag == PLAIN]
         while room.size + kept.size > room.limit:
-            victim = self._of_room(room, kept)
+            victim = self._victim_of_room(room, kept)
             if victim is None and old is not None:
                 self._evict(name)
             self._drop(victim, "node")
@@ -138,14 +141,14 @@ class Storage:
         room.count(name, kept, 1)
 
     def sweep(self, now: float) -> None:
-        """Forget what has expired; at most once a second."""
+        """Forget expired values. Does nothing if the last call was less than a second ago."""
         if now - self._swept > 1.0:
             self._swept = now
             for name in [name for name, kept in self._kept.items() if kept.expires < now]:
                 self._forget(name)
 
-    def _of_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
-        """One at random of the storer that has most records of this key."""
+    def _victim_of_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
+        """Return a random record of the storer that has most records under this key."""
         firm, ranges = frozenset(self._firm()), Counter[str]()
         shares: dict[Storer, set[bytes]] = {}
         for storer, tags in self._per_key[key].items():
@@ -161,8 +164,8 @@ class Storage:
         most = max(map(len, fullest))
         return key, self._chance.choice([tag for tags in fullest if len(tags) == most for tag in tags])
 
-    def _of_room(self, room: _Room, newcomer: Kept) -> Name | None:
-        """The least recently renewed one of the storer that has most bytes."""
+    def _victim_of_room(self, room: _Room, newcomer: Kept) -> Name | None:
+        """Return the least recently renewed value of the storer that has most bytes."""
         firm = self._firm()
         own = newcomer.storer.range if newcomer.storer is not None else None
 
@@ -177,12 +180,14 @@ class Storage:
         return None
 
     def _drop(self, name: Name | None, whose: str) -> None:
+        """Evict a value. Raises Malformed if there is none to evict."""
         if name is None:
             raise Malformed(f"no room for more records of this {whose}")
         self._forget(name)
         self._evict(name)
 
     def _forget(self, name: Name) -> None:
+        """Remove a value from the accounting."""
         kept = self._kept.pop(name)
         shares = self._per_key[name[0]]
         shares[kept.storer].discard(name[1])

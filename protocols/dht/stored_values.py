@@ -1,9 +1,9 @@
-"""What hivemind's DHT stores, taken apart and verified without hivemind: keys, values and dictionaries.
+"""Parse and verify the values that hivemind's DHT stores, without hivemind's own decoder.
 
-hivemind 1.1.12 keeps a value as MessagePack; ours are `bin`: run id and signed record under a stage's key
-with the peer id as subkey, a listing under the registry's with the run id as subkey, a signed manifest or
-order under its own key without subkey. A dictionary (extension 0x50) is [size limit, latest expiry, [[subkey,
-value, expiry], ...]], its values MessagePack once more.
+hivemind 1.1.12 keeps a value as MessagePack; ours are `bin`. A stage's key holds run id and signed record,
+with the peer id as subkey. The registry's key holds entries with the run id as subkey. A signed manifest or
+order has its own key without subkey. A dictionary (extension 0x50) is [size limit, latest expiry, [[subkey,
+value, expiry], ...]]; its values are MessagePack again.
 """
 
 from __future__ import annotations
@@ -29,50 +29,53 @@ from swarmnet.identifiers import RunId
 from swarmnet.run.manifest import MANIFEST_LIMIT
 
 DICTIONARY, PLAIN = b"", b"\xc0"
-"""hivemind's two reserved subkeys: a whole dictionary, a value without subkey."""
+"""hivemind's two reserved subkeys: for a whole dictionary, and for a value without subkey."""
 PEERS_PER_KEY = 768
-"""Of 4 KB each, they stay below the 4 MiB at which an answer of hivemind's is never sent (trap 1)."""
+"""Maximum peers per key. At 4 KB each they stay below 4 MiB, at which hivemind never sends an answer (trap
+1)."""
 DICTIONARY_LIMIT = 3_500_000
-"""Bytes of one dictionary."""
+"""Maximum size of one dictionary in bytes."""
 _HEAD_BYTES = 5
 _PLAIN_LIMIT = max(MANIFEST_LIMIT, STORED_ORDER_LIMIT)
 _ENTRY_BYTES = 32
-"""What MessagePack adds to a record in a dictionary: heads and an expiry of 9 bytes, and as much for the
-whole."""
+"""Bytes that MessagePack adds to a record in a dictionary: heads, an expiry of 9 bytes, and a reserve. The
+same amount covers the dictionary itself."""
 _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 
 def node_id(peer: PeerID) -> bytes:
-    """The DHT id that a peer must have, 20 bytes of a hash of its peer id: nobody picks a place."""
+    """Return the DHT id that a peer must have: 20 bytes of a hash of its peer id, so that no peer can choose
+    it."""
     return node_id_of(peer.to_bytes())
 
 
 def node_id_of(peer_id: bytes) -> bytes:
-    """The same of a peer id's bytes, whatever they are. To make a PeerID of them takes time that grows with
-    the square of their number: minutes for a megabyte."""
+    """Return the DHT id for a peer id's bytes, even if they are invalid. Constructing a `PeerID` from them
+    would take time quadratic in their number: minutes for a megabyte."""
     return hashlib.sha256(b"swarmnet node 1\0" + peer_id).digest()[:20]
 
 
 def key_id(key: bytes) -> bytes:
-    """hivemind's place of a key in the id space."""
+    """Return hivemind's position of a key in the id space."""
     return hashlib.sha1(key, usedforsecurity=False).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a verified value says of itself; times are the swarm's, in seconds since 1970."""
+    """What a verified value says about itself. Times are the swarm's, in seconds since 1970."""
 
     key: bytes
     subkey: str | None
     sequence: int
     issued_seconds: float
     expires_seconds: float | None
-    """None: whoever has it may store it again, for MANIFEST_SECONDS at a time."""
+    """The expiry; None if any peer that has the value may store it again, for `MANIFEST_SECONDS` at a
+    time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value of a request or answer. `expires` as on the wire: the swarm's time."""
+    """One value of a request or response. `expires` is the swarm's time, as on the wire."""
 
     index: int
     key: bytes
@@ -82,8 +85,8 @@ class Item:
 
 
 def prove(value: bytes, *, plain: bool) -> Proof:
-    """Verify a stored value (MessagePack `bin`): a manifest or an order if `plain`, otherwise a record or an
-    entry of the registry."""
+    """Verify a stored value (MessagePack `bin`) and return what it says. If `plain`, it must be a manifest or
+    an order, otherwise a record or a registry entry. Raises a WireError."""
     msgpack_guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
     content = content_of(value)
     if plain and is_stored_order(content):
@@ -105,7 +108,7 @@ def prove(value: bytes, *, plain: bool) -> Proof:
 
 
 def content_of(value: bytes) -> bytes:
-    """What is in a stored value that has passed the guard. Malformed if it is not binary."""
+    """Return the content of a stored value that passed the guard. Raises Malformed if it is not binary."""
     if value[0] not in (0xC4, 0xC5, 0xC6):
         raise Malformed("a stored value that is not binary")
     content: bytes = msgpack.unpackb(value)
@@ -113,13 +116,13 @@ def content_of(value: bytes) -> bytes:
 
 
 def stored_value(content: bytes) -> bytes:
-    """A value as hivemind keeps it."""
+    """Return a value in the form in which hivemind stores it."""
     return bytes(msgpack.packb(content, use_bin_type=True))
 
 
 def text_of(tag: bytes) -> str:
-    """A subkey as text; Malformed if it is something else, or not written as everybody writes it: that would
-    be a second name for the same peer."""
+    """Decode a subkey as text. Raises Malformed if it is not text or not encoded canonically, which would be
+    a second name for the same peer."""
     msgpack_guard.check(tag, 128)
     try:
         subkey = msgpack.unpackb(tag, strict_map_key=False)
@@ -131,8 +134,8 @@ def text_of(tag: bytes) -> str:
 
 
 def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
-    """The single values of what was sent under one key; dictionaries are taken apart, guarded. Malformed is
-    raised last: an entry that is none must not hide the others."""
+    """Yield the single values of what was sent under one key; dictionaries are checked and split. Malformed
+    is raised last, so that an invalid entry does not hide the others."""
     if len(key) != 20 or not isfinite(expires):
         raise Malformed("an impossible key or expiry")
     if tag != DICTIONARY:
@@ -153,7 +156,7 @@ def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -
 
 
 def _entries(value: bytes) -> list[Any]:
-    """The [subkey, value, expiry] entries of a packed DictionaryDHTValue."""
+    """Return the [subkey, value, expiry] entries of a packed DictionaryDHTValue."""
     msgpack_guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
     try:
         packed = msgpack.unpackb(value, strict_map_key=True)
@@ -168,7 +171,7 @@ def _entries(value: bytes) -> list[Any]:
 
 
 def dictionary(items: list[Item], shift: float) -> bytes:
-    """The packed DictionaryDHTValue of items, their expiries moved by `shift` seconds."""
+    """Return the packed DictionaryDHTValue of items, with their expiries shifted by `shift` seconds."""
     packed = DictionaryDHTValue()
     with packed.freeze():
         for item in items:
@@ -177,8 +180,8 @@ def dictionary(items: list[Item], shift: float) -> bytes:
 
 
 def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
-    """A packed dictionary of about `limit` bytes: records of `value` in random order, as many as fit. Large
-    ones that somebody stored to fill the answer thus displace a small one only as often as chance has it."""
+    """Return a packed dictionary of about `limit` bytes with random records of `value`, as many as fit. Thus
+    large records that an attacker stored to fill the answer displace a small one only by chance."""
     items = list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0))
     chance.shuffle(items)
     part: list[Item] = []
@@ -192,4 +195,5 @@ def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
 
 
 def shifted_dictionary(value: bytes, shift: float) -> bytes:
+    """Return a packed dictionary with its expiries shifted by `shift` seconds."""
     return value if shift == 0 else dictionary(list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0)), shift)

@@ -1,9 +1,8 @@
-"""What time it is in the swarm, as some peers say it: a correction of minutes, never more.
+"""Estimate the swarm's time from other peers' clocks, and correct this machine's clock by minutes at most.
 
-Whoever says what time it is can make invites expire, and records that were signed in time look like those of
-another day. So only those are asked that a person has named and those to whom links stand, each address range
-has one voice, and what differs from this machine's clock by more than MOST_OFFSET_SECONDS is not believed:
-either they lie, or this clock is wrong and a person must set it.
+A peer that lies about the time could make invites expire and make valid records look outdated. Therefore only
+peers that the user named and linked peers are asked, and each address range has one vote. Offsets of more
+than `MOST_OFFSET_SECONDS` are ignored: either the peers lie, or this clock is wrong and a person must set it.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from dataclasses import dataclass
 from protocols.signed.records import SKEW_SECONDS
 
 MOST_OFFSET_SECONDS = 300.0
-"""As much as Kerberos allows (RFC 4120): clocks that nobody sets drift by seconds a day (quartz: 20 parts in
-a million are 1.7 s). One that is wrong by more is wrong by hours or days: a battery, a time zone."""
+"""Maximum correction, as in Kerberos (RFC 4120). Clocks that are never set drift by seconds a day (quartz: 20
+parts in a million are 1.7 s). Larger errors are hours or days: an empty battery, or a wrong time zone."""
 SET_IT = "Set the clock (sudo timedatectl set-ntp true)"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What others say, as seconds that their time is ahead of this machine's clock."""
+    """The combined clock reports of other peers: seconds that their time is ahead of this machine's clock."""
 
     offset: float | None
-    """In the middle of what is believed; None: nobody is."""
+    """Median of the plausible offsets; None if there are none."""
     unbelieved: float | None
-    """In the middle of what is too far off to be believed; None: nothing is."""
+    """Median of the offsets that are too large to be believed; None if there are none."""
     voices: int
 
     @property
     def refusal(self) -> str:
-        """Why this machine's clock cannot be mended by what is told; empty if it can."""
+        """The reason why the reports cannot correct this machine's clock; empty if they can."""
         if self.offset is not None or self.unbelieved is None:
             return ""
         return (
@@ -43,7 +42,7 @@ class Told:
 
 
 def told(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> Told:
-    """What the peers of `offsets` say together; those whose range is empty or not given have no voice."""
+    """Combine the offsets of several peers. Peers without a known address range are ignored."""
     voices: dict[str, list[float]] = {}
     for peer, offset in offsets.items():
         if ranges.get(peer):
@@ -57,18 +56,18 @@ def told(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> Told:
 
 
 def middle(offsets: Iterable[float]) -> float:
-    """The median; of two in the middle the one nearer to this machine's clock."""
+    """Return the median. With an even count, it is the middle value nearer to this machine's clock."""
     ordered = sorted(offsets)
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
 def correction(offset: float) -> float:
-    """What this machine's clock is corrected by: nothing as long as its records are taken."""
+    """Return the correction of this machine's clock in seconds; 0 while other peers accept its records."""
     return offset if abs(offset) > SKEW_SECONDS else 0.0
 
 
 def changed(offset: float) -> str:
-    """What is said when another correction is made."""
+    """Return the message for the user after the correction has changed."""
     if correction(offset) == 0.0:
         return "this machine's clock agrees with the swarm's again"
     difference = _difference(offset)

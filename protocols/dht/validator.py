@@ -1,14 +1,18 @@
-"""The gate between hivemind's DHT and the network: nothing passes that does not prove itself.
+"""Verify everything that passes between hivemind's DHT and the network.
 
-`DHTNode` is given this object instead of its `P2P`. It sees every request and response of the DHT as protobuf
-before hivemind decodes the MessagePack inside, and takes out whatever is not a signed record, a manifest
-(signed/records.py), an order (signed/orders.py) or an entry of the registry (signed/registry_entry.py).
-hivemind's own validators come too late: it decodes dictionaries first, and a deeply nested one kills the
-process (measured). What else is enforced here: a node's DHT id is the hash of its peer id, expiries are
-bounded, nothing older replaces something newer, storage has a limit and nobody takes it all (storage.py), an
-answer stays below the 4 MiB at which hivemind's callers hang, what an asker is sent has a budget
-(answers.py), what a storer makes this node check has one, too, and the swarm's time counts, not this
-machine's (swarm_time.py).
+`DHTNode` gets this object instead of its `P2P`. The gate sees every request and response as protobuf before
+hivemind decodes the MessagePack inside. It removes everything that is not a signed record, a manifest
+(signed/records.py), an order (signed/orders.py) or a registry entry (signed/registry_entry.py). The
+validators of hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process
+(measured).
+
+The gate also enforces these rules:
+- A node's DHT id is the hash of its peer id.
+- Expiries are bounded, by the swarm's time and not this machine's (swarm_time.py).
+- An older value never replaces a newer one.
+- Storage is limited and shared fairly (storage.py).
+- Responses stay below 4 MiB, at which hivemind hangs, and each requester has a budget (answers.py).
+- Each storer has a budget of signature checks.
 """
 
 from __future__ import annotations
@@ -55,70 +59,70 @@ from swarmnet.membership.address_ranges import range_of
 from swarmnet.resources.allowances import Checks
 
 KEYS_PER_REQUEST = 1024
-"""A node that meets a new one hands over all that this one should keep, in one request."""
+"""Maximum keys per request. On meeting a new node, a node sends all values that it should store at once."""
 NEAREST, PEER_ID_BYTES = 20, 64
-"""Of each result, as many neighbours as hivemind names (its bucket size); libp2p's ids have at most 42 bytes.
-What hivemind makes of an id takes time that grows with the square of its length."""
+"""Maximum nodes per result (hivemind's bucket size) and bytes of a peer id; libp2p's ids have at most 42. The
+second is needed because hivemind parses an id in time quadratic in its length."""
 PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
-"""hivemind's name of it, and as long as it waits for one."""
+"""hivemind's name of the ping call, and its timeout in seconds."""
 WAY_SECONDS = 1.5
-"""For a circuit to stand, of the 3 s that a call has."""
+"""Timeout in seconds for opening a relay circuit, out of the 3 s that a call has."""
 RANGE_SECONDS, RANGE_ANSWER_SECONDS = 60.0, 1.0
-"""How long it is believed where a peer is connected from, and how long p2pd may take to say."""
+"""How long a peer's address range is cached, and how long p2pd may take to report it, in seconds."""
 NOTHING = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
-"""Of a key that is not answered: neither a value nor nodes nearer to it."""
+"""The result for a key that is not answered: no value and no nearer nodes."""
 _VERIFIED = 4096
 _ORDERS = 256
 
 Request: TypeAlias = Any
-"""PingRequest, StoreRequest or FindRequest of hivemind's dht.proto, which has no types."""
+"""A PingRequest, StoreRequest or FindRequest of hivemind's dht.proto, which has no types."""
 Response: TypeAlias = Any
-"""The like."""
+"""A response to one of these."""
 Handler = Callable[[Request, P2PContext], Awaitable[Response]]
 
 
 class Gate:
-    """Stands in for `P2P` in `DHTNode.create(p2p=...)`."""
+    """Replaces `P2P` in `DHTNode.create(p2p=...)`."""
 
     def __init__(
         self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()
     ) -> None:
-        """`refused(peer, reason)` is called for everything that is taken out. `ways`: circuits by which those
-        may be reached whom nobody can dial."""
+        """Create the gate. `refused(peer, reason)` is called for everything that is removed. `ways` are relay
+        circuits by which peers may be reached that cannot be dialled directly."""
         self._daemon, self._ways = daemon, ways
         self._refused = refused
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._verified: OrderedDict[bytes, Proof] = OrderedDict()
         self.evicted: Callable[[Name], None] = lambda name: None
-        """Takes a value out of hivemind's storage."""
+        """Removes a value from hivemind's storage."""
         self.linked: Callable[[], Collection[PeerId]] = tuple
-        """Peers to whom links stand: their records are kept, whatever else comes."""
+        """Returns the peers with links to this one, whose records are never evicted."""
         self.storage = Storage(
             lambda name: self.evicted(name), lambda: {MSGPackSerializer.dumps(peer) for peer in self.linked()}
         )
         self.answers = Answers(self.storage.bytes_of)
-        """What goes to others, within each asker's budget and this peer's upload limit."""
+        """Limits responses by each requester's budget and this peer's upload limit."""
         self.neighbours: Callable[[], Collection[PeerID]] = tuple
-        """Nodes in the routing table."""
+        """Returns the nodes in the routing table."""
         self._checks = Checks()
-        """Signatures that are checked on behalf of each storer."""
+        """Budgets of signature checks, one for each storer."""
         self._ranges: dict[str, tuple[str, float]] = {}
-        """Peer -> the address range that it is connected from, and when p2pd said so."""
+        """Maps peer to the address range that it is connected from, and when p2pd reported it."""
         self.clock_offset = 0.0
-        """Swarm's time minus this machine's, seconds."""
+        """The swarm's time minus this machine's, in seconds."""
         self.witnesses: Collection[str] = frozenset()
-        """Peers who may say what time it is."""
+        """Peers whose clocks are believed."""
         self.offsets: dict[str, float] = {}
-        """What each of them said last, as `clock_offset`."""
+        """The last offset that each witness reported, like `clock_offset`."""
         self.sent_bytes = self.received_bytes = 0
-        """Requests and responses of the DHT, without what libp2p adds."""
+        """Bytes of DHT requests and responses, without libp2p's overhead."""
         self.acknowledged: Counter[bytes] = Counter()
-        """How many others have stored what this node stores now, by key."""
+        """Number of other nodes that stored each key that this node is storing now."""
         self.orders: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
-        """Key -> sequence and value of the newest order that was seen. hivemind keeps what expires last, and
-        whoever has not heard of a newer order stores the older one again."""
+        """Maps key to sequence and value of the newest order seen. The storage of hivemind keeps the value
+        that expires last, and peers without a newer order store the older one again."""
 
-    # What hivemind's DHT uses of P2P.
+    # The part of P2P that hivemind's DHT uses.
 
     @property
     def peer_id(self) -> PeerID:
@@ -131,6 +135,7 @@ class Gate:
     async def add_protobuf_handler(
         self, name: str, handler: Handler, input_type: type, **options: bool
     ) -> None:
+        """Serve requests of this type, with our checks before and after hivemind's handler."""
         serve = {
             dht_pb2.PingRequest: self._serve_ping,
             dht_pb2.StoreRequest: self._serve_store,
@@ -155,14 +160,16 @@ class Gate:
     async def call_protobuf_handler(
         self, peer: PeerID, name: str, request: Request, output_type: type
     ) -> Response:
+        """Send a request of hivemind's DHT, and check and filter the response."""
         if output_type is dht_pb2.StoreResponse:
-            if not all(key in self.acknowledged for key in request.keys):  # A hand-over: hivemind's own idea.
+            # Hivemind hands values over to a new node.
+            if not all(key in self.acknowledged for key in request.keys):
                 asked = len(request.keys)
                 request = await self.answers.hand_over(request, await self._asker(peer))
                 if not request.keys:
                     return dht_pb2.StoreResponse(store_ok=[False] * asked)
             request = self._shifted_store(request)
-        if self._ways:  # Nodes go by their id: one that nobody can dial may have a slot at a relay of ours.
+        if self._ways:  # A node that cannot be dialled may have a slot at one of our relays.
             with contextlib.suppress(Unreachable):
                 await self.connect(PeerId(peer.to_base58()), self._ways, WAY_SECONDS)
         sent = time.time()
@@ -184,16 +191,16 @@ class Gate:
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Multiaddrs at which this peer is reached, as p2pd last told."""
+        """Multiaddrs at which this peer is reached, as p2pd last reported."""
         return self._daemon.addresses
 
     async def connect(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Dial a peer; Unreachable if it does not answer."""
+        """Dial a peer. Raises Unreachable if it does not answer."""
         await self._daemon.connect(peer, addresses, deadline_seconds)
 
     async def range_of(self, peer: str) -> str:
-        """The address range that a peer is connected from, a relay's if it comes through one; empty if it is
-        not connected, or p2pd does not say."""
+        """Return the address range that a peer is connected from, or its relay's range. Returns an empty
+        string if it is not connected or p2pd does not report it."""
         now = asyncio.get_running_loop().time()
         if peer not in self._ranges or self._ranges[peer][1] + RANGE_SECONDS < now:
             try:
@@ -209,7 +216,8 @@ class Gate:
         return Asker(PeerId(name), await self.range_of(name), near)
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
-        """The call's result; P2PDaemonError as soon as p2pd ends, on which hivemind would wait for ever."""
+        """Return the call's result. Raises P2PDaemonError as soon as p2pd ends; hivemind would wait
+        forever."""
         task = asyncio.ensure_future(call)
         try:
             ends = (task, self._daemon.ending, self._closing)
@@ -221,11 +229,11 @@ class Gate:
             task.cancel()
 
     def close(self) -> None:
-        """Make all calls that are under way fail now."""
+        """Make all calls in progress fail now."""
         if not self._closing.done():
             self._closing.set_result(None)
 
-    # Requests of others.
+    # Requests from other nodes.
 
     async def _serve_ping(
         self, handler: Handler, request: dht_pb2.PingRequest, context: P2PContext
@@ -235,8 +243,9 @@ class Gate:
         return response
 
     async def _calls_itself(self, peer: PeerID, claimed: bytes) -> bool:
-        """Whether a node that enters none of our tables (`_bind`) answers a call, with the id that it claims.
-        An ordinary hivemind node asks that of whom it joins through, and ends when it is told no."""
+        """Return True if the node answers a call with the DHT id that it claims. Such a node enters none of
+        our tables (`_bind`). An ordinary hivemind node requires this check from the node through which it
+        joins, and ends if the check fails."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 answer = await self._unless_ended(
@@ -251,6 +260,8 @@ class Gate:
     async def _serve_store(
         self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
+        """Check each value of a store request, pass the accepted ones to hivemind, and report which were
+        stored."""
         count = len(request.keys)
         sender = str(context.remote_id)
         stored = [True] * count
@@ -271,11 +282,11 @@ class Gate:
             except WireError as error:
                 stored[index] = False
                 self._refused(sender, str(error))
-                if isinstance(error, (BadSignature, Backlog)):  # An honest node has looked at all it sends.
+                if isinstance(error, (BadSignature, Backlog)):  # Honest nodes verify first
                     stored[index:] = [False] * (count - index)
                     break
         for item in taken:
-            if (item.key, item.tag) not in self.storage:  # What came after it has taken its place.
+            if (item.key, item.tag) not in self.storage:  # A later item of the request has evicted it.
                 stored[item.index] = False
         taken = [item for item in taken if (item.key, item.tag) in self.storage]
         reduced = dht_pb2.StoreRequest(peer=request.peer)
@@ -295,8 +306,9 @@ class Gate:
     async def _serve_find(
         self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
+        """Answer a find request within the requester's budget."""
         keys = request.keys
-        # The same key twice would be the same answer twice, built before it is cut.
+        # A repeated key would repeat its answer, which is built before it is cut.
         if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):
             self._refused(str(context.remote_id), "a find request with impossible keys")
             raise Malformed("refused")
@@ -316,9 +328,10 @@ class Gate:
             return response
         return dht_pb2.FindResponse(results=[NOTHING] * len(keys))
 
-    # Answers of others.
+    # Responses of other nodes.
 
     def _filter_found(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
+        """Remove from a response the nodes with wrong ids and the values that do not verify."""
         for key, result in zip(request.keys, response.results, strict=False):
             near = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
             honest = [
@@ -339,7 +352,7 @@ class Gate:
                         kept.append(item)
                     except BadSignature as error:
                         self._refused(peer, str(error))
-                        break  # An honest node has looked at all it sends.
+                        break  # An honest node has verified everything that it sends.
                     except WireError as error:
                         self._refused(peer, str(error))
             except WireError as error:
@@ -353,11 +366,12 @@ class Gate:
                 result.value = dictionary(kept, -self.clock_offset)
 
     def _measure(self, peer: PeerID, response: dht_pb2.PingResponse, sent: float, received: float) -> None:
+        """Record the clock offset of a witness from its ping response."""
         if str(peer) in self.witnesses and isfinite(response.dht_time) and response.dht_time > 0:
             self.offsets[str(peer)] = response.dht_time - (sent + received) / 2
 
     def _shifted_store(self, request: dht_pb2.StoreRequest) -> dht_pb2.StoreRequest:
-        """Our own store request, in the swarm's time and without more items than a receiver takes."""
+        """Return our own store request with its expiries in the swarm's time."""
         shifted = dht_pb2.StoreRequest()
         shifted.CopyFrom(request)
         for index, tag in enumerate(shifted.subkeys):
@@ -370,16 +384,16 @@ class Gate:
 
     @staticmethod
     def _bind(info: dht_pb2.NodeInfo, peer: PeerID) -> None:
-        """A node that claims another DHT id than its own is treated as a client: it enters no table."""
+        """Treat a node that claims a DHT id other than its own as a client: it enters no table."""
         if info.node_id and info.node_id != node_id(peer):
             info.ClearField("node_id")
 
     def now(self) -> float:
-        """The swarm's time in seconds since 1970."""
+        """Return the swarm's time in seconds since 1970."""
         return time.time() + self.clock_offset
 
     def _prove(self, item: Item) -> Proof:
-        """Raise a WireError unless the value proves itself for this key, subkey and expiry."""
+        """Raise a WireError unless the value is valid for this key, subkey and expiry."""
         digest = hashlib.sha256(item.value).digest()
         proof = self._verified.get(digest)
         if proof is None:
@@ -387,7 +401,7 @@ class Gate:
             self._verified[digest] = proof
             if len(self._verified) > _VERIFIED:
                 self._verified.popitem(last=False)
-        # What is in order by this machine's clock is not refused for what others say of the time.
+        # A value that is valid by this machine's clock is not refused because of other peers' clocks.
         early, now = sorted((time.time(), self.now()))
         subkey = None if item.tag == PLAIN else text_of(item.tag)
         latest = proof.expires_seconds
@@ -406,8 +420,9 @@ class Gate:
         return proof
 
     def _check(self, item: Item, storer: Storer) -> None:
-        """`_admit` on behalf of a storer. Raises Backlog, before anything is verified, where its signatures
-        have taken too much; else as `_admit`."""
+        """Admit a value (`_admit`) on behalf of a storer, and charge it for the signature checks. Raises
+        Backlog before any verification if its budget of signature checks is used up; otherwise as
+        `_admit`."""
         now = asyncio.get_running_loop().time()
         if self._checks.wait(PeerId(storer.peer), now):
             raise Backlog("more signatures than are checked for one peer")
@@ -420,6 +435,7 @@ class Gate:
             self._checks.spend(PeerId(storer.peer), checked.count, now)
 
     def _remember(self, item: Item, sequence: int) -> None:
+        """Keep an order if it is the newest seen under its key."""
         known = self.orders.get(item.key)
         if known is None or known[0] < sequence:
             self.orders[item.key] = (sequence, item.value)
@@ -427,8 +443,8 @@ class Gate:
                 self.orders.popitem(last=False)
 
     def _admit(self, item: Item, storer: Storer | None) -> None:
-        """Raise a WireError unless the value may be stored here; keeps the account of what is. `storer`:
-        None for this node itself."""
+        """Account for a value that is to be stored here. Raises a WireError if it may not be stored. `storer`
+        is None for this node itself."""
         proof = self._prove(item)
         self.storage.sweep(self.now())
         name = (item.key, item.tag)
@@ -436,9 +452,9 @@ class Gate:
         if old is not None and (proof.sequence, item.expires) < (old.sequence, old.expires):
             raise Malformed("an older record than the one that is kept")  # trap 7: it would end the newer
         if old is not None and storer is not None and item.tag != MSGPackSerializer.dumps(storer.peer):
-            storer = old.storer  # Who passes on what others have stored does not make it its own.
+            storer = old.storer  # A peer that passes on another peer's value does not become its storer.
         self.storage.put(name, Kept(proof.sequence, item.expires, len(item.value), storer))
 
     def note(self, key: bytes, tag: bytes, value: bytes, expires: float) -> None:
-        """Count a value that this node itself stores; raises a WireError as for others'."""
+        """Account for a value that this node itself stores. Raises a WireError as for other peers' values."""
         self._admit(Item(0, key, tag, value, expires), None)

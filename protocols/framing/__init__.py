@@ -1,1 +1,1 @@
-"""Messages as bytes, without IO: frames, queues of a link, and what is not whole yet."""
+"""Turn messages into bytes and back without I/O: frames, send queues, and partly received messages."""

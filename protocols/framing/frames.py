@@ -1,15 +1,15 @@
-"""Framing without IO: messages become pieces of a byte stream, and pieces become messages again.
+"""Framing without I/O: split messages into pieces of a byte stream, and rebuild messages from pieces.
 
-A message is a header (MessagePack, guarded) and a body. It travels as one or more pieces; a message of a
-smaller `Message.priority` overtakes a larger one between two pieces, so a lane is as many streams as there
-are priorities, one message in progress on each. docs/wire.md has the layout:
+A message is a header (MessagePack, guarded) and a body. It travels as one or more pieces. Between two pieces,
+a message with a smaller `Message.priority` overtakes one with a larger. A lane therefore acts as one stream
+per priority, with one message in progress on each. docs/wire.md has the layout:
 
     piece    flags u8 | length u24 | content
     flags    low 4 bits: priority; 0x80 BEGIN, 0x40 END, 0x20 CLOSE, 0x10 KEEP (the last two: nothing else)
     BEGIN    content starts with: header length u16 | body length u32 | header
     END      content ends with: first 8 bytes of SHA-256 over header and body
 
-The shape is h2's and aioquic's: bytes in, messages out; nothing here reads, writes or waits.
+The interface is that of h2 and aioquic: bytes in, messages out. Nothing here reads, writes or waits.
 """
 
 from __future__ import annotations
@@ -24,47 +24,48 @@ from protocols.fields import Body
 from protocols.messages.table import BODY_LIMIT, HEADER_LIMIT, Message, decode, encode
 
 PIECE_BYTES = 64 * 1024
-"""A piece's content as we write it. At 10 Mbit/s, a home uplink, one takes 52 ms: what an urgent message
-waits at most. Throughput is the same from 64 KiB to 4 MiB (427-437 MB/s)."""
+"""Content size of the pieces that we write, in bytes. At 10 Mbit/s, a home uplink, one takes 52 ms, which is
+the longest wait of an urgent message. Throughput is the same from 64 KiB to 4 MiB (427-437 MB/s)."""
 PIECE_LIMIT = 256 * 1024
-"""The longest piece that is read."""
+"""Size in bytes of the longest piece that is accepted."""
 CHECK_BYTES = 8
-"""Noise or TLS below authenticates every byte; this finds bugs and cut streams, at 2^-64."""
+"""Size of the checksum. Noise or TLS already authenticates all bytes; this detects bugs and cut streams. It
+misses one with probability 2^-64."""
 PRIORITIES = 4
 """Messages have priority 0..3."""
 
 _VIEW_BYTES = 4096
-"""From so many bytes on a view into what was read is cheaper than a copy."""
+"""From this size in bytes on, a view into the received data is cheaper than a copy."""
 _BEGIN, _END, _CLOSE, _KEEP, _PRIORITY = 0x80, 0x40, 0x20, 0x10, 0x0F
 _PIECE = struct.Struct(">BBH")  # flags, the length's top byte, its lower two
 _FIRST = struct.Struct(">HI")
 CLOSING = _PIECE.pack(_CLOSE, 0, 0)
-"""Says that the stream ends here and that this is meant."""
+"""The piece that marks an intended end of the stream."""
 KEEPALIVE = _PIECE.pack(_KEEP, 0, 0)
-"""Says that the writer still runs."""
+"""The piece that shows that the writer is still alive."""
 
 Received = tuple[Message, bytes, int]
-"""A message, its body, and the bytes both took on the wire."""
+"""A message, its body, and the number of bytes that both took on the wire."""
 
 
 def wire_bytes(header_bytes: int, body_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
-    """What a message takes on the wire, framing included."""
+    """Return the size of a message on the wire in bytes, framing included."""
     content = _FIRST.size + header_bytes + body_bytes + CHECK_BYTES
     return content + _PIECE.size * -(-content // piece_bytes)
 
 
 def priority_of(piece: bytes) -> int:
-    """The priority of the message that a piece belongs to."""
+    """Return the priority of the message that a piece belongs to."""
     return piece[0] & _PRIORITY
 
 
 def body_limit(message: Message) -> int:
-    """The default limit: no body where none belongs."""
+    """Return the default limit of a message's body: 0 if it may have none."""
     return BODY_LIMIT if message.body else 0
 
 
 class Outgoing:
-    """A message on its way out."""
+    """A message that is being sent."""
 
     __slots__ = ("at", "body", "check", "head", "left", "message", "whole")
 
@@ -76,7 +77,8 @@ class Outgoing:
         self.left = self.whole = len(self.head) + len(body) + CHECK_BYTES
 
     def content(self, most: int) -> list[Body]:
-        """The next `most` bytes; hashed here, piece by piece, so that no long body blocks the loop."""
+        """Return the next `most` bytes. They are hashed here piece by piece, so that no long body blocks the
+        loop."""
         last = self.left <= most
         count = self.left - CHECK_BYTES if last else min(most, self.left - CHECK_BYTES)  # never half a check
         self.left -= count
@@ -92,28 +94,28 @@ class Outgoing:
 
 
 class FrameWriter:
-    """Turns messages into pieces, the most urgent first, in order of posting within one priority."""
+    """Turns messages into pieces: most urgent first, and in order of posting within one priority."""
 
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         self._piece_bytes = min(piece_bytes, PIECE_LIMIT)
         self._header_limit = min(HEADER_LIMIT, piece_bytes - _FIRST.size)  # it fits into its first piece
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in range(PRIORITIES))
         self.queued_bytes = 0
-        """Content still to be taken by `next_piece`."""
+        """Bytes of content that `next_piece` has not returned yet."""
         self.ended: Outgoing | None = None
-        """The message that ends in the piece taken last: a reader completes messages in this order."""
+        """The message that ended in the last piece, or None. Readers complete messages in this order."""
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """Queue a message; its bytes on the wire. TooLarge if no receiver would take it. The body must not
-        change until it is sent."""
+        """Queue a message and return its size on the wire in bytes. Raises TooLarge if no receiver would
+        accept it. The body must not change until it is sent."""
         return self.wire_bytes(self.add(message, body))
 
     def wire_bytes(self, outgoing: Outgoing) -> int:
-        """What a message that was added takes on the wire."""
+        """Return the size on the wire of a message that was added, in bytes."""
         return outgoing.whole + _PIECE.size * -(-outgoing.whole // self._piece_bytes)
 
     def add(self, message: Message, body: Body = b"") -> Outgoing:
-        """`post` for who wants to know what became of it."""
+        """Queue a message as `post` does, but return it, so that the caller can track its progress."""
         header = encode(message)
         view = memoryview(body).cast("B") if len(body) else memoryview(b"")
         if len(header) > self._header_limit:
@@ -126,7 +128,7 @@ class FrameWriter:
         return outgoing
 
     def next_piece(self) -> bytes | None:
-        """The next piece to send, or None when nothing is queued."""
+        """Return the next piece to send, or None if nothing is queued."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 outgoing = queue[0]
@@ -144,18 +146,18 @@ class FrameWriter:
 
     @property
     def between_messages(self) -> bool:
-        """Whether no message is half sent."""
+        """Return True if no message is partly sent."""
         return not any(queue and not queue[0].head for queue in self._queues)
 
     def drop(self) -> None:
-        """Forget everything that is queued."""
+        """Drop everything that is queued."""
         for queue in self._queues:
             queue.clear()
         self.queued_bytes = 0
 
 
 class _Incoming:
-    """A message on its way in."""
+    """A message that is being received."""
 
     __slots__ = ("body_bytes", "check", "left", "message", "parts", "wire_bytes")
 
@@ -168,8 +170,9 @@ class _Incoming:
         self.wire_bytes = _FIRST.size + len(header) + body_bytes + CHECK_BYTES
 
     def take(self, part: memoryview, read_bytes: int) -> None:
-        """Some of the body, from a read of so many bytes. Half of a read or more stays there uncopied. Less
-        would keep all of it in memory, and a byte by itself takes fifty: such parts are put together."""
+        """Add a part of the body that came in a read of `read_bytes` bytes. A part of at least half of the
+        read is kept as a view without copying. A smaller one would keep the whole read in memory, and single
+        bytes as objects take fifty each; such parts are copied together."""
         self.check.update(part)
         self.left -= len(part)
         last = self.parts[-1] if self.parts else None
@@ -182,7 +185,7 @@ class _Incoming:
 
 
 class FrameReader:
-    """Turns bytes into messages. Allocates nothing for a body before its bytes have come."""
+    """Turns bytes into messages. It allocates nothing for a body before the bytes arrive."""
 
     def __init__(self, limit: Callable[[Message], int] = body_limit) -> None:
         self._limit = limit
@@ -194,29 +197,31 @@ class FrameReader:
         self._read_bytes = 0
         self._broken = False
         self.messages = 0
-        """Messages completed so far."""
+        """Number of messages completed so far."""
         self.body_bytes = 0
-        """Of bodies that have come so far."""
+        """Number of body bytes received so far."""
         self._unfinished = 0
         self.closed = False
-        """The writer ended the stream on purpose."""
+        """True if the writer ended the stream on purpose."""
 
     @property
     def finished(self) -> bool:
-        """Whether the stream may end here: every message that began is complete."""
+        """Return True if the stream may end here: every message that began is complete."""
         return not self._partial and not self._head and self._wanted == _PIECE.size
 
     @property
     def held_bytes(self) -> int:
-        """Kept of messages that are not complete."""
+        """Number of bytes kept of incomplete messages."""
         return self._unfinished + len(self._head)
 
     def feed(self, data: bytes) -> list[Received]:
-        """The messages that `data` completes. Raises Malformed or TooLarge, and always again after that."""
+        """Return the messages that `data` completes. Raises Malformed or TooLarge, and on every call after
+        that."""
         return list(self.take(data))
 
     def take(self, data: bytes) -> Iterator[Received]:
-        """As `feed`, but each message is parsed when it is asked for. Take all before the next `data`."""
+        """Yield the messages of `data` as `feed` does, but parse each on demand. Consume all before the next
+        call."""
         if self._broken:
             raise Malformed("bytes after a malformed piece")
         view, at = memoryview(data), 0
@@ -231,15 +236,15 @@ class FrameReader:
                 yield self._ready.popleft()
 
     def close(self) -> None:
-        """Take nothing more, and keep nothing. The parser and this refer to one another: left to itself, what
-        a cut stream held would stay until the garbage collector's last generation comes round."""
+        """Accept and keep nothing more. The parser and this object refer to each other. Without this call,
+        the data of a cut stream would stay until the garbage collector's last generation runs."""
         self._broken = True
         self._partial.clear()
         self._head, self._unfinished = b"", 0
         self._parser.close()
 
     def _step(self, view: memoryview, at: int) -> int:
-        """Take some of `view` from `at` on; where that ends."""
+        """Consume a part of `view` from `at` on. Returns where that part ends."""
         if self._wanted < 0:  # body bytes, as many as there are, up to this many: not copied
             part = view[at : at - self._wanted]
             self._wanted = self._parser.send(part)
@@ -259,8 +264,9 @@ class FrameReader:
         return at
 
     def _whole(self, view: memoryview, at: int) -> int:
-        """Take a message that is all in one piece that is all here, as most are; the bytes it took. 0: the
-        piece is another one, or something is wrong with it, which the parser finds and names."""
+        """Consume a message that is completely contained in one available piece, as most are. Returns the
+        number of bytes consumed. Returns 0 if the piece is of another kind or invalid; the parser then finds
+        and names the problem."""
         if self._wanted != _PIECE.size or self._partial or self.closed:
             return 0
         if len(view) - at < _PIECE.size + _FIRST.size:
@@ -286,7 +292,7 @@ class FrameReader:
         return content + _PIECE.size
 
     def _parse(self) -> Generator[int, memoryview, None]:
-        """Yields how many bytes it needs next: n exactly, -n up to n."""
+        """Parse the stream. Yields how many bytes it needs next: n for exactly n, -n for up to n."""
         while True:
             flags, top, low = _PIECE.unpack((yield _PIECE.size))
             left = top << 16 | low
@@ -309,7 +315,8 @@ class FrameReader:
             yield from self._content(priority, left, ends=bool(flags & _END))
 
     def _begin(self, priority: int, left: int) -> Generator[int, memoryview, int]:
-        """Read a first piece's head and header; what is left of the piece after them."""
+        """Read the head and the header of a first piece. Returns the bytes that are left of the piece after
+        them."""
         if priority in self._partial:
             raise Malformed("a message begins inside another of its priority")
         if left < _FIRST.size:
@@ -331,7 +338,7 @@ class FrameReader:
         return left
 
     def _content(self, priority: int, left: int, ends: bool) -> Generator[int, memoryview, None]:
-        """Read body bytes, and the check if the message ends in this piece."""
+        """Read body bytes, and the checksum if the message ends in this piece."""
         incoming = self._partial[priority]
         incoming.wire_bytes += _PIECE.size
         total = incoming.left + CHECK_BYTES

@@ -1,7 +1,7 @@
-"""What others send and is not whole yet, bounded for each of them and for all together.
+"""Limit the memory that incomplete messages of other peers occupy, for each peer and in total.
 
-How long a message may be are the receiver's terms (messages/terms.py), how much may be unfinished
-swarmnet/resources/allowances.py.
+The receiver's terms (messages/terms.py) limit the size of a message. swarmnet/resources/allowances.py limits
+the total of incomplete ones.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from swarmnet.resources.allowances import Checks, Unfinished
 
 
 class Inflow:
-    """One stream: the reader of its frames, and what it holds of unfinished messages. Whoever reads calls
-    `count` after each read."""
+    """One incoming stream: its frame reader and the unfinished bytes that it holds. The code that reads the
+    stream must call `count` after each read."""
 
     def __init__(self, intake: Intake, number: int, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> None:
         self.peer = peer
         self.frames = FrameReader(self._limit)
         self.error: WireError | None = None
-        """Why it was cut."""
+        """Why the stream was cut, or None."""
         self.waiting_bytes = 0
-        """Read, and not taken yet."""
+        """Bytes that were read but not consumed yet."""
         self._intake, self._number, self._ear, self._cut = intake, number, ear, cut
         self._greeted = False
         self._held = 0
-        """As it was told to the intake."""
+        """Number of held bytes last reported to the intake."""
 
     def greeted(self) -> bool:
-        """Whether its sender has greeted. It keeps what it has: after a goodbye on one lane the others' last
-        words still come, and nobody is to be blamed for them."""
+        """Return True if the sender has sent `Hello`. The answer stays True. After a `Bye` on one lane, last
+        messages still arrive on others, and the sender must not be blamed for them."""
         self._greeted = self._greeted or self._ear.terms.greeted(self.peer)
         return self._greeted
 
@@ -43,27 +43,27 @@ class Inflow:
         return self._ear.terms.bodies.get(type(message), 0) if self.greeted() else 0
 
     def count(self) -> None:
-        """What it holds may have changed, as it does not with messages that come whole: whoever holds too
-        much now is cut."""
+        """Report the bytes held now. The intake cuts the streams of peers that hold too much. Messages that
+        arrive complete do not change the number."""
         held = self.frames.held_bytes + self.waiting_bytes
         if held != self._held:
             self._held = held
             self._intake.holds(self._number, held, self._ear.terms.longest)
 
     def cut(self, reason: str) -> None:
-        """What it holds is freed at once; whoever reads it finds the error."""
+        """Free all held bytes at once and end the stream. The code that reads it finds `error`."""
         self.error = Backlog(reason)
         self.end()
         self._cut()
 
     def end(self) -> None:
-        """Nothing more is taken."""
+        """Accept nothing more."""
         self.frames.close()
         self._intake.forget(self._number)
 
 
 class Intake:
-    """All that is sent to one transport."""
+    """All incoming streams of one transport."""
 
     def __init__(self) -> None:
         self.unfinished = Unfinished()
@@ -73,13 +73,13 @@ class Intake:
         self._numbers = itertools.count()
 
     def open(self, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> Inflow:
-        """For one stream of a peer; `cut` ends the stream."""
+        """Return the intake of one stream of a peer. `cut` is called to end the stream."""
         number = next(self._numbers)
         inflow = self._inflows[number] = Inflow(self, number, peer, ear, cut)
         return inflow
 
     def holds(self, number: int, held: int, longest: int) -> None:
-        """A stream holds so many bytes now."""
+        """Record that a stream now holds `held` bytes, and cut the streams that exceed the limits."""
         inflow = self._inflows.get(number)
         if inflow is None:
             return
@@ -89,7 +89,7 @@ class Intake:
                 cut.cut(f"{self.unfinished.of(cut.peer)} bytes of its messages are unfinished")
 
     def forget(self, number: int) -> None:
-        """A stream has ended."""
+        """Forget a stream that has ended."""
         inflow = self._inflows.pop(number, None)
         if inflow is not None:
             self.unfinished.hold(inflow.peer, number, 0, 0)

@@ -1,4 +1,5 @@
-"""What the links of all transports share: the queue of a link, its limit, and who waits for it."""
+"""The common part of all transports' links: the send queue, its limit, and tasks that wait for it to drain.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from protocols.ports import Receiver
 from swarmnet.identifiers import PeerId
 
 BACKLOG_BYTES = 64 * 1024 * 1024
-"""Most that one link queues: 51 s of a 10 Mbit/s uplink; who is further behind must be given less."""
+"""Maximum bytes queued on one link: 51 s of a 10 Mbit/s uplink. A slower receiver must be given less work."""
 
 
 class BoundedLink:
-    """What every `Link` of ours has: its limit, its end, and who waits for it. Not for use across threads."""
+    """Base class of all links: the queue limit, the end of the link, and waiting tasks. Not thread-safe."""
 
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
         self.peer, self.lane = peer, lane
         self._backlog_bytes = backlog_bytes
         self.closed = False
         self._end = ""
-        """Why it has ended."""
+        """The reason why the link has ended."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
@@ -34,7 +35,7 @@ class BoundedLink:
     def queued_bytes(self) -> int: ...
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """See `Link.post`."""
+        """Queue a message; see `Link.post`."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes + len(body) > self._backlog_bytes:
@@ -42,7 +43,7 @@ class BoundedLink:
         return self._queue(message, body)
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """See `Link.drained`."""
+        """Wait for the queue to drain; see `Link.drained`."""
         if self.closed:
             raise PeerGone(f"the {self.lane} link to {self.peer} has ended: {self._end}")
         if self.queued_bytes <= below_bytes:
@@ -60,7 +61,7 @@ class BoundedLink:
         self._finish("closed by us")
 
     def _wake_waiters(self) -> None:
-        """A piece was carried away."""
+        """Wake the tasks whose limit is met. Called after a piece was sent."""
         if not self._waiters:
             return
         queued = self.queued_bytes
@@ -70,7 +71,7 @@ class BoundedLink:
         self._waiters = [(below, waiter) for below, waiter in self._waiters if not waiter.done()]
 
     def _finish(self, reason: str) -> bool:
-        """End the link; False if it had ended already."""
+        """End the link. Returns False if it had already ended."""
         if self.closed:
             return False
         self.closed, self._end = True, reason
@@ -83,15 +84,15 @@ class BoundedLink:
 
     @abstractmethod
     def _queue(self, message: Message, body: Body) -> int:
-        """Take it; its bytes on the wire."""
+        """Queue the message and return its size on the wire in bytes."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Forget what is queued."""
+        """Drop what is queued."""
 
 
 class QueuedLink(BoundedLink):
-    """A link with one queue, whose pieces a transport takes with `_take` and carries away."""
+    """A link with one queue. A transport takes the pieces with `_take` and sends them."""
 
     def __init__(self, peer: PeerId, lane: Lane, backlog_bytes: int = BACKLOG_BYTES) -> None:
         super().__init__(peer, lane, backlog_bytes)
@@ -110,26 +111,26 @@ class QueuedLink(BoundedLink):
         self._writer.drop()
 
     def _take(self) -> bytes | None:
-        """The next piece to carry away, or None."""
+        """Return the next piece to send, or None."""
         piece = self._writer.next_piece()
         self._wake_waiters()
         return piece
 
     @abstractmethod
     def _wake(self) -> None:
-        """Something was queued."""
+        """Called when something was queued."""
 
 
 class Ear:
-    """Who hears what comes over the links that others have opened to us, until somebody else listens in its
-    place. Then nobody does: those links end when the others end them, and must not keep alive until then
-    whoever heard them (a paused peer's stage)."""
+    """The receiver of messages on links that other peers opened, until another receiver replaces it.
+    Afterwards it has no receiver. Those links live until the other peers end them, and must not keep the old
+    receiver alive until then (for instance a paused peer's stage)."""
 
     def __init__(self, receiver: Receiver | None = None, terms: Terms = ANYTHING) -> None:
         self.receiver, self.terms = receiver, terms
 
     def close(self) -> None:
-        """Somebody else listens."""
+        """Detach the receiver, because another one has replaced it."""
         self.receiver, self.terms = None, ANYTHING
 
 

@@ -1,6 +1,6 @@
-"""The share of a process's links in what it may send: all of them wait for their turn here.
+"""Share a process's upload limit among its links: each waits here for its turn to send.
 
-The decision is `UploadShare`'s; this waits for it, on the event loop's clock.
+`UploadShare` decides who sends next. This module waits for the decision on the event loop's clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from swarmnet.resources.upload_limiter import UploadShare
 
 
 class Upload:
-    """One per process, given to its transport. Bytes per second."""
+    """The upload limit of one process in bytes per second; all links of its transports share it."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self.bytes_per_second = bytes_per_second
@@ -32,6 +32,7 @@ class Upload:
                 self._share.withdraw(ticket)
 
     def _grant(self) -> None:
+        """Wake the waiting links whose turn has come, and set the timer for the next."""
         for ticket in self._share.granted(self._loop.time()):
             turn = self._waiting.pop(ticket, None)
             if turn is not None and not turn.done():

@@ -1,1 +1,1 @@
-"""Transport and directory without a network."""
+"""In-memory transport and directory for tests and simulations, without a network."""

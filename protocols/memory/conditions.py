@@ -1,6 +1,6 @@
-"""What lies between two peers of a MemoryNetwork: how one direction is, what is under way on it.
+"""Simulated conditions between two peers of a `MemoryNetwork`, and the data in transit in each direction.
 
-Times in seconds, sizes in bytes.
+Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Carried = TypeVar("Carried")
-"""The links of whoever makes ways."""
+"""The type of the links that use a way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What one direction between two peers is like. Shares are of messages, 0 to 1."""
+    """Properties of one direction between two peers. Probabilities are per message, 0 to 1."""
 
     latency_seconds: float = 0.0
     bytes_per_second: float = float("inf")
     lost: float = 0.0
     repeated: float = 0.0
     reordered: float = 0.0
-    """Posted again a latency (at least a millisecond) later, behind what was posted meanwhile."""
+    """Probability that a message is sent one latency later (at least 1 ms), behind messages posted
+    meanwhile."""
     corrupted: float = 0.0
-    """One bit of a piece is flipped; the receiver must refuse it and close the link."""
+    """Probability that one bit of a piece is flipped. The receiver must refuse it and close the link."""
 
     @property
     def faulty(self) -> bool:
@@ -35,7 +36,7 @@ class Conditions:
 
 @dataclass(slots=True)
 class Line:
-    """What carries one piece at a time: a direction between two peers, or a peer's uplink."""
+    """A channel that carries one piece at a time: a direction between two peers, or a peer's uplink."""
 
     bytes_per_second: float = float("inf")
     busy_until: float = 0.0
@@ -50,14 +51,14 @@ class Way(Generic[Carried]):
     blocked: bool = False
     blocked_count: int = 0
     links: dict[Carried, None] = field(default_factory=dict)
-    """Ordered, so that a seed reproduces what happens."""
+    """The open links. They are ordered, so that a seed reproduces the simulation."""
     held: list[Callable[[], None]] = field(default_factory=list)
-    """What arrived while the way was blocked."""
+    """Deliveries that arrived while the way was blocked."""
 
 
 class Timers:
-    """The event loop's timers for what no peer does: they do not inherit the context of whoever sent
-    something (a simulation keeps there which peer it is that stands still)."""
+    """Event-loop timers for events of the network itself. They do not inherit the context of the sender. A
+    simulation keeps in the context which peer is frozen."""
 
     def __init__(self) -> None:
         self._context = copy_context()

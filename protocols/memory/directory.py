@@ -1,4 +1,4 @@
-"""The directory without a network: what one peer announces all see that are not cut off from it."""
+"""An in-memory directory: all peers see an announcement unless the network is partitioned between them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from swarmnet.identifiers import PeerId, RunId
 
 
 class Process(Protocol):
+    """The part of a transport that the directory needs: whether its process runs."""
+
     @property
     def closed(self) -> bool: ...
 
@@ -23,7 +25,7 @@ class Process(Protocol):
 
 
 class Network(Protocol):
-    """What of a network its directory is made of: what was stored, who is there, and who reaches whom."""
+    """The part of a network that its directory needs: the stored values, the peers, and who reaches whom."""
 
     records: dict[tuple[RunId, int], dict[PeerId, bytes]]
     manifests: dict[RunId, bytes]
@@ -37,7 +39,7 @@ class Network(Protocol):
 
 
 class MemoryDirectory:
-    """`Directory` of one peer of a MemoryNetwork. Its time is the event loop's."""
+    """The `Directory` of one peer of a `MemoryNetwork`. Its time is the event loop's."""
 
     def __init__(self, network: Network, peer: PeerId) -> None:
         self._network, self._peer = network, peer
@@ -47,7 +49,7 @@ class MemoryDirectory:
         return asyncio.get_running_loop().time()
 
     def met(self) -> Collection[PeerId]:
-        """See `Directory.met`: who takes part in this network is a node of it."""
+        """See `Directory.met`. Every peer that takes part in this network is a node of it."""
         others = self._network.transports.items()
         return [peer for peer, other in others if not other.closed and self._reaches(peer)]
 

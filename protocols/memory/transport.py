@@ -1,9 +1,9 @@
-"""The transport without a network: links between peers of one process, on any event loop's clock.
+"""An in-memory transport: links between peers of one process, on any event loop's clock.
 
-For tests and the simulator. It uses the loop's time and timers and nothing else, so on a virtual-clock loop
-with a seeded `random.Random` a whole swarm and its faults are reproduced by the seed. Every message is really
-framed, guarded and decoded by the code that p2pd's links use: peers share no object, and the bytes counted
-are the bytes there. Times in seconds, sizes in bytes.
+It is meant for tests and the simulator, and uses only the loop's time and timers. On a virtual-clock loop
+with a seeded `random.Random`, the seed reproduces a whole swarm and its faults. Every message is framed,
+guarded and decoded by the code that p2pd's links use. Peers therefore share no object, and byte counts are
+those of the wire. Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from protocols.signed.orders import SignedOrder
 from swarmnet.identifiers import PeerId, RunId
 
 DEAD_PATH_SECONDS = 39.0
-"""After so long without a way through, libp2p resets a connection (measured)."""
+"""libp2p resets a connection after this long without a working path (measured)."""
 
 
 class MemoryLink(QueuedLink):
-    """A link inside a MemoryNetwork."""
+    """A link inside a `MemoryNetwork`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MemoryLink(QueuedLink):
         self._inbound_open = True
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """See `Link.post`; what the conditions do to whole messages happens here."""
+        """See `Link.post`. Applies the conditions that concern whole messages."""
         conditions = self.way.conditions
         if self.closed or not conditions.faulty:
             return super().post(message, body)
@@ -81,10 +81,10 @@ class MemoryLink(QueuedLink):
             self._timers.soon(self.send)
 
     def send(self) -> None:
-        """Put the most urgent piece on the line; come back for the next when the line is free."""
+        """Send the most urgent piece, and schedule the next one for when the channel is free."""
         self._scheduled = False
         if self.closed or self.way.blocked or self.source.frozen or self.target.frozen:
-            return  # whoever ends that calls us again
+            return  # unfreezing or unblocking calls this again
         now = self._loop.time()
         line, uplink = self.way.line, self.source.uplink
         speed = min(line.bytes_per_second, uplink.bytes_per_second)
@@ -103,7 +103,7 @@ class MemoryLink(QueuedLink):
         data = b"".join(taken)
         done = now + len(data) / speed
         line.busy_until = now + len(data) / line.bytes_per_second
-        uplink.busy_until = now + len(data) / uplink.bytes_per_second  # A slow line leaves it to others.
+        uplink.busy_until = now + len(data) / uplink.bytes_per_second  # A slow channel leaves it to others.
         self.arrive(done + self.way.conditions.latency_seconds, lambda: self._receive(data))
         if self.queued_bytes:
             self._scheduled = True
@@ -116,7 +116,7 @@ class MemoryLink(QueuedLink):
         return bytes(damaged)
 
     def arrive(self, when: float, what: Callable[[], None]) -> None:
-        """Do `what` at the other side, at `when` or after what is under way there on this link."""
+        """Do `what` at the other side at time `when`, but after all earlier arrivals on this link."""
         self._arrival = max(self._arrival, when)
         self._arrivals.append(what)
         self._timers.at(self._arrival, self._next_arrival)
@@ -125,6 +125,7 @@ class MemoryLink(QueuedLink):
         self._network.tell(self.target, self._arrivals.popleft(), self.way)
 
     def _receive(self, data: bytes) -> None:
+        """Deliver data to the target, or refuse the link for it."""
         receiver = self.target.receiver
         if not self._inbound_open or receiver is None:
             return
@@ -140,7 +141,7 @@ class MemoryLink(QueuedLink):
         self._network.end_from_target(self, "it ended")
 
     def _cut(self) -> None:
-        """Its sender has too much unfinished here."""
+        """Refuse the link, because its sender has too many unfinished bytes here."""
         if self._inbound_open and self.target.receiver is not None and self._inflow.error is not None:
             self._refuse(self.target.receiver, self._inflow.error)
 
@@ -150,7 +151,7 @@ class MemoryLink(QueuedLink):
             self._inflow.end()
 
     def inject(self, data: bytes) -> None:
-        """Send raw bytes, as no honest peer does."""
+        """Send raw bytes that no honest peer would send."""
         self.arrive(self._loop.time() + self.way.conditions.latency_seconds, lambda: self._receive(data))
 
     def close(self) -> None:
@@ -160,14 +161,14 @@ class MemoryLink(QueuedLink):
             self.arrive(when, lambda: self.end_inbound("closed by the other side"))
 
     def end_inbound(self, reason: str) -> None:
-        """Tell the receiving side that the link has ended."""
+        """Notify the receiving side that the link has ended."""
         if self._inbound_open:
             self._end_inflow()
             if self.target.receiver is not None:
                 self.target.receiver.lost(self.source.peer, self.lane, reason)
 
     def end_outbound(self, reason: str) -> None:
-        """Tell the sending side that the link has ended."""
+        """Notify the sending side that the link has ended."""
         self._end_inflow()
         if self._finish(reason):
             self.way.links.pop(self, None)
@@ -176,7 +177,7 @@ class MemoryLink(QueuedLink):
 
 
 class MemoryTransport:
-    """`Transport` inside a MemoryNetwork; made by `MemoryNetwork.transport`."""
+    """A `Transport` inside a `MemoryNetwork`. Create it with `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
         self.peer, self.backlog_bytes = peer, backlog_bytes
@@ -199,7 +200,7 @@ class MemoryTransport:
         return self._network.seen_ranges.get(peer, "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """Its address is its name."""
+        """Do nothing: an in-memory address never changes."""
 
     @property
     def receiver(self) -> Receiver | None:
@@ -210,22 +211,23 @@ class MemoryTransport:
         self._context = copy_context()
 
     def hear(self, what: Callable[[], None]) -> None:
-        """Do `what` as this peer: in the context in which it listens; once it thaws, if it is frozen."""
+        """Do `what` as this peer, in the context in which it listens. If the peer is frozen, it waits for
+        `thaw`."""
         if self.frozen:
             self.held.append(what)
         else:
             self._context.run(what)
 
     def serve_chunks(self, find: FindChunk) -> None:
-        """There are no carriers here that would ask."""
+        """Do nothing: no peer has extra connections here that would request chunks."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> None:
-        """See `Transport.carriers`: a link carries what the line carries."""
+        """See `Transport.carriers`. Returns None: one link already carries everything."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> QueuedLink:
-        """See `Transport.open`. Takes a round trip to a peer without a link from here, no time otherwise."""
+        """See `Transport.open`. Takes a round trip if there is no link to the peer yet, otherwise no time."""
         if self.closed:
             raise PeerGone("this peer's own transport is closed")
         if peer == self.peer:
@@ -247,14 +249,14 @@ class MemoryTransport:
         return link
 
     async def close(self) -> None:
-        """End all links; the others learn it after the latency."""
+        """End all links. The other peers notice after the latency."""
         if not self.closed:
             self.closed = True
             self._network.remove(self, "it ended")
 
 
 class MemoryNetwork:
-    """All peers of one simulated world, and what happens to them."""
+    """All peers of one simulated network, and the faults that happen to them."""
 
     def __init__(self, random: Random | None = None, conditions: Conditions | None = None) -> None:
         self.timers = Timers()
@@ -262,7 +264,7 @@ class MemoryNetwork:
         self.conditions = conditions if conditions is not None else Conditions()
         self.transports: dict[PeerId, MemoryTransport] = {}
         self.seen_ranges: dict[PeerId, str] = {}
-        """See `Transport.seen_range`: where a test puts a peer."""
+        """The address range in which a test places each peer; see `Transport.seen_range`."""
         self.records: dict[tuple[RunId, int], dict[PeerId, bytes]] = {}
         self.manifests: dict[RunId, bytes] = {}
         self.orders: dict[tuple[RunId, PeerId], SignedOrder] = {}
@@ -278,7 +280,7 @@ class MemoryNetwork:
         *,
         backlog_bytes: int = BACKLOG_BYTES,
     ) -> MemoryTransport:
-        """A new peer, or one that is back after `crash` or `close`."""
+        """Add a peer, or restore one after `crash` or `close`."""
         old = self.transports.get(peer)
         if old is not None and not old.closed:
             raise ValueError(f"{peer} is in this network already")
@@ -293,13 +295,14 @@ class MemoryNetwork:
         return way
 
     def set(self, source: PeerId, target: PeerId, conditions: Conditions) -> None:
-        """Change one direction; what is under way is not affected."""
+        """Change the conditions of one direction. Data in transit is not affected."""
         way = self.way(source, target)
         way.conditions = conditions
         way.line.bytes_per_second = conditions.bytes_per_second
 
     def block(self, source: PeerId, target: PeerId) -> None:
-        """Nothing gets from `source` to `target` any more; nobody is told before DEAD_PATH_SECONDS."""
+        """Block the direction from `source` to `target`. Peers notice after `DEAD_PATH_SECONDS` at the
+        earliest."""
         way = self.way(source, target)
         if not way.blocked:
             way.blocked = True
@@ -307,7 +310,7 @@ class MemoryNetwork:
             self.timers.later(DEAD_PATH_SECONDS, self._dead_path, source, target, way.blocked_count)
 
     def unblock(self, source: PeerId, target: PeerId) -> None:
-        """What was held arrives, in order."""
+        """Unblock the direction. Held deliveries arrive in order."""
         way = self.way(source, target)
         if way.blocked:
             way.blocked = False
@@ -333,10 +336,11 @@ class MemoryNetwork:
             self.unblock(source, target)
 
     def freeze(self, peer: PeerId) -> None:
-        """The peer's process stands still (SIGSTOP): nothing leaves or reaches it, nobody is told."""
+        """Freeze the peer's process (SIGSTOP). Nothing leaves or reaches it, and no peer is notified."""
         self.transports[peer].frozen = True
 
     def thaw(self, peer: PeerId) -> None:
+        """Resume a frozen process and deliver what was held."""
         transport = self.transports[peer]
         transport.frozen = False
         held, transport.held = transport.held, []
@@ -346,7 +350,8 @@ class MemoryNetwork:
             link.send()
 
     def crash(self, peer: PeerId) -> None:
-        """The peer's process dies (SIGKILL); the others learn it after the latency, it learns nothing."""
+        """Kill the peer's process (SIGKILL). Other peers notice after the latency; the peer itself does
+        not."""
         transport = self.transports[peer]
         transport.closed = True
         transport.ear.close()
@@ -359,12 +364,12 @@ class MemoryNetwork:
             if link.source is transport:
                 link._finish(reason)
                 link.way.links.pop(link, None)
-                link.arrive(now + link.way.conditions.latency_seconds, _ending(link, reason))
+                link.arrive(now + link.way.conditions.latency_seconds, _inbound_end(link, reason))
             else:
                 self.end_from_target(link, reason)
 
     def end_from_target(self, link: MemoryLink, reason: str) -> None:
-        """The receiving side ends a link: its sender learns it after the latency."""
+        """End a link from the receiving side. Its sender notices after the latency."""
         back = self.way(link.target.peer, link.source.peer)
         self.timers.later(
             back.conditions.latency_seconds,
@@ -379,7 +384,7 @@ class MemoryNetwork:
             transport.hear(what)
 
     def inject(self, source: PeerId, target: PeerId, lane: Lane, data: bytes) -> None:
-        """Open a link from `source` and send raw bytes on it, as no honest peer does."""
+        """Open a link from `source` and send raw bytes on it that no honest peer would send."""
         way = self.way(source, target)
         link = MemoryLink(self, self.transports[source], self.transports[target], lane, way)
         link.inject(data)
@@ -393,15 +398,16 @@ class MemoryNetwork:
         ]
 
     def _dead_path(self, source: PeerId, target: PeerId, blocked_count: int) -> None:
+        """End all links of a direction that is still blocked since this count, as libp2p does."""
         way = self.way(source, target)
         if not way.blocked or way.blocked_count != blocked_count:
             return
         for direction in (way, self.way(target, source)):
             direction.held.clear()
             for link in list(direction.links):
-                link.target.hear(_ending(link, "the path is dead"))
+                link.target.hear(_inbound_end(link, "the path is dead"))
                 link.source.hear(lambda link=link: link.end_outbound("the path is dead"))  # type: ignore[misc]
 
 
-def _ending(link: MemoryLink, reason: str) -> Callable[[], None]:
+def _inbound_end(link: MemoryLink, reason: str) -> Callable[[], None]:
     return lambda: link.end_inbound(reason)

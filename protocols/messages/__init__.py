@@ -1,1 +1,1 @@
-"""Every message: a file for each conversation, and the table that decodes them."""
+"""All message classes, one file per conversation, and the table that decodes them."""

@@ -1,4 +1,4 @@
-"""Messages about what reducers have summed: the slices behind a result, and proofs that a result is false."""
+"""Messages that audit reducers: the slices behind a result, and proofs that a result is false."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from protocols.fields import Identifier, Message, Name, Number, RoundNumber
 
 
 class AskSlices(Message, frozen=True, tag=80):
-    """The slices of one shard that went into a result: answered by as many Evidence, by the result's maker
-    or by who has said (Lied) that they prove it false."""
+    """Request the slices of one shard that went into a result. The reducer that made the result, or a peer
+    that sent `Lied` about it, replies with one `Evidence` per slice."""
 
     kind: ClassVar[str] = "audit"
     result: Identifier
@@ -17,8 +17,8 @@ class AskSlices(Message, frozen=True, tag=80):
 
 
 class Evidence(Message, frozen=True, tag=81):
-    """Body: one slice with its signed head (protocols/signed/slices.py). From who has said that the result
-    is a lie, the signed result comes first."""
+    """Body: one slice with its signed head (protocols/signed/slices.py). A peer that sent `Lied` about the
+    result sends the signed result first."""
 
     kind: ClassVar[str] = "audit"
     priority: ClassVar[int] = 1
@@ -28,8 +28,8 @@ class Evidence(Message, frozen=True, tag=81):
 
 
 class Lied(Message, frozen=True, tag=82):
-    """`peer` has made a result for `round` whose `shard` does not follow from its slices: the sender has the
-    proof. Repeated once a second until the receiver says the same."""
+    """The sender has proof that `peer` published a false result for `round`: its `shard` does not match the
+    slices. It is repeated once a second until the receiver also sends `Lied` for this result."""
 
     kind: ClassVar[str] = "audit"
     peer: Name

@@ -1,4 +1,4 @@
-"""The longest body of each kind of message, as it follows from a run's manifest."""
+"""The largest body of each message, derived from a run's manifest."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from swarmnet.snapshots.fetch import chunk_bytes
 def longest_bodies(
     manifest: Manifest, payload_bytes: int = 0, state_bytes: int = 0, slices_bytes: int = 0
 ) -> dict[type[Message], int]:
-    """The longest body of every kind of message in a run. `payload_bytes`: of a contribution to the stage, or
-    of a result; `state_bytes`: of its settled weights; `slices_bytes`: of a contribution in slices, 0 where
-    there are no reducers."""
+    """Return the largest body in bytes of every kind of message in a run. `payload_bytes` is the size of a
+    contribution to the stage or of a result. `state_bytes` is the size of the stage's settled weights.
+    `slices_bytes` is the size of a sliced contribution; 0 if the run has no reducers."""
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
     beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
-    logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, as long as a label
+    logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, the size of a label
     contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
     grant = SIGNATURE_BYTES if slices_bytes else 0
@@ -52,8 +52,8 @@ def longest_bodies(
 def bodies_for_workers(
     manifest: Manifest, payload_bytes: int, state_bytes: int, slices_bytes: int = 0
 ) -> Bodies:
-    """What a worker of a stage takes of those who have greeted: all but the answers to questions that it does
-    not ask."""
+    """Return the largest bodies that a worker accepts from peers that have sent `Hello`. Answers to requests
+    that a worker never sends (`ManifestIs`, `Forwarded`) are left out."""
     bodies = longest_bodies(manifest, payload_bytes, state_bytes, slices_bytes)
     del bodies[ManifestIs], bodies[Forwarded]
     return bodies

@@ -1,6 +1,6 @@
-"""Messages of inference: a visitor, a peer without a stage, asks peers of each stage for forward passes.
+"""Messages of inference: a visitor, a peer without a stage, requests forward passes from each stage.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, S
 
 
 class AskForward(Message, frozen=True, tag=50):
-    """A visitor's request at one stage: forward only. Body: tokens as int32 [B, T] for stage 0, else hidden
-    states [B, T, D] and, behind a narrow boundary, their tokens; then, on the last stage with `scores`,
-    labels as int32 [B, T]."""
+    """A visitor's request for a forward pass at one stage. Body for stage 0: tokens as int32 [B, T]. For
+    later stages: hidden states [B, T, D], followed by their tokens if the boundary is narrow. On the last
+    stage with `scores`, labels as int32 [B, T] come last."""
 
     kind: ClassVar[str] = "inference"
     priority: ClassVar[int] = 3
     body: ClassVar[bool] = True
     request: Number
     attempt: Number
-    """Counts the visitor's tries of this request, so that answers to an old one are told apart."""
+    """Counts the visitor's attempts of this request, so that late answers to old attempts are recognized."""
     stage: StageNumber
     round: RoundNumber
-    """Of the snapshot whose weights are to compute; -1: the newest that is held."""
+    """Round of the snapshot whose weights are used; -1 for the newest one held."""
     path: Number
-    """Stages on the request's path, all together: middle stages count for less where there are more of them
-    than in training (swarmnet.run.path_rules.Rules.branch_scale)."""
+    """Number of stages on the request's path. If the path has more stages than in training, middle stages are
+    scaled down (`swarmnet.run.path_rules.Rules.branch_scale`)."""
     sequences: Number
-    """B."""
+    """The batch size B."""
     tokens: Number
-    """T."""
+    """The sequence length T."""
     exact: bool
-    """Hidden states travel as fp32 instead of the manifest's codec."""
+    """True if hidden states travel as fp32 instead of the manifest's codec."""
     scores: bool
-    """Wants the loss of the labels, not what comes next."""
+    """True if the visitor wants the loss of the labels instead of the logits."""
     deadline_seconds: Seconds
-    """How long the visitor waits from now on."""
+    """How long the visitor waits for the answer, from the time of sending."""
 
 
 class Forwarded(Message, frozen=True, tag=51):
-    """The answer. Body: hidden states [B, T, D]; of the last stage the logits of each last token as
-    fp32 [B, V], or nothing with `scores`."""
+    """The answer to `AskForward`. Body: hidden states [B, T, D]. The last stage sends the logits of each last
+    token as fp32 [B, V], or nothing with `scores`."""
 
     kind: ClassVar[str] = "inference"
     priority: ClassVar[int] = 3
@@ -50,11 +50,11 @@ class Forwarded(Message, frozen=True, tag=51):
     attempt: Number
     round: RoundNumber
     loss_sum: Nats
-    """Nats, summed over all labels; 0 without `scores`."""
+    """Loss in nats, summed over all labels; 0 without `scores`."""
 
 
 class Declined(Message, frozen=True, tag=52):
-    """A request will not be done here; `code` is one of swarmnet/inference/machine.py."""
+    """The peer refuses a request. `code` is one of those in swarmnet/inference/machine.py."""
 
     request: Number
     attempt: Number

@@ -1,6 +1,6 @@
-"""Messages of coming, staying and going: who is there, how loaded, and what the run is.
+"""Messages of membership: joining, heartbeats, leaving, and the manifest of the run.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -22,62 +22,65 @@ from protocols.fields import (
 
 
 class Hello(Message, frozen=True, tag=1):
-    """First on every link."""
+    """The first message on every link."""
 
     wire_version: Number
     run_id: Digest
     record: bytes
-    """The sender's signed PeerRecord, or empty for a peer without a stage (bootstrap, observer)."""
+    """The sender's signed `PeerRecord`; empty for a peer without a stage (bootstrap, observer)."""
     invite: Invite = b""
-    """The proof that the owner lets the sender take part (protocols/signed/invites.py), never the secret of
-    an invite; needed where the run's access is by invite."""
+    """Proof that the owner admits the sender (protocols/signed/invites.py); needed if the run is by invite.
+    It never contains the secret of an invite."""
 
 
 class Refuse(Message, frozen=True, tag=2):
-    """Why the link is being closed. `code` is a WireError code."""
+    """The reason why the sender closes the link. `code` is a WireError code."""
 
     code: Name
     reason: Reason
 
 
 class Known(Message, frozen=True, tag=3):
-    """Signed PeerRecords of others, so that a newcomer need not wait for the directory."""
+    """Signed PeerRecords of other peers, so that a newcomer need not wait for the DHT."""
 
     records: list[bytes]
 
 
 class Beat(Message, frozen=True, tag=4):
-    """Alive, and how loaded. Sent at least every `BEAT_SECONDS` on the group lane."""
+    """A heartbeat with the sender's load, sent at least every `BEAT_SECONDS` on the group lane."""
 
     sequence: Number
     echo: NumberOrNone
-    """The last sequence seen from the receiver, for round-trip times; -1: none."""
+    """The last sequence received from the other side, for round-trip times; -1 if none."""
     echo_delay: Seconds
-    """Seconds that passed here since that one came."""
+    """Seconds between receiving that heartbeat and sending this one."""
     stage: StageNumber
     ready: bool
-    """Takes microbatches."""
+    """True if the sender accepts microbatches."""
     slots: Number
-    """Microbatches it would take now from anyone."""
+    """Number of microbatches that the sender would accept now from any peer."""
     service_seconds: Seconds
-    """Own compute per microbatch, forward and backward together."""
+    """The sender's compute time per microbatch, forward and backward together."""
     round: RoundNumber
     wanted: bool
-    """The receiver is among those that the sender keeps links to (swarmnet/membership/overlay.py); a link
-    that neither side wants ends after a while."""
+    """True if the sender wants to keep a link to the receiver (swarmnet/membership/overlay.py). A link that
+    neither side wants is closed after a while."""
     moving_to: StageNumber = -1
-    """The stage that the sender would move to (swarmnet/placement/policy.py); -1: it stays."""
+    """The stage that the sender wants to move to (swarmnet/placement/policy.py); -1 if it stays."""
 
 
 class Bye(Message, frozen=True, tag=5):
+    """The sender is leaving."""
+
     reason: Reason
 
 
 class AskManifest(Message, frozen=True, tag=40):
-    """Allowed before HELLO is answered: it is how a newcomer learns what the run is."""
+    """Request the manifest. It is allowed before `Hello` is answered, so that a newcomer can learn the
+    run."""
 
 
 class ManifestIs(Message, frozen=True, tag=41):
-    """Body: the canonical manifest, then the owner's 64-byte signature."""
+    """The manifest. Body: the canonical manifest, then the owner's 64-byte signature."""
 
     body: ClassVar[bool] = True

@@ -1,6 +1,6 @@
-"""Messages of the data path: microbatches down, gradients up, and who has room for them.
+"""Messages of the data path: microbatches to later stages, gradients back, and free capacity.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from protocols.fields import Message, Name, Nats, Number, Path, Reason, Seconds,
 
 
 class Act(Message, frozen=True, tag=10):
-    """A microbatch one stage down. Body: hidden states, then labels as int32 [B, T]; where boundaries are
-    narrow, sequences and labels in one (swarmnet/model/carried_text.py)."""
+    """Forward a microbatch to the next stage. Body: hidden states, then labels as int32 [B, T]. If boundaries
+    are narrow, the body carries sequences and labels together (swarmnet/model/carried_text.py)."""
 
     kind: ClassVar[str] = "activation"
     priority: ClassVar[int] = 2
@@ -20,17 +20,19 @@ class Act(Message, frozen=True, tag=10):
     origin: Name
     counter: Number
     attempt: Number
-    """Counts the sender's tries of this microbatch, so that answers to an old one are told apart."""
+    """Counts the sender's attempts of this microbatch, so that late answers to old attempts are
+    recognized."""
     stage: StageNumber
-    """The stage that is to do it."""
+    """The stage that is to process it."""
     deadline_seconds: Seconds
-    """How long the sender waits for GRAD from now on; each hop passes on less."""
+    """How long the sender waits for `Grad`, from the time of sending; each hop passes on less."""
     shape: Shape
     path: Path = Path()
 
 
 class Grad(Message, frozen=True, tag=11):
-    """The gradient of the hidden states back up. Body: as the hidden states."""
+    """The gradient of the hidden states, sent back to the previous stage. Body: in the form of the hidden
+    states."""
 
     kind: ClassVar[str] = "gradient"
     priority: ClassVar[int] = 1
@@ -39,17 +41,17 @@ class Grad(Message, frozen=True, tag=11):
     counter: Number
     attempt: Number
     loss_sum: Nats
-    """Nats, summed over `tokens`."""
+    """Loss in nats, summed over `tokens`."""
     tokens: Number
     path_seconds: Seconds
-    """What the stages from here down spent computing."""
+    """Compute time of the stages from here on, in seconds."""
     queue_seconds: Seconds
-    """How long it waited for that on these stages."""
+    """Time that the microbatch waited for compute on these stages, in seconds."""
     shape: Shape
 
 
 class Busy(Message, frozen=True, tag=12):
-    """No slot free: send it elsewhere."""
+    """No slot is free. The sender must choose another peer."""
 
     kind: ClassVar[str] = "control"
     origin: Name
@@ -58,7 +60,8 @@ class Busy(Message, frozen=True, tag=12):
 
 
 class Nack(Message, frozen=True, tag=13):
-    """It will not be done here (wrong stage, malformed, not finite, path below lost)."""
+    """The peer will not process this microbatch: wrong stage, malformed, not finite, or a later stage was
+    lost."""
 
     origin: Name
     counter: Number
@@ -68,26 +71,26 @@ class Nack(Message, frozen=True, tag=13):
 
 
 NO_ATTEMPT = 0
-"""Attempts are counted from 1."""
+"""Marks that no attempt exists; attempts are counted from 1."""
 
 
 class Cancel(Message, frozen=True, tag=14):
-    """The sender no longer wants it."""
+    """The sender no longer needs this microbatch."""
 
     origin: Name
     counter: Number
     attempt: Number
-    """The newest that is not wanted; NO_ATTEMPT: the place that was booked for it (reservations.py)."""
+    """The newest attempt that is cancelled. `NO_ATTEMPT` cancels only the reservation (reservations.py)."""
 
 
 class Credit(Message, frozen=True, tag=15):
-    """What the sender can do for the receiver; follows every Grad and Busy
+    """The capacity that the sender offers the receiver. It follows every `Grad` and `Busy`
     (swarmnet/routing/load_balancer.py)."""
 
     slots: Number
-    """Microbatches that it takes from the receiver, in all, at a time."""
+    """Maximum number of microbatches in flight from the receiver."""
     service_seconds: Seconds
-    """That a microbatch keeps its compute busy, forward and backward together, or its line if that is longer;
-    0: not measured yet."""
+    """Seconds that a microbatch occupies the compute (forward and backward) or the link, whichever is longer.
+    0 if not measured yet."""
     waiting: Number
-    """Pieces of work that wait for its compute."""
+    """Number of work items that wait for the sender's compute."""

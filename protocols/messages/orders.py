@@ -1,4 +1,4 @@
-"""Messages about the owner's orders. Their numbers and the rest of the table are in docs/wire.md."""
+"""Message that carries the owner's orders. docs/wire.md lists its number and remaining properties."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from swarmnet.run.owner_orders import ORDER_LIMIT
 
 
 class OrderIs(Message, frozen=True, tag=60):
-    """The newest order that the sender knows; sent when a link is made and when a newer one is learnt. It
-    proves itself, so it is taken before HELLO, too."""
+    """The newest order that the sender knows; sent when a link opens and when a newer order arrives. An order
+    is verified from its own signature, so it is accepted even before `Hello`."""
 
     order: Annotated[bytes, Meta(max_length=ORDER_LIMIT)]
     """The owner's signed envelope (protocols/signed/orders.py)."""

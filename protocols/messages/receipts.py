@@ -1,6 +1,6 @@
-"""Receipts: a peer's signed word that another one's contributions are in the settled sets.
+"""Message that carries a receipt: a peer's signed statement that another peer's contributions were settled.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from protocols.signed.receipts import RECEIPT_LIMIT
 
 
 class ReceiptIs(Message, frozen=True, tag=70):
-    """What the sender has seen settle of the receiver's contributions, signed; needs no answer."""
+    """Signed statement about those of the receiver's contributions that the sender saw settle. It needs no
+    reply."""
 
     kind: ClassVar[str] = "update"
     receipt: Annotated[bytes, Meta(max_length=120 + RECEIPT_LIMIT)]
-    """An envelope around a ReceiptBody (protocols/signed/receipts.py); its round is the last one."""
+    """An envelope around a `ReceiptBody` (protocols/signed/receipts.py). The envelope's round is the last
+    round."""

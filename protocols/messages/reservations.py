@@ -1,7 +1,7 @@
-"""Messages of runs that skip stages: what peers tell of themselves, and questions that run ahead of bodies.
+"""Messages of runs that skip stages: each peer's capacity, and reservations sent ahead of microbatch bodies.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md. Moments are seconds from when the
-message was sent; the receiver takes off the latency.
+See table.py and docs/wire.md for the message numbers and other properties. Times are seconds relative to
+when the message was sent; the receiver subtracts the latency.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 from protocols.fields import Message, Name, Number, Path, Seconds, StageNumber
 
 MOST_BOOKINGS = 32
-"""Told of a peer: more cost each choice of a neighbour more than a millisecond."""
+"""Maximum number of bookings in a `Prospect`. More would make each choice of a neighbour take over 1 ms."""
 MOST_COSTS = 256
-"""Frontiers times stages left."""
+"""Maximum number of entries in a cost table: frontiers times stages left."""
 Moment = Annotated[float, Meta(ge=-86400.0, le=86400.0)]
 
 
@@ -23,13 +23,13 @@ class Booked(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One microbatch that the sender holds or expects (swarmnet/routing/capacity.py)."""
 
     start: Moment
-    """Its forward begins, or began ..."""
+    """When its forward pass begins or began."""
     release: Moment
-    """... and its backward ends."""
+    """When its backward pass ends."""
 
 
 class Cost(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One entry of a table of costs to go (swarmnet/routing/cheapest_path.py)."""
+    """One entry of a cost-to-go table (swarmnet/routing/cheapest_path.py)."""
 
     frontier: StageNumber
     hops_left: StageNumber
@@ -37,10 +37,11 @@ class Cost(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Prospect(Message, frozen=True, tag=16):
-    """What a microbatch would meet at the sender; to neighbours of the stages above, when it changes."""
+    """The capacity and costs that a microbatch would find at the sender. It is sent to neighbours in earlier
+    stages whenever it changes."""
 
     memory: Number
-    """Microbatches that it can hold at a time."""
+    """Maximum number of microbatches that the sender can hold at once."""
     forward_seconds: Seconds
     backward_seconds: Seconds
     bookings: Annotated[list[Booked], Meta(max_length=MOST_BOOKINGS)]
@@ -48,35 +49,36 @@ class Prospect(Message, frozen=True, tag=16):
 
 
 class Ask(Message, frozen=True, tag=17):
-    """May a microbatch come? Answered by Place; given back by Cancel."""
+    """Request a reservation for a microbatch. The answer is `Place`; `Cancel` releases the reservation."""
 
     origin: Name
     counter: Number
     question: Number
-    """Counts the sender's questions about this microbatch."""
+    """Counts the sender's requests for this microbatch."""
     arrival_seconds: Seconds
-    """When its body would be there ..."""
+    """When the body would arrive."""
     start_seconds: Seconds
-    """... and when the sender thinks that its forward would begin."""
+    """When the sender expects the forward pass to begin."""
     firm: bool
-    """Also if it would begin later than that."""
+    """True if the reservation is also wanted with a later start."""
     path: Path
 
 
 class Place(Message, frozen=True, tag=18):
-    """The answer to Ask."""
+    """The answer to `Ask`."""
 
     origin: Name
     counter: Number
     question: Number
     taken: bool
-    """It is expected, and held a place for a while."""
+    """True if the microbatch is expected and its place is reserved for a while."""
     start_seconds: Seconds
-    """When its forward is to begin; 0 where it is not expected."""
+    """When the forward pass is planned to begin; 0 if the microbatch is not expected."""
 
 
 class Held(Message, frozen=True, tag=19):
-    """Sent before Grad: how long the sender had the microbatch, so that the rest of the time was the hops."""
+    """How long the sender had the microbatch; sent before `Grad`. The rest of the round trip was network
+    time."""
 
     origin: Name
     counter: Number

@@ -1,6 +1,6 @@
-"""Messages of a group's rounds: contributions, which of them count, and what was settled.
+"""Messages of a group's rounds: contributions, which of them are accepted, and what was settled.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from protocols.fields import (
 )
 
 MOST_STATEMENTS = 256
-"""In one message: 164 bytes each."""
+"""Maximum number of statements in one message; each takes 164 bytes."""
 
 
 class Reference(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Names one contribution."""
+    """Identifies one contribution."""
 
     round: RoundNumber
     peer: Name
@@ -35,57 +35,60 @@ class Reference(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 class OpenRound(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the sender holds of one open round."""
+    """The sender's view of one open round."""
 
     round: RoundNumber
     gathered: Level
-    """1: the sender's own contribution is made (or it makes none) and it pulls nothing; k + 1: all its
-    neighbours are at k or more (docs/consistency.md)."""
+    """Agreement level on what was gathered (docs/consistency.md). Level 1: the sender's contribution exists
+    (or it makes none), and it fetches nothing. Level k + 1: all its neighbours are at level k or more."""
     sealed: Level
-    """1: the sender makes nothing more for it, and only takes what other peers' sets hold; k + 1: all its
-    neighbours are at k or more with the same set. 0: it may still make something."""
+    """Agreement level on the set. 0: the sender may still contribute. Level 1: it contributes no more and
+    only accepts what other peers' sets contain. Level k + 1: all its neighbours are at level k or more with
+    the same set."""
     count: Count
     digest: SetDigest
-    """First 12 bytes of SHA-256 over the sorted ids."""
+    """First 12 bytes of the SHA-256 over the sorted ids."""
 
 
 class Progress(Message, frozen=True, tag=20):
-    """Where the sender is in the group's rounds."""
+    """The sender's position in the group's rounds."""
 
     kind: ClassVar[str] = "update"
     round: RoundNumber
-    """The round it adds gradients to."""
+    """The round to which the sender currently adds gradients."""
     tokens: Number
-    """What it has committed for that round."""
+    """Number of tokens that the sender has committed for that round."""
     contributed: list[RoundNumber]
-    """Of the recent rounds, those to which it made a contribution; a recent round before `round` that is
-    not here gets none from it."""
+    """Recent rounds to which the sender contributed. A recent round before `round` that is missing here gets
+    no contribution from the sender."""
     settled: RoundNumber
     in_step: bool
-    """False while it catches up: nobody waits for it."""
+    """False while the sender catches up; other peers then do not wait for it."""
     anchor_round: RoundNumber
     anchor: Digest
-    """The value of the sender's chain of settled sets after `anchor_round` (docs/consistency.md)."""
+    """Hash of the sender's chain of settled sets after `anchor_round` (docs/consistency.md)."""
     sets: list[OpenRound]
-    """Every round after `anchor_round` that the sender has closed, settled or not."""
+    """All rounds after `anchor_round` that the sender has closed, settled or not."""
 
 
 class Announce(Message, frozen=True, tag=21):
-    """Contributions the sender holds."""
+    """Contributions that the sender holds."""
 
     kind: ClassVar[str] = "update"
     references: list[Reference]
     complete: list[RoundNumber]
-    """Rounds that are settled at the sender: `references` names their whole sets."""
+    """Rounds that are settled at the sender; `references` names their complete sets."""
 
 
 class Want(Message, frozen=True, tag=22):
+    """Request contributions by their ids."""
+
     kind: ClassVar[str] = "update"
     ids: list[Identifier]
 
 
 class Contribution(Message, frozen=True, tag=23):
-    """Body: the signed envelope with the payload."""
+    """A contribution. Body: the signed envelope with the payload."""
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1
@@ -93,9 +96,9 @@ class Contribution(Message, frozen=True, tag=23):
 
 
 class Slices(Message, frozen=True, tag=28):
-    """Of the sender's contribution to a round, for whoever adds these shards up. Body:
-    protocols/signed/slices.py; no shards and no body: it contributes nothing to that round, or to none of
-    them."""
+    """Slices of the sender's contribution to a round, for the reducer of these shards. Body: see
+    protocols/signed/slices.py. Without shards and body, the sender contributes nothing to that round, or
+    nothing in the receiver's shards."""
 
     kind: ClassVar[str] = "contribution"
     priority: ClassVar[int] = 1
@@ -105,33 +108,33 @@ class Slices(Message, frozen=True, tag=28):
 
 
 class AskIds(Message, frozen=True, tag=24):
-    """Answered by Announce with everything held of these rounds."""
+    """Request the ids of these rounds. The answer is an `Announce` with all contributions held."""
 
     kind: ClassVar[str] = "update"
     rounds: list[RoundNumber]
 
 
 class AskChain(Message, frozen=True, tag=25):
-    """The histories differ: the settled sets up to round `last`; answered by ChainIs."""
+    """Request the settled sets up to round `last`, because the branches differ. The answer is `ChainIs`."""
 
     kind: ClassVar[str] = "update"
     last: RoundNumber
 
 
 class ChainIs(Message, frozen=True, tag=26):
-    """Settled sets of the rounds first, first + 1, ...: number of contributions, 12 bytes of digest each."""
+    """Settled sets of the rounds first, first + 1, ...: for each a count and a 12-byte digest."""
 
     kind: ClassVar[str] = "update"
     first: RoundNumber
     before: Digest
-    """The chain's value before `first`."""
+    """Hash of the chain before round `first`."""
     counts: list[Count]
     digests: bytes
 
 
 class Statements(Message, frozen=True, tag=27):
-    """Signed words on settled weights, of the sender or of others: envelopes around the value of the chain of
-    settled sets after a round (12 bytes) and the digest of the settled weights there (32)."""
+    """Signed statements about settled weights, made by the sender or by other peers. Each is an envelope
+    around the chain value after a round (12 bytes) and the digest of the settled weights (32)."""
 
     kind: ClassVar[str] = "update"
     statements: list[Annotated[bytes, Meta(max_length=164)]]

@@ -1,6 +1,6 @@
-"""Messages by which a newcomer gets the state of a stage.
+"""Messages by which a newcomer downloads the state of a stage.
 
-Their numbers and the rest of the table are in table.py and docs/wire.md.
+See table.py and docs/wire.md for the message numbers and other properties.
 """
 
 from __future__ import annotations
@@ -13,48 +13,52 @@ from protocols.fields import Digest, Message, Number, RoundNumber, StageNumber
 
 
 class AskState(Message, frozen=True, tag=30):
-    """Answered by State."""
+    """Request what the receiver can provide. The answer is `State`."""
 
     kind: ClassVar[str] = "snapshot"
 
 
 class State(Message, frozen=True, tag=31):
-    """What a newcomer can get here."""
+    """What a newcomer can download from the sender."""
 
     kind: ClassVar[str] = "snapshot"
     stage: StageNumber
     round: RoundNumber
     settled: RoundNumber
     digest: Digest
-    """Of the settled weights at `settled`."""
+    """Digest of the settled weights at round `settled`."""
     roots: list[bytes]
-    """Signed snapshot roots (an envelope around a SnapshotRoot), newest first."""
+    """Signed snapshot roots (an envelope around a `SnapshotRoot`), newest first."""
     oldest_set: RoundNumber
-    """First settled round whose set and contributions are still kept here: from the round before it a
-    newcomer can go on by contributions alone."""
+    """First settled round whose set and contributions the sender still keeps. From the round before it, a
+    newcomer can continue by contributions alone."""
 
 
 class SnapshotRoot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="root"):
-    """Signed payload: the settled weights of a stage at a round, in chunks."""
+    """Signed payload that describes the settled weights of a stage at a round, in chunks."""
 
     round: RoundNumber
     stage: StageNumber
     size: Number
     digest: Digest
-    """Replica.digest() at that round."""
+    """The value of `Replica.digest()` at that round."""
     chain: Digest
-    """The value of the chain of settled sets there."""
+    """Value of the chain of settled sets at that round."""
     chunks: list[Digest]
     """SHA-256 of each chunk."""
 
 
 class AskChunk(Message, frozen=True, tag=32):
+    """Request one chunk of the state with this digest."""
+
     kind: ClassVar[str] = "snapshot"
     digest: Digest
     index: Number
 
 
 class Chunk(Message, frozen=True, tag=33):
+    """One chunk. Body: its bytes."""
+
     kind: ClassVar[str] = "snapshot"
     priority: ClassVar[int] = 3
     body: ClassVar[bool] = True
@@ -63,6 +67,8 @@ class Chunk(Message, frozen=True, tag=33):
 
 
 class NoChunk(Message, frozen=True, tag=34):
+    """The sender does not have the requested chunk."""
+
     kind: ClassVar[str] = "snapshot"
     digest: Digest
     index: Number

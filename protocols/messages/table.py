@@ -1,8 +1,8 @@
-"""Every message as a typed struct. Control is MessagePack arrays, tensors and files travel as the body.
+"""Decode all messages as typed structs. Headers are MessagePack arrays; tensors and files travel as the body.
 
-Messages are one-way: a reply is a message of its own, sent over the other side's link, and matched by
-what it names (a microbatch, a contribution id, a chunk). Anything may be lost; deadlines are the
-sender's. docs/wire.md holds the table. Durations in seconds, sizes in bytes.
+Messages are one-way. A reply is a separate message on the other side's link. It is matched by what it names:
+a microbatch, a contribution id, or a chunk. Any message may be lost, and the sender enforces the deadlines.
+docs/wire.md has the table. Durations are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ from protocols.signed import msgpack_guard
 from protocols.signed.peer_record import PeerRecord as PeerRecord
 
 Lane = Literal["data", "group", "bulk"]
-"""What a link is for: microbatches; rounds and membership; snapshots and other long bodies."""
+"""Purpose of a link: "data" for microbatches, "group" for rounds and membership, "bulk" for long bodies."""
 
 HEADER_LIMIT = 64 * 1024
-"""Largest message header in bytes: 4 MB of MessagePack can become 296 MB of objects, 64 KiB cannot hurt."""
+"""Largest message header in bytes. 4 MB of MessagePack can expand to 296 MB of objects; 64 KiB are harmless.
+"""
 
 BODY_LIMIT = 64 * 1024 * 1024
-"""The longest body where the receiver knows no better bound."""
+"""Largest body in bytes if the receiver knows no tighter bound."""
 
 AnyMessage = (
     Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
@@ -79,19 +80,19 @@ AnyMessage = (
 )  # fmt: skip
 
 DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)
-"""Of the data path."""
+"""Messages of the data path."""
 AUDIT_MESSAGES = (AskSlices, Evidence, Lied)
-"""About results, where there are reducers."""
+"""Messages about results, in runs with reducers."""
 STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
-"""Of the state path."""
+"""Messages of the state path."""
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
-"""MessagePack bytes of a message header."""
+"""Encode a message header as MessagePack bytes."""
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def decode(data: bytes) -> Message:
-    """The message in a header that a stranger may have sent. Raises Malformed or TooLarge."""
+    """Decode a header that may come from an untrusted peer. Raises Malformed or TooLarge."""
     msgpack_guard.check(data, HEADER_LIMIT)
     try:
         return _decoder.decode(data)

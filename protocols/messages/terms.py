@@ -1,4 +1,6 @@
-"""What a receiver takes, and of whom: the longest body of each kind of message, and who has greeted."""
+"""Limits on what a receiver accepts: the largest body of each kind of message, and which peers may send
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,27 @@ from protocols.messages.table import BODY_LIMIT, AnyMessage, Message
 from swarmnet.identifiers import PeerId
 
 Bodies = Mapping[type[Message], int]
-"""Kinds of messages and the longest body of each, in bytes; of a kind that is not here: none."""
+"""Largest body in bytes of each kind of message. A kind that is missing may have no body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a receiver listens. Of who has not greeted it nothing but headers is taken, for a few seconds."""
+    """What a receiver accepts. From a peer that has not sent `Hello`, it accepts only headers, for a few
+    seconds."""
 
     bodies: Bodies
     greeted: Callable[[PeerId], bool] = lambda peer: True
-    """Whether a peer has greeted, or was dialled and may answer."""
+    """Return True if the peer has sent `Hello`, or if we dialled it and it may answer."""
 
     def limit(self, peer: PeerId, message: Message) -> int:
-        """The longest body that a peer may send with this message."""
+        """Return the largest body in bytes that a peer may send with this message."""
         return self.bodies.get(type(message), 0) if self.greeted(peer) else 0
 
     @property
     def longest(self) -> int:
-        """Of all bodies that are taken."""
+        """Return the size in bytes of the largest body that is accepted of any kind."""
         return max(self.bodies.values(), default=0)
 
 
 ANYTHING = Terms({kind: BODY_LIMIT for kind in get_args(AnyMessage) if kind.body})
-"""Of who knows no run, as measurements and tests between own peers."""
+"""Terms of a receiver that knows no run, such as measurements and tests between a user's own peers."""

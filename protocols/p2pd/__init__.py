@@ -1,1 +1,1 @@
-"""The transport on p2pd: connect, multipath links, chunk streams, speed test."""
+"""The transport on p2pd: dialling, multipath links, chunk streams, and the speed test."""

@@ -1,11 +1,12 @@
-"""Carriers: p2pd processes with throw-away identities, for connections besides the one that libp2p keeps.
+"""Carriers: p2pd processes with throw-away identities, for connections in addition to the one that libp2p
+keeps.
 
-Between two peers libp2p keeps one TCP connection, however many streams it carries; at 50 ms and 1 % loss that
-is 2.7 Mbit/s with cubic, with one stream as with four (measured). A carrier has connections of its own. It
-only dials: snapshots are fetched through carriers (chunk_streams.py), and links send through them
-(multipath_link.py).
+Between two peers, libp2p keeps one TCP connection for all streams. At 50 ms and 1 % loss it carries 2.7
+Mbit/s with cubic, with one stream as with four (measured). A carrier has separate connections and only dials.
+Snapshots are fetched through carriers (chunk_streams.py), and links send through them (multipath_link.py).
 
-Who is met by a carrier cannot know for whom it speaks; where that matters, the carrier shows an introduction:
+The remote peer cannot see for which peer a carrier acts. Where that matters, the carrier sends an
+introduction:
 
     introduction   public key 32 of the peer it carries for | its signature 64
     statement      "swarmnet carrier 1\\0" | public key 32 of the carrier | public key 32 of the receiver
@@ -38,13 +39,13 @@ _DOMAIN = b"swarmnet carrier 1\0"
 
 
 def introduction(identity: Identity, carrier: PeerId, receiver: PeerId) -> bytes:
-    """Says that `carrier` sends for `identity`. It needs no time: nobody else has the carrier's key, which is
-    thrown away with it. ValueError if a peer id holds no key."""
+    """Return the signed introduction of a carrier that sends for `identity`. It needs no expiry: only the
+    carrier has its key, which is thrown away with it. Raises ValueError if a peer id contains no key."""
     return identity.public_key + identity.sign(_statement(carrier, receiver))
 
 
 def carried_peer(shown: bytes, carrier: PeerId, receiver: PeerId) -> PeerId:
-    """For whom `carrier` speaks. Raises BadSignature."""
+    """Return the peer for which `carrier` acts. Raises BadSignature."""
     peer, signature = peer_id_of(shown[:PUBLIC_KEY_BYTES]), shown[PUBLIC_KEY_BYTES:]
     try:
         statement = _statement(carrier, receiver)
@@ -60,13 +61,14 @@ def _statement(carrier: PeerId, receiver: PeerId) -> bytes:
 
 
 def _cannot_start(error: OSError | IdentityError) -> CannotStart:
-    """Nobody needs carriers: whoever asked for one goes on without, so all that may happen is one error."""
+    """Convert an error of starting carriers into a CannotStart. Carriers are optional and their callers work
+    without them, so callers need to handle this error only."""
     hint = "is there room in the folder for temporary files (the environment's TMPDIR)?"
     return CannotStart(f"a carrier cannot start: {error}; {hint}")
 
 
 class Carriers:
-    """The carriers of one peer for one purpose; started as they are needed, ended together."""
+    """The carriers of one peer for one purpose. They are started on demand and ended together."""
 
     def __init__(self, options: DaemonOptions) -> None:
         self._options = options
@@ -76,11 +78,12 @@ class Carriers:
 
     @property
     def running(self) -> list[Daemon]:
-        """Those whose p2pd has not ended."""
+        """The carriers whose p2pd has not ended."""
         return [daemon for daemon in self._running if daemon.end_reason is None]
 
     async def start(self, count: int) -> list[Daemon]:
-        """Start `count` more at once; those that did start. Raises CannotStart if none did."""
+        """Start `count` more carriers in parallel and return those that started. Raises CannotStart if none
+        did."""
         if self._folder is None:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix=prefix("carriers")))
@@ -101,16 +104,18 @@ class Carriers:
         return daemons
 
     async def _start(self, path: Path) -> Daemon:
+        """Create an identity and start a p2pd with it. Raises CannotStart."""
         try:
             create(path)
             daemon = await Daemon.start(path, self._options)
         except (OSError, IdentityError) as error:
             raise _cannot_start(error) from None
-        self._running.append(daemon)  # At once: whoever is cancelled now closes this one too.
+        # Immediately, so that `close` also ends it if the caller is cancelled now.
+        self._running.append(daemon)
         return daemon
 
     async def close(self) -> None:
-        """When nothing is being started any more. May be called again."""
+        """End all carriers. Call it when no more are being started; it may be called more than once."""
         ending, self._running = self._running, []
         await asyncio.gather(*(daemon.stop() for daemon in ending))
         if self._folder is not None:

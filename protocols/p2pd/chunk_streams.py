@@ -1,7 +1,7 @@
-"""Chunks of snapshots over connections of their own: how a state is fetched through lossy lines.
+"""Download chunks of snapshots over separate connections, to use the full bandwidth of lossy links.
 
-A newcomer starts a few carriers (carriers.py), which do nothing but fetch chunks. A chunk is checked by its
-hash, so it does not matter who asks and who answers.
+A newcomer starts a few carriers (carriers.py) that only fetch chunks. A chunk is verified by its hash, so
+neither side needs to know the other's identity.
 
     request   digest of the settled weights 32 | index u16
     answer    length u32 | the chunk; length 0: not held
@@ -28,39 +28,41 @@ from swarmnet.run.manifest import WIRE_VERSION
 CHUNKS_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/chunks"
 CHUNK_LIMIT = 64 * 1024 * 1024
 STREAMS_SERVED, STREAMS_PER_PEER, STREAMS_PER_RANGE = 64, 8, 16
-"""In all, of one key, and of one public /24 or /48. A newcomer has six carriers with a key and a stream each
-(state_path.CARRIERS); keys are free, networks are not. Each stream holds one chunk at a time."""
+"""Maximum streams: in all, of one key, and of one public /24 or /48.
+
+A newcomer has six carriers (state_path.CARRIERS), each with a key and a stream. Keys are free to create,
+networks are not. Each stream holds one chunk at a time."""
 REQUEST_SECONDS = 20.0
-"""A stream on which nothing is asked for so long is closed."""
+"""A stream without a request for this many seconds is closed."""
 ANSWER_SECONDS = 60.0
-"""Longest wait for one chunk to be written or read; who stalls earlier is the fetch's business."""
+"""Timeout for writing or reading one chunk, in seconds. The fetch itself notices earlier stalls."""
 DIAL_SECONDS = 8.0
 PART_BYTES = 16 * 1024
-"""So much must come to count as progress: whoever drips bytes stalls."""
+"""Minimum bytes that count as progress, so that a peer that sends single bytes counts as stalled."""
 ASKED_PER_STREAM = 2
-"""While one chunk is on its way the next is asked for: the stream never waits for a round trip. Chunks of one
-connection come one after the other; two at once would both be half done when everything else is."""
+"""Requests in flight per stream: the next is sent during a transfer, so no round trip is wasted. Chunks of
+one connection come one after the other; two in parallel would both be half done at the end."""
 CHUNK_PRIORITY = Chunk.priority
 _REQUEST, _LENGTH = struct.Struct(">32sH"), struct.Struct(">I")
 
 
 Resolve = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
-"""Returns the addresses that may be dialled, without names (daemon/names.py)."""
+"""Returns the addresses that may be dialled, with names resolved (daemon/names.py)."""
 
 
 class ChunkService:
-    """The holder's side: answers on streams that others open."""
+    """The holder's side: answers requests on streams that others open."""
 
     def __init__(self) -> None:
         self.find: FindChunk = lambda digest, index: None
         self.upload: Upload | None = None
         self._open: dict[asyncio.StreamWriter, tuple[PeerId, frozenset[str]]] = {}
-        """Of each stream who asks, and from which public address range."""
+        """Maps each stream to the requesting peer and its public address ranges."""
 
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream to its end."""
+        """Serve one stream until it ends."""
         peer, ranges = PeerId(info.peer_id.to_base58()), public_ranges((str(info.addr),))
         if not self._has_place(peer, ranges):
             writer.transport.abort()
@@ -75,7 +77,7 @@ class ChunkService:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._write(writer, chunk)
         except DAEMON_ERRORS:
-            pass  # It has what it wanted, or has gone.
+            pass  # The requester has finished or has gone.
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()
@@ -87,7 +89,7 @@ class ChunkService:
         return is_free and len(self._open) < STREAMS_SERVED
 
     async def _write(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
-        """At the pace that the peer's owner allows, if there is one."""
+        """Write a chunk, within this peer's upload limit if there is one."""
         if self.upload is None:
             writer.write(chunk)
             await writer.drain()
@@ -104,7 +106,7 @@ class ChunkService:
 
 
 class ChunkCarriers:
-    """The newcomer's side: asks on as many connections per holder as there are carriers."""
+    """The newcomer's side: sends requests on as many connections per holder as there are carriers."""
 
     def __init__(
         self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed,
@@ -121,7 +123,7 @@ class ChunkCarriers:
         cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed,
         *, resolve: Resolve,
     ) -> ChunkCarriers:  # fmt: skip
-        """Start `count` p2pd. Raises CannotStart."""
+        """Start `count` p2pd processes. Raises CannotStart."""
         carriers = Carriers(options)
         try:
             return cls(carriers, await carriers.start(count), arrived, progressed, resolve=resolve)
@@ -131,11 +133,11 @@ class ChunkCarriers:
 
     @property
     def lanes_per_holder(self) -> int:
-        """How many chunks are asked of one holder at once."""
+        """Number of chunks that can be in flight from one holder."""
         return len(self._daemons) * ASKED_PER_STREAM
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
-        """`arrived` will be called once."""
+        """Request a chunk. `arrived` is called exactly once for it."""
         queue = self._asked.get(holder)
         if queue is None:
             queue = self._asked[holder] = asyncio.Queue()
@@ -148,7 +150,8 @@ class ChunkCarriers:
         self, daemon: Daemon, holder: PeerId, addresses: Sequence[str],
         queue: asyncio.Queue[tuple[bytes, int]],
     ) -> None:  # fmt: skip
-        """One stream to one holder, opened again for the next chunks when it broke."""
+        """Serve the request queue over one stream to one holder; a broken stream is reopened for the next
+        chunks."""
         stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         asked: deque[tuple[bytes, int]] = deque()
         try:
@@ -177,7 +180,7 @@ class ChunkCarriers:
                 stream[1].transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, holder: PeerId) -> bytes | None:
-        """The next chunk; None if the holder does not have it."""
+        """Return the next chunk, or None if the holder does not have it."""
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > CHUNK_LIMIT:
             raise PeerGone(f"{holder} announces a chunk of {length} bytes")

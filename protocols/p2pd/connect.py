@@ -1,11 +1,10 @@
-"""Which way a link goes: directly where either side can dial, through a circuit
-(reachability/circuit_relay.py) where none can.
+"""Choose the path of a link: direct if either side can dial, otherwise a relay circuit.
 
-libp2p keeps one connection between two peers and is content with any: a peer that was first met through a
-relay would be spoken to through the relay for ever. So whoever opens a stream and finds itself on a circuit
-knocks at the other's direct addresses; if somebody opens, the circuit is given up for a direct connection.
-That serves the streams of the other side, too, which perhaps could not have dialled. And where a direct
-connection comes to stand beside a circuit (p2pd dials by itself where it can), links leave the circuit.
+Between two peers, libp2p keeps one connection, whichever it is. A peer first met through a relay would always
+be reached through the relay. Therefore a peer that opens a stream and gets a circuit probes the other's
+direct addresses. If one answers, the circuit is replaced by a direct connection. This also helps the streams
+of the other side, which perhaps could not have dialled. If p2pd opens a direct connection in addition to a
+circuit, links leave the circuit (reachability/circuit_relay.py).
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from protocols.reachability.dial_back_service import place_of
 from swarmnet.identifiers import PeerId
 
 HEAD_START_SECONDS = 1.0
-"""Of direct addresses before a relay's: a TCP and TLS handshake at 300 ms round trip."""
+"""Head start of direct addresses before relays, in seconds: a TCP and TLS handshake at 300 ms round trip."""
 KNOCK_SECONDS = 1.5
 KNOCKS = 4
-"""Addresses of one peer at once."""
+"""Number of addresses of one peer that are probed at once."""
 SHUT_SECONDS = 600.0
-"""How long doors that nobody opened are left alone."""
+"""Direct addresses that did not answer are not probed again for this many seconds."""
 MOST_SHUT = 4096
 LOOK_SECONDS = 5.0
-"""Between two looks whether a direct connection stands beside a circuit."""
+"""Interval of the checks whether a direct connection exists in addition to a circuit, in seconds."""
 _GREETING = b"\x13/multistream/1.0.0\n"
 
 
 async def knock(address: str) -> bool:
-    """Whether a libp2p host answers at a TCP multiaddr; who it is only a dial can tell."""
+    """Return True if a libp2p host answers at a TCP multiaddr. Only a dial can tell which peer it is."""
     place = place_of(address)
     if place is None or address.startswith(("/ip4/127.", "/ip6/::1/")):
         return False
@@ -53,7 +52,7 @@ async def knock(address: str) -> bool:
 
 
 class Ends(Protocol):
-    """What is needed of a link."""
+    """The part of a link that this module needs."""
 
     @property
     def closed(self) -> bool: ...
@@ -62,48 +61,49 @@ class Ends(Protocol):
 
 
 class Dialling:
-    """How one peer dials the others."""
+    """Dials other peers for one peer."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._leaving: set[asyncio.Task[None]] = set()
         self._clock = asyncio.get_running_loop().time
-        self._shut: dict[PeerId, float] = {}
-        """Until when the direct addresses of these peers are not knocked at again."""
+        self._unreachable_until: dict[PeerId, float] = {}
+        """Maps peer to the time until which its direct addresses are not probed again."""
 
     async def stream(
         self, peer: PeerId, protocol: str, addresses: Sequence[str], deadline_seconds: float
     ) -> Stream:
-        """A stream by the best way that is found in time; `addresses` are hints. Raises PeerGone."""
+        """Open a stream over the best path found in time. `addresses` are hints. Raises PeerGone."""
         until = self._clock() + deadline_seconds
         direct = [each for each in addresses if not is_circuit(each)]
         if addresses:
             await self._connect(peer, direct, [each for each in addresses if is_circuit(each)], until)
         stream = await self._daemon.stream(peer, protocol, self._left(until))
-        if not direct or not through_relay(stream.address) or not await self._opens(peer, direct):
+        if not direct or not through_relay(stream.address) or not await self._answers_directly(peer, direct):
             return stream
         stream.writer.transport.abort()
         await self._daemon.disconnect(peer, self._left(until))
         await self._connect(peer, direct, [], until)
         stream = await self._daemon.stream(peer, protocol, self._left(until))
-        if through_relay(stream.address):  # Somebody else answered at its address.
-            self._leave_alone(peer)
+        if through_relay(stream.address):  # Another peer answered at its address.
+            self._pause_probes(peer)
         return stream
 
     def leave_circuit(self, peer: PeerId, link: Ends) -> None:
-        """End this link, which goes through a relay, when a direct connection to its peer stands: whoever
-        opened it does so again."""
+        """End this link, which uses a relay, once a direct connection to its peer exists. The peer that
+        opened the link then opens it again."""
         task = asyncio.create_task(self._leave(peer, link), name=f"circuit to {peer}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     async def _leave(self, peer: PeerId, link: Ends) -> None:
+        """Check periodically for a direct connection, and fail the link once there is one."""
         while not link.closed:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 probe = await self._daemon.stream(peer, PING_PROTOCOL, LOOK_SECONDS)
             except PeerGone:
-                continue  # The link will notice.
+                continue  # The link itself will notice.
             probe.writer.transport.abort()
             if not through_relay(probe.address):
                 link.fail("a direct connection stands now, and this was a circuit")
@@ -116,9 +116,9 @@ class Dialling:
     async def _connect(
         self, peer: PeerId, direct: Sequence[str], circuits: Sequence[str], until: float
     ) -> None:
-        """Have a connection, if any address leads to one in time. Raises PeerGone at the deadline."""
+        """Connect to the peer if an address leads to it in time. Raises PeerGone at the deadline."""
         tries = [([*direct, *circuits], self._left(until))]
-        if direct and circuits and self._clock() >= self._shut.get(peer, 0.0):
+        if direct and circuits and self._clock() >= self._unreachable_until.get(peer, 0.0):
             tries.insert(0, (list(direct), HEAD_START_SECONDS))
         for addresses, seconds in tries:
             try:
@@ -126,24 +126,26 @@ class Dialling:
             except Unreachable as error:
                 if self._left(until) <= 0.0:
                     raise PeerGone(str(error)) from None
-                # else it may have moved: libp2p's own routing may know where
+                # otherwise it may have moved: libp2p's own routing may know where
             else:
                 return
 
-    async def _opens(self, peer: PeerId, direct: Sequence[str]) -> bool:
-        """Whether somebody opens at one of the direct addresses; where nobody did lately, nobody is asked."""
-        if self._clock() < self._shut.get(peer, 0.0):
+    async def _answers_directly(self, peer: PeerId, direct: Sequence[str]) -> bool:
+        """Return True if a direct address answers. Returns False without probing if none did recently."""
+        if self._clock() < self._unreachable_until.get(peer, 0.0):
             return False
         if any(await asyncio.gather(*(knock(address) for address in direct[:KNOCKS]))):
             return True
-        self._leave_alone(peer)
+        self._pause_probes(peer)
         return False
 
-    def _leave_alone(self, peer: PeerId) -> None:
-        self._shut.pop(peer, None)
-        self._shut[peer] = self._clock() + SHUT_SECONDS
-        while len(self._shut) > MOST_SHUT:
-            del self._shut[next(iter(self._shut))]
+    def _pause_probes(self, peer: PeerId) -> None:
+        """Stop probing the peer's direct addresses for a while."""
+        self._unreachable_until.pop(peer, None)
+        self._unreachable_until[peer] = self._clock() + SHUT_SECONDS
+        while len(self._unreachable_until) > MOST_SHUT:
+            del self._unreachable_until[next(iter(self._unreachable_until))]
 
     def _left(self, until: float) -> float:
+        """Return the seconds left until this time, at least 0."""
         return max(0.0, until - self._clock())

@@ -1,4 +1,4 @@
-"""Opens subflows for links that are slow (multipath_link.py), through carriers started when first needed."""
+"""Open subflows for slow links (multipath_link.py), over carriers that are started on demand."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from swarmnet.run.manifest import WIRE_VERSION
 
 SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
 MOST_CARRIERS = 2
-"""So a link has three streams at most. A carrier takes about 60 MB; three connections to each of three
-neighbours carry 24 Mbit/s where loss leaves each 2.7, more than a home line's uplink."""
+"""Maximum number of carriers, so a link has at most three streams. A carrier takes about 60 MB.
+
+If loss leaves each connection 2.7 Mbit/s, three to each of three neighbours carry 24 Mbit/s: more than a home
+uplink."""
 DIAL_SECONDS = 8.0
 RETRY_SECONDS = 60.0
-"""After a carrier did not reach a neighbour (which dialled us, from behind a router), or none could start, or
-a subflow broke."""
+"""Pause in seconds after a failure: no carrier started, a subflow broke, or a neighbour was not reached. For
+example, a neighbour behind a router can dial us, but our carriers cannot dial it."""
 
 
 class SubflowDialer:
-    """One per transport."""
+    """Opens the subflows of one transport."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -32,14 +34,15 @@ class SubflowDialer:
         self._starting = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self.counted: Counter[str] = Counter()
-        """Subflows `opened`, attempts that `failed`, and messages `repeated` by links that have ended."""
+        """Counts of subflows `opened`, attempts that `failed`, and messages `repeated` by links that have
+        ended."""
 
     @property
     def carriers(self) -> int:
         return len(self._carriers.running)
 
     def want(self, link: P2pdLink) -> None:
-        """The link is slow: open one more subflow for it, unless it has as many as it may."""
+        """Open one more subflow for a slow link, unless it already has the maximum."""
         if link in self._tasks or not link.addresses or self._clock() < link.broke_at + RETRY_SECONDS:
             return
         task = asyncio.create_task(self._open(link), name=f"subflow {link.peer}")
@@ -47,7 +50,7 @@ class SubflowDialer:
         task.add_done_callback(lambda _task: self._tasks.pop(link, None))
 
     def forget(self, link: P2pdLink) -> None:
-        """It has ended."""
+        """Forget a link that has ended."""
         self.counted["repeated"] += link.repeated
         link.repeated = 0
         task = self._tasks.get(link)
@@ -62,6 +65,7 @@ class SubflowDialer:
         await self._carriers.close()
 
     async def _open(self, link: P2pdLink) -> None:
+        """Open one subflow over a carrier that the link does not use yet, and add it to the link."""
         try:
             carrier = await self._unused(link)
             if carrier is None:
@@ -80,7 +84,8 @@ class SubflowDialer:
         self.counted["opened"] += 1
 
     async def _unused(self, link: P2pdLink) -> Daemon | None:
-        """A carrier that does not carry for this link yet; None: all do, and no more may be started."""
+        """Return a carrier that the link does not use yet, starting one if needed. Returns None if the link
+        uses all and no more may be started."""
         async with self._starting:
             for carrier in self._carriers.running:
                 if carrier.peer not in link.carriers:

@@ -1,12 +1,13 @@
-"""Links on p2pd: one libp2p stream, and on a slow line more of them on connections of their own.
+"""Links on p2pd: one libp2p stream each, and on slow paths more streams over separate connections.
 
-What loss leaves one TCP connection may be a fraction of the line (carriers.py). So a link may have *subflows*
-besides its first stream, as in Multipath TCP (RFC 8684): each is a stream on another connection to the same
-peer. A message goes whole to the subflow on which the fewest bytes are on their way, so a connection that
-waits for a repeated packet holds up only what it has already. The receiver acknowledges messages on the data
-lane: so the sender knows what is on its way where, that a line is slow, and what to send again when a subflow
-breaks. A message may then arrive twice, and messages of one priority in another order than they were posted;
-the data lane's are matched by what they name (docs/wire.md).
+Packet loss can limit one TCP connection to a fraction of the bandwidth (carriers.py). A link may therefore
+have *subflows* in addition to its first stream, as in Multipath TCP (RFC 8684). Each is a stream on another
+connection to the same peer. A message is sent completely on the subflow with the fewest bytes in flight. Thus
+a connection that waits for a retransmission delays only the messages that it already has.
+
+On the data lane, the receiver acknowledges messages. The sender thus knows what is in flight, whether a path
+is slow, and what to send again when a subflow breaks. A message may then arrive twice, and messages of one
+priority may arrive out of order. Data messages are matched by what they name (docs/wire.md).
 
     acknowledgement   messages received so far on this stream u32 (modulo 2**32), in the order of their ends
 """
@@ -29,24 +30,26 @@ from swarmnet.identifiers import PeerId
 
 KEEPALIVE_SECONDS = 20.0
 PARTING_SECONDS = 1.0
-"""For the other side to end a stream after us."""
+"""Seconds that the other side has to end a stream after we ended it."""
 WRITE_SECONDS = 30.0
-"""Longest wait for room to write: the other side reads nothing, though it is connected."""
+"""Timeout for writing in seconds: the other side is connected but reads nothing."""
 SLOW_SECONDS = 0.3
-"""A link whose long messages are acknowledged later than this, on average, is slow: at 10 Mbit/s and 50 ms a
-microbatch of the smallest model takes 0.11 s, on a connection of 2.7 Mbit/s 0.26 s and what is before it."""
+"""A link is slow if its long messages are acknowledged later than this on average, in seconds.
+
+At 10 Mbit/s and 50 ms, a microbatch of the smallest model takes 0.11 s. On a connection of 2.7 Mbit/s it
+takes 0.26 s plus the queue before it."""
 EPOCH_MESSAGES, EPOCH_SECONDS = 8, 3.0
-"""An average is over so many messages and so long, at least."""
+"""Minimum number of messages and seconds over which the average is taken."""
 SLOW_EPOCHS = 2
-"""After so many slow ones in a row the link asks for another subflow. A peer that was frozen acknowledges
-late what was on its way, once."""
+"""Number of consecutive slow averages after which the link requests another subflow. One is not enough: a
+peer that was frozen acknowledges late once."""
 LONG_BYTES = 16 * 1024
-"""Shorter messages say nothing about a line's speed."""
+"""Minimum size in bytes of messages that are timed. Shorter ones say nothing about the bandwidth."""
 STALLED_SECONDS = 8.0
-"""A subflow that has acknowledged nothing for so long is cut, and its messages go another way. TCP repeats a
-packet after 0.2, 0.6, 1.4, 3 and 6.2 s; a microbatch's own deadline is at least as long as that."""
+"""A subflow without acknowledgements for this many seconds is cut, and its messages take another path. TCP
+retransmits a packet after 0.2, 0.6, 1.4, 3 and 6.2 s. A microbatch's deadline is at least as long."""
 ACKNOWLEDGED: frozenset[Lane] = frozenset({"data"})
-"""Lanes on which the receiver acknowledges. On the others the order of messages matters."""
+"""Lanes on which the receiver acknowledges. On the others, the order of messages matters."""
 _ACKNOWLEDGEMENT = struct.Struct(">I")
 _READ_BYTES = 4096
 
@@ -54,25 +57,25 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def acknowledgement(messages: int) -> bytes:
-    """What a receiver writes after so many messages."""
+    """Return the bytes that a receiver writes after this many messages."""
     return _ACKNOWLEDGEMENT.pack(messages & 0xFFFFFFFF)
 
 
 class Owner(Protocol):
-    """The link of a subflow."""
+    """The link that a subflow belongs to."""
 
     def taken(self) -> None:
-        """A piece was carried away."""
+        """Called when a piece was taken from the queue."""
 
     def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
-        """A message has arrived, so long after it was posted."""
+        """Called when a message was acknowledged, `seconds` after it was posted."""
 
     def broke(self, subflow: Subflow, reason: str, error: WireError | None) -> None:
-        """The stream has ended; the error if the other side is to be refused for it."""
+        """Called when the stream has ended. `error` is set if the other side must be refused for it."""
 
 
 class Subflow:
-    """One stream that we opened: the frames that wait for it, and what is on its way."""
+    """One stream that we opened, with its queued frames and the messages in flight."""
 
     def __init__(
         self,
@@ -83,28 +86,28 @@ class Subflow:
         upload: Upload | None,
         carrier: PeerId | None = None,
     ) -> None:
-        """`carrier`: over whose connection; None: libp2p's own to that peer."""
+        """Start sending. `carrier` owns the connection; None means libp2p's own connection to the peer."""
         self.carrier = carrier
         self._upload = upload
         self._held = b""
-        """A piece that waits for its turn."""
+        """A piece that waits for its upload turn."""
         self._reader, self._stream = stream
         self._stream.transport.set_write_buffer_limits(high=2 * PIECE_BYTES)
         self._acknowledged, self._owner = acknowledged, owner
         self._clock = asyncio.get_running_loop().time
         self.writer = FrameWriter()
         self.on_its_way = 0
-        """Bytes that were posted and are not acknowledged; 0 on a lane without acknowledgements."""
+        """Bytes that were posted but not acknowledged; 0 on a lane without acknowledgements."""
         self.last_sign = self._clock()
-        """When something was last acknowledged, or posted while nothing was on its way."""
+        """Time of the last acknowledgement, or of a post while nothing was in flight."""
         self._posted: dict[Outgoing, float] = {}
-        """Not acknowledged, and when it was posted."""
+        """Messages that are not acknowledged, with the time of posting."""
         self._ended: deque[Outgoing] = deque()
-        """Of these, what was written whole: acknowledged in this order."""
+        """Those of them that were written completely; they are acknowledged in this order."""
         self._count = 0
-        self._half = b""
-        self._parting: asyncio.TimerHandle | None = None
-        """Since this side has ended it."""
+        self._incomplete = b""
+        self._closing: asyncio.TimerHandle | None = None
+        """Set after this side has ended the stream; it cuts the stream if the other side does not end it."""
         self._work = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._send(), name=f"send {name}"),
@@ -112,7 +115,7 @@ class Subflow:
         ]
 
     def post(self, message: Message, body: Body) -> int:
-        """Queue a message; its bytes on the wire."""
+        """Queue a message and return its size on the wire in bytes."""
         outgoing = self.writer.add(message, body)
         if self._acknowledged:
             if not self._posted:
@@ -123,17 +126,19 @@ class Subflow:
         return self.writer.wire_bytes(outgoing)
 
     def load(self) -> int:
-        """Bytes before a message that would be posted now."""
+        """Return the bytes that precede a message posted now."""
         return self.on_its_way if self._acknowledged else self.writer.queued_bytes
 
     def stalled(self) -> bool:
+        """Return True if messages are in flight and none was acknowledged for `STALLED_SECONDS`."""
         return bool(self._posted) and self._clock() > self.last_sign + STALLED_SECONDS
 
     def undelivered(self) -> list[Outgoing]:
-        """What may not have arrived, in the order of posting."""
+        """Return the messages that may not have arrived, in the order of posting."""
         return list(self._posted)
 
     async def _send(self) -> None:
+        """Write pieces as they are queued. Reports a broken or blocked stream to the owner."""
         try:
             while True:
                 piece = self._take()
@@ -160,7 +165,7 @@ class Subflow:
         return piece
 
     async def _next(self) -> bytes:
-        """The next piece once there is one; a keep-alive if that takes too long."""
+        """Return the next piece once there is one, or a keep-alive after `KEEPALIVE_SECONDS`."""
         try:
             async with asyncio.timeout(KEEPALIVE_SECONDS):
                 await self._work.wait()
@@ -169,13 +174,14 @@ class Subflow:
         return self._take() or KEEPALIVE
 
     async def _watch(self) -> None:
+        """Read acknowledgements until the stream ends."""
         try:
             while data := await self._reader.read(_READ_BYTES):
-                if self._parting is not None:
+                if self._closing is not None:
                     continue
                 if not self._acknowledged:
                     raise Malformed("bytes on a one-way stream")
-                self._arrived(data)
+                self._acknowledge(data)
             self._other_side_ended("it ended")
         except Malformed as error:
             self._other_side_ended("it answered something else than acknowledgements", error)
@@ -183,18 +189,18 @@ class Subflow:
             self._other_side_ended(f"the stream broke ({error or type(error).__name__})")
 
     def _other_side_ended(self, reason: str, error: Malformed | None = None) -> None:
-        """The other side has ended it: because we did, or by itself."""
-        if self._parting is None:
+        """Handle the end of the stream by the other side, whether it answers our end or not."""
+        if self._closing is None:
             self._owner.broke(self, reason, error)
         else:
-            self._parting.cancel()
+            self._closing.cancel()
             self._stream.transport.abort()
 
-    def _arrived(self, data: bytes) -> None:
-        """Acknowledgements: the newest says all. Raises Malformed."""
-        data = self._half + data
+    def _acknowledge(self, data: bytes) -> None:
+        """Process acknowledgements; only the newest count matters. Raises Malformed."""
+        data = self._incomplete + data
         whole = len(data) - len(data) % _ACKNOWLEDGEMENT.size
-        self._half = data[whole:]
+        self._incomplete = data[whole:]
         if not whole:
             return
         (count,) = _ACKNOWLEDGEMENT.unpack_from(data, whole - _ACKNOWLEDGEMENT.size)
@@ -209,10 +215,9 @@ class Subflow:
             self._owner.acknowledged(outgoing, self.last_sign - self._posted.pop(outgoing))
 
     def close(self, polite: bool) -> None:
-        """End the stream; with `polite` the other side learns that this is meant, unless a message is cut.
-
-        Then it is the other side that ends it: an acknowledgement that comes to a stream with nobody behind
-        it makes p2pd reset the stream, and what was just written is lost (12 of 400 closes)."""
+        """End the stream. With `polite`, the other side learns that this is intended, unless a message is
+        cut. Then the other side ends the connection. An acknowledgement for a stream that is already closed
+        makes p2pd reset it, and the last data written would be lost (12 of 400 closes)."""
         polite = polite and self.writer.between_messages and not self._stream.is_closing()
         for task in self._tasks[:1] if polite else self._tasks:
             if task is not asyncio.current_task():
@@ -221,7 +226,7 @@ class Subflow:
             self._stream.write(self._held + CLOSING)
             self._stream.write_eof()
             cut = self._stream.transport.abort
-            self._parting = asyncio.get_running_loop().call_later(PARTING_SECONDS, cut)
+            self._closing = asyncio.get_running_loop().call_later(PARTING_SECONDS, cut)
         else:
             self._stream.transport.abort()
         self.writer.drop()
@@ -231,7 +236,7 @@ class Subflow:
         return all(task.done() for task in self._tasks)
 
     async def gone(self) -> None:
-        """Wait until nothing of it is left."""
+        """Wait until all tasks have ended and the stream is closed."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with asyncio.timeout(1.0):
@@ -241,7 +246,7 @@ class Subflow:
 
 
 class P2pdLink(BoundedLink):
-    """A link over libp2p streams that we opened: the first, which is the link's life, and subflows."""
+    """A link over libp2p streams that we opened: the first, with which the link ends, and subflows."""
 
     def __init__(
         self,
@@ -254,18 +259,19 @@ class P2pdLink(BoundedLink):
         backlog_bytes: int,
         upload: Upload | None = None,
     ) -> None:
-        """`slow(link)` asks for another subflow; `upload` is what all links together may send."""
+        """Create a link over its first stream. `slow(link)` is called to request another subflow. `upload` is
+        the upload limit shared by all links."""
         super().__init__(peer, lane, backlog_bytes)
         self.addresses = tuple(addresses)
         self._ended, self._slow, self._upload = ended, slow, upload
         self._epoch_began = asyncio.get_running_loop().time()
         self._messages, self._seconds = 0, 0.0
-        """Acknowledged long ones of this epoch, and how long they took together."""
+        """Number of long messages acknowledged in this epoch, and the sum of their times in seconds."""
         self._slow_epochs = 0
         self.repeated = 0
-        """Messages sent again because their subflow broke."""
+        """Number of messages sent again because their subflow broke."""
         self.broke_at = float("-inf")
-        """When a subflow broke, or could not be opened."""
+        """Time when a subflow last broke or could not be opened."""
         self._broken: list[Subflow] = []
         self._subflows = [Subflow(f"{lane} {peer}", stream, lane in ACKNOWLEDGED, self, upload)]
 
@@ -275,16 +281,16 @@ class P2pdLink(BoundedLink):
 
     @property
     def on_its_way(self) -> int:
-        """Bytes that were posted and are not acknowledged."""
+        """Bytes that were posted but not acknowledged."""
         return sum(subflow.on_its_way for subflow in self._subflows)
 
     @property
     def carriers(self) -> list[PeerId]:
-        """Over which there are subflows."""
+        """The carriers over which there are subflows."""
         return [subflow.carrier for subflow in self._subflows if subflow.carrier is not None]
 
     def add(self, carrier: PeerId, stream: Stream) -> None:
-        """One subflow more."""
+        """Add a subflow."""
         name = f"{self.lane} {self.peer} over {carrier}"
         self._subflows.append(Subflow(name, stream, True, self, self._upload, carrier))
 
@@ -300,12 +306,13 @@ class P2pdLink(BoundedLink):
         for subflow in self._subflows:
             subflow.writer.drop()
 
-    # -- of the subflows -------------------------------------------------------------------------------
+    # -- called by the subflows ---------------------------------------------------------------------------
 
     def taken(self) -> None:
         self._wake_waiters()
 
     def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
+        """Time a long message; request another subflow after `SLOW_EPOCHS` slow averages in a row."""
         if outgoing.whole < LONG_BYTES:
             return
         self._messages += 1
@@ -321,7 +328,8 @@ class P2pdLink(BoundedLink):
             self._slow(self)
 
     def broke(self, subflow: Subflow, reason: str, error: WireError | None) -> None:
-        """The link ends with its first stream; what another one did not deliver goes over those left."""
+        """Handle the end of a subflow's stream. The link ends with its first stream. The undelivered messages
+        of any other subflow are sent over the remaining ones."""
         if subflow is self._subflows[0] or error is not None:
             self.fail(reason, error)
         elif subflow in self._subflows:
@@ -337,7 +345,7 @@ class P2pdLink(BoundedLink):
     # -- the end ---------------------------------------------------------------------------------------
 
     def fail(self, reason: str, error: WireError | None = None) -> None:
-        """End the link and say so."""
+        """End the link and notify its owner."""
         self._close(reason, polite=False, told=reason, error=error)
 
     def close(self) -> None:
@@ -352,5 +360,5 @@ class P2pdLink(BoundedLink):
         self._ended(self, told, error)
 
     async def gone(self) -> None:
-        """Wait until nothing of the link is left."""
+        """Wait until all streams of the link are closed."""
         await asyncio.gather(*(subflow.gone() for subflow in [*self._subflows, *self._broken]))

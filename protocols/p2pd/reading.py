@@ -1,8 +1,8 @@
-"""Reads a stream that another peer has opened, to its end or to where its sender goes too far.
+"""Read a stream that another peer opened, until it ends or its sender violates a limit.
 
-A message is handed on a turn of the event loop, so that whatever comes in one read the others have their
-turns; and nothing is read while the sender has had more signatures checked than it may
-(swarmnet/resources/allowances.py): then flow control holds it back, and nothing that it sent is lost.
+One message is delivered per turn of the event loop, so one large read does not starve other streams. Nothing
+is read while the sender has used up its budget of signature checks (swarmnet/resources/allowances.py). Flow
+control then holds the sender back without losing data.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from swarmnet.identifiers import PeerId
 from swarmnet.resources.allowances import PACE_BYTES, PACE_SECONDS, Pace
 
 FIRST_MESSAGE_SECONDS = 10.0
-"""For a stream's first message, and for a greeting of who opened it."""
+"""Timeout in seconds for a stream's first message, and for `Hello` of the peer that opened it."""
 IDLE_SECONDS = 60.0
-"""Three keep-alives missed: the other process is frozen, or the path is dead and libp2p has not noticed."""
+"""Three missed keep-alives: the other process is frozen, or libp2p has not noticed a dead path."""
 UNREAD_BYTES = 64 * 1024
-"""Of acknowledgements that the other side does not read: no honest peer lets 16,000 of them lie."""
+"""Maximum bytes of acknowledgements that the other side has not read: 16,000 of them."""
 LOOK_SECONDS = 0.5
-"""How often a stream that is not read, for its sender has had its checks, is looked at."""
+"""Interval in seconds for checking a stream that is paused because its sender has used up its budget."""
 HELD_BACK_SECONDS = 5.0
-"""In all, of one stream: 250 signatures beyond the 1,024 at once, which the busiest honest peer does not need
-(tests/swarmnet/resources/test_allowances.py computes it). Who wants more is no peer."""
+"""Maximum total pause of one stream in seconds. It amounts to 250 signatures beyond the 1,024 of a burst,
+which the busiest honest peer does not need (computed in tests/swarmnet/resources/test_allowances.py)."""
 CLOSED = "closed by the other side"
 _READ_BYTES = 256 * 1024
 
@@ -37,12 +37,13 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Reading:
-    """One stream, while it is read."""
+    """One stream that is being read."""
 
     def __init__(
         self, intake: Intake, ear: Ear, peer: PeerId, lane: Lane, stream: Stream, introduced: bool = False
     ) -> None:
-        """`introduced`: it has been said whose it is; otherwise a first message and a greeting must come."""
+        """Start reading. `introduced` is True if the sender is already known, otherwise a message and `Hello`
+        must come."""
         self.intake, self.ear, self.peer, self.lane = intake, ear, peer, lane
         self.reader, self.writer = stream
         self.inflow = intake.open(peer, ear, self.writer.transport.abort)
@@ -53,14 +54,15 @@ class Reading:
         self.held_back_seconds = 0.0
 
     async def read(self) -> tuple[WireError | None, str]:
-        """Read it to its end: the error to refuse the peer for, or why the stream ended."""
+        """Read the stream to its end. Returns the error to refuse the peer for, or else why the stream
+        ended."""
         try:
             reason = await self._run()
         except WireError as error:
             return self.inflow.error or error, ""
         except DAEMON_ERRORS as broken:
-            # Whoever closes reads no more: an acknowledgement then finds nobody there, and with that error
-            # asyncio drops what had come and was not read yet, the sender's last word among it.
+            # A peer that closes reads no more, so our acknowledgement fails. With that error asyncio drops
+            # data that had come but was not read yet, such as the sender's last message.
             if self.inflow.frames.closed or isinstance(broken, BrokenPipeError):
                 return self.inflow.error, CLOSED
             return self.inflow.error, f"the stream broke ({broken or type(broken).__name__})"
@@ -69,8 +71,8 @@ class Reading:
         return self.inflow.error, reason
 
     async def _run(self) -> str:
-        """Why the stream ended. Raises WireError if its sender is to be refused."""
-        frames, told = self.inflow.frames, 0
+        """Read until the stream ends, and return why. Raises WireError if its sender must be refused."""
+        frames, acknowledged = self.inflow.frames, 0
         while True:
             until = min(self.idle_until, self.pace.until, self.first_until)
             if self.clock() >= until:  # It writes without a pause, but not what it should.
@@ -92,9 +94,9 @@ class Reading:
             self.pace.came(frames.body_bytes - before, not frames.finished, self.clock())
             if frames.messages and self.inflow.greeted():
                 self.first_until = float("inf")
-            if self.lane in ACKNOWLEDGED and frames.messages != told:
-                told = frames.messages
-                self.writer.write(acknowledgement(told))
+            if self.lane in ACKNOWLEDGED and frames.messages != acknowledged:
+                acknowledged = frames.messages
+                self.writer.write(acknowledgement(acknowledged))
                 if self.writer.transport.get_write_buffer_size() > UNREAD_BYTES:
                     raise Malformed("it does not read what is acknowledged")
         if frames.closed:
@@ -110,9 +112,9 @@ class Reading:
         return f"silent for {IDLE_SECONDS:g} s"
 
     async def _deliver(self, data: bytes) -> None:
-        """Hand on what `data` completes, a message a turn of the loop. Raises WireError."""
+        """Deliver the messages that `data` completes, one per turn of the loop. Raises WireError."""
         for message, body, taken in self.inflow.frames.take(data):
-            await self._afford(len(data))
+            await self._wait_for_budget(len(data))
             if self.ear.receiver is None or self.inflow.error is not None:
                 return
             checked = Checked()
@@ -127,9 +129,9 @@ class Reading:
         if self.inflow.error is not None:
             raise self.inflow.error
 
-    async def _afford(self, waiting_bytes: int) -> None:
-        """Wait until the peer may have signatures checked again. What was read counts as unfinished. Raises
-        Backlog if that takes too long in all."""
+    async def _wait_for_budget(self, waiting_bytes: int) -> None:
+        """Wait until the peer may have more signatures checked. Data already read counts as unfinished
+        meanwhile. Raises Backlog if the total wait is too long."""
         checks, inflow = self.intake.checks, self.inflow
         while not self.intake.closed and (wait := checks.wait(self.peer, self.clock())) > 0:
             inflow.waiting_bytes = waiting_bytes

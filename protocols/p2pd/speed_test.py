@@ -1,13 +1,14 @@
-"""How fast a line is: a few megabytes to or from a peer of the swarm, on a stream of its own.
+"""Measure bandwidth: transfer a few megabytes to or from a peer of the swarm, on a separate stream.
 
     asker     direction u8 (0: up, to the helper; 1: down) | bytes u32
     helper    status u8 (0: go; 1: busy)
-    down: the helper sends the bytes. up: the asker does, and the helper answers each `PART_BYTES` with a u32,
-    how many came so far: what the asker's own buffers take tells nothing about the line.
+    then      down: the helper sends the bytes
+              up: the asker sends the bytes, and the helper answers each `PART_BYTES` with a u32 count
 
-A fresh stream begins slowly (a window of 256 KiB that doubles each round trip), so the rate is that of the
-second half. One measurement at a time, four a minute, two for one peer: 32 MiB a minute is the most it costs.
-What the helper sends is a part of what its owner lets it upload, behind all that trains.
+The count is the number of bytes that the helper has received. Bytes that only the asker's own buffers
+accepted prove nothing. A new stream begins slowly (a window of 256 KiB that doubles each round trip), so the
+rate is that of the second half. Measurements run one at a time, four a minute, two for one peer: at most 32
+MiB a minute. Uploads of the helper stay within its upload limit, with a lower priority than training.
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ from swarmnet.run.manifest import WIRE_VERSION
 
 SPEED_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/speed"
 BYTES = 4 * 1024 * 1024
-"""3.4 s at 10 Mbit/s."""
+"""Bytes of one measurement: 3.4 s at 10 Mbit/s."""
 BYTES_LIMIT = 8 * 1024 * 1024
 PART_BYTES = 64 * 1024
 TURN_BYTES = 16 * 1024
-"""Sent at once where the upload is limited: at 1 Mbit/s gradients wait 0.13 s for it."""
+"""Bytes per turn if the upload is limited: at 1 Mbit/s gradients wait 0.13 s for one."""
 MEASURE_SECONDS = 6.0
-"""A slow line is measured by what came until then."""
+"""Maximum seconds of a measurement. A slow link is measured by the bytes transferred until then."""
 SERVE_SECONDS = 15.0
 REQUEST_SECONDS = 3.0
-"""Until its first bytes: who measures asks as soon as the stream is open, others must not hold the place."""
+"""Timeout for the request in seconds. A peer that measures sends it at once; others must not block the slot.
+"""
 STEP_SECONDS = 10.0
 TURN_SECONDS = 2.0
-"""For the measurement before to end, which its asker does."""
+"""Seconds that a previous measurement, which its asker ends, has to finish."""
 WAITING_LIMIT = 8
-"""Askers that wait for their turn; the next one is hung up on. A stream takes three descriptors, and a
-stranger opens hundreds in a second."""
+"""Maximum number of askers that wait for their turn; further streams are closed. A stream takes three
+descriptors, and an attacker opens hundreds in a second."""
 REFUSED_LIMIT = 8
-"""Askers that have been told "busy" and have not hung up; the next one is hung up on."""
+"""Maximum number of askers with the answer "busy" that have not closed; further streams are closed."""
 PER_MINUTE, PER_PEER = 4, 2
 UP, DOWN = 0, 1
 GO, BUSY = b"\0", b"\1"
@@ -60,14 +62,14 @@ Streams = dict[asyncio.Task[None], asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """So many bytes had come at this time, in seconds."""
+    """The number of bytes received at this time, in seconds."""
 
     seconds: float
     count: int
 
 
 def rate(samples: list[Sample]) -> float:
-    """Bytes per second over the second half of what came; 0 if too little did to tell."""
+    """Return the bytes per second of the second half of the transfer; 0 if there are too few samples."""
     if len(samples) < 2:
         return 0.0
     half = samples[-1].count / 2
@@ -77,11 +79,12 @@ def rate(samples: list[Sample]) -> float:
 
 
 class SpeedService:
-    """The helper's side."""
+    """Serves measurements of other peers."""
 
     def __init__(self) -> None:
         self.upload: Upload | None = None
-        """What all links of this process may send together, measurements among them; None: no limit."""
+        """Upload limit shared by all links of this process, measurements included; None if there is no
+        limit."""
         self._served: deque[tuple[float, str]] = deque()
         self._waiting: Streams = {}
         self._open: Streams = {}
@@ -96,7 +99,7 @@ class SpeedService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream to its end."""
+        """Serve one stream until it ends."""
         task = asyncio.current_task()
         assert task is not None, "hivemind calls a handler in a task of its own"
         try:
@@ -111,13 +114,14 @@ class SpeedService:
                 with _among(self._refused, task, writer):
                     await self._refuse(reader, writer)
         except DAEMON_ERRORS:
-            pass  # It has what it wanted, or its line is too slow for the time there is.
+            pass  # The asker has finished, or its link is too slow for the time limit.
         finally:
             if not self._open:
                 self._free.set()
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one measurement."""
         self._free.clear()
         async with asyncio.timeout(SERVE_SECONDS):
             async with asyncio.timeout(REQUEST_SECONDS):
@@ -136,6 +140,7 @@ class SpeedService:
             await reader.read(1)  # The asker ends it: our end could overtake the answer.
 
     async def _admit(self, peer: str) -> bool:
+        """Return True if this peer may measure now, after waiting for the previous measurement to end."""
         with contextlib.suppress(TimeoutError):  # The asker's own last stream may be ending only now.
             async with asyncio.timeout(TURN_SECONDS):
                 await self._free.wait()
@@ -149,7 +154,7 @@ class SpeedService:
         return True
 
     async def _give(self, writer: asyncio.StreamWriter, count: int) -> None:
-        """At the pace that the peer's owner allows, if there is one."""
+        """Send the bytes, within this peer's upload limit if there is one."""
         if self.upload is None:
             await _send(writer, count)
             return
@@ -166,7 +171,7 @@ class SpeedService:
             writer.write(_COUNT.pack(taken))
 
     async def close(self) -> None:
-        """Cut the streams that are open."""
+        """Cut the open streams."""
         streams = self._waiting | self._open | self._refused
         for writer in streams.values():
             writer.transport.abort()
@@ -175,7 +180,7 @@ class SpeedService:
 
 @contextlib.contextmanager
 def _among(streams: Streams, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Count a stream while it is there."""
+    """Register a stream in `streams` while the context is active."""
     streams[task] = writer
     try:
         yield
@@ -194,8 +199,8 @@ async def _send(writer: asyncio.StreamWriter, count: int) -> None:
 async def measure(
     daemon: Daemon, helper: PeerId, direction: Literal["up", "down"], count: int = BYTES
 ) -> float:
-    """Bytes per second to or from a connected helper, its line's limits included. Raises PeerGone, or Backlog
-    if the helper has measured enough for now."""
+    """Measure the bandwidth to or from a connected helper, and return it in bytes per second. The helper's
+    upload limit is part of it. Raises PeerGone, or Backlog if the helper measured too often recently."""
     reader, writer = await daemon.open_stream(helper, SPEED_PROTOCOL, STEP_SECONDS)
     samples: list[Sample] = []
     try:
@@ -210,7 +215,7 @@ async def measure(
                 else:
                     await _down(reader, count, samples)
         except TimeoutError:
-            pass  # What came until now tells enough.
+            pass  # The bytes received so far suffice.
     except DAEMON_ERRORS as error:
         raise PeerGone(f"{helper} ended the measurement: {error or type(error).__name__}") from None
     finally:
@@ -231,6 +236,7 @@ async def _down(reader: asyncio.StreamReader, count: int, samples: list[Sample])
 async def _up(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[Sample]
 ) -> None:
+    """Send the bytes, and sample the counts that the helper reports."""
     clock = asyncio.get_running_loop().time
 
     async def send() -> None:

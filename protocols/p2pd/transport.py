@@ -1,8 +1,8 @@
 """The `Transport` on p2pd: long-lived raw libp2p streams as one-way links.
 
-The opener writes and keeps one read pending, which is how it learns at once that the other side is gone; the
-acceptor reads. A fresh stream starts with a window of 256 KiB and doubles once per round trip, so links are
-kept (4 MB at 100 ms: 108 ms on a warm stream, 629 ms on a new one).
+The opener writes and keeps one read pending, so that it notices at once when the other side is gone. The
+other side reads. A new stream starts with a window of 256 KiB, which doubles once per round trip. Links are
+therefore kept open (4 MB at 100 ms: 108 ms on a warm stream, 629 ms on a new one).
 """
 
 from __future__ import annotations
@@ -44,60 +44,61 @@ from swarmnet.run.manifest import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
 MOST_SUBFLOWS = 8
-"""Of one peer; two are asked for (multipath_dialer.py)."""
+"""Maximum subflows of one peer; honest peers open two (multipath_dialer.py)."""
 STREAMS = 512
-"""A stranger opened 1 500 silent streams in 1.9 s and took all descriptors (measured)."""
+"""Maximum accepted streams. Without it, an attacker opened 1 500 in 1.9 s and took all descriptors
+(measured)."""
 STREAMS_PER_STRANGER = 8
-"""Of a peer that has not greeted: a link per lane, and as many that it opens anew meanwhile."""
+"""Maximum streams of a peer that has not sent `Hello`: one per lane, and as many that are being reopened."""
 STREAMS_OF_STRANGERS = 256
-"""In all: the others are for those who have greeted."""
+"""Maximum streams of all such peers; the remaining streams are for peers that have sent `Hello`."""
 LANES: tuple[Lane, ...] = get_args(Lane)
 Handler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def protocol_name(lane: Lane) -> str:
-    """The libp2p protocol id of a lane."""
+    """Return the libp2p protocol id of a lane."""
     return f"/swarmnet/{WIRE_VERSION}/{lane}"
 
 
 @dataclass(slots=True)
 class _Subflows:
-    """What a peer has opened to us on an acknowledged lane."""
+    """The streams that a peer has opened to us on an acknowledged lane."""
 
     links: int = 0
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
 
 class P2pdTransport:
-    """`Transport` over p2pd; make it with `start`."""
+    """The `Transport` over p2pd. Create it with `start`."""
 
     def __init__(self, daemon: Daemon, identity: Identity, backlog_bytes: int) -> None:
         self.daemon = daemon
         self.chunks = ChunkService()
-        """Serves chunks of snapshots to the carriers of others."""
+        """Serves chunks of snapshots to the carriers of other peers."""
         self.relays = Relays(daemon)
-        """Slots at relays, for those who cannot dial this peer."""
+        """Slots at relays, for peers that cannot dial this one."""
         self.circuits = RelayService(daemon)
-        """What this peer carries for others, if the options say so."""
+        """Relays circuits for other peers, if the options allow it."""
         self._dialling = Dialling(daemon)
         self._dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
-        """What all links together may send; None: no limit. Set before the first link."""
+        """Upload limit shared by all links; None if there is no limit. Set it before the first link opens."""
         self.speed = SpeedService()
         self.checks = (DialBackService(daemon.peer), self.speed)
-        """What `swarmnet doctor` asks of the peers of a swarm."""
+        """Services that answer `swarmnet doctor` of other peers."""
         self._backlog_bytes = backlog_bytes
         self._intake = Intake()
         self._ear = Ear()
-        """Of the links that are accepted from now on."""
+        """The receiver of links that are accepted from now on."""
         self._links: set[P2pdLink] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._accepted: dict[asyncio.Task[Any], tuple[PeerId, Ear, asyncio.StreamWriter]] = {}
         self._per_peer: Counter[PeerId] = Counter()
         self._seen_at: dict[PeerId, str] = {}
-        """Where the newest accepted link of each of these comes from: a multiaddr."""
+        """The multiaddr from which each peer's newest accepted link comes."""
         self._carried: dict[PeerId, _Subflows] = {}
-        """Of those who have a link on the data lane to us."""
+        """Subflows of the peers that have a link to us on the data lane."""
         self._closed = False
         self._supervisor = asyncio.create_task(self._supervise(), name="links supervisor")
 
@@ -170,7 +171,7 @@ class P2pdTransport:
         self.chunks.find = find
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
-        """See `Transport.carriers`. Each is a p2pd that only dials. Raises CannotStart."""
+        """See `Transport.carriers`. Each carrier is a p2pd that only dials. Raises CannotStart."""
         return await ChunkCarriers.start(
             count,
             replace(LOOPBACK, relay=True),
@@ -180,13 +181,13 @@ class P2pdTransport:
         )
 
     async def ended(self) -> str:
-        """Wait until p2pd has ended, by itself or by `close`; why."""
+        """Wait until p2pd has ended, whether through `close` or not, and return the reason."""
         return await self.daemon.ended()
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> BoundedLink:
-        """See `Transport.open`. Links to oneself do not leave the process."""
+        """See `Transport.open`. A link to this peer itself does not leave the process."""
         if self._closed or self.daemon.end_reason is not None:
             raise PeerGone(f"this peer's own p2pd is not running ({self.daemon.end_reason})")
         if peer == self.peer:
@@ -197,7 +198,7 @@ class P2pdTransport:
         addresses = await self._resolve(addresses)
         left = max(0.0, until - asyncio.get_running_loop().time())
         stream = await self._dialling.stream(peer, protocol_name(lane), addresses, left)
-        # Who is only reached through a relay gets no carriers: they would share the relay's line.
+        # No carriers for a peer that is only reached through a relay: they would share the relay's bandwidth.
         relayed = through_relay(stream.address)
         direct = () if relayed else [each for each in addresses if not is_circuit(each)]
         link = P2pdLink(
@@ -219,6 +220,7 @@ class P2pdTransport:
         return await resolve_dialable(addresses, self.daemon.addresses)
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
+        """Forget a link that has ended, and notify the receiver unless it was closed by us."""
         self._links.discard(link)
         self._dialer.forget(link)
         if not self._closed:
@@ -235,7 +237,7 @@ class P2pdTransport:
     async def _accept(
         self, lane: Lane, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """A stream that `info.peer_id` (proved by its handshake) opened to us."""
+        """Serve a stream that another peer opened; the handshake has proved `info.peer_id`."""
         peer = PeerId(info.peer_id.to_base58())
         ear = self._ear
         if ear.receiver is None or self._closed:
@@ -266,7 +268,8 @@ class P2pdTransport:
     async def _accept_subflow(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """A carrier opened a stream: it says for whom, who has a link on the data lane here."""
+        """Serve a subflow that a carrier opened. The peer it acts for must have a link on the data lane
+        here."""
         carrier, ear = PeerId(info.peer_id.to_base58()), self._ear
         if ear.receiver is None or self._closed:
             writer.transport.abort()
@@ -289,7 +292,7 @@ class P2pdTransport:
                 finally:
                     subflows.writers.discard(writer)
         except DAEMON_ERRORS:
-            return  # It has gone, or says nothing.
+            return  # It has gone, or sends nothing.
         except WireError as refused:
             error = refused
         if error is not None and not self._closed:
@@ -297,7 +300,8 @@ class P2pdTransport:
 
     @contextlib.contextmanager
     def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, ear: Ear) -> Iterator[bool]:
-        """Count an accepted stream while it is open; False if there are too many. Closes it at the end."""
+        """Count an accepted stream while it is open, and close it at the end. Yields False if there are too
+        many."""
         task, strange = asyncio.current_task(), not ear.terms.greeted(peer)
         most = STREAMS_PER_STRANGER if strange else STREAMS_PER_PEER
         full = len(self._accepted) >= STREAMS or (strange and self._strangers() >= STREAMS_OF_STRANGERS)
@@ -319,11 +323,11 @@ class P2pdTransport:
             writer.transport.abort()
 
     def _strangers(self) -> int:
-        """Open streams of those who have not greeted."""
+        """Return the number of open streams of peers that have not sent `Hello`."""
         return sum(not ear.terms.greeted(peer) for peer, ear, _ in self._accepted.values())
 
     def _cut_subflows(self, peer: PeerId, subflows: _Subflows) -> None:
-        """A link of this peer has ended; with the last of them end its subflows."""
+        """Handle the end of a peer's link. Its subflows end with its last link."""
         subflows.links -= 1
         if subflows.links == 0:
             del self._carried[peer]
@@ -331,7 +335,8 @@ class P2pdTransport:
                 writer.transport.abort()
 
     def _drop_accepted(self) -> list[asyncio.Task[Any]]:
-        """Cut all streams of others: their tasks read an end. Cancelling them makes asyncio 3.11 complain."""
+        """Cut all accepted streams: their tasks read an end. Cancelling the tasks makes asyncio 3.11
+        complain."""
         for *_, writer in self._accepted.values():
             writer.transport.abort()
         return list(self._accepted)
@@ -343,7 +348,7 @@ class P2pdTransport:
         self._drop_accepted()
 
     async def close(self) -> None:
-        """End all links and p2pd. May be called again."""
+        """End all links and p2pd. May be called more than once."""
         if self._closed:
             return
         links = list(self._links)

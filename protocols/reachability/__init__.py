@@ -1,1 +1,1 @@
-"""How peers that nobody can dial are reached: relays, dial-back, fresh dials."""
+"""Reach peers that cannot be dialled directly: relays, dial-back checks, and fresh dials."""

@@ -1,7 +1,7 @@
-"""Circuits: libp2p's circuit relay v2 as bytes, and a slot reserved at a relay.
+"""Encode libp2p's circuit relay v2 messages, and reserve a slot at a relay.
 
-A peer that nobody can dial keeps a connection to a relay, and has a *slot* reserved there; others dial it
-through the relay. What goes through is encrypted from end to end: the relay carries bytes. Each message is an
+A peer that cannot be dialled keeps a connection to a relay and reserves a *slot* there. Others dial it
+through the relay. The traffic is encrypted end to end, so the relay only carries bytes. Each message is an
 unsigned varint length and a protobuf (github.com/libp2p/specs, relay/circuit-v2).
 
     hop    type 1: RESERVE 0, CONNECT 1, STATUS 2 | peer 2 | reservation 3 | limit 4 | status 5
@@ -28,21 +28,22 @@ HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
 PING_PROTOCOL = "/ipfs/ping/1.0.0"
 MESSAGE_LIMIT = 4096
-"""Bytes; as go-libp2p's."""
+"""Maximum size of a message in bytes, as in go-libp2p."""
 HOP_RESERVE, HOP_CONNECT, HOP_STATUS = 0, 1, 2
 STOP_CONNECT, STOP_STATUS = 0, 1
 OK, REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION, MALFORMED = 100, 200, 201, 203, 204, 400
 NO_LIMIT = {1: 0, 2: 0}
-"""Told all the same: a circuit with a limit is one that libp2p leaves for a direct connection."""
+"""The limit field for unlimited circuits. It is sent because libp2p leaves a circuit with a limit field for a
+direct connection."""
 STEP_SECONDS = 10.0
-"""For a message to come."""
+"""Timeout for a message in seconds."""
 LEAST_BYTES = 1 << 30
-"""A circuit that carries less each way is cut within minutes. p2pd's own relay mostly carries 128 KiB
-(relay_service.py)."""
+"""Minimum bytes each way of a useful circuit; one that carries less is cut within minutes. p2pd's own relay
+mostly carries 128 KiB (relay_service.py)."""
 _VARINT, _BYTES = 0, 2
 
 Fields = dict[int, Any]
-"""A message by field number: whole numbers, bytes, or further fields."""
+"""A message by field number. Values are integers, bytes, or nested fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,20 @@ class Reservation:
     """A slot at a relay."""
 
     expires: float
-    """Seconds since 1970, on the relay's clock; 0: it did not say."""
+    """Expiry in seconds since 1970 on the relay's clock; 0 if the relay did not report it."""
     most_bytes: int
-    """What a circuit carries each way; 0: without limit."""
+    """Bytes that a circuit carries each way; 0 if there is no limit."""
 
 
 def encode(fields: Fields) -> bytes:
-    """A message with its length."""
+    """Return the encoded message with its length."""
     data = _body(fields)
     return _varint(len(data)) + data
 
 
 def decode(data: bytes) -> Fields:
-    """The fields of a message, of each number the last. Malformed if it is none."""
+    """Return the fields of a message; of repeated fields, the last. Raises Malformed if it is not a
+    message."""
     message = Empty()
     try:
         message.ParseFromString(data)
@@ -73,7 +75,7 @@ def decode(data: bytes) -> Fields:
 
 
 async def read_fields(reader: asyncio.StreamReader, seconds: float = STEP_SECONDS) -> Fields:
-    """The next message. Malformed, TooLarge, or PeerGone when none comes within `seconds`."""
+    """Read the next message. Raises Malformed or TooLarge, or PeerGone if none comes within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             length = shift = 0
@@ -90,7 +92,7 @@ async def read_fields(reader: asyncio.StreamReader, seconds: float = STEP_SECOND
 
 
 def number_in(fields: Fields, key: int) -> int:
-    """A whole number; 0 if it is not there. Malformed for anything else."""
+    """Return an integer field, or 0 if it is missing. Raises Malformed if it has another type."""
     value = fields.get(key, 0)
     if not isinstance(value, int):
         raise Malformed("a number is missing in a message of a relay")
@@ -98,7 +100,7 @@ def number_in(fields: Fields, key: int) -> int:
 
 
 def peer_in(fields: Fields) -> PeerId:
-    """Whom a CONNECT is for. Malformed if that is no Ed25519 peer id."""
+    """Return the target of a CONNECT. Raises Malformed if it is not an Ed25519 peer id."""
     raw = _part(fields, 2).get(1)
     if not isinstance(raw, bytes) or len(raw) != 38:
         raise Malformed("a circuit to a peer without an Ed25519 key")
@@ -106,12 +108,12 @@ def peer_in(fields: Fields) -> PeerId:
 
 
 def peer_field(peer: PeerId) -> Fields:
-    """How a message names a peer."""
+    """Return the fields by which a message names a peer."""
     return {1: PeerID.from_base58(peer).to_bytes()}
 
 
 async def reserve(daemon: Daemon, relay: PeerId) -> Reservation:
-    """Reserve a slot at a connected relay, or prolong it. PeerGone if it has none for us; Malformed."""
+    """Reserve or renew a slot at a connected relay. Raises PeerGone if it has none for us, or Malformed."""
     reader, writer = await daemon.open_stream(relay, HOP_PROTOCOL, STEP_SECONDS)
     try:
         writer.write(encode({1: HOP_RESERVE}))
@@ -135,6 +137,7 @@ def _part(fields: Fields, key: int) -> Fields:
 
 
 def _body(fields: Fields) -> bytes:
+    """Return the protobuf encoding of fields, without the length."""
     data = b""
     for key, value in fields.items():
         if isinstance(value, int):

@@ -1,13 +1,13 @@
-"""Dial-back: a peer asks another whether the addresses it announces lead to it, seen from there.
+"""Dial-back: a peer lets another one check whether the addresses that it announces lead to it.
 
     on a stream of /swarmnet/1/dial-back, each part: length u16 | a MessagePack array
     helper    Greeting   a challenge, and the address the asker was seen at
     asker     Ask        whose addresses, and their signature, which covers the challenge and the helper's key
     helper    Answer     what was met at each address
 
-The signature lets a program ask for a peer that runs already with the same key, and makes whoever sends
-helpers to dial strangers answer for it. What a helper refuses to dial:
-protocols/reachability/dial_back_service.py.
+With the signature, a separate program can ask on behalf of a running peer with the same key. It also makes an
+asker accountable for the dials that it causes. protocols/reachability/dial_back_service.py lists what a
+helper refuses to dial.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from swarmnet.run.manifest import WIRE_VERSION
 
 DIAL_BACK_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/dial-back"
 PART_LIMIT = 8192
-"""Bytes of one part; eight outcomes with their details are 4 300 at most."""
+"""Maximum size of one part in bytes; eight outcomes with their details take 4 300 at most."""
 STEP_SECONDS = 10.0
-"""For a part to come that costs the other side nothing."""
+"""Timeout in seconds for a part that costs the other side nothing."""
 ANSWER_SECONDS = START_SECONDS + DIAL_SECONDS + STEP_SECONDS
 CHALLENGE_BYTES = 16
 _DOMAIN = b"swarmnet dial-back 1\0"
@@ -43,24 +43,30 @@ _LENGTH = struct.Struct(">H")
 
 
 class Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What goes over the stream."""
+    """Base class of the messages on the stream."""
 
 
 class Greeting(Part, frozen=True):
+    """The helper's first message."""
+
     challenge: Annotated[bytes, Meta(min_length=CHALLENGE_BYTES, max_length=CHALLENGE_BYTES)]
     observed: Annotated[str, Meta(max_length=200)]
     """The multiaddr at the other end of the connection; empty if that is a relay's."""
 
 
 class Ask(Part, frozen=True):
+    """The asker's signed request to dial `addresses`."""
+
     peer: Name
     addresses: Annotated[tuple[Address, ...], Meta(min_length=1, max_length=ADDRESSES)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
 class Answer(Part, frozen=True):
+    """The helper's answer with the outcomes."""
+
     code: Literal["done", "busy", "unable"]
-    """busy: asked too often, by this address or by all; unable: no py-libp2p there."""
+    """busy: asked too often, by this address or by all; unable: py-libp2p is not installed there."""
     dialled: Annotated[tuple[Dialled, ...], Meta(max_length=ADDRESSES)]
 
 
@@ -69,7 +75,7 @@ SomePart = TypeVar("SomePart", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """What a helper answered."""
+    """The result of a dial-back."""
 
     observed: str
     code: Literal["done", "busy", "unable"]
@@ -77,7 +83,8 @@ class DialBack:
 
 
 def statement(challenge: bytes, helper: PeerId, peer: PeerId, addresses: Sequence[str]) -> bytes:
-    """What the owner of the addresses signs. ValueError if an id holds no Ed25519 key."""
+    """Return the statement that the owner of the addresses signs. Raises ValueError if an id has no Ed25519
+    key."""
     listed = hashlib.sha256("\n".join(addresses).encode()).digest()
     return b"".join((_DOMAIN, challenge, public_key_bytes(helper), public_key_bytes(peer), listed))
 
@@ -88,7 +95,7 @@ def encode(part: Part) -> bytes:
 
 
 async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds: float) -> SomePart:
-    """The next part of a stream. Malformed, or PeerGone when none comes within `seconds`."""
+    """Read the next part of a stream. Raises Malformed, or PeerGone if none comes within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -107,8 +114,9 @@ async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds:
 async def ask_dial_back(
     daemon: Daemon, helper: PeerId, identity: Identity, addresses: Callable[[str], Sequence[str]]
 ) -> DialBack:
-    """Ask a connected helper to dial what `addresses(observed address)` names, at most `ADDRESSES`, and see
-    whether `identity` answers there; nothing is asked if it names none. Raises PeerGone or Malformed."""
+    """Let a connected helper dial addresses, and return whether `identity` answers there. `addresses(observed
+    address)` returns the addresses, of which at most `ADDRESSES` are used. If it returns none, nothing is
+    requested. Raises PeerGone or Malformed."""
     reader, writer = await daemon.open_stream(helper, DIAL_BACK_PROTOCOL, STEP_SECONDS)
     try:
         greeting = await read_part(reader, Greeting, STEP_SECONDS)

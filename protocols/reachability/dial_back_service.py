@@ -1,11 +1,12 @@
-"""The helper's side of a dial-back: what it dials for others, how often, and what it never dials.
+"""The helper's side of a dial-back: which addresses it dials for others, and how often.
 
-An address is dialled if its owner signed it, and if
-- it is IP (or a name, looked up here) with TCP and a port, and nothing behind it;
-- its IP is the one the asker was seen at, or in the same IPv6 /64: no asker makes this peer knock at the
-  doors of a third party, or of its own network.
-Four requests a minute in all and two from one IP, one at a time, eight addresses each: whoever sends helpers
-to knock at strangers' gets fewer knocks out of it than the packets it takes to ask.
+An address is dialled if its owner signed it, and if it meets both conditions:
+- It is an IP (or a name, resolved here) with a TCP port, and nothing after it.
+- Its IP is the one at which the asker was seen, or in the same IPv6 /64. Thus no asker can make this peer
+  dial a third party or its own network.
+
+At most four requests a minute are served, two from one IP, one at a time, with eight addresses each. An
+attacker that abuses helpers to dial others thus causes fewer dials than the packets that it must send.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from swarmnet.membership.address_ranges import IP, NAME_KINDS, ip_of
 
 REQUESTS_PER_MINUTE, REQUESTS_PER_IP = 4, 2
 STREAMS = 8
-"""Open at once; a stream costs a socket and nothing else until its signature is checked."""
+"""Maximum open streams. Until its signature is checked, a stream costs only a socket."""
 OWN_BITS = 64
-"""Of an IPv6 address: a host has several in its subnet, and calls from a temporary one, RFC 8981."""
+"""Prefix length of an IPv6 host: it has several addresses and calls from a temporary one (RFC 8981)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an address leads."""
+    """The target of an address."""
 
     host: str
     """An IP, or a name."""
@@ -55,7 +56,7 @@ class Place:
 
 
 def place_of(address: str) -> Place | None:
-    """Host and port of a multiaddr that is one of TCP and nothing more; else None."""
+    """Return host and port of a multiaddr that is plain TCP, else None."""
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
@@ -71,27 +72,27 @@ def place_of(address: str) -> Place | None:
 
 
 def observed_ip(address: str) -> IP | None:
-    """The IP at the other end of a direct connection."""
+    """Return the IP at the other end of a direct connection, or None if it is not direct."""
     parts = address.split("/")
     direct = len(parts) >= 3 and parts[1] in ("ip4", "ip6") and "p2p-circuit" not in parts
     return ip_of(parts[2]) if direct else None
 
 
 def may_dial(ip: IP, asker: IP | None) -> bool:
-    """Whether this peer dials `ip` for an asker that was seen at `asker`: the same host, as far as addresses
-    show it."""
+    """Return True if this peer may dial `ip` for an asker that was seen at `asker`. Both must be the same
+    host, as far as addresses can show."""
     if asker is None or ip.version != asker.version:
         return False
     return ip == asker or (ip.version == 6 and ip in ip_network((asker, OWN_BITS), strict=False))
 
 
 class DialBackService:
-    """Answers on streams that others open."""
+    """Answers dial-back requests on streams that others open."""
 
     def __init__(
         self, peer: PeerId, dials: Dials = dial, able: Callable[[], bool] = can_dial, names: LookUp = look_up
     ) -> None:
-        """`peer`: this one."""
+        """Create the service. `peer` is this peer."""
         self._peer, self._dials, self._able, self._look_up = peer, dials, able, names
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._work: asyncio.Task[tuple[Dialled, ...]] | None = None
@@ -104,7 +105,7 @@ class DialBackService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream to its end."""
+        """Serve one stream until it ends."""
         task = asyncio.current_task()
         if len(self._open) >= STREAMS or task is None:
             writer.transport.abort()
@@ -121,6 +122,7 @@ class DialBackService:
             writer.transport.abort()
 
     async def _answer(self, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the greeting, check the request, and send the answer."""
         asker = observed_ip(seen)
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
         writer.write(encode(Greeting(challenge, seen if asker is not None else "")))
@@ -146,6 +148,7 @@ class DialBackService:
             await writer.drain()
 
     def _admit(self, asker: IP | None) -> bool:
+        """Return True if a request from this IP is allowed now, and count it."""
         now = asyncio.get_running_loop().time()
         while self._asked and self._asked[0][0] < now - 60.0:
             self._asked.popleft()
@@ -156,7 +159,7 @@ class DialBackService:
         return True
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str], asker: IP | None) -> tuple[Dialled, ...]:
-        """Each address: what was met there, or why it was not dialled."""
+        """Dial each address. Returns what answered there, or why it was not dialled."""
         reasons: dict[str, str] = {}
         plain: dict[str, str] = {}
         for address in dict.fromkeys(addresses):
@@ -185,7 +188,7 @@ class DialBackService:
         return tuple(dialled)
 
     async def close(self) -> None:
-        """Cut all streams; what is being dialled is given up."""
+        """Cut all streams and abandon running dials."""
         if self._work is not None:
             self._work.cancel()
         for writer in self._open.values():  # Cancelling their tasks makes asyncio 3.11 complain.

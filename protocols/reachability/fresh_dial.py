@@ -1,7 +1,8 @@
-"""Fresh dials: a short-lived process that has met nobody (fresh_dial_program.py) tells what is at an address.
+"""Fresh dials: a short-lived process without connections (fresh_dial_program.py) reports what is at an
+address.
 
-A peer that asks its own p2pd reaches whoever is connected to it already, wherever that one listens or not. So
-says hivemind's own check: it finds everybody reachable (docs/decisions/0010-dial-back.md).
+A peer's own p2pd reaches every peer that is already connected, whether it listens or not. For the same reason
+hivemind's own check considers every peer reachable (docs/decisions/0010-dial-back.md).
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from protocols.fields import Name, Seconds
 from swarmnet.identifiers import PeerId
 
 Outcome = Literal["reached", "refused", "silent", "no_way", "other_peer", "not_libp2p", "not_tried", "failed"]
-"""reached: its key answered. refused: the machine answers, nothing listens. silent: no answer at all. no_way:
-no route. other_peer: another key answered. not_libp2p: something else did. not_tried: against the rules.
-failed: the dial itself broke, which says nothing about the address."""
+"""Outcome of a dial.
+
+- reached: the peer's key answered; other_peer: another key answered; not_libp2p: another program answered.
+- refused: the host answers, but nothing listens; silent: no answer at all; no_way: no route.
+- not_tried: the rules forbid it; failed: the dial itself broke, which says nothing about the address."""
 Address = Annotated[str, Meta(max_length=200, pattern=r"^/[!-~]+$")]
 ADDRESSES = 8
-"""Dialled for one request, all at once."""
+"""Maximum number of addresses dialled for one request, all at once."""
 DIAL_SECONDS = 5.0
-"""Of one dial. A SYN that was lost is sent again after 1 s and 3 s."""
+"""Timeout of one dial in seconds. A lost SYN is sent again after 1 s and 3 s."""
 START_SECONDS = 30.0
-"""py-libp2p is imported in 0.7 s on a free machine, 4.4 s were seen on a loaded one."""
+"""Timeout for starting. Importing py-libp2p takes 0.7 s on an idle machine and took 4.4 s on a loaded one."""
 _PROGRAM = Path(__file__).with_name("fresh_dial_program.py")
 _ANSWER_BYTES = 16 * 1024
 
 
 class Dialled(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was met at one address."""
+    """The outcome at one address."""
 
     address: Address
     outcome: Outcome
     detail: Annotated[str, Meta(max_length=300)]
-    """For people; of `other_peer`: its peer id."""
+    """Text for people; for `other_peer`, its peer id."""
     seconds: Seconds
 
 
@@ -54,7 +57,7 @@ class _Line(Struct, frozen=True):
 
 
 class Dial(Struct, frozen=True):
-    """What the program is told."""
+    """The input of the program."""
 
     peer: Name
     addresses: Sequence[str]
@@ -62,18 +65,18 @@ class Dial(Struct, frozen=True):
 
 
 Dials = Callable[[PeerId, Sequence[str]], Awaitable[tuple[Dialled, ...]]]
-"""`dial` below, or a stand-in: the outcome of each address, in the order asked."""
+"""`dial` below, or a stand-in. Returns the outcome of each address in the order given."""
 
 
 def can_dial() -> bool:
-    """Whether py-libp2p is installed (the extra `libp2p`)."""
+    """Return True if py-libp2p is installed (the extra `libp2p`)."""
     return all(importlib.util.find_spec(name) is not None for name in ("libp2p", "trio", "multiaddr"))
 
 
 async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM) -> tuple[Dialled, ...]:
-    """Dial every address as a stranger would, and see whether `peer` answers there. IP addresses with TCP.
-
-    Takes at most `START_SECONDS` + `DIAL_SECONDS`; what is not told by then has `failed`. Never raises."""
+    """Dial every address as an unconnected peer would, and check whether `peer` answers there. Addresses must
+    be IP addresses with TCP. Takes at most `START_SECONDS` + `DIAL_SECONDS`; unreported addresses then have
+    `failed`. Never raises."""
     found: dict[str, Dialled] = {}
     why = "the process that dials could not be started"
     with contextlib.suppress(OSError):
@@ -95,7 +98,8 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
 
 
 async def _listen(process: asyncio.subprocess.Process, task: Dial, found: dict[str, Dialled]) -> str:
-    """Take its lines as they come, so that one address at which it falls spoils no other; why it ended."""
+    """Collect the program's result lines as they come, and return why it ended. If the program fails at one
+    address, the results of the others are thus kept."""
     assert process.stdin is not None, "it was made so"
     assert process.stdout is not None, "it was made so"
     with contextlib.suppress(OSError):
@@ -103,8 +107,8 @@ async def _listen(process: asyncio.subprocess.Process, task: Dial, found: dict[s
         process.stdin.close()
     while line := await process.stdout.readline():
         try:
-            told = msgspec.json.decode(line, type=_Line)
+            result = msgspec.json.decode(line, type=_Line)
         except msgspec.MsgspecError:
             return "the process that dials said something strange"
-        found[told.address] = Dialled(told.address, told.outcome, told.detail[:300], told.seconds)
+        found[result.address] = Dialled(result.address, result.outcome, result.detail[:300], result.seconds)
     return f"the process that dials ended with code {await process.wait()}"

@@ -1,11 +1,12 @@
-"""A program: dials addresses with py-libp2p, each on a connection of its own, and says what was met there.
+"""A program that dials addresses with py-libp2p, each on a new connection, and prints what answered there.
 
     python fresh_dial_program.py < {"peer": "12D3Koo...", "addresses": ["/ip4/.../tcp/..."], "seconds": 5}
     > {"address": "/ip4/...", "outcome": "reached", "detail": "...", "seconds": 0.03}     a line per address
 
-py-libp2p is an implementation of libp2p that shares nothing with p2pd, and this process has met nobody: what
-it reaches, anyone reaches. It runs apart from the peer because its protobuf definitions collide with those of
-hivemind in one process, because it is trio's, and because what it dials is hostile. Imports nothing of ours.
+py-libp2p is a libp2p implementation independent of p2pd, and this process has no connections. Therefore any
+peer can reach what it reaches. It is a separate process because its protobuf definitions collide with
+hivemind's, because it uses trio, and because the dialled hosts may be hostile. It imports nothing of
+swarmnet.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from multiaddr import Multiaddr
 from noise.exceptions import NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError
 
 MEMORY_BYTES = 1 << 30
-"""Of address space; it takes 0.4 GB. Whoever is dialled may answer with a flood."""
+"""Limit of the address space; normally 0.4 GB are used. A dialled host may answer with a flood."""
 CLOSE_SECONDS = 1.0
 NICENESS = 10
-"""The peer that starts this has training to do."""
+"""Low priority, because the peer that starts this program is training."""
 FOREIGN = (
     BaseLibp2pError, OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, LookupError,
     MemoryError, OverflowError, InvalidSignature, InvalidTag, DecodeError, NoiseHandshakeError,
     NoiseInvalidMessage, NoiseValueError, trio.BrokenResourceError, trio.ClosedResourceError,
 )  # fmt: skip
-"""What a stranger's bytes were seen to raise (a length near 2^63: OverflowError), or can."""
+"""Exceptions that untrusted bytes can raise or were seen to raise (a length near 2^63: OverflowError)."""
 REFUSED = {errno.ECONNREFUSED: "refused", errno.ECONNRESET: "refused"}
 NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
 async def meet(address: str, peer: str) -> tuple[str, str]:
-    """Dial, shake hands: (outcome, what was seen). Outcomes as in dial_back.py."""
+    """Dial and shake hands. Returns (outcome, details); outcomes are those of fresh_dial.py."""
     try:
         connection = await TCP().dial(Multiaddr(address))
     except (OpenConnectionError, OSError, ValueError) as error:
@@ -72,6 +73,7 @@ async def meet(address: str, peer: str) -> tuple[str, str]:
 
 
 def _not_connected(error: BaseException) -> tuple[str, str]:
+    """Return outcome and details of a failed TCP connection."""
     codes = {code for cause in _causes(error) if (code := getattr(cause, "errno", None))}
     for code in codes:
         if code in REFUSED:

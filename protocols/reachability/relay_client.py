@@ -1,8 +1,8 @@
-"""Slots at relays, kept by a peer that others may not be able to dial (circuit_relay.py).
+"""Keep slots at relays for a peer that others may not be able to dial (circuit_relay.py).
 
-A peer cannot see from inside whether others get in, so it reserves whether or not it is firewalled: a slot
-costs the relay next to nothing while nobody dials through it, and who dials tries the direct addresses first
-(p2pd/connect.py). A slot is of no use when its connection has ended, so a ping keeps watch on that.
+A peer cannot detect from inside whether others can dial it, so it reserves slots even without a firewall. An
+unused slot costs the relay almost nothing, and dialling peers try the direct addresses first
+(p2pd/connect.py). A slot is useless once its connection has ended, so a ping watches the connection.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from protocols.reachability.circuit_relay import PING_PROTOCOL, STEP_SECONDS, re
 from swarmnet.identifiers import PeerId
 
 MOST_RELAYS = 3
-"""One is enough; each more is a way in when others are gone, and two addresses in the record."""
+"""Maximum number of relays. One is enough; each more is a fallback and adds two addresses to the record."""
 ADDRESSES_PER_RELAY = 2
 PING_BYTES = 32
 PING_SECONDS = 10.0
-"""go-libp2p ends a ping stream after 60 s of silence."""
+"""Ping interval in seconds. go-libp2p ends a ping stream after 60 s of silence."""
 RENEW_SECONDS = 900.0
-"""Well within the hour that a slot lasts."""
+"""Renewal interval in seconds, well within the hour that a slot lasts."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 
 Tell = Callable[[str, PeerId, Sequence[str]], None]
-"""(event, text for people, further fields)"""
+"""Called with (text for people, relay, addresses through it)."""
 
 
 def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
-    """The peers that can be relays for others on other machines, with their addresses."""
+    """Return the peers that can be relays for peers on other machines, with their addresses."""
     relays: dict[PeerId, list[str]] = {}
     for multiaddr in multiaddrs:
         if is_circuit(multiaddr) or multiaddr.startswith(("/ip4/127.", "/ip6/::1/")):
@@ -44,18 +44,18 @@ def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
 
 
 def circuits_through(multiaddrs: Sequence[str]) -> tuple[str, ...]:
-    """The addresses that anybody has who has a slot at one of these."""
+    """Return the circuit addresses of any peer that has a slot at one of these relays."""
     relays = usable(multiaddrs).items()
     return tuple(circuit(address, relay) for relay, addresses in relays for address in addresses)
 
 
 def circuit(address: str, relay: PeerId) -> str:
-    """Through a relay at this address, without the other peer's own /p2p/ part."""
+    """Return the address through a relay at `address`, without the target peer's own /p2p/ part."""
     return f"{address}/p2p/{relay}/p2p-circuit"
 
 
 class Relays:
-    """The slots of one peer; `use` begins."""
+    """The slots of one peer. Start with `use`."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -67,17 +67,17 @@ class Relays:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs through the relays, without the own /p2p/ part."""
+        """Multiaddrs through the relays, without this peer's own /p2p/ part."""
         return tuple(address for slot in self._slots.values() for address in slot)
 
     def use(self, multiaddrs: Sequence[str], tell: Tell) -> None:
-        """Keep a slot at each of these that has one, for as long as this lives."""
+        """Keep a slot at each of these relays that has one, for the lifetime of this object."""
         for relay, addresses in usable(multiaddrs).items():
             keeping = self._keep(relay, addresses, tell)
             self._tasks.append(asyncio.create_task(keeping, name=f"relay {relay}"))
 
     async def first(self, seconds: float) -> bool:
-        """Whether there is a slot, at the latest after `seconds`."""
+        """Wait up to `seconds` for the first slot. Returns True if there is one."""
         if not self._tasks:
             return False
         try:
@@ -88,8 +88,9 @@ class Relays:
         return True
 
     async def _keep(self, relay: PeerId, addresses: Sequence[str], tell: Tell) -> None:
+        """Reserve and renew a slot at one relay, with growing pauses after failures."""
         pause = FIRST_PAUSE_SECONDS
-        told = ""
+        reported = ""
         while True:
             try:
                 await self._daemon.connect(relay, addresses, STEP_SECONDS)
@@ -101,21 +102,21 @@ class Relays:
                     through = self._slots[relay]
                     text = f"who cannot dial this peer directly reaches it through {through[0]}"
                     tell(text, relay, through)
-                    pause, told = FIRST_PAUSE_SECONDS, ""
+                    pause, reported = FIRST_PAUSE_SECONDS, ""
                 await self._watch(relay)
                 continue  # It is time to renew it.
             except (WireError, *DAEMON_ERRORS) as error:
                 why = str(error) or type(error).__name__
             if self._slots.pop(relay, None) is not None:
                 self.moved()
-            if why != told:
-                told = why
+            if why != reported:
+                reported = why
                 tell(f"nobody reaches this peer through {relay} now: {why}", relay, ())
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
     async def _watch(self, relay: PeerId) -> None:
-        """Return when the slot is to be renewed. Raises PeerGone when the connection is no more."""
+        """Return when the slot must be renewed. Raises PeerGone when the connection has ended."""
         reader, writer = await self._daemon.open_stream(relay, PING_PROTOCOL, STEP_SECONDS)
         clock = asyncio.get_running_loop().time
         until = clock() + RENEW_SECONDS
@@ -123,13 +124,13 @@ class Relays:
             while clock() < until:
                 try:
                     async with asyncio.timeout(PING_SECONDS):
-                        unasked = await reader.read(PING_BYTES)
+                        data = await reader.read(PING_BYTES)
                 except TimeoutError:
                     writer.write(bytes(PING_BYTES))
                     async with asyncio.timeout(STEP_SECONDS):
                         await reader.readexactly(PING_BYTES)
                 else:
-                    raise PeerGone("it speaks unasked" if unasked else "its connection has ended")
+                    raise PeerGone("it speaks unasked" if data else "its connection has ended")
         finally:
             writer.transport.abort()
 

@@ -1,12 +1,13 @@
-"""The relay's side of circuits (circuit_relay.py): what a bootstrap carries for peers that nobody can dial.
+"""The relay's side of circuits (circuit_relay.py): a bootstrap relays traffic for peers that cannot be
+dialled.
 
-p2pd has a relay of its own, but a race at its start settles with which limits: 128 KiB and two minutes a
-circuit, or 4 GiB and half an hour (it registers two, the last one counts). This one takes its place: no limit
-on a circuit, a share in its owner's upload limit, and a count of what it carries.
+On its own, p2pd registers two relays, and a race at its start decides which one counts. Their limits are 128
+KiB and two minutes a circuit, or 4 GiB and half an hour. This service replaces them. It does not limit
+circuits, shares its owner's upload limit, and counts the traffic.
 
-Who may have a slot: anybody, while there are some. What a stranger can make of it: circuits to those who have
-asked to be reached, CIRCUITS_PER_PEER at a time, CIRCUITS_PER_RANGE with all others of its address range.
-Which circuit gives way when there are too many is swarmnet/resources/circuit_table.py's decision.
+Any peer may reserve a slot while some are free. An attacker can only open circuits to peers that reserved a
+slot: `CIRCUITS_PER_PEER` at a time, and `CIRCUITS_PER_RANGE` together with all others of its address range.
+If there are too many, swarmnet/resources/circuit_table.py decides which circuit is closed.
 """
 
 from __future__ import annotations
@@ -53,29 +54,29 @@ from swarmnet.membership.address_ranges import range_of
 from swarmnet.resources.circuit_table import CircuitLimits, CircuitTable, NoCircuit, gives_way
 
 SLOTS = 1024
-"""A slot is an entry here and a connection that stands anyway, to the directory."""
+"""Maximum number of slots. A slot is an entry here and a connection that exists anyway, for the DHT."""
 SLOTS_PER_RANGE = 64
-"""Of one /24 or /48, where strangers make themselves keys; a provider's shared address has room."""
+"""Maximum slots of one /24 or /48, because keys are free to create. A provider's shared address fits."""
 SLOT_SECONDS = 3600.0
-"""As go-libp2p's."""
+"""Life of a slot in seconds, as in go-libp2p."""
 CIRCUITS = 256
-"""Two descriptors here and four in p2pd each: a third of OPEN_FILES."""
+"""Maximum number of circuits. Each takes two descriptors here and four in p2pd: a third of `OPEN_FILES`."""
 CIRCUITS_PER_PEER = 32
-"""Open from or to one peer: ten neighbours in its group, and some of the stages next to it."""
+"""Maximum circuits from or to one peer: ten neighbours in its group, and some of the adjacent stages."""
 CIRCUITS_PER_RANGE = CIRCUITS // 4
-"""Opened from one /24 or /48, as many as it may have slots: four networks fill a relay, then the newest give
-way."""
+"""Maximum circuits opened from one /24 or /48, equal to its maximum of slots. Four networks can fill a relay;
+then the newest circuits are closed."""
 STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
-"""Open at once, with those that have not said yet what they are for."""
+"""Maximum number of open streams, including those that have not sent a request yet."""
 WRITE_SECONDS = 30.0
-"""The other side is connected and reads nothing."""
+"""Timeout for writing in seconds: the other side is connected but reads nothing."""
 _READ_BYTES = 64 * 1024
 _STATUS = {
     "slots_full": REFUSED, "address_full": REFUSED, "relayed": REFUSED, "no_slot": NO_RESERVATION,
     "circuits_full": LIMIT_EXCEEDED, "range_full": LIMIT_EXCEEDED, "peer_full": LIMIT_EXCEEDED,
     "not_reached": CONNECTION_FAILED, "malformed": MALFORMED,
 }  # fmt: skip
-"""What an asker is told, by why it gets nothing (peers/telemetry/reasons.py, RELAYING)."""
+"""The status sent to a refused peer, by reason (peers/telemetry/reasons.py, RELAYING)."""
 
 
 _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -88,11 +89,11 @@ class _Stream:
     writer: asyncio.StreamWriter
     address_range: str
     cut: bool = False
-    """It has given way, and its task is about to end."""
+    """True if it was closed to make space, and its task is about to end."""
 
 
 class OpensStreams(Protocol):
-    """What is needed of `Daemon`."""
+    """The part of `Daemon` that this module needs."""
 
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float
@@ -100,46 +101,46 @@ class OpensStreams(Protocol):
 
 
 class RelayService:
-    """Answers on streams that others open."""
+    """Answers relay requests on streams that others open."""
 
     def __init__(self, daemon: OpensStreams, now: Callable[[], float] = time.time) -> None:
         self._daemon, self._now = daemon, now
         self.upload: Upload | None = None
-        """What all links of this process may send together, circuits among them; None: no limit."""
+        """Upload limit shared by all links of this process, circuits included; None if there is no limit."""
         self.carried_bytes = 0
-        """Through circuits, both ways together."""
+        """Bytes relayed through circuits, both ways together."""
         self.refused: Counter[str] = Counter()
-        """Slots and circuits that were asked for and not given, by code (`_STATUS`, `streams_full`)."""
+        """Refused slots and circuits by code (`_STATUS`, `streams_full`)."""
         self.table = CircuitTable(CircuitLimits(CIRCUITS, CIRCUITS_PER_PEER, CIRCUITS_PER_RANGE))
         self._slots: dict[PeerId, tuple[float, str]] = {}
-        """By peer: until when, and the address range that it came from."""
+        """Maps peer to its slot's expiry and the address range from which it was reserved."""
         self._cuts: dict[int, asyncio.Event] = {}
-        """By circuit: what ends it when it gives way."""
+        """Maps circuit to the event that ends it when it must make space."""
         self._open: dict[asyncio.Task[None], _Stream] = {}
-        """In the order in which they were opened."""
+        """Open streams in the order of opening."""
         self._streams: Counter[PeerId] = Counter()
 
     async def serve(self, p2p: P2P) -> None:
-        """Register with p2pd, in place of its own."""
+        """Register with p2pd, replacing its own relay."""
         await p2p.add_binary_stream_handler(HOP_PROTOCOL, self.accept)
 
     @property
     def slots(self) -> int:
-        """Reserved now."""
+        """Number of reserved slots."""
         return len(self._slots)
 
     @property
     def circuits(self) -> int:
-        """Open now."""
+        """Number of open circuits."""
         return len(self.table)
 
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream to its end."""
+        """Serve one stream until it ends."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
         seen = str(info.addr)
-        code = "peer_full" if self._streams[peer] >= STREAMS_PER_PEER else self._crowded(range_of(seen))
+        code = "peer_full" if self._streams[peer] >= STREAMS_PER_PEER else self._make_space(range_of(seen))
         if task is None or code:
             self.refused[code] += 1
             writer.transport.abort()
@@ -156,8 +157,9 @@ class RelayService:
             del self._open[task]
             writer.transport.abort()
 
-    def _crowded(self, address_range: str) -> str:
-        """Make room for one more stream of that range, or the code of why there is none."""
+    def _make_space(self, address_range: str) -> str:
+        """Make space for one more stream of that range. Returns an empty string, or the code of the
+        refusal."""
         streams = [stream for stream in self._open.values() if not stream.cut]
         if len(streams) < STREAMS:
             return ""
@@ -171,6 +173,7 @@ class RelayService:
     async def _answer(
         self, peer: PeerId, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Handle RESERVE or CONNECT of a peer, and answer a refusal."""
         answer: Fields
         try:
             ask = await read_fields(reader)
@@ -197,6 +200,7 @@ class RelayService:
         return {1: HOP_STATUS, 5: _STATUS[code]}
 
     def _reserve(self, peer: PeerId, address_range: str) -> Fields:
+        """Reserve or renew a slot, and return the answer."""
         now = self._now()
         if peer not in self._slots:
             self._slots = {one: slot for one, slot in self._slots.items() if slot[0] > now}
@@ -210,7 +214,7 @@ class RelayService:
     async def _connect(
         self, source: PeerId, target: PeerId, address_range: str, near: _Ends
     ) -> str:
-        """Carry a circuit to its end, and the empty string; or at once why there is none."""
+        """Relay a circuit until it ends, and return an empty string; or return at once why there is none."""
         until, _ = self._slots.get(target, (0.0, ""))
         if until <= self._now() or source == target:
             return "no_slot"
@@ -228,10 +232,10 @@ class RelayService:
             try:
                 far_reader, far = await self._daemon.open_stream(target, STOP_PROTOCOL, STEP_SECONDS)
                 far.write(encode({1: STOP_CONNECT, 2: peer_field(source), 3: NO_LIMIT}))
-                told = await read_fields(far_reader)
+                response = await read_fields(far_reader)
             except (WireError, *DAEMON_ERRORS):
                 return "not_reached"
-            if number_in(told, 1) != STOP_STATUS or number_in(told, 4) != OK:
+            if number_in(response, 1) != STOP_STATUS or number_in(response, 4) != OK:
                 return "not_reached"
             near[1].write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
             await self._carry(number, near, (far_reader, far))
@@ -243,7 +247,7 @@ class RelayService:
             del self._cuts[number]
 
     async def _carry(self, number: int, near: _Ends, far: _Ends) -> None:
-        """Both ways, until one side ends it, it is idle, or it gives way to another."""
+        """Relay both directions until one side ends it, it is idle, or it must make space for another."""
         ways = [
             asyncio.create_task(self._pump(number, near[0], far[1]), name="circuit out"),
             asyncio.create_task(self._pump(number, far[0], near[1]), name="circuit back"),
@@ -257,7 +261,7 @@ class RelayService:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _until_over(self, number: int) -> None:
-        """Return when the circuit is idle, or gives way to another."""
+        """Return when the circuit is idle or must make space for another."""
         while (left := self.table.ends_at(number) - _loop_seconds()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -266,6 +270,7 @@ class RelayService:
     async def _pump(
         self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Copy one direction of a circuit until its source ends."""
         while data := await reader.read(_READ_BYTES):
             self.table.carried(number, _loop_seconds())
             if self.upload is not None:

@@ -1,1 +1,1 @@
-"""Identities, envelopes, and every signed document."""
+"""Peer identities, signed envelopes, and all documents that are signed."""

@@ -1,15 +1,17 @@
-"""Signed envelopes: every record, contribution, root and order is one, and is verified from its peer id.
+"""Signed envelopes around every record, contribution, snapshot root and order; verified from the sender's
+peer id.
 
-What is signed names the run, so nothing can be replayed into another one, and the payload by its hash. What
-the receiver knows or computes does not travel: the run id (its first 8 bytes do, so that another run's
-envelope is told apart from a forgery), the payload's length and hash. docs/wire.md has the layout:
+The signed statement names the run and the hash of the payload, so an envelope cannot be replayed into another
+run. Data that the receiver knows or computes is not sent: the run id and the payload's length and hash. Only
+the first 8 bytes of the run id are sent, which distinguishes another run's envelope from a forgery.
+docs/wire.md has the layout:
 
     wire       format u8 | kind u8 | run prefix 8 B | public key 32 B | stage i16 | round u32 | sequence u64
                | signature 64 B | payload                                            (120 bytes + payload)
     statement  domain | run id 32 B | public key 32 B | kind u8 | stage i16 | round u32 | sequence u64
                | payload length u64 | SHA-256 of the payload
 
-All integers are big-endian. Lengths are checked first, then the signature, and only then is anything decoded.
+All integers are big-endian. Lengths are checked first, then the signature. Only then is anything decoded.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _DOMAIN = b"swarmnet envelope 1\0"
 _HEAD = struct.Struct(f">BB8s{PUBLIC_KEY_BYTES}shIQ{SIGNATURE_BYTES}s")
 _STATEMENT = struct.Struct(f">{len(_DOMAIN)}s32s{PUBLIC_KEY_BYTES}sBhIQQ32s")
 ENVELOPE_BYTES = _HEAD.size
-"""What an envelope adds to its payload: 120 bytes."""
+"""Bytes that an envelope adds to its payload: 120."""
 ID_BYTES = 16
 RUN_ID_BYTES = 32
 
 
 class Kind(IntEnum):
-    """What an envelope is for; a signature for one kind is worth nothing as another."""
+    """The purpose of an envelope. A signature for one kind is not valid for another."""
 
     RECORD = 1
     CONTRIBUTION = 2
@@ -55,16 +57,16 @@ class Envelope:
     sender: PeerId
     kind: Kind
     stage: int
-    """-1: no stage."""
+    """The stage; -1 if there is none."""
     round: int
     sequence: int
     payload: memoryview
     id: ContributionId
-    """First 16 bytes of SHA-256 over the whole statement, sender and payload hash included."""
+    """First 16 bytes of SHA-256 over the whole statement, which includes the sender and the payload hash."""
 
 
 def run_bytes(run_id: RunId) -> bytes:
-    """The 32 bytes of a run id; ValueError if it is none."""
+    """Return the 32 bytes of a run id. Raises ValueError if the text is not a run id."""
     raw = bytes.fromhex(run_id)
     if len(raw) != RUN_ID_BYTES or run_id != raw.hex():
         raise ValueError(f"{run_id[:80]!r} is not a run id (64 lower-case hexadecimal digits)")
@@ -81,7 +83,8 @@ def _statement(
 def seal(
     identity: Identity, run_id: RunId, kind: Kind, stage: int, round: int, sequence: int, payload: Body
 ) -> bytes:
-    """Sign `payload` (whose length is in bytes: cast other memoryviews)."""
+    """Sign `payload` and return the envelope. Its length counts bytes: cast memoryviews of other formats
+    first."""
     run = run_bytes(run_id)
     key = identity.public_key
     signature = identity.sign(_statement(run, key, kind, stage, round, sequence, payload))
@@ -90,7 +93,7 @@ def seal(
 
 
 def claimed(data: Body) -> tuple[PeerId, int, int]:
-    """Sender, stage and round as an envelope names them; nothing is verified. Raises Malformed."""
+    """Return sender, stage and round as the envelope claims them, without verification. Raises Malformed."""
     if len(data) < ENVELOPE_BYTES:
         raise Malformed(f"an envelope of {len(data)} bytes; it has at least {ENVELOPE_BYTES}")
     _, _, _, key, stage, round, _, _ = _HEAD.unpack_from(data)
@@ -98,8 +101,7 @@ def claimed(data: Body) -> tuple[PeerId, int, int]:
 
 
 def open_envelope(data: Body, run_id: RunId, kind: Kind, payload_limit: int) -> Envelope:
-    """Check and verify; the payload is a view into `data`, which must not change afterwards.
-
+    """Verify an envelope and return it. Its payload is a view into `data`, which must not change afterwards.
     Raises Malformed, TooLarge, WrongRun or BadSignature."""
     length = len(data) - ENVELOPE_BYTES
     if length < 0:

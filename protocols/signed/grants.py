@@ -1,8 +1,8 @@
-"""Grants: what a contributor signs for each reducer, so that it may add up its slices.
+"""Grants: signatures by which a contributor allows one reducer to sum its slices.
 
-A result's table carries the grant of each contributor. So a reducer can name only peers that sent it slices,
-each with the contribution that it made, and in exactly the shards that it sent. A grant is worth nothing to
-another reducer, in another round, stage or run:
+A result's table carries the grant of each contributor. Thus a reducer can name only peers that sent it
+slices, with their contributions and in exactly the shards that they sent. A grant is not valid for another
+reducer, round, stage or run:
 
     wire       public key 32 B | signature 64 B
     statement  domain | run id 32 B | contributor's key 32 B | reducer's key 32 B | stage i16 | round u32
@@ -37,7 +37,7 @@ _STATEMENT = struct.Struct(
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Where a grant is valid: one reducer's result for one round."""
+    """The scope of a grant: one reducer's result for one round."""
 
     run_id: RunId
     stage: int
@@ -45,7 +45,7 @@ class Reduction:
     reducer: PeerId
 
     def statement(self, contributor: bytes, contribution: bytes, tokens: int, shards: Iterable[int]) -> bytes:
-        """Return what a contributor with this public key signs."""
+        """Return the statement that a contributor with this public key signs."""
         bits = sum(1 << shard for shard in shards)
         head = _STATEMENT.pack(
             _DOMAIN, run_bytes(self.run_id), contributor, public_key_bytes(self.reducer), self.stage,
@@ -57,12 +57,12 @@ class Reduction:
 def sign_grant(
     identity: Identity, reduction: Reduction, contribution: bytes, tokens: int, shards: Iterable[int]
 ) -> bytes:
-    """Return the signature, 64 bytes."""
+    """Return the 64-byte signature of the grant."""
     return identity.sign(reduction.statement(identity.public_key, contribution, tokens, shards))
 
 
 def require_grant(signature: bytes, reduction: Reduction, slices: Slices) -> None:
-    """Raise BadSignature unless the sender of these slices lets this reducer add up all of them."""
+    """Raise BadSignature unless the sender of these slices allows this reducer to sum all of them."""
     key = public_key_bytes(slices.sender)
     statement = reduction.statement(key, slices.id, slices.tokens, slices.data)
     if not is_signed(slices.sender, statement, signature):
@@ -70,12 +70,12 @@ def require_grant(signature: bytes, reduction: Reduction, slices: Slices) -> Non
 
 
 def grant_of(contributor: PeerId, signature: bytes) -> bytes:
-    """Return a grant as a table carries it."""
+    """Return a grant in the form in which a table carries it."""
     return public_key_bytes(contributor) + signature
 
 
 def contributors_of(table: Table) -> tuple[PeerId, ...]:
-    """Return the peers that a table names, in order. Raises Malformed where a grant is of another peer."""
+    """Return the peers that a table names, in order. Raises Malformed if a grant belongs to another peer."""
     found = []
     for one in table.contributors:
         peer = peer_id_of(one.grant[:PUBLIC_KEY_BYTES])
@@ -86,8 +86,8 @@ def contributors_of(table: Table) -> tuple[PeerId, ...]:
 
 
 def require_grants(table: Table, reduction: Reduction) -> None:
-    """Raise BadSignature unless each contributor has let this reducer add up these slices; Malformed as
-    `contributors_of`. About 0.1 ms for each contributor."""
+    """Raise BadSignature unless each contributor allowed this reducer to sum its slices. Raises Malformed as
+    `contributors_of` does. Takes about 0.1 ms for each contributor."""
     shards = table.shards_of()
     for peer, one in zip(contributors_of(table), table.contributors, strict=True):
         key, signature = one.grant[:PUBLIC_KEY_BYTES], one.grant[-SIGNATURE_BYTES:]

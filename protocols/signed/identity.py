@@ -1,9 +1,9 @@
-"""Who a peer is: one Ed25519 key, in the file that p2pd reads; the peer id *is* the public key.
+"""Peer identities: one Ed25519 key per peer, in p2pd's key file. The peer id *is* the public key.
 
 The file is libp2p's protobuf `PrivateKey{type: Ed25519, data: seed 32 B, public key 32 B}`: 68 bytes. Go
-wants the 64-byte data, py-libp2p only its first half (measured). A peer id is the identity
-multihash of `PublicKey{type: Ed25519, data: 32 B}` in base58 (libp2p peer-id specification), so whatever a
-peer signed is verified from its id alone and no keys are ever exchanged.
+needs the 64-byte data, py-libp2p only its first half (measured). A peer id is the identity multihash of
+`PublicKey{type: Ed25519, data: 32 B}` in base58 (libp2p peer-id specification). Therefore a signature is
+verified from the peer id alone, and no keys are exchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDENTITY_BYTES = len(_PRIVATE_KEY) + 64
 SIGNATURE_BYTES = 64
 PUBLIC_KEY_BYTES = 32
 _SIGN_OF_X = 0x80
-"""In a key's last byte; the rest of it is y."""
+"""The sign bit of x in a key's last byte; the remaining bits are y."""
 _SMALL_ORDER = frozenset(
     bytes.fromhex(y)
     for y in (
@@ -40,28 +40,31 @@ _SMALL_ORDER = frozenset(
         "ee" + "ff" * 30 + "7f",
     )
 )
-"""y of the eight points of small order, which are no keys: all can sign in their names. The last two are 0
-and 1 spelt with p added, as decoders take them (libsodium's list, ge25519_has_small_order)."""
+"""The y coordinates of the eight points of small order.
+
+Any peer can sign in the name of such a point, so they are refused as keys. The last two are 0 and 1 with p
+added, which decoders accept (libsodium's list, ge25519_has_small_order)."""
 _KEPT_KEYS = 4096
-"""Parsed keys kept in memory (about 300 bytes each): more than the peers one peer ever talks to."""
+"""Number of cached parsed keys, about 300 bytes each. It exceeds the number of peers that one peer contacts.
+"""
 
 _KEPT_ANSWERS = 2048
-"""Signatures whose check is remembered: records are met again in every Hello, Known and look-up."""
+"""Number of cached signature checks. The same records arrive again in every `Hello`, `Known` and look-up."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """How many signatures were really checked, not only looked up, on behalf of somebody."""
+    """Counts the signatures that were verified for one sender, without those answered from the cache."""
 
     count: int = 0
 
 
 CHECKED: ContextVar[Checked | None] = ContextVar("checked", default=None)
-"""Set while a message is handed on, so that its sender's share of the work is known (framing/intake.py)."""
+"""Counter of the message that is being handled; it charges its sender for checks (framing/intake.py)."""
 
 
 class IdentityError(Exception):
-    """The identity file cannot be used; the message says why and what to do."""
+    """The identity file cannot be used. The message says why and what to do."""
 
 
 class Identity:
@@ -74,34 +77,39 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
+        """Return a new random identity."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte seed: an invite's secret, or in tests and simulations any (shorter seeds
-        are filled with zeros)."""
+        """Return the identity of a 32-byte seed, such as an invite's secret. Tests and simulations use
+        shorter seeds, which are padded with zeros."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed.ljust(32, b"\0")))
 
     def sign(self, statement: bytes) -> bytes:
-        """64 bytes; the caller puts a domain prefix into the statement (envelope.py, records.py)."""
+        """Return the 64-byte signature. The caller must put a domain prefix into `statement` (envelope.py,
+        records.py)."""
         return self._key.sign(statement)
 
     def seed_bytes(self) -> bytes:
-        """The 32-byte seed of the private key: `from_seed` makes the same identity of it."""
+        """Return the 32-byte seed of the private key. `from_seed` restores the identity from it."""
         return self._key.private_bytes_raw()
 
     def file_bytes(self) -> bytes:
+        """Return the contents of the identity file."""
         return _PRIVATE_KEY + self._key.private_bytes_raw() + self.public_key
 
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def peer_id_of(public_key: bytes) -> PeerId:
+    """Return the peer id of a 32-byte public key."""
     return PeerId(base58.b58encode(_PEER_ID + public_key).decode())
 
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def public_key_bytes(peer: PeerId) -> bytes:
-    """The 32 bytes in a peer id; ValueError if it is not the canonical text of an Ed25519 peer id."""
+    """Return the 32-byte public key in a peer id. Raises ValueError if `peer` is not the canonical text of an
+    Ed25519 peer id."""
     raw = base58.b58decode(peer) if len(peer) <= 64 else b""
     if len(raw) != len(_PEER_ID) + PUBLIC_KEY_BYTES or not raw.startswith(_PEER_ID):
         raise ValueError(f"{peer[:64]!r} is not the id of an Ed25519 key")
@@ -114,13 +122,13 @@ def public_key_bytes(peer: PeerId) -> bytes:
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def public_key(peer: PeerId) -> Ed25519PublicKey:
-    """The key in a peer id; ValueError if there is none."""
+    """Return the key in a peer id. Raises ValueError if there is none."""
     return Ed25519PublicKey.from_public_bytes(public_key_bytes(peer))
 
 
 @lru_cache(maxsize=_KEPT_ANSWERS)
 def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """Whether `peer` signed `statement`. Never raises on hostile arguments."""
+    """Return True if `peer` signed `statement`. Never raises on hostile arguments."""
     checked = CHECKED.get()
     if checked is not None:
         checked.count += 1
@@ -128,8 +136,8 @@ def verify(peer: PeerId, statement: bytes, signature: bytes) -> bool:
 
 
 def is_signed(peer: PeerId, statement: bytes, signature: bytes) -> bool:
-    """As `verify`, but the answer is not remembered and does not count against a link: for signatures that
-    are met once, as many as the round has contributors, in a message that its maker has signed."""
+    """Return the same as `verify`, but without caching and without charging the sender for the check. It is
+    meant for signatures that are seen once, one per contributor, inside a message that is itself signed."""
     try:
         public_key(peer).verify(signature, statement)
     except (InvalidSignature, ValueError):
@@ -138,14 +146,14 @@ def is_signed(peer: PeerId, statement: bytes, signature: bytes) -> bool:
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity in `path`; made there, readable by the owner only, if there is no such file."""
+    """Return the identity in `path`. A missing file is created first, readable by the owner only."""
     if not path.exists():
         create(path)
     return load(path)
 
 
 def create(path: Path) -> Identity:
-    """Write a new identity; IdentityError if the file exists or cannot be written."""
+    """Write a new identity and return it. Raises IdentityError if the file exists or cannot be written."""
     identity = Identity.generate()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -176,7 +184,8 @@ def _unwritable(path: Path, error: OSError) -> IdentityError:
 
 
 def load(path: Path) -> Identity:
-    """The identity in `path`; IdentityError if it is not one, or others may read it."""
+    """Return the identity in `path`. Raises IdentityError if the file is invalid or other users may read
+    it."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -1,14 +1,16 @@
 """Invites: the owner's signed permission to take part in a run whose access is by invite.
 
-The envelope (kind 7, stage -1, round 0) has the time of signing in microseconds as its sequence; its id is
-how an order revokes it. An invite for one peer names that peer's id, and its envelope is all there is. An
-invite for any bearer names a public key that was made with it. Its text carries the secret half, and the
-bearer signs its own peer id with that. Greetings and records carry this signature, never the secret: what a
-peer shows is worth nothing to another peer, for libp2p proves which peer shows it.
+The envelope (kind 7, stage -1, round 0) has the time of signing in microseconds as its sequence. An order
+revokes an invite by the envelope's id. An invite for one peer is just an envelope that names the peer id.
+
+A bearer invite admits any peer that holds its secret. Its envelope names a public key, and its text carries
+the matching secret key. With that, the bearer signs its own peer id. `Hello` and records carry this signature
+and never the secret. Another peer cannot reuse the signature, because libp2p authenticates the peer that
+shows it.
 
     named     envelope                               (begins with the envelope's format, 1)
     shown     2 | bearer's signature 64 B | envelope
-    handed    3 | secret 32 B | envelope             (what the owner hands on; it never travels)
+    handed    3 | secret 32 B | envelope             (given to the user; never sent to other peers)
     statement domain | run id 32 B | SHA-256 of the envelope | public key of the peer that shows it 32 B
 """
 
@@ -38,21 +40,23 @@ from protocols.signed.identity import (
 from swarmnet.identifiers import PeerId, RunId
 
 INVITE_LIMIT = 256
-"""Bytes of an invite as it is shown, envelope and bearer's signature included: what Hello carries."""
+"""Maximum size in bytes of an invite in `Hello`, including envelope and bearer's signature."""
 SECRET_BYTES = 32
-"""Of an Ed25519 seed."""
+"""Size of an Ed25519 seed."""
 _SHOWN, _HANDED = 2, 3
 _PREFIX = "swarmnet-invite-1."
 _DOMAIN = b"swarmnet bearer 1\0"
 
 
 class InviteDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="invite"):
+    """The signed payload of an invite."""
+
     peer: Name
-    """The peer id that it lets in; empty: any bearer."""
+    """The peer id that the invite admits; empty for a bearer invite."""
     expires: Number
-    """Seconds since 1970."""
+    """Expiry in seconds since 1970."""
     key: Annotated[bytes, Meta(max_length=PUBLIC_KEY_BYTES)]
-    """The public key by which a bearer proves that it has the invite; empty where a peer is named."""
+    """The public key by which a bearer proves that it holds the invite; empty if the invite names a peer."""
 
 
 _decoder: msgspec.msgpack.Decoder[InviteDocument] = msgspec.msgpack.Decoder(InviteDocument)
@@ -65,11 +69,11 @@ class Invite:
     id: str
     owner: PeerId
     peer: PeerId | None
-    """None: any bearer."""
+    """The admitted peer; None for a bearer invite."""
     expires_seconds: float
 
     def refusal(self, peer: PeerId, now_seconds: float) -> str | None:
-        """Why it does not let this peer in now; None: it does."""
+        """Return the reason why the invite does not admit this peer now, or None if it does."""
         if self.peer not in (None, peer):
             return f"the invite is for {self.peer}, not for {peer}"
         if self.expires_seconds < now_seconds:
@@ -80,7 +84,7 @@ class Invite:
 def seal_invite(
     identity: Identity, run_id: RunId, peer: PeerId | None, expires_seconds: float, now_seconds: float
 ) -> bytes:
-    """An invite as the owner hands it on: for one peer, or with a new secret for any bearer."""
+    """Return a new invite to give to the user: for one peer, or with a new secret for any bearer."""
     secret = None if peer else Identity.generate()
     document = InviteDocument(peer or "", int(expires_seconds), b"" if secret is None else secret.public_key)
     payload = msgspec.msgpack.encode(document)
@@ -89,8 +93,8 @@ def seal_invite(
 
 
 def prove_invite(handed: bytes, run_id: RunId, peer: PeerId) -> bytes:
-    """What `peer` shows of an invite that was handed to it, in greetings and records: without the secret, and
-    signed for this peer. An invite for one peer, or none (empty), stays what it is."""
+    """Return the proof that `peer` shows in `Hello` and records: signed for this peer and without the secret.
+    An invite for one peer, or an empty one, is returned unchanged."""
     if handed[:1] != bytes([_HANDED]):
         return handed
     bearer = Identity.from_seed(handed[1 : 1 + SECRET_BYTES])
@@ -99,9 +103,9 @@ def prove_invite(handed: bytes, run_id: RunId, peer: PeerId) -> bytes:
 
 
 def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Invite:
-    """Verify what `peer` shows, then decode. Whom the invite is for and when it ends is the caller's to check
-    (`Invite.refusal`). Raises Malformed, TooLarge, WrongRun, or BadSignature where the owner has not signed
-    it or the bearer has not proved it for this peer."""
+    """Verify the invite that `peer` shows, and decode it. The caller must check who is admitted and the
+    expiry with `Invite.refusal`. Raises Malformed, TooLarge or WrongRun. Raises BadSignature if the owner did
+    not sign the invite or the bearer did not sign for this peer."""
     signature, data = b"", shown
     if shown[:1] == bytes([_SHOWN]):
         signature, data = shown[1 : 1 + SIGNATURE_BYTES], shown[1 + SIGNATURE_BYTES :]
@@ -124,7 +128,7 @@ def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Inv
 
 
 def _statement(run_id: RunId, envelope: bytes, peer: PeerId) -> bytes:
-    """What a bearer signs. Raises Malformed where `peer` is no Ed25519 peer id."""
+    """Return the statement that a bearer signs. Raises Malformed if `peer` is not an Ed25519 peer id."""
     try:
         key = public_key_bytes(peer)
     except ValueError as error:
@@ -133,12 +137,12 @@ def _statement(run_id: RunId, envelope: bytes, peer: PeerId) -> bytes:
 
 
 def invite_text(handed: bytes) -> str:
-    """The text of an invite, as people hand it on."""
+    """Return an invite as text that users can copy."""
     return _PREFIX + base64.urlsafe_b64encode(handed).decode().rstrip("=")
 
 
 def invite_bytes(text: str) -> bytes:
-    """The invite in a text that people handed on, with the secret of one for any bearer. Raises Malformed."""
+    """Return the invite in a copied text, including the secret of a bearer invite. Raises Malformed."""
     text = text.strip()
     try:
         if not text.startswith(_PREFIX):

@@ -1,8 +1,8 @@
-"""Walks MessagePack without building a single object, before anyone decodes it.
+"""Check the nesting and size of MessagePack data before it is decoded, without creating objects.
 
 Depth: one small message of nested extensions overflows the C stack of an unguarded hivemind DHT process and
-kills it (measured). Items: 4 MB of empty maps become 296 MB of objects. The walk
-is a loop, not a recursion, and touches each item's head only. MessagePack: github.com/msgpack/msgpack/spec.
+kills it (measured). Items: 4 MB of empty maps expand to 296 MB of objects. The check is a loop without
+recursion and reads only the head of each item. MessagePack: github.com/msgpack/msgpack/spec.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from protocols.errors import Malformed, TooLarge
 from protocols.fields import Body
 
 DEPTH_LIMIT = 8
-"""Our deepest message nests 4 levels (Sets), hivemind's deepest DHT answer 4."""
+"""Maximum nesting. Our deepest message and hivemind's deepest DHT response each nest 4 levels."""
 ITEM_LIMIT = 16 * 1024
-"""Our longest honest header is 64 KiB of contribution references, 5 items for about 80 bytes each: 4 100."""
+"""Maximum number of items. Our longest header, 64 KiB of contribution references, has about 4100. Each
+reference has 5 items in about 80 bytes."""
 
-# What follows a leading byte: _SKIP bytes to step over, or a length field of _LENGTH bytes, and then what
-# that length counts.
+# After the leading byte follow either _SKIP bytes to skip, or a length field of _LENGTH bytes and the content
+# that it counts.
 _BYTES, _ITEMS, _PAIRS, _EXTENSION = range(4)
 _SKIP = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2,
          0xD2: 4, 0xD3: 8}  # fmt: skip
@@ -31,16 +32,17 @@ _WHOLE = bytes(
     if first <= 0x7F or first >= 0xE0 or 0xA0 <= first <= 0xBF or first in _SKIP else 0
     for first in range(256)
 )  # fmt: skip
-"""Bytes of an item that its leading byte alone tells; 0: look closer. Most items of a header are such."""
+"""Size in bytes of items whose leading byte determines it; 0 for all others. Most items of a header are such.
+"""
 _SHORT_BYTES = 0xC4
-"""Ids, digests and keys: nearly all of the others ..."""
+"""Leading byte of short binaries: ids, digests and keys, which are nearly all the other items."""
 _FEW, _FEW_STOP = 0x80, 0xA0
-"""... and maps and arrays of fewer than 16."""
+"""Range of leading bytes of maps and arrays with fewer than 16 entries."""
 _RUNS_OVER = "a string, or number, runs over the end"
 
 
 def _head(data: bytes, at: int) -> tuple[int, int, int]:
-    """What starts at `at`: (where its content begins, what is counted, how many)."""
+    """Decode the head of the item at `at`. Returns (start of its content, what its count measures, count)."""
     first = data[at]
     at += 1
     if first <= 0x7F or first >= 0xE0:
@@ -64,7 +66,7 @@ def _head(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _entered(data: bytes, at: int, count: int, end: int, allowed: Container[int]) -> tuple[int, int, int]:
-    """An extension: where its content begins, its one object, and where that must end."""
+    """Enter an extension. Returns (start of its content, the number of objects in it, where it must end)."""
     if at >= end or data[at] not in allowed:
         raise Malformed("an extension type that does not belong here")
     at += 1
@@ -78,13 +80,12 @@ def check(
     extensions: Iterable[int] = (),
 ) -> None:  # fmt: skip
     """Raise Malformed or TooLarge unless `data` is exactly one MessagePack object within the limits.
-
-    `extensions`: extension types that are allowed; their contents are walked too, one level deeper."""
+    `extensions` lists the allowed extension types. Their contents are checked too, one level deeper."""
     if len(data) > limit_bytes:
         raise TooLarge(f"{len(data)} bytes of MessagePack; at most {limit_bytes} are allowed")
     data, allowed = bytes(data), frozenset(extensions)
     at, end, items, left = 0, len(data), 0, 1
-    # Of the levels that enclose this one: items left after it, its end, whether an extension is in it.
+    # For each enclosing level: items left after this one, its end, and whether it is an extension.
     open_levels: list[tuple[int, int, bool]] = []
     while True:
         while left == 0:
@@ -97,7 +98,7 @@ def check(
                 raise Malformed("an extension holds more than one object")
             end = outer_end
         first = 0
-        while left:  # What encloses nothing, as nearly all of a header.
+        while left:  # Items that enclose nothing: nearly all of a header.
             if at >= end:
                 raise Malformed(_RUNS_OVER if at > end else "ends in the middle")
             items += 1

@@ -1,8 +1,8 @@
-"""Orders on the wire, in the directory and on disk: a signed document that proves whose it is.
+"""Orders of the run's owner on the wire, in the DHT and on disk: signed documents that prove their owner.
 
-In the directory an order stands under a key made of the run id *and* the owner's public key. A node that
-keeps it need not know the run's manifest: whoever signs with another key only ever fills another place, where
-nobody looks, since readers know the owner from the manifest. So the proof of ownership costs no byte.
+In the DHT, the key of an order is made of the run id *and* the owner's public key. A node that stores the
+order need not know the run's manifest. A peer that signs with another key only writes to a key that no reader
+uses, because readers know the owner from the manifest. Thus the proof of ownership takes no extra bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Wit
 from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, Rate
 
 ORDER_SECONDS = 600.0
-"""A stored order's life; everybody in the run who has it stores it again."""
+"""How long a stored order lives; all peers of the run that have it store it again."""
 STORED_ORDER_LIMIT = RUN_ID_BYTES + ORDER_LIMIT
 _KEY_AT = 10
 """Offset of the public key in an envelope (docs/wire.md 5)."""
@@ -42,7 +42,7 @@ Factor = Annotated[int, Meta(ge=1, le=LARGEST_FACTOR)]
 
 
 class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="order"):
-    """The payload of an order's envelope; its sequence is the envelope's."""
+    """The payload of an order's envelope. Its sequence is the envelope's."""
 
     reason: Text
     paused: bool
@@ -51,15 +51,17 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     withdrawn: list[tuple[Sha256, Text]]
     revoked: list[InviteId]
     chains: Any = None
-    """Nil, or an array that ends before it. Orders of before 2026-11-24 could have something here."""
+    """A retired field, always nil; a shorter array may end before it. Orders made before 2026-11-24 could
+    have a value here."""
     rates: Annotated[tuple[tuple[RoundNumber, Factor], ...], Meta(max_length=MOST_RATES)] = ()
-    """From which round on, and by how many thousandths, as they were given. The array may end before them."""
+    """Pairs of (first round, learning-rate factor in thousandths). A shorter array may end before them."""
     ends: RoundNumber | None = None
-    """The last round; nil: none."""
+    """The last round of the run; nil if there is none."""
 
 
 _ADDED = 2
-"""Fields that came later: older programs refuse an array that has them, so one without them ends before."""
+"""Number of fields added later. Older programs refuse an array that has them, so an order that does not use
+them is written without."""
 _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(OrderDocument)
 
 
@@ -70,15 +72,17 @@ class SignedOrder:
     order: Order
     owner: PeerId
     data: bytes
-    """The envelope."""
+    """The envelope's bytes."""
 
     def newer_than(self, other: SignedOrder | None) -> bool:
-        """Of two with one sequence, made on two machines at once, everybody takes the same."""
+        """Return True if this order replaces `other`. Two orders with one sequence, made on two machines at
+        once, are ordered by their bytes. Thus all peers choose the same one."""
         return other is None or (self.order.sequence, self.data) > (other.order.sequence, other.data)
 
 
 def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
-    """Sign an order. TooLarge if it does not fit: then bans or withdrawals that no longer matter must go."""
+    """Sign an order. Raises TooLarge if it does not fit; then drop bans or withdrawals that no longer
+    matter."""
     document = OrderDocument(
         order.reason,
         order.paused,
@@ -99,14 +103,14 @@ def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
 
 
 def _encode(document: OrderDocument) -> bytes:
+    """Encode an order; the array ends before the later fields if the order does not use them."""
     fields: list[object] = msgspec.to_builtins(document, builtin_types=(bytes,))
     needed = bool(document.rates) or document.ends is not None
     return msgspec.msgpack.encode(fields if needed else fields[:-_ADDED])
 
 
 def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> SignedOrder:
-    """Verify, then decode. `owner`: whose it must be; that is looked at before the signature.
-
+    """Verify an order and decode it. If `owner` is given, it is compared before the signature is checked.
     Raises Malformed, TooLarge, WrongRun or BadSignature."""
     if owner is not None and data[_KEY_AT : _KEY_AT + 32] != public_key_bytes(owner):
         raise BadSignature(f"an order that is not signed by the run's owner {owner}")
@@ -138,20 +142,23 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
 
 
 def order_key(run_id: RunId, owner: PeerId) -> bytes:
+    """Return the DHT key of the owner's order for a run."""
     return b"swarmnet order 1\0" + run_bytes(run_id) + public_key_bytes(owner)
 
 
 def stored_order(run_id: RunId, data: bytes) -> bytes:
-    """As the directory keeps it: with the run id, so that any node can check it."""
+    """Return an order in the form stored in the DHT: prefixed with the run id, so that any node can check
+    it."""
     return run_bytes(run_id) + data
 
 
 def is_stored_order(content: bytes) -> bool:
-    """Told from a manifest, which is JSON, by two bytes that no JSON has there."""
+    """Return True if `content` is a stored order and not a manifest. A manifest is JSON, which never has
+    these two bytes at this offset."""
     return content[RUN_ID_BYTES : RUN_ID_BYTES + 2] == bytes((FORMAT, Kind.ORDER))
 
 
 def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:
-    """Raises as `open_order` does."""
+    """Verify a stored order and return its run and the order. Raises as `open_order` does."""
     run_id = RunId(content[:RUN_ID_BYTES].hex())
     return run_id, open_order(content[RUN_ID_BYTES:], run_id)

@@ -1,4 +1,5 @@
-"""What a peer says of itself in the directory, signed; a hint until its handlers answer."""
+"""The signed record in which a peer describes itself in the DHT. It is a hint until the peer itself answers.
+"""
 
 from __future__ import annotations
 
@@ -9,76 +10,82 @@ from msgspec import Meta, Struct
 from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, StageNumber
 
 NAME_CHARACTERS = 64
-"""As long as the peer file's `name` may be."""
+"""Maximum number of characters of `name`, as in the peer file."""
 
 State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
-"""connecting, joining, training, serving (without a stage), held (the run's owner paused the run), ended
-(likewise), paused, leaving, or a word of a newer version; empty: it does not say."""
+"""What the peer is doing; empty if it does not say. Newer versions may use other words.
+
+Known are connecting, joining, training, paused, leaving, and serving (without a stage). The owner's order
+causes held (the run is paused) and ended."""
 Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
-"""cpu, cuda, or a word of a newer version; empty: it does not say."""
+"""cpu, cuda, or a word of a newer version; empty if the peer does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 ExpertGroup = Annotated[int, Meta(ge=-1, lt=256)]
 TOLD_GROUPS = 64
-"""Groups of experts in a record: five bytes each at most."""
+"""Maximum number of expert groups in a record; each takes at most five bytes."""
 
 NO_STAGE = -1
-"""Where peers that hold none announce themselves: observers, archivists, and who is paused, whose group
-counts it no longer and whom nobody dials. One of a run that the owner has paused keeps its stage."""
+"""The stage of peers that hold none: observers, archivists, and peers that paused themselves.
+
+A paused peer no longer counts as a member of its group, and no peer dials it. If the owner paused the run,
+peers keep their stage instead."""
 
 
 class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="peer"):
-    """All of it are claims: nobody else has counted. Counts begin anew when the peer starts or moves."""
+    """A peer's description of itself. All values are unverified claims. Counts restart at 0 when the peer
+    starts or moves."""
 
     peer: Name
     stage: StageNumber
-    """-1: holds none."""
+    """The stage; -1 if the peer holds none."""
     role: str
     addresses: list[str]
     """Multiaddrs without the /p2p/ part."""
     round: RoundNumber
     tokens_per_second: float
-    """What its computer could do, not what it was given to do."""
+    """Speed that the peer's hardware could reach, not the speed at which it was given work."""
     version: str
     moving_to: StageNumber = -1
-    """As in Beat."""
+    """The stage that the peer wants to move to, as in `Beat`; -1 if it stays."""
     name: str = ""
-    """For people, chosen by the peer's owner; at most NAME_CHARACTERS, all of them printable."""
+    """A name for people, chosen by the peer's owner: at most `NAME_CHARACTERS`, all printable."""
     state: State = ""
     loss: Loss | None = None
-    """Mean of the newest microbatches whose loss passed there, nats per token; an observer's is of text that
-    the run is not trained on."""
+    """Mean loss of the newest microbatches that passed this peer, in nats per token. An observer reports the
+    loss on text that is not used for training."""
     tokens: Number = 0
-    """Whose gradients it has committed since it started."""
+    """Number of tokens whose gradients the peer has committed since it started."""
     settled: RoundNumber = -1
-    """Newest settled round."""
+    """The newest settled round."""
     checkpoint_round: RoundNumber = -1
-    """Of the newest checkpoint on its disk; -1: none."""
+    """Round of the newest checkpoint on the peer's disk; -1 if there is none."""
     checkpoint_seconds: float = 0.0
-    """When that was written, seconds since 1970."""
+    """Time when that checkpoint was written, in seconds since 1970."""
     sent_bytes: Number = 0
     received_bytes: Number = 0
     started: Number = 0
-    """When the peer's process started, microseconds of the swarm's time since 1970; 0: it does not say. Two
-    living processes of one identity are known by it (swarmnet/membership/own_start.py)."""
+    """Start time of the peer's process in microseconds of swarm time since 1970; 0 if it does not say. Two
+    running processes with the same identity are recognized by it (swarmnet/membership/own_start.py)."""
     invite: Invite = b""
-    """What the peer shows of its invite (invites.py), where the run takes peers by invite. From here on, what
-    is as it is by default at the end does not travel."""
+    """The peer's proof of its invite (invites.py), in runs that admit peers by invite. From this field on,
+    trailing fields with their default value are not sent."""
     settled_tokens: NumberOrNone = -1
-    """In all settled rounds of the stage, by all peers, since the run began; -1: not known."""
+    """Tokens in all settled rounds of the stage, by all peers, since the run began; -1 if not known."""
     device: Device = ""
-    """What it computes with."""
+    """The device that the peer computes with."""
     joules: Number = 0
-    """That its device has taken while these tokens were committed, as that has measured it; 0: it has not."""
+    """Energy in joules that the device measured while these tokens were committed; 0 if not measured."""
     text_shards: Number = 0
-    """Of the run's text that it has, where that is read in epochs; 0: it reads none, or not so."""
+    """Number of shards of the run's text that the peer has, if it reads the text in epochs; otherwise 0."""
     text_shards_read: Number = 0
-    """To their end, in all epochs: so many times `text_shards` is how often it has read the text."""
+    """Number of shards read to their end, in all epochs. Divided by `text_shards` it gives the number of
+    epochs."""
     up_bytes_per_second: Number = 0
     """Of its line: what it may send, or was measured to; 0: not known. It can only lower what
     `tokens_per_second` counts for."""
     down_bytes_per_second: Number = 0
     experts_group: ExpertGroup = -1
-    """Group of experts that it trains; -1: all of the stage, or there are none."""
+    """The expert group that the peer trains; -1 if it trains the whole stage or there are no experts."""
     experts_trained: Annotated[tuple[RoundNumber, ...], Meta(max_length=TOLD_GROUPS)] = ()
-    """Of the first so many groups, the newest settled round in which their experts were trained; -1: in none
-    that it has seen settle."""
+    """For each of the first groups, the newest settled round in which its experts were trained. -1 if the
+    peer has seen none settle."""

@@ -1,4 +1,4 @@
-"""Signed receipts: the payload of the envelope, and what is refused of it. docs/wire.md has the words."""
+"""Signed receipts: the payload of their envelope, and which receipts are refused (docs/wire.md)."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.receipts import Receipt, ReceiptError, check
 
 RECEIPT_LIMIT = 128
-"""Bytes of a receipt's payload: a peer id is 52, four numbers are 36 at most."""
+"""Maximum size in bytes of a receipt's payload: 52 for a peer id and at most 36 for four numbers."""
 
 
 class ReceiptBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="receipt"):
-    """Signed payload. Stage and last round stand in the envelope."""
+    """The signed payload of a receipt. Its stage and last round are in the envelope."""
 
     maker: Name
     first: RoundNumber
     contributions: Count
     tokens: NumberOrNone = -1
-    """-1: not known."""
+    """Tokens of these contributions; -1 if not known."""
 
 
 _decoder = msgspec.msgpack.Decoder(ReceiptBody)
 
 
 def seal_receipt(identity: Identity, run_id: RunId, receipt: Receipt, now: float) -> bytes:
-    """`now`: the swarm's time in seconds."""
+    """Sign a receipt and return the envelope. `now` is the swarm's time in seconds."""
     body = ReceiptBody(receipt.maker, receipt.first, receipt.contributions, receipt.tokens)
     payload = msgspec.msgpack.encode(body)
     return seal(identity, run_id, Kind.RECEIPT, receipt.stage, receipt.last, int(now * 1000), payload)
 
 
 def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt, float]:
-    """The receipt, and when it was signed, in seconds. Raises WireError for one that is not in order."""
+    """Verify a receipt. Returns it and the time of signing in seconds. Raises WireError if it is invalid."""
     envelope = open_envelope(data, run_id, Kind.RECEIPT, RECEIPT_LIMIT)
     payload = bytes(envelope.payload)
     msgpack_guard.check(payload, RECEIPT_LIMIT)

@@ -1,9 +1,9 @@
-"""What the directory holds: peers' records and runs' manifests, each proving itself.
+"""The self-proving entries of the DHT: records of peers and manifests of runs.
 
-A stored record is the run id and a signed envelope, so that any node, of whatever run, can check the key, the
-owner and the age of what it is asked to keep. The envelope's sequence is the time of signing in microseconds:
-it orders a peer's records, and as the expiry is counted from it, replaying a record cannot prolong it. A
-manifest proves itself: its SHA-256 is the run id in its key, and its owner signed that.
+A stored record is a run id and a signed envelope. Any node of any run can therefore check the key, the owner
+and the age of what it is asked to store. The envelope's sequence is the time of signing in microseconds. It
+orders a peer's records. The expiry is counted from it, so replaying a record does not prolong its life. A
+manifest proves itself: its SHA-256 is the run id in its key, and the owner has signed that.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.manifest import MANIFEST_LIMIT, owner_statement
 
 RECORD_SECONDS = 120.0
-"""A record's life. Long enough to outlive a partition of 40 s and libp2p's dial back-off of 15 s after it
-(measured), and a lost announcement; short, because the dead stay listed until then."""
+"""Life of a record in seconds. It outlives a lost announcement, and a partition of 40 s plus the 15 s of
+libp2p's dial back-off after it (measured). It is short because dead peers stay listed until then."""
 ANNOUNCE_SECONDS = 30.0
-"""How often a peer announces itself: at most a third of the life, so that two in a row may be lost."""
+"""Announcement interval in seconds: at most a third of a record's life, so that two in a row may be lost."""
 RECORD_LIMIT = 4096
-"""Of a stored record in bytes, run id and envelope included."""
+"""Maximum size in bytes of a stored record, including run id and envelope."""
 MANIFEST_SECONDS = 600.0
-"""A stored manifest's life; whoever has it stores it again, its content cannot change."""
+"""Life of a stored manifest in seconds. Peers that have it store it again; its content cannot change."""
 SKEW_SECONDS = 3.0
-"""Clocks may differ by so much from the swarm's (hivemind's own bound)."""
+"""Maximum difference in seconds between a clock and the swarm's time (hivemind's own bound)."""
 RECORD_BYTES = RECORD_LIMIT - RUN_ID_BYTES
 _ADDRESSES, _TEXT = 16, 256
 _decoder: msgspec.msgpack.Decoder[PeerRecord] = msgspec.msgpack.Decoder(PeerRecord)
@@ -50,7 +50,7 @@ _decoder: msgspec.msgpack.Decoder[PeerRecord] = msgspec.msgpack.Decoder(PeerReco
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """A verified PeerRecord."""
+    """A verified `PeerRecord`."""
 
     record: PeerRecord
     peer: PeerId
@@ -58,12 +58,12 @@ class SignedRecord:
 
     @property
     def expires_seconds(self) -> float:
-        """Swarm time, seconds since 1970."""
+        """The expiry in swarm time, seconds since 1970."""
         return self.sequence / 1e6 + RECORD_SECONDS
 
 
 def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_seconds: float) -> bytes:
-    """Sign the own record at `now_seconds`, the directory's time (`Directory.now`)."""
+    """Sign this peer's own record at `now_seconds`, the DHT's time (`Directory.now`)."""
     data = seal(
         identity,
         run_id,
@@ -73,12 +73,13 @@ def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_secon
         int(now_seconds * 1e6),
         _encode(record),
     )
-    open_record(data, run_id)  # so that what nobody would take is found here, by its maker
+    open_record(data, run_id)  # so that its signer finds a record that no peer would accept
     return data
 
 
 def _encode(record: PeerRecord) -> bytes:
-    """Without an invite, and what was added after it, as it was before records had any."""
+    """Encode a record. Trailing fields from `invite` on are left out if they have their defaults. Such a
+    record equals one from before these fields existed."""
     fields: list[object] = msgspec.to_builtins(record, builtin_types=(bytes,))
     last = PeerRecord.__struct_fields__.index("invite") - len(PeerRecord.__struct_fields__)
     for default in reversed(PeerRecord.__struct_defaults__[last:]):
@@ -89,7 +90,8 @@ def _encode(record: PeerRecord) -> bytes:
 
 
 def open_record(data: bytes, run_id: RunId) -> SignedRecord:
-    """Verify, then decode. Raises Malformed, TooLarge, WrongRun or BadSignature. Age is the caller's."""
+    """Verify a record and decode it. The caller must check its age. Raises Malformed, TooLarge, WrongRun or
+    BadSignature."""
     envelope = open_envelope(data, run_id, Kind.RECORD, RECORD_BYTES - ENVELOPE_BYTES)
     msgpack_guard.check(envelope.payload, RECORD_BYTES)
     try:
@@ -101,6 +103,7 @@ def open_record(data: bytes, run_id: RunId) -> SignedRecord:
 
 
 def _check_fields(record: PeerRecord, envelope: Envelope) -> None:
+    """Raise Malformed unless the fields agree with the envelope and are within their limits."""
     texts = (record.role, record.version, *record.addresses)
     problems = [
         (record.peer != envelope.sender, "it speaks for another peer"),
@@ -127,9 +130,8 @@ class _Owner(msgspec.Struct):
 
 
 def open_manifest(signed: bytes, run_id: RunId) -> bytes:
-    """The canonical bytes, checked against the run id and the owner's signature.
-
-    Raises Malformed, TooLarge, WrongRun or BadSignature."""
+    """Check a manifest against the run id and the owner's signature, and return its canonical bytes. Raises
+    Malformed, TooLarge, WrongRun or BadSignature."""
     if len(signed) > MANIFEST_LIMIT:
         raise TooLarge(f"a manifest of {len(signed)} bytes; at most {MANIFEST_LIMIT} are allowed")
     if len(signed) <= SIGNATURE_BYTES:
@@ -148,14 +150,15 @@ def open_manifest(signed: bytes, run_id: RunId) -> bytes:
 
 
 class Remembered:
-    """The newest record of each peer and run that was seen, until it expires; bounded."""
+    """Keeps the newest record of each (run, peer) until it expires. The number of records is bounded."""
 
     def __init__(self, limit: int = 16 * 1024) -> None:
         self._limit = limit
         self._newest: OrderedDict[tuple[RunId, PeerId], tuple[SignedRecord, bytes]] = OrderedDict()
 
     def take(self, run_id: RunId, data: bytes) -> bool:
-        """Verify and remember; False if a newer one of this peer is known. Raises as `open_record` does."""
+        """Verify and keep a record. Returns False if a newer one of this peer is known. Raises as
+        `open_record` does."""
         signed = open_record(data, run_id)
         name = (run_id, signed.peer)
         known = self._newest.get(name)
@@ -168,7 +171,7 @@ class Remembered:
         return True
 
     def at(self, run_id: RunId, stage: int, now_seconds: float) -> dict[PeerId, bytes]:
-        """The unexpired records of a stage. A peer that has moved since is not among them."""
+        """Return the unexpired records of a stage. A peer that has moved since is left out."""
         expired = [name for name, (signed, _) in self._newest.items() if signed.expires_seconds < now_seconds]
         for name in expired:
             del self._newest[name]
@@ -180,9 +183,10 @@ class Remembered:
 
 
 def stage_key(run_id: RunId, stage: int) -> bytes:
-    """The directory's key of one stage of one run; subkeys are peer ids."""
+    """Return the DHT key of one stage of a run. Its subkeys are peer ids."""
     return b"swarmnet stage 1\0" + run_bytes(run_id) + struct.pack(">h", stage)
 
 
 def manifest_key(run_id: RunId) -> bytes:
+    """Return the DHT key of a run's manifest."""
     return b"swarmnet manifest 1\0" + run_bytes(run_id)

@@ -1,8 +1,8 @@
-"""The registry: which runs want to be found, under one key of the directory.
+"""The registry: a list of public runs, stored under one key of the DHT.
 
-An entry is a run id with its owner's key and signature over it, as the manifest carries them. Any peer of a
-run can store it, nobody can make one for a run that no owner has signed. It says nothing else: whoever reads
-it fetches the manifest by the id, which proves itself and says whether the run is `listed`.
+An entry is a run id with its owner's key and signature, as the manifest carries them. Any peer of a run can
+store the entry. No peer can forge one for a run that the owner has not signed. The entry contains nothing
+else: a reader fetches the manifest by the run id, and the manifest says whether the run is `listed`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.manifest import owner_statement
 
 LISTING_BYTES = RUN_ID_BYTES + PUBLIC_KEY_BYTES + SIGNATURE_BYTES
-"""128: shorter than any record, which tells them apart."""
+"""Size in bytes of an entry: 128. Any record is longer, which distinguishes the two."""
 LISTING_SECONDS = 600.0
-"""An entry's life; the run's peers store it again."""
+"""Life of an entry in seconds; the run's peers store it again."""
 RUNS_KEY = b"swarmnet runs 1\0"
-"""The registry's place in the directory; subkeys are run ids."""
+"""The registry's key in the DHT; its subkeys are run ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
+    """A verified entry of the registry."""
+
     run_id: RunId
     owner: PeerId
-    """Who signed; the manifest says whether that is the run's owner."""
+    """The peer that signed; only the manifest says whether it owns the run."""
 
 
 def seal_listing(run_id: RunId, owner: PeerId, signature: bytes) -> bytes:
-    """`signature`: the manifest's."""
+    """Build the entry of a run. `signature` is the owner's signature in the manifest."""
     data = run_bytes(run_id) + public_key_bytes(owner) + signature
     open_listing(data)
     return data
 
 
 def open_listing(data: bytes) -> Listing:
-    """Raises Malformed or BadSignature."""
+    """Verify an entry. Raises Malformed or BadSignature."""
     if len(data) != LISTING_BYTES:
         raise Malformed(f"an entry of the registry of {len(data)} bytes; it has {LISTING_BYTES}")
     run_id = RunId(data[:RUN_ID_BYTES].hex())

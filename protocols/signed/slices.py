@@ -1,11 +1,11 @@
-"""Slices of a contribution, for whoever adds them up: each can be proven by itself.
+"""Slices of a contribution, sent to the reducers that sum them. Each slice can be verified separately.
 
-What the contributor signs is an envelope around the digests of all slices, 16 bytes each; it goes with every
+The contributor signs an envelope around the digests of all slices, 16 bytes each. It is sent with every
 slice:
 
     body       envelope around SHA-256 (first 16 B) of slice 0, 1, ... | the slices that this receiver reduces
 
-On their way to a reducer the contributor's signature of its grant (grants.py), 64 bytes, comes before that.
+On the way to a reducer, the contributor's 64-byte signature of its grant (grants.py) precedes the body.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Verified: these are slices of this contribution."""
+    """Verified slices of one contribution."""
 
     sender: PeerId
     stage: int
     round: int
     tokens: int
-    """That the contribution says it stands for."""
+    """Number of tokens that the contribution claims to represent."""
     id: ContributionId
     data: Mapping[int, bytes]
-    """By shard."""
+    """The slices by shard."""
 
 
 def head_bytes(shards: int) -> int:
-    """What stands before the slices."""
+    """Return the size in bytes of the head before the slices."""
     return ENVELOPE_BYTES + DIGEST_BYTES * shards
 
 
 def sign_slices(
     identity: Identity, run_id: RunId, stage: int, round: int, tokens: int, slices: Sequence[bytes]
 ) -> tuple[bytes, ContributionId]:
-    """The head of a contribution's slices, and its name."""
+    """Sign the slices of a contribution. Returns their head and the contribution's id."""
     digests = b"".join(map(_digest, slices))
     head = seal(identity, run_id, Kind.SLICES, stage, round, told(tokens, round), digests)
     return head, open_envelope(head, run_id, Kind.SLICES, len(digests)).id
 
 
 def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> Slices:
-    """`shards`: whose slices the body has; `sizes`: bytes of every slice of the run. Raises as
-    `open_envelope`, and Malformed where a slice is not the one that was signed."""
+    """Verify and decode slices. `shards` lists the shards in the body; `sizes` has the bytes of every slice
+    of the run. Raises as `open_envelope` does, and Malformed if a slice is not the signed one."""
     count = len(sizes)
     if not shards or list(shards) != sorted(set(shards)) or not 0 <= shards[0] <= shards[-1] < count:
         raise Malformed(f"slices of the shards {list(shards)[:8]} of {count}")

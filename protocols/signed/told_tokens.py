@@ -1,7 +1,7 @@
-"""How many tokens a signed envelope says it stands for, in the number that only records and receipts need.
+"""Store a token count in the sequence of a signed envelope, which otherwise only records and receipts use.
 
-A contribution says how many tokens its gradient is of, a snapshot's root how many all settled rounds up to it
-had. Programs from before wrote the round there, which is below 2^32: they say nothing of tokens.
+A contribution stores the number of tokens of its gradient. A snapshot root stores the number of tokens of all
+settled rounds up to it. Earlier programs wrote the round there, which is below 2^32; it means no token count.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ _TOLD = 1 << 63
 
 
 def told(tokens: int | None, round: int) -> int:
-    """The envelope's sequence. None: not known; then it is the round, as before."""
+    """Return the envelope's sequence. If `tokens` is None (not known), it is the round, as in earlier
+    programs."""
     return round if tokens is None else _TOLD | min(tokens, _TOLD - 1)
 
 
 def tokens_in(sequence: int) -> int | None:
-    """What a verified envelope's sequence says; None: nothing."""
+    """Return the token count in a verified envelope's sequence, or None if it has none."""
     return sequence ^ _TOLD if sequence & _TOLD else None

@@ -1,1 +1,1 @@
-"""Finding others, and being found."""
+"""Find the other peers of a run, and announce this one."""

@@ -1,4 +1,4 @@
-"""A worker's presence in the directory: announced while it lives, and the others looked up."""
+"""Announce a worker in the DHT while it lives, and look up other peers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.own_start import OwnStart
 
 OPERATION_SECONDS = 10.0
-"""Deadline of one directory operation: two silent nodes on the way cost hivemind 6 s (measured)."""
+"""Deadline of one directory operation. Two silent nodes on the path cost hivemind 6 s (measured)."""
 FIRST_LOOKS = 3
 FIRST_LOOK_SECONDS = 1.0
-"""Peers that start together see one another's records about this late."""
+"""Interval of the first look-ups: peers that start together see each other's records about this late."""
 LOOK_SECONDS = 10.0
 MOST_ASKED = 32
-"""Peers of a stage that a newcomer tries to reach before it chooses, and judges the rest of the stage by."""
+"""Maximum peers of a stage that a newcomer dials before it chooses a stage. The share of answers is
+extrapolated to the rest of the stage."""
 ANSWER_SECONDS = 3.0
 EARLY = 6
 EARLY_SECONDS = 10.0
-"""The first announcements of a peer follow one another sooner: it has just become known what it can do."""
+"""Interval of a peer's first announcements, shorter because its speed has only just been measured."""
 AGAIN_SECONDS = 1.0
-"""After an announcement that nobody stored."""
+"""Pause after an announcement that no node stored."""
 
 
 class Presence:
+    """Announces the record of this peer and looks up the records of others."""
+
     def __init__(
         self,
         signed: SignedManifest,
@@ -47,7 +50,7 @@ class Presence:
         note: noted.Note,
         own_start: OwnStart | None = None,
     ) -> None:
-        """`own_start`: of the process; None: of this object."""
+        """Create the announcer. `own_start` is that of the process; if None, this object creates one."""
         self.signed = signed
         self.identity = identity
         self.transport = transport
@@ -58,18 +61,20 @@ class Presence:
         self._news = asyncio.Event()
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
-        """Which of these peers to count: a record outlives its peer. MOST_ASKED of each stage are tried, and
-        of its others the same share is counted as answered."""
+        """Return which of these peers to count as alive, because a record outlives its peer. Up to
+        `MOST_ASKED` peers of each stage are dialled. The same share of the remaining ones is counted as
+        alive."""
         stages: dict[int, list[PeerId]] = {}
         for peer, signed in records.items():
             if peer != self.transport.peer:
                 stages.setdefault(signed.record.stage, []).append(peer)
-        found = await asyncio.gather(*(self._there(peers, records, chance) for peers in stages.values()))
+        found = await asyncio.gather(*(self._alive(peers, records, chance) for peers in stages.values()))
         return set().union(*found)
 
-    async def _there(
+    async def _alive(
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
+        """Return the peers of one stage to count as alive."""
         if len(peers) > MOST_ASKED:
             peers = chance.sample(peers, len(peers))
         asked, others = peers[:MOST_ASKED], peers[MOST_ASKED:]
@@ -86,7 +91,7 @@ class Presence:
         return True
 
     async def look_up(self, stage: int) -> dict[PeerId, bytes] | None:
-        """Signed records of a stage by peer; None when the directory does not answer."""
+        """Return the signed records of a stage by peer, or None if the directory does not answer."""
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
@@ -94,7 +99,7 @@ class Presence:
             return None
 
     def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
-        """The own record as it is now, signed."""
+        """Return this peer's own current record, signed."""
         record = PeerRecord(
             self.transport.peer, stage, claims.role, list(self.transport.addresses), claims.round,
             claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
@@ -107,8 +112,8 @@ class Presence:
         return seal_record(self.identity, self.signed.run_id, record, self.directory.now())
 
     def judge_own(self, signed: SignedRecord) -> bool:
-        """Compare a record of the own key with the own start. Returns whether a later process has signed it.
-        Raises IdentityInUse if an earlier process is proved to live."""
+        """Compare a record of this peer's own key with its own start. Returns True if a process that started
+        later has signed it. Raises IdentityInUse if an earlier process is proved to be running."""
         started = signed.record.started
         other = self.own_start.saw(started, signed.sequence, self.directory.now())
         if other == "earlier":
@@ -116,16 +121,17 @@ class Presence:
         return other == "later"
 
     async def _look_for_own(self, stage: int) -> None:
-        """Judge the record that the directory has of this peer. A later process must see this one's soon."""
+        """Check the stored record of this peer's key. A process that started later must see this one's record
+        soon."""
         data = (await self.look_up(stage) or {}).get(self.transport.peer)
         if data is not None and self.judge_own(open_record(data, self.signed.run_id)):
             self.announce_now()
 
     async def announce_forever(self, stage: int, record: Callable[[], bytes]) -> None:
-        """Store the own record, and the manifest for newcomers, again and again."""
+        """Store this peer's record, and the manifest for newcomers, in regular intervals."""
         run, early = self.signed.run_id, EARLY
         while True:
-            if stage == NO_STAGE:  # A worker looks at its stages anyway.
+            if stage == NO_STAGE:  # A worker checks its stages anyway.
                 await self._look_for_own(stage)
             try:
                 stored = await self.directory.announce(run, stage, record(), OPERATION_SECONDS)
@@ -144,11 +150,11 @@ class Presence:
             self._news.clear()
 
     def announce_now(self) -> None:
-        """The record has changed: do not wait for its turn."""
+        """Announce at once, because the record has changed."""
         self._news.set()
 
     async def look_forever(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Call `look` now and then, more often at first."""
+        """Call `look` in regular intervals, which are shorter at first."""
         looks = 0
         while True:
             looks += 1

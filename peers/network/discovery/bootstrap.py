@@ -1,4 +1,4 @@
-"""Finding the run: bootstraps and remembered peers until one answers, and the manifest by its id."""
+"""Find the run: try bootstraps and remembered peers until one answers, and get the manifest by its id."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from swarmnet.identifiers import PeerId, RunId
 ANSWER_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 15.0
-"""libp2p's own dial back-off grows when it is asked more often after failures."""
+"""Maximum pause between attempts. libp2p's own dial back-off grows if it is asked more often after failures.
+"""
 FIRST_WORD_SECONDS = 5.0
 LONGEST_SILENCE_SECONDS = 600.0
-"""Between two lines that say that nobody answers."""
+"""Maximum seconds between two messages that no peer answers."""
 UNKNOWN_SECONDS = 60.0
-"""A manifest that is in the directory is found within a second; peers of a lab start within a minute."""
+"""Seconds to look for a manifest. One in the DHT is found within a second; a lab starts within a minute."""
 REMEMBERED_PEERS = 64
 
 
 
 class PeerCache:
-    """Addresses of peers met in this run, on disk: a way in when every bootstrap is gone."""
+    """Addresses of peers of this run, stored on disk for a restart when every bootstrap is gone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[str]:
-        """Multiaddrs, newest first; an unreadable file is as good as none."""
+        """Return multiaddrs, newest first. An unreadable file counts as empty."""
         try:
             content = json.loads(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -54,7 +55,8 @@ class PeerCache:
         return [a for a in addresses if _leads_to_a_peer(a)] if isinstance(addresses, list) else []
 
     def write(self, peers: Iterable[tuple[PeerId, Sequence[str]]]) -> None:
-        """What peers announce is their word: what is no address is left out."""
+        """Store the addresses of peers. Invalid addresses are left out, because peers may announce
+        anything."""
         met = [f"{address}/p2p/{peer}" for peer, addresses in peers for address in addresses[:2]]
         met = [address for address in met if _leads_to_a_peer(address)]
         addresses = list(dict.fromkeys([*met, *self.read()]))[:REMEMBERED_PEERS]
@@ -69,16 +71,17 @@ def _leads_to_a_peer(address: object) -> bool:
 
 
 class _Waiting:
-    """What is said while nobody answers: why, once, and then how long it has been, ever less often."""
+    """Decides when to report that no peer answers: a new reason at once, then the elapsed time less and less
+    often."""
 
     def __init__(self, now: float) -> None:
-        self._since, self._told, self._next = now, "", 0.0
+        self._since, self._reported, self._next = now, "", 0.0
 
     def line(self, reason: str, now: float) -> str:
-        """Empty: nothing is new."""
+        """Return the next message, or an empty string if there is nothing new."""
         passed = now - self._since
-        if reason != self._told:
-            self._told, self._next = reason, passed + FIRST_WORD_SECONDS
+        if reason != self._reported:
+            self._reported, self._next = reason, passed + FIRST_WORD_SECONDS
             return f"{reason}; asks again until somebody does (Ctrl+C stops)"
         if passed < self._next:
             return ""
@@ -90,9 +93,8 @@ async def join_directory(
     directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, say: Say,
     nearby: Callable[[], Sequence[str]] = tuple,
 ) -> None:  # fmt: skip
-    """Return when some bootstrap or remembered peer answers; say what is tried and when next.
-
-    `nearby`: multiaddrs found meanwhile on the local network, with which it goes as with bootstraps."""
+    """Return when a bootstrap or remembered peer answers, and report attempts to the user. `nearby` returns
+    multiaddrs found meanwhile on the local network, which are tried like bootstraps."""
     pause, waiting = FIRST_PAUSE_SECONDS, _Waiting(asyncio.get_running_loop().time())
     while True:
         tried = list(dict.fromkeys([*bootstraps, *nearby(), *cache.read()]))
@@ -109,8 +111,8 @@ async def join_directory(
 
 
 def manifest_here(run: str, kept: Path) -> SignedManifest | None:
-    """The run's manifest from a published file or from `kept`; None: neither is here. Raises RunFileError for
-    a file that is not what it claims."""
+    """Return the run's manifest from a published file or from `kept`, or None if neither exists. Raises
+    RunFileError if a file is not what it claims."""
     run_id = run_id_of(run)
     if run_id is None:
         return load_signed(Path(run))
@@ -126,8 +128,8 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
 async def find_manifest(
     run: str, directory: Directory, kept: Path, say: Say
 ) -> SignedManifest:
-    """As `manifest_here`, or from the directory, which is asked for a minute. Raises OtherVersion, and
-    UnknownRun for a run that nobody knows."""
+    """Return the manifest as `manifest_here` does, or look for it in the directory for a minute. Raises
+    OtherVersion, and UnknownRun if no peer knows the run."""
     here = await asyncio.to_thread(manifest_here, run, kept)
     if here is not None:
         return here

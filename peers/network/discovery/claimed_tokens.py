@@ -1,4 +1,4 @@
-"""Who has contributed how much, by their own records: claims, added up over restarts and moves."""
+"""Sum the tokens that peers claim in their records to have contributed, across restarts and moves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from protocols.signed.peer_record import PeerRecord
 
 MOST_KEPT = 8192
-"""Of peers and stages: beyond so many the smallest are forgotten."""
+"""Maximum number of (peer, stage) entries; beyond it the smallest are forgotten."""
 
 Key = tuple[str, int]
 """Peer and stage."""
@@ -16,20 +16,22 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class Contributions:
-    """Tokens whose gradients were committed."""
+    """Tokens whose gradients peers claim to have committed."""
 
     tokens: Counter[Key] = field(default_factory=Counter)
     names: dict[str, str] = field(default_factory=dict)
     joules: Counter[str] = field(default_factory=Counter)
-    """By peer: what its device has taken for them, as it has measured."""
+    """Energy in joules by peer, as its device measured it."""
 
     def first(self, record: PeerRecord) -> None:
-        """The first record seen of a peer, or the first after it was forgotten: it may have been counted."""
+        """Add the first record seen of a peer, or the first after it was forgotten. Its tokens may be counted
+        already."""
         known = self.tokens[record.peer, record.stage]
         self._set(record, max(known, record.tokens), max(self.joules[record.peer], record.joules))
 
     def grown(self, old: PeerRecord, new: PeerRecord) -> int:
-        """The peer's next record; how many tokens are new. After a move or a restart it counts from 0."""
+        """Add the next record of a peer, and return the number of new tokens. Counts restart at 0 after a
+        move or restart."""
         same = old.stage == new.stage and new.tokens >= old.tokens
         grown = new.tokens - old.tokens if same else new.tokens
         taken = max(0, new.joules - old.joules) if same else new.joules
@@ -37,6 +39,7 @@ class Contributions:
         return grown
 
     def _set(self, record: PeerRecord, tokens: int, joules: int) -> None:
+        """Set a peer's counts, and forget the smaller half of all entries beyond `MOST_KEPT`."""
         if tokens <= 0:
             return
         self.names[record.peer] = record.name
@@ -49,11 +52,12 @@ class Contributions:
             self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in kept})
 
     def of_stage(self, stage: int, most: int) -> int:
-        """By all together, nobody counting for more than `most`: one liar must not spoil the sum."""
+        """Return the sum over a stage, with each peer limited to `most`, so that one false claim cannot spoil
+        it."""
         return sum(min(tokens, most) for (_, held), tokens in self.tokens.items() if held == stage)
 
     def largest(self, count: int, most: int) -> list[tuple[str, str, int]]:
-        """(peer, name, tokens) of those who claim most, over all stages."""
+        """Return (peer, name, tokens) of the peers that claim most, over all stages."""
         peers: Counter[str] = Counter()
         for (peer, _), tokens in self.tokens.items():
             peers[peer] += min(tokens, most)

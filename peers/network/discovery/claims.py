@@ -1,4 +1,4 @@
-"""What a peer says of itself in its record, of whatever role it is."""
+"""The values that a peer of any role claims in its record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarmnet.resources.lines import UNKNOWN, Line
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Fields of a PeerRecord that change while a peer lives."""
+    """The fields of a `PeerRecord` that change while a peer lives."""
 
     state: str
     name: str = ""
@@ -38,15 +38,15 @@ class Claims:
 
 
 def plain_name(name: str) -> str:
-    """A person's word as records take it."""
+    """Return a user's text in the form that records allow."""
     return printable(name)[:NAME_CHARACTERS]
 
 
 def told_line(line: Line) -> tuple[int, int]:
-    """As records have it, up and down; 0: not known."""
+    """Return the bandwidth as (up, down) in bytes per second for a record; 0 if not known."""
     return int(line.up) if line.up < inf else 0, int(line.down) if line.down < inf else 0
 
 
 def line_of(record: PeerRecord) -> Line:
-    """As a record says."""
+    """Return the bandwidth that a record claims."""
     return Line(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)

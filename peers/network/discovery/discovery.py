@@ -1,4 +1,4 @@
-"""A worker's looks at the directory: who else is there, and whether the directory still is one."""
+"""A worker's regular look-ups: find other peers, and detect a split of the DHT."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from swarmnet.membership.machine import Membership
 from swarmnet.membership.overlay import RINGS
 
 ENOUGH = RINGS
-"""Peers of the group that take part, to learn from where it stands: neighbours of a large one on one side."""
+"""Number of active peers of the group that suffices to learn its state: a large group's neighbours on one
+side."""
 RECORD_LOOKS = 13
-"""So many looks, of 10 s, last longer than a record (RECORD_SECONDS, 120 s)."""
+"""Number of look-ups, 10 s apart, that last longer than a record (`RECORD_SECONDS`, 120 s)."""
 
 
 class Looking:
+    """Looks up other peers and this peer's own record in the directory."""
+
     def __init__(self, presence: Presence, neighbourhood: Neighbourhood, stages: int, say: Say) -> None:
-        """`stages`: of the run."""
+        """Create the look-ups. `stages` is the number of stages of the run."""
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.stages = stages
         self.say = say
         self.split = DirectorySplit()
         self._others = dict.fromkeys(range(stages), RECORD_LOOKS)
-        """Stages in which another process may use this identity, and looks in a row without its record."""
+        """Stages where another process may use this identity, with the number of look-ups in a row without
+        its record."""
 
     async def look(self) -> None:
-        """Learn who holds the own stage and the ones that microbatches come from or go to."""
+        """Look up the peers of this peer's own stage and of the adjacent stages."""
         membership = self.neighbourhood.membership
-        # Before the own stage: an own record that is newer would hide the other process's.
+        # Before the own stage: a newer own record would hide the other process's.
         await self._look_for_own(set(range(self.stages)) - {membership.stage, *membership.beside})
         answered: set[int] = set()
         found: set[PeerId] = set()
@@ -47,7 +51,7 @@ class Looking:
             self._compare(answered, found)
 
     async def _look_for_own(self, stages: set[int]) -> None:
-        """Look in these stages for a record of the own key: in all at first, then where there was one."""
+        """Look up records of this peer's own key in these stages: first in all, then where one was found."""
         me = self.neighbourhood.membership.me
         for stage in sorted(stages & self._others.keys()):
             records = await self.presence.look_up(stage)
@@ -61,6 +65,7 @@ class Looking:
                 del self._others[stage]
 
     def _compare(self, answered: set[int], found: set[PeerId]) -> None:
+        """Compare the linked peers with the peers that were found, and report a split of the directory."""
         peers = self.neighbourhood.known().items()
         linked = [peer for peer, known in peers if known.linked and known.stage in answered]
         before = self.split.suspected
@@ -77,11 +82,12 @@ class Looking:
 
 
 def met(membership: Membership) -> bool:
-    """All neighbours in the group are linked; or somebody who takes part is, and the others did not
-    answer: a record outlives its peer by up to two minutes; or enough are who take part: of those that a
-    crowd has records of many never answer.
+    """Return True if enough of the group is linked to learn its state.
 
-    Where nobody takes part the silent are waited for: all may be starting again, and have to agree."""
+    That is the case if all neighbours in the group are linked, or if enough active peers are. It also holds
+    if one active peer is linked and the others did not answer. A record outlives its peer by up to two
+    minutes, and the many records of a Sybil attack never answer. If no peer is active, silent peers are
+    waited for: all may be restarting and must agree."""
     if sum(known.linked and known.ready for known in membership.peers.values()
            if known.stage == membership.stage) >= ENOUGH:  # fmt: skip
         return True

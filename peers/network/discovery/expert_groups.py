@@ -1,8 +1,8 @@
-"""Who trains which experts, by what the records of a run's peers say; nobody else has counted.
+"""Summarize which peers train which experts, from the claims in peers' records, which are not verified.
 
-A group is trained by whom it stands in the records of: those that hold the stage and take part. When it was
-last trained is what the middle one of those says that know (of two the lower): who came later does not, nor
-who still makes up for rounds that the group has settled.
+A group's holders are the peers in step that name it in their records. When it was last trained is the median
+of those that know (of two the lower). Peers that joined later do not know, nor do those that still catch up
+with settled rounds.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from swarmnet.run.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """Of one stage."""
+    """The state of one expert group of one stage."""
 
     stage: int
     group: int
     first: int
-    """Of its experts, by their numbers in each layer."""
+    """Number of its first expert in each layer."""
     last: int
     holders: int
-    """Peers that train it."""
+    """Number of peers that train it."""
     trained: int | None
-    """The newest settled round in which it was; None: nobody knows."""
+    """The newest settled round in which it was trained; None if no peer knows."""
     settled: int | None
-    """Newest settled round of the stage; None: nobody is there."""
+    """The newest settled round of the stage; None if no peer is there."""
 
     @property
     def stale_rounds(self) -> int | None:
-        """Settled without it; None: not known."""
+        """Rounds settled since the group was last trained; None if not known."""
         if self.trained is None or self.settled is None:
             return None
         return max(0, self.settled - self.trained)
 
 
 def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator[ExpertGroup]:
-    """By stage, of a run whose peers each train one group; of another run none."""
+    """Yield the expert groups by stage. Yields nothing unless each peer of the run trains one group."""
     experts = manifest.model.experts
     if experts.groups < 2:
         return
-    told = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
+    in_step = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
     each = experts.count // experts.groups
     for stage in range(len(manifest.stages)):
-        of_stage = [record for record in told if record.stage == stage]
+        of_stage = [record for record in in_step if record.stage == stage]
         settled = settled_round(of_stage, stage)
-        knowing = [record for record in of_stage if _is_at_hand(record, manifest.rounds.window)]
+        knowing = [record for record in of_stage if _has_caught_up(record, manifest.rounds.window)]
         for group in range(experts.groups):
-            said = [round for record in knowing for round in record.experts_trained[group : group + 1]]
-            known = [round for round in said if round >= 0]
+            rounds = [round for record in knowing for round in record.experts_trained[group : group + 1]]
+            known = [round for round in rounds if round >= 0]
             yield ExpertGroup(
                 stage, group, group * each, (group + 1) * each - 1,
                 sum(record.experts_group == group for record in of_stage),
@@ -61,7 +61,7 @@ def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator
             )  # fmt: skip
 
 
-def _is_at_hand(record: PeerRecord, window: int) -> bool:
-    """Whether it has computed what it says is settled: somebody trained some experts in each round, or
-    nearly."""
+def _has_caught_up(record: PeerRecord, window: int) -> bool:
+    """Return True if the peer has computed the rounds that it reports as settled. Experts are trained in
+    nearly every round, so its newest trained round must be within `window` of them."""
     return max(record.experts_trained, default=-1) + window >= record.settled

@@ -1,8 +1,8 @@
-"""How far a run has come, for the day on which nobody of it is there: who remembers it, and who must know.
+"""Remember how far a run has come, in case all its peers are gone.
 
-A bootstrap that was given the run, and an archivist, tell it in their own signed records. Anybody can sign
-such a record. So it decides nothing but whether a peer that has no weights begins from the seed by itself, or
-waits and says what a person can do.
+Bootstraps that were given the run, and archivists, report it in their own signed records. Anyone can sign
+such a record. It therefore decides only whether a peer without weights starts from the seed automatically, or
+waits and shows the user what to do.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from protocols.signed.peer_record import NO_STAGE, PeerRecord
 from protocols.signed.records import SignedRecord, open_record
 
 REMEMBER = ("bootstrap", "archivist")
-"""Roles whose records tell how far the run has come."""
+"""Roles whose records report how far the run has come."""
 ASK_SECONDS = 10.0
 HIGHEST = 2**32 - 1
-"""As records and envelopes have room for."""
+"""The largest round that records and envelopes can hold."""
 
 
 class Height:
-    """The highest settled round of a run that was seen; in a file, so that a restart forgets nothing."""
+    """The highest settled round of a run that was seen. It is kept in a file across restarts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.round = self._read()
         self.trained = False
-        """Whether somebody trained when last looked at: what the dead have said expires only later."""
+        """True if some peer was training at the last update. Records of dead peers expire only later."""
 
     def saw(self, records: Iterable[SignedRecord], now: float) -> None:
-        """Of the first stage, which every microbatch passes, what the middle one of its peers says. `now`:
+        """Update from the median settled round of the first stage, which every microbatch passes. `now` is
         the directory's time."""
         here = [one for one in records if one.record.stage == 0 and one.record.state in IN_STEP]
-        told = [one.record.settled for one in here]
+        settled = [one.record.settled for one in here]
         self.trained = any(now - one.sequence / 1e6 < QUIET_SECONDS for one in here)
-        if told and median_low(told) > self.round:
-            self.round = median_low(told)
+        if settled and median_low(settled) > self.round:
+            self.round = median_low(settled)
             write_atomically(self.path, json.dumps({"settled": self.round}).encode())
 
     def _read(self) -> int:
-        """-1: none yet; a damaged file is as good as none."""
+        """Return the stored round; -1 if there is none or the file is damaged."""
         try:
             kept = json.loads(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -62,7 +62,8 @@ class Height:
 
 
 class Elsewhere:
-    """Whether a run was trained by peers that are not here now, asked by one that has no weights of it."""
+    """Finds out whether a run was trained by peers that are gone. Used by a peer that has no weights of
+    it."""
 
     def __init__(
         self,
@@ -73,8 +74,9 @@ class Elsewhere:
         stage: Callable[[], int],
         say: Say,
     ) -> None:
-        """`ends`: the last round, if the owner has ordered one; `from_seed`: the person knows;
-        `may_be_empty`: whether the run goes on without anybody in the own `stage`."""
+        """Create the check for this peer's own `stage`. `ends` returns the last round if the owner ordered
+        one. `from_seed` is True if the user allows a new start. `may_be_empty` returns whether the run
+        continues without any peer in the stage."""
         self.presence = presence
         self.ends = ends
         self.from_seed = from_seed
@@ -82,44 +84,47 @@ class Elsewhere:
         self.stage = stage
         self.say = say
         self.why = ""
-        """Why this peer waits for weights, and what a person can type, in one sentence; empty: it does not
+        """Why this peer waits for weights and which command helps, in one sentence; empty if it does not
         wait."""
-        self._asked_at, self._first, self._height = float("-inf"), -1, -1
-        self._told = -1
-        """As `_height`, by the first stage and roles that remember it: other stages may differ by a round."""
+        self._updated_at, self._first, self._height = float("-inf"), -1, -1
+        self._reported = -1
+        """Like `_height`, but only from the first stage and from REMEMBER; other stages may differ by a
+        round."""
 
     async def height(self) -> int:
-        """The highest settled round that anybody tells; -1: nobody tells one."""
-        await self._ask()
+        """Return the highest settled round that any peer reports; -1 if there is none."""
+        await self._update()
         return self._height
 
     async def first_stage(self) -> int:
-        """What most of the first stage have settled, by their own word; where none of it is in the directory,
-        what is remembered. An end goes by this, not by the highest: one forged record must not bring it."""
-        await self._ask()
+        """Return the median settled round of the first stage's peers, or the remembered round if there are
+        none. The end of a run depends on this, not on the highest round, which one forged record could
+        set."""
+        await self._update()
         return self._first if self._first >= 0 else self._height
 
-    async def _ask(self) -> None:
+    async def _update(self) -> None:
+        """Look up the reported rounds again, at most every `ASK_SECONDS`."""
         now = asyncio.get_running_loop().time()
-        if now >= self._asked_at + ASK_SECONDS:
-            self._asked_at = now
-            told = [one.settled for one in await self._records(NO_STAGE) if one.role in REMEMBER]
-            # Who has just gone is in the directory for two minutes more, and nobody tells in its place yet.
+        if now >= self._updated_at + ASK_SECONDS:
+            self._updated_at = now
+            remembered = [one.settled for one in await self._records(NO_STAGE) if one.role in REMEMBER]
+            # The records of peers that just left remain for two minutes, before others report in their place.
             first = [one.settled for one in await self._records(0) if one.settled >= 0]
             self._first = median_low(first) if first else -1
-            # No stage comes far alone, and after two minutes nothing is left of a stage that was lost.
+            # No stage advances alone, and after two minutes no record is left of a stage that was lost.
             manifest, beside = self.presence.signed.manifest, []
             for stage in manifest.beside(self.stage()):
                 if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
                     beside += [settled] if settled is not None else []
-            self._told = max([self._first, *told])
-            self._height = max([self._told, *beside])
+            self._reported = max([self._first, *remembered])
+            self._height = max([self._reported, *beside])
 
     async def _records(self, stage: int) -> list[PeerRecord]:
         found = []
         for data in (await self.presence.look_up(stage) or {}).values():
-            with suppress(WireError):  # The gate lets none in; a directory without one might.
+            with suppress(WireError):  # The gate removes them; another directory might not.
                 found.append(open_record(data, self.presence.signed.run_id).record)
         return found
 
@@ -128,18 +133,18 @@ class Elsewhere:
         return f"{export_hint(self.presence.signed, Path('STATE'), ())}; {archive}"
 
     async def waits(self, lost_round: int = -1) -> bool:
-        """Whether not to begin from the seed now; `why` says it then. `lost_round`: the newest round in the
-        names of own checkpoints that are all damaged; -1: there are none. Raises UserError where it would
-        wait for ever: the run is over."""
+        """Return True if this peer must not start from the seed now; `why` then explains it. `lost_round` is
+        the newest round in the names of its own checkpoints if all are damaged, or -1. Raises UserError if
+        the run is over, because the wait would never end."""
         was, self.why = self.why, ""
         lost = lost_round >= 0
         if self.from_seed or (not lost and self.may_be_empty()):
             return False
         height, ends = max(lost_round, await self.height()), self.ends()
         if not lost and height < self.presence.signed.manifest.rounds.snapshot_rounds:
-            return False  # Hardly anything would be lost, and no peer has had a snapshot to keep.
+            return False  # Little would be lost, and no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
-            ended_at = self._told if self._told >= ends else height
+            ended_at = self._reported if self._reported >= ends else height
             raise UserError(
                 f"this run has ended at round {ended_at}, as its owner ordered: nothing is left to train. "
                 f"The peers that took part have the weights: {self._how_to_export()}"

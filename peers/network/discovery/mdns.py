@@ -1,9 +1,9 @@
-"""Peers of one run on one local network find each other by multicast DNS, without a bootstrap.
+"""Find peers of one run on the local network by multicast DNS, without a bootstrap.
 
-A service `<peer id>._swarmnet._tcp.local.` with the TXT entries `run` (16 hexadecimal digits that only who
-knows the run can compare, or `any`: a bootstrap for all) and `a0` to `a3` (multiaddrs). Anyone on the network
-can say anything here: what is found is no more than an address to dial, where p2pd demands the peer's key.
-Done with zeroconf (the extra `lan`), in the peer's own event loop.
+Each peer announces a service `<peer id>._swarmnet._tcp.local.` with TXT entries. `run` has 16 hexadecimal
+digits that only peers that know the run can compare, or `any` for a bootstrap of all runs. `a0` to `a3` are
+multiaddrs. Anyone on the network can announce anything. A result is only an address to dial, and p2pd
+verifies the peer's key there. This uses zeroconf (the extra `lan`) in the peer's own event loop.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ from swarmnet.identifiers import PeerId
 SERVICE = "_swarmnet._tcp.local."
 ANY = "any"
 ADDRESSES = 4
-"""Announced, and taken, of one peer."""
+"""Maximum number of addresses that are announced and accepted per peer."""
 ADDRESS_BYTES = 200
-"""A TXT entry has at most 255."""
+"""Maximum bytes of an address; a TXT entry has at most 255."""
 PEERS = 32
-"""Kept; of a network with more, the newest."""
+"""Maximum number of peers kept; in larger networks the newest."""
 ASK_SECONDS = 3.0
 STOP_SECONDS = 3.0
-"""zeroconf says goodbye three times, 125 ms apart."""
+"""Timeout for stopping in seconds. zeroconf announces the end three times, 125 ms apart."""
 
 
 class NoLan(Exception):
-    """There is no multicast here, or zeroconf is not installed; the message says which."""
+    """There is no multicast here, or zeroconf is not installed. The message says which."""
 
 
 def installed() -> bool:
+    """Return True if zeroconf is installed."""
     return importlib.util.find_spec("zeroconf") is not None
 
 
 def mark(run: str | None) -> str:
-    """What stands for a run on the network: nobody who does not know its id learns it there."""
+    """Return the text that identifies a run on the network. It does not reveal the run's id."""
     return ANY if run is None else hashlib.sha256(b"swarmnet lan 1\0" + run.encode()).hexdigest()[:16]
 
 
 def local_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Those of `addresses` at which the neighbours could reach this peer."""
+    """Return those addresses at which peers of the local network could reach this peer."""
     found = []
     for address in addresses:
         parts = address.split("/")
@@ -69,7 +70,8 @@ def local_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
 def heard(
     name: str, entries: Mapping[bytes, bytes | None], run: str | None
 ) -> tuple[PeerId, list[str]] | None:
-    """The peer and its multiaddrs with /p2p/ in a service, if it is of this run and as it should be."""
+    """Return the peer and its multiaddrs with /p2p/ in a service, or None if it is of another run or
+    invalid."""
     peer = name.removesuffix(f".{SERVICE}")
     marked = (entries.get(b"run") or b"")[:16].decode(errors="replace")
     if run is not None and marked not in (mark(run), ANY):
@@ -91,9 +93,8 @@ def heard(
 async def neighbours(
     config: PeerFile, peer: PeerId, addresses: Sequence[str], say: Say
 ) -> AsyncIterator[Lan | None]:
-    """The local network of a peer for as long as it is needed; None where there is none.
-
-    UserError where the peer file insists on one."""
+    """Announce and browse on the local network while the context is active. Yields None if there is no
+    multicast. Raises UserError if the peer file requires it."""
     lan = None
     if config.lan is True or (config.lan == "auto" and installed()):
         run = None
@@ -115,7 +116,7 @@ async def neighbours(
 
 
 class Lan:
-    """Announces one peer and hears of others, until closed. Make it with `start`."""
+    """Announces one peer and finds others until closed. Create it with `start`."""
 
     def __init__(self, peer: PeerId, run: str | None) -> None:
         self._peer, self._run = peer, run
@@ -123,14 +124,15 @@ class Lan:
         self._browser: Any = None
         self._service: Any = None
         self._peers: OrderedDict[PeerId, list[str]] = OrderedDict()
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
         self._announcing: asyncio.Task[Any] | None = None
-        """Takes a second: is the name free?"""
-        self._heard = asyncio.Event()
+        """Takes a second, because zeroconf checks whether the name is free."""
+        self._peer_found = asyncio.Event()
 
     @classmethod
     def start(cls, peer: PeerId, addresses: Sequence[str], run: str | None) -> Lan:
-        """`addresses`: where others reach this peer; `run`: its id; None: for any. Raises NoLan."""
+        """Start. `addresses` are those of this peer; `run` is its run id, or None for any run. Raises
+        NoLan."""
         if not installed():
             raise NoLan("zeroconf is not installed")
         local = local_addresses(addresses)
@@ -141,6 +143,7 @@ class Lan:
         return lan
 
     def _begin(self, addresses: Sequence[str]) -> None:
+        """Start zeroconf, browse for services and announce this peer. Raises NoLan."""
         from zeroconf import Error, InterfaceChoice, IPVersion
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
@@ -160,18 +163,18 @@ class Lan:
         self._announcing = asyncio.create_task(announcing, name="lan announcing")
 
     def _seen(self, zeroconf: object, service_type: str, name: str, state_change: Enum) -> None:
-        """A service came, changed or went; called by zeroconf in the event loop."""
-        if name == f"{self._peer}.{SERVICE}" or name in self._asking or len(self._asking) >= PEERS:
+        """Handle a service that appeared, changed or ended. Called by zeroconf in the event loop."""
+        if name == f"{self._peer}.{SERVICE}" or name in self._requests or len(self._requests) >= PEERS:
             return
         if state_change.name == "Removed":
             self._peers.pop(PeerId(name.removesuffix(f".{SERVICE}")), None)
             return
-        task = asyncio.create_task(self._ask(name), name="lan")
-        self._asking[name] = task
-        task.add_done_callback(lambda _: self._asking.pop(name, None))
+        task = asyncio.create_task(self._request(name), name="lan")
+        self._requests[name] = task
+        task.add_done_callback(lambda _: self._requests.pop(name, None))
 
-    async def _ask(self, name: str) -> None:
-        """What the service says of itself."""
+    async def _request(self, name: str) -> None:
+        """Request the entries of a service and remember its peer."""
         from zeroconf import Error
         from zeroconf.asyncio import AsyncServiceInfo
 
@@ -179,7 +182,7 @@ class Lan:
         try:
             if not await service.async_request(self._zeroconf.zeroconf, 1000 * ASK_SECONDS):
                 return
-        except (OSError, Error):  # It has a name that is none, or the network went away.
+        except (OSError, Error):  # Its name is invalid, or the network went away.
             return
         found = heard(name, service.properties, self._run)
         if found is None:
@@ -189,24 +192,24 @@ class Lan:
         self._peers.move_to_end(peer)
         while len(self._peers) > PEERS:
             self._peers.popitem(last=False)
-        self._heard.set()
+        self._peer_found.set()
 
     async def anybody(self, deadline_seconds: float) -> bool:
-        """Wait until some other peer was heard of; False at the deadline."""
+        """Wait until another peer was found. Returns False at the deadline."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._heard.wait()
+                await self._peer_found.wait()
         except TimeoutError:
             return False
         return True
 
     def found(self) -> list[str]:
-        """Multiaddrs of the peers on this network, with /p2p/, the newest first."""
+        """Return multiaddrs with /p2p/ of the peers found on this network, newest first."""
         return [address for addresses in reversed(self._peers.values()) for address in addresses]
 
     async def close(self) -> None:
-        """Say goodbye and stop."""
-        tasks: list[asyncio.Task[Any]] = list(self._asking.values())
+        """Withdraw the announcement and stop."""
+        tasks: list[asyncio.Task[Any]] = list(self._requests.values())
         if self._announcing is not None:
             tasks.append(self._announcing)
         for task in tasks:

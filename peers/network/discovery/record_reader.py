@@ -1,4 +1,4 @@
-"""Who is there, by the directory: the newest signed record of every peer."""
+"""Read the newest signed record of every peer from the directory, and summarize the records."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.placement.standstill import Standing, stuck_stages
 
 LOOK_UP_SECONDS = 10.0
-"""Deadline of one look-up (as in announcer.py)."""
+"""Deadline of one look-up in seconds (as in announcer.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
 IN_STEP = ("training", "held", "ended")
-"""A peer of a run that its owner paused or ended has the weights and the rounds of its group as before."""
+"""States of peers that have the weights and follow the rounds. `held` and `ended` are set by the owner's
+order."""
 WAITING = ("connecting", "joining")
-"""A peer in one of these states has no weights yet."""
+"""States of peers that have no weights yet."""
 OBSERVER = "observer"
-"""Its role, in its record."""
+"""The role of an observer in its record."""
 
 
 def opened(records: Iterable[bytes], run: RunId) -> Iterator[SignedRecord]:
-    """Those that can be read. The gate lets no other in; a directory without one might."""
+    """Yield the records that can be verified. The gate removes others; another directory might not."""
     for data in records:
         with suppress(WireError):
             yield open_record(data, run)
 
 
 def newest(records: Iterable[SignedRecord]) -> dict[PeerId, SignedRecord]:
-    """One of each peer: who has moved, or is paused, stands under its old stage for a while."""
+    """Return the newest record of each peer. A peer that moved or paused is still listed in its old stage for
+    a while."""
     found: dict[PeerId, SignedRecord] = {}
     for signed in records:
         known = found.get(signed.peer)
@@ -44,13 +46,13 @@ def newest(records: Iterable[SignedRecord]) -> dict[PeerId, SignedRecord]:
 
 
 async def look(directory: Directory, run: RunId, stages: int) -> dict[PeerId, SignedRecord]:
-    """Of every stage, and of those without one. Raises WireError if the directory is silent about any: a
-    stage of which nothing is known must not pass for an empty one."""
+    """Look up the records of every stage and of peers without a stage. Raises WireError if the directory does
+    not answer for any of them: an unknown stage must not count as empty."""
     asked = (directory.look_up(run, stage, LOOK_UP_SECONDS) for stage in range(-1, stages))
     found: list[SignedRecord] = []
     for records in await asyncio.gather(*asked):
         found += opened(records.values(), run)
-        await asyncio.sleep(0)  # Between many signatures the loop has other work.
+        await asyncio.sleep(0)  # Yield to the event loop between many signature checks.
     return newest(found)
 
 
@@ -59,8 +61,8 @@ def waits_for_weights(record: PeerRecord) -> bool:
 
 
 def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, int]:
-    """Return stage -> peers that wait there for weights which no peer of it has. A peer that leaves counts
-    no more: its last record outlives it."""
+    """Return a map of stage to the number of peers that wait there for weights that no peer of the stage has.
+    Peers in state `leaving` are not counted, because their last record outlives them."""
     standing = [
         Standing(record.stage, waits_for_weights(record), record.round)
         for record in records
@@ -70,36 +72,37 @@ def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, i
 
 
 def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
-    """In all settled rounds of a stage, by the middle one of those who are in step (of two the lower); None:
-    nobody says it."""
-    told = [record.settled_tokens for record in records
+    """Return the tokens in all settled rounds of a stage: the median of the peers in step (of two the lower).
+    Returns None if no peer reports it."""
+    values = [record.settled_tokens for record in records
             if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
-    return median_low(told) if told else None
+    return median_low(values) if values else None
 
 
 def settled_round(records: Iterable[PeerRecord], stage: int) -> int | None:
-    """Newest settled round of a stage, by the middle one of those who are in step (of two the lower), as
-    `settled_tokens`; -1: they say none; None: nobody is in step."""
-    told = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
-    return median_low(told) if told else None
+    """Return the newest settled round of a stage: the median of the peers in step (of two the lower). -1
+    means that they report none. Returns None if no peer is in step."""
+    values = [record.settled for record in records if record.stage == stage and record.state in IN_STEP]
+    return median_low(values) if values else None
 
 
 def usual_round(records: Iterable[PeerRecord]) -> int | None:
-    """Of the middle one of those who are in step, of any stage (of two the higher); None: nobody is."""
-    told = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
-    return median_high(told) if told else None
+    """Return the median round of the peers in step of any stage (of two the higher); None if there is
+    none."""
+    values = [record.round for record in records if record.stage >= 0 and record.state in IN_STEP]
+    return median_high(values) if values else None
 
 
 def usual_loss(records: Iterable[PeerRecord]) -> float | None:
-    """Of those who are in step, the median; None: nobody says one."""
-    told = [record.loss for record in records
+    """Return the median loss of the peers in step; None if no peer reports one."""
+    values = [record.loss for record in records
             if record.stage >= 0 and record.state in IN_STEP and record.loss is not None]  # fmt: skip
-    return median(told) if told else None
+    return median(values) if values else None
 
 
 def eval_loss(records: Iterable[PeerRecord], own: float | None = None) -> float | None:
-    """On held-out text: the middle one of what observers say (of two the lower) and of this peer's `own`;
-    None: none is there."""
-    told = [record.loss for record in records if record.role == OBSERVER and record.loss is not None]
-    told += [own] if own is not None else []
-    return median_low(told) if told else None
+    """Return the loss on held-out text: the median of the observers and this peer's `own` (of two the lower).
+    Returns None if there is none."""
+    values = [record.loss for record in records if record.role == OBSERVER and record.loss is not None]
+    values += [own] if own is not None else []
+    return median_low(values) if values else None

@@ -1,4 +1,4 @@
-"""Keeps a running peer findable: its bootstraps are asked again, with and without an earlier failure."""
+"""Keep a running peer discoverable by contacting its bootstraps regularly, even if they never failed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, WaysIn
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the routing table, which cost nothing."""
+"""Interval of the checks of the routing table in seconds; they cost nothing."""
 
 
 class Rejoinable(Protocol):
-    """The part of a directory that this module uses (DhtDirectory)."""
+    """The part of a directory that this module uses (`DhtDirectory`)."""
 
     def met(self) -> Collection[PeerId]: ...
 
@@ -26,13 +26,14 @@ class Rejoinable(Protocol):
 
 
 class Rejoining:
-    """Asks in the pauses that `WaysIn` chooses, and reports a change to the log and the metric."""
+    """Contacts bootstraps at the times that `WaysIn` chooses, and reports changes to the user and the
+    metric."""
 
     def __init__(
         self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
         *, me: PeerId, say: Say, set_lost: Callable[[float], object], chance: Random,
     ) -> None:  # fmt: skip
-        """`bootstraps`, `remembered`: multiaddrs; `set_lost` sets the gauge."""
+        """Create the checks. `bootstraps` and `remembered` are multiaddrs; `set_lost` sets the gauge."""
         self.directory = directory
         self.bootstraps = [address for address in bootstraps if split_multiaddr(address)[0] != me]
         self.remembered = remembered
@@ -42,7 +43,7 @@ class Rejoining:
         self.ways = WaysIn([split_multiaddr(address)[0] for address in self.bootstraps], chance)
 
     async def run(self) -> None:
-        """Until it is cancelled. Begins after the peer has joined."""
+        """Run until cancelled. The checks begin after the peer has joined."""
         joined = not self.bootstraps
         while True:
             joined = joined or bool(self.directory.met())
@@ -51,7 +52,7 @@ class Rejoining:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Ask the peers that are due, and report a loss or a return."""
+        """Contact the peers that are due, and report a loss or a return."""
         before = self.ways.lost
         clock = asyncio.get_running_loop()
         remembered: Sequence[str] = self.remembered() if self.ways.wants_remembered else ()

@@ -1,4 +1,4 @@
-"""The way into a run for who only looks or asks, with an identity that is thrown away."""
+"""Join a run with a throw-away identity, for commands that only inspect it or request inference."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from protocols.reachability.relay_client import circuits_through
 from protocols.signed.identity import load_or_create
 
 FIND_SECONDS = 60.0
-"""For a bootstrap to answer and the manifest to come."""
+"""Timeout for a bootstrap to answer and the manifest to arrive."""
 LOOK = "is the address right? swarmnet doctor --run RUN --bootstrap ADDRESS"
-"""What to do where that was too short."""
+"""The hint for the user after this timeout."""
 
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A run that was found, and what it was found with."""
+    """A run that was found, and the connection to it."""
 
     signed: SignedManifest
     transport: P2pdTransport
@@ -40,8 +40,8 @@ class Reached:
 async def reaching(
     run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say
 ) -> AsyncIterator[Reached]:
-    """A visitor of one run. `run`: a run id or a published file; `cache`: addresses to try besides. NoAnswer
-    if nobody is reached, RunFileError for a bad file."""
+    """Visit one run, and yield the connection. `run` is a run id or a published file; `cache` has additional
+    addresses to try. Raises NoAnswer if no peer is reached, and RunFileError for an invalid file."""
     async with entering(bootstraps, cache, say) as (transport, directory):
         with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
             try:
@@ -56,7 +56,7 @@ async def reaching(
 async def entering(
     bootstraps: Sequence[str], cache: PeerCache, say: Say
 ) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
-    """A visitor on p2pd, with an identity of its own that is thrown away. NoAnswer if nobody is reached."""
+    """Start p2pd with a throw-away identity and join the directory. Raises NoAnswer if no peer is reached."""
     with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
         place = Path(folder)
         load_or_create(place / "identity.key")
@@ -78,7 +78,8 @@ async def entering(
 
 
 def _options(addresses: Sequence[str]) -> DaemonOptions:
-    """It only dials, so it asks no router for a port; peers that are reached through a relay need one."""
+    """Return the options of a p2pd that only dials. It requests no port from a router, but must be able to
+    use relays."""
     if all("/127.0.0.1/" in address for address in addresses):
         return LOOPBACK
     return DaemonOptions(auto_nat=False, nat_port_map=False)

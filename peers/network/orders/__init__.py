@@ -1,1 +1,1 @@
-"""The owner's orders, as a peer hears them and passes them on."""
+"""Receive, apply and republish the orders of the run's owner."""

@@ -1,4 +1,4 @@
-"""Whether the run's owner lets this peer take part: looked at before it begins, and as long as it runs."""
+"""Check whether the run's owner lets this peer take part, before it starts and while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import Order
 
 CHECK_SECONDS = 60.0
-"""An invite runs out without any news; whoever opens links again and again is refused from then on."""
+"""Interval of the checks in seconds. An invite expires without any message. From then on, links that are
+opened again are refused."""
 
 
 async def first_look(
@@ -25,7 +26,7 @@ async def first_look(
     deadline_seconds: float,
     note: noted.Note,
 ) -> None:
-    """Ask the directory once before anything starts. UserError if this peer is not to take part."""
+    """Ask the directory for orders once before anything starts. Raises UserError if this peer is excluded."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
@@ -34,16 +35,14 @@ async def first_look(
 
 
 async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) -> None:
-    """Until it is cancelled. UserError as soon as this peer is not to take part any more.
-
-    What others say of it does not count: anybody can refuse anybody. They send the order with their refusal.
-    """
+    """Run until cancelled. Raises UserError as soon as this peer is excluded. A refusal by another peer does
+    not count, because any peer can refuse any other. It comes with the order."""
     news = asyncio.Event()
 
-    def heard(before: Order, now: Order) -> None:
+    def on_order(before: Order, now: Order) -> None:
         news.set()
 
-    book.heard.append(heard)
+    book.heard.append(on_order)
     try:
         while True:
             news.clear()
@@ -52,4 +51,4 @@ async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) ->
                 async with asyncio.timeout(CHECK_SECONDS):
                     await news.wait()
     finally:
-        book.heard.remove(heard)
+        book.heard.remove(on_order)

@@ -1,4 +1,4 @@
-"""Who is let in: bans and invites, as the owner's newest order and the manifest say."""
+"""Decide which peers are admitted, by the bans and invites in the owner's newest order and the manifest."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import MOST_PEERS
 
 INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
-"""So much later an invite ends: the swarm's time is what others say, and may be ahead of this machine's clock
-by as much. None ends before that clock says so."""
+"""Seconds by which an invite's expiry is extended. The swarm's time comes from other peers and may be ahead
+of this machine's clock by that much. Thus no invite ends before this clock says so."""
 LIAR = "false_sums"
-"""Why a convicted peer is not let in: for what it added up, or for what it contributed."""
+"""Refusal code of a peer that was convicted of a false result or contribution."""
 REMEMBERED_INVITES = MOST_PEERS
-"""One of each peer that is known."""
+"""Maximum number of remembered invites: one per known peer."""
 
 
 class Gatekeeper:
-    """`Admission` of a run with an owner who orders."""
+    """The `Admission` of a run whose owner gives orders."""
 
     def __init__(self, book: OrderBook, invite: bytes, now: Callable[[], float]) -> None:
-        """`invite`: the own one as it is shown (`prove_invite`), or empty; `now`: the swarm's time in
-        seconds."""
+        """Create the gatekeeper. `invite` is this peer's own as shown to others (`prove_invite`), or empty;
+        `now` returns the swarm's time in seconds."""
         self.book = book
         self.invite = invite
         self.now = now
         self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
-        """The invites with which peers came in, and that were found in their records."""
+        """The verified invites that admitted peers have shown in `Hello` or in records."""
         self.convicted: Container[PeerId] = frozenset()
-        """Of lies, with proof (swarmnet/rounds/audits.py)."""
+        """Peers convicted with proof (swarmnet/rounds/audits.py)."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
         """See `Admission.refusal`."""
@@ -65,11 +65,12 @@ class Gatekeeper:
         shown, found = self._shown.get(peer, (b"", None))
         if found is None or invite not in (b"", shown):
             return self.refusal(peer, invite) is None
-        return found.id not in self.book.order.revoked and not self.shuns(peer)  # Who is in stays in.
+        # An admitted peer stays admitted.
+        return found.id not in self.book.order.revoked and not self.shuns(peer)
 
     @property
     def record_invite(self) -> bytes:
-        """What the own record carries of the own invite; empty in a run that is open to all."""
+        """This peer's own invite for its record; empty if the run is open to all."""
         return self.invite if self.by_invite else b""
 
     def shuns(self, peer: PeerId) -> bool:
@@ -77,7 +78,7 @@ class Gatekeeper:
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        """See `Admission.evidence`: the owner's order, if there is one."""
+        """See `Admission.evidence`. Returns the owner's order, if there is one."""
         return [OrderIs(self.book.held.data)] if self.book.held is not None else []
 
     @property
@@ -86,7 +87,7 @@ class Gatekeeper:
         return self.book.signed.manifest.access == "invite"
 
     def parted(self) -> dict[PeerId, tuple[str, str]]:
-        """Who is to go by the newest order: code and reason by peer."""
+        """Return the peers that the newest order excludes, with code and reason."""
         order = self.book.order
         banned = {
             ban.peer: ("banned", f"the run's owner has banned this peer: {ban.reason}") for ban in order.bans
@@ -99,7 +100,7 @@ class Gatekeeper:
         return {**revoked, **banned}
 
     def check_self(self, me: PeerId) -> None:
-        """Raise UserError if this peer cannot take part, whatever others would say of it."""
+        """Raise UserError if this peer itself cannot take part."""
         refused = self.refusal(me, self.invite)
         if refused is None:
             return
@@ -115,7 +116,7 @@ class Gatekeeper:
         return manifest.contact or manifest.owner
 
     def _open(self, peer: PeerId, invite: bytes) -> Invite:
-        """Verified once."""
+        """Verify an invite, once."""
         if not invite:
             raise NoInvite("the run takes peers by invite only, and none was shown")
         shown, found = self._shown.get(peer, (b"", None))
@@ -125,6 +126,6 @@ class Gatekeeper:
 
 
 class NoInvite(WireError):
-    """Nothing was shown where an invite is needed."""
+    """No invite was shown where one is required."""
 
     code = "not_invited"

@@ -1,4 +1,4 @@
-"""The newest order of a run's owner, as this peer knows it: on disk, and told to whom it concerns."""
+"""Keep the newest order of a run's owner, in memory and on disk, and notify the parts that it concerns."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ from protocols.signed.orders import SignedOrder, open_order
 from swarmnet.run.owner_orders import NO_ORDER, Order
 
 Heard = Callable[[Order, Order], None]
-"""(order before, order now)."""
+"""Called with (order before, order now)."""
 
 
 class OrderBook:
+    """Holds the newest order that this peer knows."""
+
     def __init__(self, signed: SignedManifest, kept: Path | None, note: noted.Note, say: Say) -> None:
-        """`kept`: where the order survives a restart; None: nowhere."""
+        """Create the book. `kept` is the file in which the order survives a restart; None if there is
+        none."""
         self.signed = signed
         self.kept = kept
         self.note = note
         self.say = say
         self.held: SignedOrder | None = None
         self.heard: list[Heard] = []
-        """Called when a newer order has come."""
+        """Called when a newer order has arrived."""
         self._read()
 
     @property
     def order(self) -> Order:
+        """The newest order, or `NO_ORDER`."""
         return self.held.order if self.held is not None else NO_ORDER
 
     def take(self, data: bytes) -> bool:
-        """An order from anybody; whether it is news. Raises WireError for what is not the owner's."""
+        """Verify an order from any peer. Returns True if it is newer. Raises WireError if it is not the
+        owner's."""
         if self.held is not None and data == self.held.data:
             return False
         return self.accept(open_order(data, self.signed.run_id, self.signed.manifest.owner))
 
     async def look_up(self, directory: Directory, deadline_seconds: float) -> None:
-        """Take what the directory has. Raises WireError if it does not answer."""
+        """Accept the order in the directory if it is newer. Raises WireError if the directory does not
+        answer."""
         found = await directory.get_order(self.signed.run_id, self.signed.manifest.owner, deadline_seconds)
         if found is not None:
             self.accept(found)
 
     def accept(self, order: SignedOrder) -> bool:
-        """A verified one."""
+        """Adopt a verified order if it is newer. Returns True if it was."""
         if order.owner != self.signed.manifest.owner or not order.newer_than(self.held):
             return False
         before, self.held = self.order, order
@@ -59,7 +65,8 @@ class OrderBook:
         return True
 
     def _read(self) -> None:
-        """From an earlier life. A damaged file is as good as none: the swarm has it."""
+        """Load the order of an earlier process. A damaged file counts as missing, because other peers have
+        the order."""
         if self.kept is None:
             return
         try:
@@ -75,5 +82,5 @@ class OrderBook:
             return
         try:
             write_atomically(self.kept, data)
-        except UserError as error:  # A full disk: the order holds all the same.
+        except UserError as error:  # A full disk: the order still applies.
             self.say("order_not_kept", str(error))

@@ -1,4 +1,4 @@
-"""Keeping what belongs to a run in the directory: the owner's order and the registry's entry."""
+"""Keep a run's entries in the DHT alive: the owner's order and the registry entry."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.registry_entry import seal_listing
 
 UPKEEP_SECONDS = 60.0
-"""A stored order and entry live 600 s: nine in a row may be lost."""
+"""Interval in seconds. A stored order and entry live 600 s, so nine in a row may be lost."""
 OPERATION_SECONDS = 10.0
 
 
 async def keep_forever(book: OrderBook, directory: Directory, note: noted.Note) -> None:
-    """Store again and again what this peer has, and take what is newer there."""
+    """Republish in regular intervals, and accept newer orders."""
     while True:
         await keep(book, directory, note)
         await asyncio.sleep(UPKEEP_SECONDS)
 
 
 async def keep(book: OrderBook, directory: Directory, note: noted.Note) -> None:
-    """Once. A directory that does not answer is asked again the next time."""
+    """Republish once. A directory that does not answer is tried again the next time."""
     signed = book.signed
     try:
         found = await directory.get_order(signed.run_id, signed.manifest.owner, OPERATION_SECONDS)
