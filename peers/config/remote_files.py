@@ -98,17 +98,19 @@ def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exceptio
     """Turn what a backend raises into what `failed` makes of the reason, except for `passed`, and for a file
     that is not there. botocore, gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named
     without importing them."""
+    cause: Exception
     try:
         yield
+        return
     except passed:
         raise
-    except Exception as error:
-        cause: Exception = error
-        if isinstance(error, FileNotFoundError):
-            if (lasting := lasting_cause(error)) is None:
-                raise
-            cause = lasting
-        raise failed(reason_of(cause).replace(url, without_secret(url))) from None
+    except FileNotFoundError as error:
+        if (lasting := lasting_cause(error)) is None:
+            raise
+        cause = lasting
+    except Exception as error:  # noqa: BLE001 - see above
+        cause = error
+    raise failed(reason_of(cause).replace(url, without_secret(url))) from None
 
 
 def reason_of(error: BaseException) -> str:

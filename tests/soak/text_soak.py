@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 from processes import QUIET, until
-from texts import TextProcess
+from swarm import TextProcess
 
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import publish

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from peers.compute.executor import InlineCompute
 from peers.compute.stage_part import StagePart, real_part
+from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
 from peers.data.documents import text_at
 from peers.data.tokenizer import open_tokenizer
@@ -128,6 +130,19 @@ class Sampled:
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
         return drawn(self.run_id, 0, key, self.tokens, self.data)
+
+
+class TextProcess(SimpleNamespace):
+    """What a `TextReader` uses of a process, and what it was told."""
+
+    def __init__(self, config: PeerFile, identity: Identity | None = None) -> None:
+        self.events: list[object] = []
+        self.lines: list[str] = []
+        super().__init__(
+            config=config, identity=identity or Identity.from_seed(b"origin"), tell=self.events.append,
+            log=SimpleNamespace(record=self.events.append), say=lambda _topic, line: self.lines.append(line),
+            report=SimpleNamespace(say=lambda _topic, line, level: self.lines.append(f"{level}: {line}")),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from swarm import sign, tiny_manifest
-from texts import TextProcess
+from swarm import TextProcess, sign, tiny_manifest
 from tokenizers import Tokenizer
 
 from peers.config.peer_file import PeerFile

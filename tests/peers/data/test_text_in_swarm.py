@@ -6,8 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from swarm import tiny_manifest
-from texts import TextProcess
+from swarm import TextProcess, tiny_manifest
 from watched import Watched
 
 from peers.config.peer_file import PeerFile

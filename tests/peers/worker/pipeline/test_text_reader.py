@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from swarm import sign, tiny_manifest
-from texts import TextProcess
+from swarm import TextProcess, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
 from peers.data.documents import Reading
@@ -273,7 +272,8 @@ SECRET = "a secret " * 8
 def write_lines(folder):
     folder.mkdir()
     for number in range(3):
-        lines = [f"line {number} {line} " * 5 for line in range(9)] + [SECRET if number < 2 else "a letter " * 8]
+        lines = [f"line {number} {line} " * 5 for line in range(9)]
+        lines.append(SECRET if number < 2 else "a letter " * 8)
         text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
         (folder / f"{number}.jsonl").write_text(text)
     (folder / "notes.doc").write_text("no text")
