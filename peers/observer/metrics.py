@@ -1,4 +1,4 @@
-"""The swarm's metrics, as claimed by the records of its peers; made anew from the picture at every scrape.
+"""The swarm's metrics, as claimed by the records of its peers; made anew from the snapshot at every scrape.
 
 The number of series is bounded: labels are stages, fixed words, the configured bootstraps, and at most
 `series` peers. How many peers have none is a series itself.
@@ -13,12 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from peers.network.discovery.expert_groups import ExpertGroup
-from peers.observer.page_json import Board
-from peers.observer.picture import ROLES, STATES, Row
 from peers.telemetry import metrics
 from peers.telemetry.metric_kinds import PREFIX, Declared, Label, table
 from peers.telemetry.reasons import DEPARTURES
+from peers.telemetry.snapshot import ROLES, STATES, ExpertGroup, PeerRow, SwarmSnapshot
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Values of the labels, and the number."""
@@ -27,10 +25,10 @@ STAGE, PEER = Label("stage"), Label("peer")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One metric, and where its numbers are in the board. `rows`: the peers that have series of their own."""
+    """One metric and where its numbers are in the snapshot. The rows have series of their own."""
 
     declared: Declared
-    samples: Callable[[Board, tuple[Row, ...]], Samples]
+    samples: Callable[[SwarmSnapshot, tuple[PeerRow, ...]], Samples]
 
 
 def _gauge(name: str, help: str, *labels: Label) -> Declared:
@@ -43,11 +41,11 @@ def _known(number: float | None) -> Samples:
 
 
 def _of_experts(
-    board: Board, worst: Callable[[Iterable[int]], int], told: Callable[[ExpertGroup], int | None]
+    swarm: SwarmSnapshot, worst: Callable[[Iterable[int]], int], told: Callable[[ExpertGroup], int | None]
 ) -> Samples:
     """By stage, where each peer trains one group of experts."""
     stages: dict[int, list[int]] = {}
-    for group in board.picture.experts:
+    for group in swarm.experts:
         if (number := told(group)) is not None:
             stages.setdefault(group.stage, []).append(number)
     return [((str(stage),), worst(numbers)) for stage, numbers in stages.items()]
@@ -58,107 +56,108 @@ SHOWN = (
         _gauge("swarm_peers",
                "Peers as claimed by records; gone: still in the directory, but it does not answer.",
                Label("role", ROLES), Label("state", STATES)),
-        lambda board, _: [(key, count) for key, count in (board.picture.states or {}).items()],
+        lambda swarm, _: [((role, state), count) for role, states in swarm.states.items()
+                          for state, count in states.items()],
     ),
     Shown(
         _gauge("swarm_stage_peers", "Peers that hold a stage or are about to, as claimed by records.",
                STAGE),
-        lambda board, _: [((str(stage.stage),), stage.peers) for stage in board.picture.stages],
+        lambda swarm, _: [((str(stage.stage),), stage.peers) for stage in swarm.stages],
     ),
     Shown(
         _gauge("swarm_stage_tokens_per_second",
                "Tokens per second that the computers of a stage could do, as claimed by records.", STAGE),
-        lambda board, _: [((str(stage.stage),), stage.tokens_per_second) for stage in board.picture.stages],
+        lambda swarm, _: [((str(stage.stage),), stage.tokens_per_second) for stage in swarm.stages],
     ),
     Shown(
         _gauge("swarm_experts_least_holders",
                "Holders of the stage's group of experts that the fewest peers train, as claimed by records.",
                STAGE),
-        lambda board, _: _of_experts(board, min, lambda group: group.holders),
+        lambda swarm, _: _of_experts(swarm, min, lambda group: group.holders),
     ),
     Shown(
         _gauge("swarm_experts_stale_rounds",
                "Rounds that the stage has settled since the experts of the group that waits longest were "
                "trained, as claimed by records.", STAGE),
-        lambda board, _: _of_experts(board, max, lambda group: group.stale_rounds),
+        lambda swarm, _: _of_experts(swarm, max, lambda group: group.stale_rounds),
     ),
     Shown(
         _gauge("swarm_round", "Round of the usual peer that trains, number, as claimed by records."),
-        lambda board, _: _known(board.picture.round),
+        lambda swarm, _: _known(swarm.round),
     ),
     Shown(
         _gauge("swarm_loss", "Loss, nats per token: the median of what records claim."),
-        lambda board, _: _known(board.picture.loss),
+        lambda swarm, _: _known(swarm.loss),
     ),
     Shown(
         _gauge("swarm_eval_loss",
                "Loss on held-out text, nats per token: the median of what observers' records claim."),
-        lambda board, _: _known(board.picture.eval_loss),
+        lambda swarm, _: _known(swarm.eval_loss),
     ),
     Shown(
         _gauge("swarm_settled_tokens",
                "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by "
                "records."),
-        lambda board, _: _known(board.picture.settled_tokens),
+        lambda swarm, _: _known(swarm.settled_tokens),
     ),
     Shown(
         _gauge("swarm_tokens",
                "Tokens since the starts of those that the observer has seen, as claimed by records; of the "
                "stage that claims most."),
-        lambda board, _: _known(board.picture.tokens),
+        lambda swarm, _: _known(swarm.tokens),
     ),
     Shown(
         _gauge("swarm_tokens_per_second",
                "Tokens per second that were trained between the newest records, as claimed by them."),
-        lambda board, _: _known(board.picture.tokens_per_second),
+        lambda swarm, _: _known(swarm.tokens_per_second),
     ),
     Shown(
         _gauge("swarm_sent_bytes_per_second", "Bytes per second sent by all peers, as claimed by records."),
-        lambda board, _: _known(board.picture.sent_bytes_per_second),
+        lambda swarm, _: _known(swarm.sent_bytes_per_second),
     ),
     Shown(
         _gauge("swarm_received_bytes_per_second",
                "Bytes per second received by all peers, as claimed by records."),
-        lambda board, _: _known(board.picture.received_bytes_per_second),
+        lambda swarm, _: _known(swarm.received_bytes_per_second),
     ),
     Shown(
         _gauge("swarm_checkpoint_timestamp_seconds",
                "When every stage had a checkpoint on some disk, Unix time in seconds, as claimed by them."),
-        lambda board, _: _known(board.picture.checkpoint.at if board.picture.checkpoint else None),
+        lambda swarm, _: _known(swarm.checkpoint.at if swarm.checkpoint else None),
     ),
     Shown(
         _gauge("swarm_held",
                "1 if the run's owner has paused it, by the newest order that the observer found; else 0."),
-        lambda board, _: _known(board.picture.ordered.held),
+        lambda swarm, _: _known(swarm.ordered.held),
     ),
     Shown(
         _gauge("swarm_order_timestamp_seconds",
                "When the run's owner signed the newest order that the observer found, Unix time in seconds."),
-        lambda board, _: _known(board.picture.ordered.given_at),
+        lambda swarm, _: _known(swarm.ordered.given_at),
     ),
     Shown(
         _gauge("swarm_bootstrap_up", "1 if this bootstrap answers the observer, else 0.", Label("address")),
-        lambda board, _: [((address,), up) for address, up in board.bootstraps.items()],
+        lambda swarm, _: [((address,), up) for address, up in swarm.bootstraps.items()],
     ),
     Shown(
         Declared(PREFIX + "swarm_departures_total", "counter", (Label("reason", tuple(DEPARTURES)),),
                  "Peers that have left since the observer began, as it has seen or as claimed by records."),
-        lambda board, _: [((code,), dict(board.picture.departures).get(code, 0)) for code in DEPARTURES],
+        lambda swarm, _: [((code,), swarm.departures.get(code, 0)) for code in DEPARTURES],
     ),
     Shown(
         _gauge("swarm_peer_versions", "Peers by version, as claimed by records; the rarest are `other`.",
                Label("version")),
-        lambda board, _: [((version,), count) for version, count in board.picture.versions],
+        lambda swarm, _: [((version,), count) for version, count in swarm.versions],
     ),
     Shown(
         _gauge("swarm_last_walk_timestamp_seconds",
                "When the observer last read the whole directory, Unix time in seconds; 0: not yet."),
-        lambda board, _: [((), board.walked_at)],
+        lambda swarm, _: [((), swarm.walked_at)],
     ),
     Shown(
         _gauge("swarm_records_truncated",
                "Peers without series of their own, beyond the cap `observer.series`."),
-        lambda board, rows: [((), len(board.picture.rows) - len(rows) + board.picture.left_out)],
+        lambda swarm, rows: [((), len(swarm.rows) - len(rows) + swarm.left_out)],
     ),
     Shown(
         _gauge("swarm_peer_tokens", "Tokens that one peer has committed, as claimed by its record.",
@@ -176,8 +175,8 @@ SHOWN = (
 class SwarmMetrics(Collector):
     """A registry of its own. `series`: the most peers that get series of their own, the busiest first."""
 
-    def __init__(self, board: Callable[[], Board | None], series: int) -> None:
-        self._board, self._series = board, series
+    def __init__(self, snapshot: Callable[[], SwarmSnapshot | None], series: int) -> None:
+        self._snapshot, self._series = snapshot, series
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -186,16 +185,16 @@ class SwarmMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        board = self._board()
-        if board is None:
+        swarm = self._snapshot()
+        if swarm is None:
             return
-        rows = tuple(sorted(board.picture.rows, key=lambda row: (-row.tokens, row.peer))[: self._series])
+        rows = tuple(sorted(swarm.rows, key=lambda row: (-row.tokens, row.peer))[: self._series])
         for shown in SHOWN:
             declared = shown.declared
             names = [label.name for label in declared.labels]
             kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
             family = kind(declared.name, declared.help, labels=names)
-            for values, number in shown.samples(board, rows):
+            for values, number in shown.samples(swarm, rows):
                 family.add_metric(list(values), float(number))
             yield family
 

@@ -51,16 +51,17 @@ from peers.telemetry.event_fold import Story
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import PHASES, STATES
 from peers.telemetry.notices import Teller
+from peers.telemetry.snapshot import SwarmSnapshot, as_json
 from peers.worker.compute_sampler import ComputeTime
 from peers.worker.find_stage import choose, find_run, own_processes
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
-from peers.worker.picture_of_worker import stuck_of_worker, view
 from peers.worker.pipeline.data_path import Text
 from peers.worker.pipeline.epoch_reading import EpochReading
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
 from peers.worker.sampler import Observer
 from peers.worker.settings import Settings
+from peers.worker.snapshot_of_worker import stuck_of_worker
 from peers.worker.startup_summary import (
     PACE_MICROBATCHES,
     found,
@@ -272,7 +273,7 @@ class WorkerRole(Role):
         process = self.process
         return Observer(
             worker, process.metrics, process.report, process.log, self.compute_time,
-            process.config.metrics.peak_operations, network.dht,
+            process.config.metrics.peak_operations, network.dht, process.config.name,
         )  # fmt: skip
 
     def _computing(self) -> Compute:
@@ -474,11 +475,20 @@ class WorkerRole(Role):
             await asyncio.gather(resting, ended, return_exceptions=True)
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
-        state = "paused" if self.pausing else ""
-        idle = self.compute_time.idle_share
-        used = self.observer.utilization if self.observer is not None else None
-        name, warnings = self.process.config.name, self.upload.warnings
-        return view(self.worker, self.story, name, state, idle, used, warnings)
+        snapshot, story = self.observer.snapshot if self.observer is not None else None, self.story
+        if snapshot is None:
+            name = self.process.config.name or self.process.identity.peer_id[-6:]
+            state = "paused" if self.pausing else "connecting"
+            snapshot = SwarmSnapshot(f"peer {name}", time.time(), state=state, loss=story.recent.mean,
+                                     memory_bytes=resident_bytes())  # fmt: skip
+        return as_json(replace(
+            snapshot,
+            losses=tuple(loss for _, loss in story.losses.points),
+            contributions_decided=story.contributions.decided,
+            contributions_late=story.contributions.late,
+            events=tuple(story.events),
+            warnings=(*snapshot.warnings, *self.upload.warnings),
+        ))  # fmt: skip
 
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()

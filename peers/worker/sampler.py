@@ -24,11 +24,12 @@ from peers.telemetry.event_log import EventLog
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import COMPUTE_PHASES, PHASES, SHOWN_EXPERTS, STATES, Metrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
+from peers.telemetry.snapshot import SwarmSnapshot
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.rounds.receipts import summary
 from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
-from swarmnet.membership.machine import BEAT_SECONDS, Known
 from swarmnet.model.experts.load import Routed, busiest_ratio, by_expert
 from swarmnet.model.flops import operations_per_token
 from swarmnet.optimizer.own_steps.held_experts import HeldExperts
@@ -43,6 +44,8 @@ SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long."""
 
 
+PEER_STATES = {"training": "active", "joining": "joining", "suspect": "suspect"}
+"""State of a neighbour in the snapshot -> in `swarmnet_peers`."""
 BALANCE_SECONDS = 10.0
 """How even experts' loads were is told of so long: of a few microbatches, chance makes some busier."""
 
@@ -80,9 +83,11 @@ class Observer:
         compute_time: ComputeTime | None = None,
         peak: float | None = None,
         directory: DirectoryBytes | None = None,
+        name: str = "",
     ) -> None:
         """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do
-        by the peer file, operations per second; `directory`: what its part in that costs."""
+        by the peer file, operations per second; `directory`: what its part in that costs; `name`: of the peer
+        file."""
         self.worker = worker
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
@@ -92,6 +97,9 @@ class Observer:
         """Of the peak, over the last seconds; None: not known."""
         self.report = report
         self.log = log
+        self.name = name
+        self.snapshot: SwarmSnapshot | None = None
+        """The newest one, for `swarmnet top`."""
         self.ready = False
         self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
@@ -161,17 +169,29 @@ class Observer:
         self._account()
         self.ready = worker.load().ready
         metrics.about.ready.set(self.ready)
-        status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
-                        stages=len(worker.manifest.stages))  # fmt: skip
         if worker.neighbourhood is not None and worker.data is not None:
-            status = self._active(worker, worker.neighbourhood, worker.data.ledger)
-        self.report.status(status)
+            self._active(worker, worker.neighbourhood, worker.data.ledger)
+        else:
+            self.snapshot = snapshot_of(worker, self.name, idle_share=self.compute_time.idle_share)
+            self.report.status(Status(
+                worker.state, stage=worker.stage if worker.stage >= 0 else None,
+                stages=len(worker.manifest.stages),
+            ))  # fmt: skip
 
-    def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> Status:
+    def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> None:
         if self.directory is not None:  # Beside what messages cost: a line carries both.
             traffic = neighbourhood.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
             traffic.received["directory"] = self.directory.received_bytes
+        speed = self._speed(worker.loop.time(), ledger.tokens)
+        if self.peak is not None and speed is not None:
+            self.utilization = speed * operations_per_token(worker.manifest, worker.stage) / self.peak
+            self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
+        snapshot = self.snapshot = snapshot_of(
+            worker, self.name, tokens_per_second=speed, idle_share=self.compute_time.idle_share,
+            utilization=self.utilization,
+        )  # fmt: skip
+        self._shown(snapshot)
         self._network(neighbourhood)
         self._training(worker, ledger)
         self._experts(worker, worker.loop.time())
@@ -179,28 +199,38 @@ class Observer:
         self._state(worker)
         self._inference(worker)
         self._timed(worker)
-        traffic, peers = neighbourhood.traffic, neighbourhood.membership.peers.values()
-        linked = [known for known in peers if known.linked]
-        speed = self._speed(worker.loop.time(), ledger.tokens)
-        if self.peak is not None and speed is not None:
-            each = operations_per_token(worker.manifest, worker.stage)
-            self.utilization = speed * each / self.peak
-            self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
-        return Status(
-            worker.state,
+        group = [row for row in snapshot.rows if row.stage == worker.stage and not row.here]
+        self.report.status(Status(
+            snapshot.state,
             stage=worker.stage,
-            stages=len(worker.manifest.stages),
-            round=worker.update.rounds.current if worker.update is not None else None,
-            loss=worker.data.losses.mean if worker.data is not None else None,
-            tokens_per_second=speed,
-            sent_bytes=traffic.sent.total(),
-            received_bytes=traffic.received.total(),
-            group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
-            swarm_peers=1 + len(peers),
-            tokens=ledger.tokens,
-            total_tokens=worker.update.tokens if worker.update is not None else None,
+            stages=len(snapshot.stages),
+            round=snapshot.round,
+            loss=snapshot.loss,
+            tokens_per_second=snapshot.tokens_per_second,
+            sent_bytes=sum(snapshot.sent.values()),
+            received_bytes=sum(snapshot.received.values()),
+            group_peers=1 + sum(row.state == "training" for row in group),
+            swarm_peers=len(snapshot.rows),
+            tokens=snapshot.tokens,
+            total_tokens=snapshot.settled_tokens,
             waits_for=_waits_for(worker, neighbourhood),
-        )
+        ))  # fmt: skip
+
+    def _shown(self, snapshot: SwarmSnapshot) -> None:
+        """What `swarmnet top` shows, too."""
+        rounds, growth = self.metrics.rounds, self.growth
+        if snapshot.loss is not None:
+            self.metrics.training.loss.set(snapshot.loss)
+        if snapshot.round is not None and snapshot.settled is not None:
+            rounds.round.set(snapshot.round)
+            rounds.settled.set(snapshot.settled)
+        rounds.lag.set(snapshot.lag or 0)
+        self.metrics.counted.set("settled_tokens", snapshot.settled_tokens)
+        for outcome, count in snapshot.microbatches.items():
+            self.metrics.microbatches.ended(outcome).inc(growth.of("microbatches", count, outcome))
+        states = Counter(PEER_STATES.get(row.state, "gone") for row in snapshot.rows if not row.here)
+        for state in ("active", "joining", "suspect", "gone"):
+            self.metrics.network.peers(state).set(states[state])
 
     def _speed(self, now: float, tokens: int) -> float | None:
         self._tokens = [(at, count) for at, count in self._tokens if at > now - SPEED_SECONDS]
@@ -219,10 +249,6 @@ class Observer:
         subflows = neighbourhood.transport.subflows
         network.subflows.set(subflows.get("open", 0))
         network.messages_repeated.inc(growth.of("messages repeated", subflows.get("repeated", 0)))
-        now = neighbourhood.clock.time()
-        states = Counter(_state_of(known, now) for known in neighbourhood.membership.peers.values())
-        for state in ("active", "joining", "suspect", "gone"):
-            network.peers(state).set(states[state])
         own = len(neighbourhood.membership.live(neighbourhood.membership.stage))
         network.group.set(own + self.ready)
         network.split.set(self.worker.looking.split.suspected)
@@ -242,20 +268,7 @@ class Observer:
             self.metrics.counted.set("text_epochs", coverage.epochs)
         losses = worker.data.losses
         if losses.mean is not None and losses.newest is not None:
-            training.loss.set(losses.mean)
             training.microbatch_loss.set(losses.newest)
-        cancelled = ledger.dropped.get("cancelled", 0)
-        counts = {
-            "committed": ledger.committed,
-            "rerouted": sum(ledger.rerouted.values()),
-            "repeated": ledger.repeated,
-            "dropped": sum(ledger.dropped.values()) - cancelled,
-            "cancelled": cancelled,
-            "refused": ledger.refused,
-            "late_answers": ledger.late_answers,
-        }
-        for outcome, count in counts.items():
-            microbatches.ended(outcome).inc(growth.of("microbatches", count, outcome))
         for reason, count in by_code(ledger.rerouted, REROUTES).items():
             microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
         for reason, count in by_code(ledger.dropped, DROPS).items():
@@ -294,11 +307,6 @@ class Observer:
         metrics.contributors.set(counts.contributors)
         metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
-        metrics.round.set(rounds.current)
-        metrics.settled.set(rounds.settled)
-        self.metrics.counted.set("settled_tokens", update.tokens)
-        newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
-        metrics.lag.set(max(0, newest - rounds.current))
         for outcome, count in worker.audits.outcomes.items():
             metrics.audits(outcome).inc(growth.of("audits", count, outcome))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
@@ -382,16 +390,3 @@ def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
     return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
 
 
-def _state_of(known: Known, now: float) -> str:
-    if not known.linked:
-        return "gone"
-    if now - known.heard_at > 2 * BEAT_SECONDS:
-        return "suspect"
-    return "active" if known.ready else "joining"
-
-
-def ledger_event(ledger: Ledger) -> noted.Ledger:
-    return noted.Ledger(
-        ledger.committed, ledger.tokens, ledger.repeated, dict(ledger.dropped), dict(ledger.rerouted),
-        ledger.refused, ledger.late_answers,
-    )  # fmt: skip

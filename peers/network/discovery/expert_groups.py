@@ -8,36 +8,12 @@ who still makes up for rounds that the group has settled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from statistics import median_low
 
-from peers.network.discovery.record_reader import IN_STEP, settled_round
+from peers.network.discovery.record_reader import settled_round
+from peers.telemetry.snapshot import IN_STEP, ExpertGroup
 from protocols.signed.peer_record import PeerRecord
 from swarmnet.run.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGroup:
-    """Of one stage."""
-
-    stage: int
-    group: int
-    first: int
-    """Of its experts, by their numbers in each layer."""
-    last: int
-    holders: int
-    """Peers that train it."""
-    trained: int | None
-    """The newest settled round in which it was; None: nobody knows."""
-    settled: int | None
-    """Newest settled round of the stage; None: nobody is there."""
-
-    @property
-    def stale_rounds(self) -> int | None:
-        """Settled without it; None: not known."""
-        if self.trained is None or self.settled is None:
-            return None
-        return max(0, self.settled - self.trained)
 
 
 def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator[ExpertGroup]:

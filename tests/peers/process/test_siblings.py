@@ -29,9 +29,9 @@ from peers.runtime.control_server import Control
 from peers.runtime.control_siblings import answers_of_all
 from peers.telemetry.console import JsonReport, LineReport, SiblingReport, Status
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.picture import Happened, PeerSeen, Picture
-from peers.telemetry.picture import together as one_picture
 from peers.telemetry.sibling_metrics import text_of_all
+from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot
+from peers.telemetry.snapshot import together as one_snapshot
 from peers.tools.doctor import stage_memory as doctor
 from peers.worker.stage_moves import named
 from protocols.errors import PeerGone
@@ -366,15 +366,15 @@ def test_lines_say_of_which_stage_they_are():
     assert json.loads(stream.getvalue())["sibling"] == 1
 
 
-def test_top_shows_one_picture_with_all_that_are_here():
-    def picture(stage, other):
-        own = PeerSeen(f"p{stage}", stage, "training", here=True)
-        seen = PeerSeen(f"p{other}", other, "known")
+def test_top_shows_one_snapshot_with_all_that_are_here():
+    def snapshot(stage, other):
+        own = PeerRow(f"p{stage}", stage, "training", here=True)
+        seen = PeerRow(f"p{other}", other, "known")
         happened = Happened(float(other), "joined", "hello")
-        return Picture("peer p", 1.0, stages=3, peers=(own, seen), sent={"gradient": 1}, events=(happened,))
+        return SwarmSnapshot("peer p", 1.0, rows=(own, seen), sent={"gradient": 1}, events=(happened,))
 
-    shown = one_picture([picture(0, 1), picture(1, 0)])
-    assert [(seen.peer, seen.here) for seen in shown.peers] == [("p0", True), ("p1", True)]
+    shown = one_snapshot([snapshot(0, 1), snapshot(1, 0)])
+    assert [(seen.peer, seen.here) for seen in shown.rows] == [("p0", True), ("p1", True)]
     assert shown.sent == {"gradient": 2}
     assert [event.who for event in shown.events] == ["stage 1", "stage 0"]
-    assert one_picture([picture(0, 1)]) == picture(0, 1)
+    assert one_snapshot([snapshot(0, 1)]) == snapshot(0, 1)
