@@ -16,8 +16,8 @@ from peers.runtime.control_server import Control
 from peers.runtime.liveness import Pulse
 from peers.telemetry.console import Report
 from peers.telemetry.event_log import EventLog
+from peers.telemetry.events import Remark, Said, Topic
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.said import Remark, Said, Topic
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable
 from protocols.p2pd.transport import P2pdTransport

@@ -22,7 +22,7 @@ from peers.data.shard_tokens import ShardCache
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, Tokens, tokens_on_disk
 from peers.errors import UserError
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0

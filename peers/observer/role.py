@@ -22,7 +22,7 @@ from peers.observer.snapshot_of_records import snapshot_of
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
-from peers.telemetry import said
+from peers.telemetry import events as noted
 from peers.telemetry.console import Status
 from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
@@ -60,7 +60,7 @@ class ObserverRole(Role):
         shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
         observer = config.observer
         server = PageServer(observer.address, shown, "observer.listen", observer.hosts)
-        process.tell(said.Page(f"the swarm's page is at {server.url}", server.url))
+        process.tell(noted.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
             kept = config.state / "run.json"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from peers.network.discovery.claimed_tokens import Contributions
-from peers.telemetry.notices import short
+from peers.telemetry.event import short
 from peers.telemetry.reasons import DEPARTURES
 from peers.telemetry.snapshot import Happened
 from protocols.signed.peer_record import PeerRecord

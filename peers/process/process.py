@@ -30,7 +30,6 @@ from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import only_one
 from peers.runtime.supervision import FAULT, Fault, Watchdog, reason
 from peers.telemetry import events as noted
-from peers.telemetry import said
 from peers.telemetry.console import Report, SiblingReport, hear_libraries, open_report
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import Metrics
@@ -168,7 +167,7 @@ class Peer:
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"
             )  # fmt: skip
-            self.process.tell(said.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
+            self.process.tell(noted.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
         for process in self.processes:
             me = process.identity.peer_id
             process.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))

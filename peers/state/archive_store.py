@@ -18,7 +18,7 @@ from peers.config.remote_files import is_web, lasting_cause, reason_of, web_opti
 from peers.config.run_url import without_secret
 from peers.errors import UserError, how_to_install
 from peers.runtime.supervision import reason
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 
 READ_LIMIT = 64 * 1024 * 1024
 """Bytes of a file of which nothing says how long it is."""

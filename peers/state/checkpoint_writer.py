@@ -16,7 +16,7 @@ from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import events as noted
 from peers.telemetry.counters import Timings
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import Past
 

@@ -33,7 +33,7 @@ from peers.config.remote_files import is_web, lasting_cause, reason_of, web_opti
 from peers.config.run_url import is_url, without_secret
 from peers.errors import how_to_install
 from peers.state.start_folder import CONFIG, INDEX, MOST_JSON_BYTES, StartError, hash_of, read_json
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Lora, Manifest, ModelShape
 

@@ -32,8 +32,8 @@ from peers.state.snapshot_store import (
 from peers.telemetry import events as noted
 from peers.telemetry.console import amount
 from peers.telemetry.counters import Timings
+from peers.telemetry.events import Say
 from peers.telemetry.reasons import HOLDERS
-from peers.telemetry.said import Say
 from protocols.errors import CannotStart, Malformed, WireError
 from protocols.fields import Body
 from protocols.messages.table import (

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 
 from peers.telemetry import events as noted
+from peers.telemetry.event import Event, words_of
 from peers.telemetry.event_log import Line
-from peers.telemetry.events import Event
-from peers.telemetry.notices import EVERYDAY, told
-from peers.telemetry.reasons import code_of
 from peers.telemetry.snapshot import Curve, Happened
 from swarmnet.pipeline.ledger import RecentLoss
 from swarmnet.resources.upload_need import ContributionFates
 
 MOST_EVENTS = 200
-PLAIN: Mapping[type[Event], str] = {
-    noted.Started: "started",
-    noted.Assembled: "holds stage {stage}",
-    noted.InStep: "in step at round {round}",
-    noted.Saved: "checkpoint of round {round} written",
-    noted.StoodStill: "stood still for {seconds} s",
-    noted.Moving: "would move to stage {stage}",
-    noted.Fetching: "fetches the state of round {round}",
-}
-"""Events without a code that are news, in words."""
-NO_NEWS = frozenset({"run", "listening", "metrics", "text", "trains", "weights", "checkpoint", "holder"})
-"""Said to people at the start, or told by another event too."""
 
 
 class SettledRounds(dict[int, noted.Settled]):
@@ -82,13 +67,8 @@ class Story:
     def _news(self, line: Line) -> Happened | None:
         """A line for people, if it is worth one."""
         event = line.event
-        if code_of(event) in EVERYDAY or event.name in NO_NEWS:
-            return None
-        if (words := told(event)) is not None:
+        if (words := words_of(event)) is not None:
             return Happened(line.time, words.code, words.text, words.level)
-        if plain := PLAIN.get(type(event)):
-            return Happened(line.time, event.name, plain.format_map(event.fields), "info")
-        text = event.fields.get("text")
-        if isinstance(text, str):
-            return Happened(line.time, event.name, text[:200], "info")
+        if isinstance(event, noted.Said) and event.name not in noted.NOT_AMONG_NEWS:
+            return Happened(line.time, event.name, event.text[:200])
         return None

@@ -44,7 +44,7 @@ from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import hear_loop, unless_failed
 from peers.state.start_fetch import model_here
-from peers.telemetry import said
+from peers.telemetry import events as noted
 from peers.telemetry.console import Status
 from peers.telemetry.counters import OBSERVE_SECONDS
 from peers.telemetry.event_fold import Story
@@ -402,8 +402,8 @@ class WorkerRole(Role):
         )
         for warning in read.reading.warnings():
             process.report.say("text", warning, level="warning")
-            process.log.record(said.Remark(warning, "text_left_out"))
-        process.tell(said.Text(text_line(read), **asdict(read.reading)))
+            process.log.record(noted.Remark(warning, "text_left_out"))
+        process.tell(noted.Text(text_line(read), **asdict(read.reading)))
         there, needed = len(read.tokens), signed.manifest.data.sequence_tokens + 1
         if there < needed:
             raise UserError(
@@ -425,7 +425,7 @@ class WorkerRole(Role):
     def pause(self, reason: Why, text: str = "") -> None:
         """Let go of the stage soon, and hold none while this or another reason stands."""
         if reason not in self.pausing.texts:
-            self.process.tell(said.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
+            self.process.tell(noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
             self.process.metrics.about.paused(reason).set(1)
         self.pausing.pause(reason, text)
         self._tell_pause()
@@ -435,7 +435,7 @@ class WorkerRole(Role):
         if reason in self.pausing.texts:
             self.pausing.resume(reason)
             left = self.pausing.line() if self.pausing else "goes on"
-            self.process.tell(said.Resuming(f"no longer paused by {reason}: {left}", reason))
+            self.process.tell(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
             self.process.metrics.about.paused(reason).set(0)
             self._tell_pause()
 
@@ -457,7 +457,7 @@ class WorkerRole(Role):
         only(process.metrics.rounds.phase, PHASES, "none")
         process.metrics.peak.set("train_flops_utilization_ratio", None)
         only(about.state, STATES, "paused")
-        process.tell(said.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
+        process.tell(noted.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()
         try:

@@ -29,7 +29,7 @@ from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Snapshots, Standing
 from peers.state.state_path import StatePath, start_digest
 from peers.telemetry import events as noted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from peers.telemetry.snapshot import IN_STEP
 from peers.worker.dispatch import Hearing
 from peers.worker.inference.server import Inference

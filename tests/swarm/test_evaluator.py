@@ -21,8 +21,8 @@ from peers.observer.role import ObserverRole
 from peers.observer.sightings import Sightings
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.event_log import EventLog, read
+from peers.telemetry.events import Remark
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.said import Remark
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.evaluator import SwarmEvaluator
 from peers.tools.top import screen

@@ -35,8 +35,7 @@ from peers.network.discovery.record_reader import look, opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
 from peers.runtime.control_client import ask
 from peers.telemetry.event_log import read_lately
-from peers.telemetry.events import Started
-from peers.telemetry.said import Listening, NotRelayed, Relayed
+from peers.telemetry.events import Listening, NotRelayed, Relayed, Started
 from peers.telemetry.snapshot import from_json
 from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell

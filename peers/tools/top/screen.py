@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from peers.telemetry.console import amount, pace, printable
-from peers.telemetry.notices import short
+from peers.telemetry.event import short
 from peers.telemetry.reasons import JOIN
 from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot
 

@@ -177,7 +177,7 @@ class DataPath:
             if missing:
                 self.note(noted.Waiting(code="stage_missing", stages=list(missing)))
             else:
-                self.note(noted.WaitingOver(code="stage_missing"))
+                self.note(noted.WaitingOver())
 
     def finished(self) -> bool:
         """Whether nothing is under way here, or all that is waits for a next stage that has left."""

@@ -15,7 +15,6 @@ from peers.data.tokens import Progress
 from peers.errors import UserError
 from peers.role import Process
 from peers.telemetry import events as noted
-from peers.telemetry import said
 
 
 class EpochReading:
@@ -87,11 +86,11 @@ class EpochReading:
         if what.ends_epoch:
             read = self.text.coverage()
             told = f"epoch {what.epoch} ends: all {read.shards:,} shards are read, {read.tokens:,} tokens"
-            self._process.tell(said.EpochRead(told, what.epoch, read.shards, read.tokens))
+            self._process.tell(noted.EpochRead(told, what.epoch, read.shards, read.tokens))
 
     def _trouble(self, warning: str) -> None:
         self._process.report.say("text", warning, level="warning")
-        self._process.log.record(said.Remark(warning, "text_left_out"))
+        self._process.log.record(noted.Remark(warning, "text_left_out"))
 
     def _progress(self) -> Progress:
         loop = asyncio.get_running_loop()

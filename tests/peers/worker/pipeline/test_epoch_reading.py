@@ -13,7 +13,6 @@ from peers.data.files import TextUnreachable
 from peers.data.local_text import first_shard_here, missing_text, text_line
 from peers.errors import UserError
 from peers.telemetry import events as noted
-from peers.telemetry import said
 from peers.worker.pipeline.epoch_reading import EpochReading
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
@@ -76,7 +75,7 @@ async def test_it_goes_on_where_it_was_without_what_was_withdrawn(run, config):
     assert b"secret" in await read(text, opened, 3 * whole // 2)
     shards = [event for event in process.events if isinstance(event, noted.ShardRead)]
     assert {event.shard for event in shards} <= {f"books/{number}.jsonl" for number in range(3)}
-    (end,) = [event for event in process.events if isinstance(event, said.EpochRead)]
+    (end,) = [event for event in process.events if isinstance(event, noted.EpochRead)]
     assert end.shards == len(shards) == 3
     before = text.coverage()
 
