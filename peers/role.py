@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from peers.config.peer_file import PeerFile
@@ -64,7 +65,8 @@ class Process:
 
     def known_as(self, run: str, device: str = "none") -> None:
         """Tell the metrics which run this peer belongs to."""
-        self.metrics.about.peer(run, self.identity.peer_id, self.config.role, device).set(1)
+        who = (run, self.identity.peer_id, self.config.role, device, version("swarmnet"))
+        self.metrics.about.peer(*who).set(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class ObserverRole(Role):
         self.board: Board | None = None
         self.sightings: Sightings | None = None
         self.orders: Orders | None = None
-        self.metrics = SwarmMetrics(self._snapshot, process.config.observer.series)
+        self.metrics = SwarmMetrics(self._snapshot)
 
     async def run(self, network: Network) -> None:
         """Until it is cancelled."""

@@ -68,6 +68,7 @@ def snapshot_of(
         source="the directory, as peers say",
         at=now,
         run=manifest.name,
+        run_id=signed.run_id,
         state="held" if ordered.held else "",
         rows=tuple(map(_row, sightings.peers.values())),
         weakest=_weakest(holding, signed, now) if not stuck else None,

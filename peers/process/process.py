@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +133,7 @@ class Peer:
     ) -> Process:  # fmt: skip
         log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         log.trouble = partial(report.say, "event_log", level="warning")
-        metrics = Metrics(process=number == 0)
+        metrics = Metrics(config.role, process=number == 0)
         return Process(
             config, identity, report, metrics, log, self.pulse, self._stop, control, siblings, number,
             joined=self._joined if number == 0 else str,
@@ -171,7 +169,6 @@ class Peer:
         for process in self.processes:
             me = process.identity.peer_id
             process.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))
-        self.metrics.about.build(version("swarmnet"), platform.python_version(), version("torch")).set(1)
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         watchdog = Watchdog(lambda: self.pulse.turns, self._working_seconds, self._last_words)
         watchdog.start()
@@ -223,7 +220,7 @@ class Peer:
 
     def _late(self, seconds: float) -> None:
         """The event loop turned so much later than it was to."""
-        self.metrics.about.loop_lag.observe(seconds)
+        self.metrics.about.late.inc(seconds)
 
     def _metrics_text(self) -> bytes:
         """What /metrics answers."""

@@ -103,7 +103,7 @@ class Sessions:
                 transport.relays.use(self.config.bootstrap, self._relayed)
                 await transport.relays.first(SLOT_SECONDS)
             counted = CountedDirectory(directory)
-            observer = DirectoryObserver(counted, directory, process.metrics, transport.daemon.connections)
+            observer = DirectoryObserver(counted, directory, process.metrics)
             beside.append(asyncio.create_task(observer.run(), name="directory observer"))
             if self.config.metrics.address is not None and has_a_network(transport.addresses):
                 beside.append(asyncio.create_task(self._reachable(transport).run(), name="reachable"))

@@ -31,7 +31,6 @@ from peers.state.snapshot_store import (
 )
 from peers.telemetry import events as noted
 from peers.telemetry.console import amount
-from peers.telemetry.counters import Timings
 from peers.telemetry.events import Say
 from peers.telemetry.reasons import HOLDERS
 from protocols.errors import CannotStart, Malformed, WireError
@@ -157,7 +156,6 @@ class StatePath:
         """Of these, the latter."""
         self.chunks_refused = 0
         """Chunks whose hash was wrong."""
-        self.timings = Timings()
         self._offers: dict[PeerId, State] = {}
         self._tokens: dict[tuple[PeerId, bytes], int] = {}
         """By who says it and the snapshot's digest: tokens in all rounds up to it."""
@@ -335,7 +333,6 @@ class StatePath:
         carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once, here)
-        began = self.clock.time()
         self.note(
             noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
@@ -361,7 +358,6 @@ class StatePath:
         units = units_of(bytes(download.data))
         if state_digest(root.round, units) != root.digest:
             raise FalseRoot(root.round, holders)
-        self.timings.append(("fetch", self.clock.time() - began))
         told = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
         return Weights(units, root.round, root.chain, tokens=median_low(told) if told else None)
 

@@ -173,6 +173,8 @@ class SwarmSnapshot:
     at: float
     """Unix time in seconds."""
     run: str = ""
+    """Its name."""
+    run_id: str = ""
     state: str = ""
     rows: tuple[PeerRow, ...] = ()
     """By stage, those who are here before those who are gone, who has done most first."""

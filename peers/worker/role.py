@@ -49,7 +49,7 @@ from peers.telemetry.console import Status
 from peers.telemetry.counters import OBSERVE_SECONDS
 from peers.telemetry.event_fold import Story
 from peers.telemetry.metric_kinds import only
-from peers.telemetry.metrics import PHASES, STATES
+from peers.telemetry.metrics import STATES
 from peers.telemetry.notices import Teller
 from peers.telemetry.snapshot import SwarmSnapshot, as_json
 from peers.worker.compute_sampler import ComputeTime
@@ -130,7 +130,6 @@ class WorkerRole(Role):
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
-        process.metrics.peak.set("declared_peak_operations_per_second", config.metrics.peak_operations)
         self.siblings = process.siblings
         paused = self if self.siblings is None else self.siblings
         warn = partial(process.report.say, "limits", level="warning")
@@ -426,7 +425,6 @@ class WorkerRole(Role):
         """Let go of the stage soon, and hold none while this or another reason stands."""
         if reason not in self.pausing.texts:
             self.process.tell(noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
-            self.process.metrics.about.paused(reason).set(1)
         self.pausing.pause(reason, text)
         self._tell_pause()
 
@@ -436,7 +434,6 @@ class WorkerRole(Role):
             self.pausing.resume(reason)
             left = self.pausing.line() if self.pausing else "goes on"
             self.process.tell(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
-            self.process.metrics.about.paused(reason).set(0)
             self._tell_pause()
 
     def _tell_pause(self) -> None:
@@ -451,12 +448,10 @@ class WorkerRole(Role):
         )
         held = await let_go(self._left)
         pausing.resting.set()
-        about = process.metrics.about
-        about.stage.set(-1)
-        about.ready.set(0)
-        only(process.metrics.rounds.phase, PHASES, "none")
+        training = process.metrics.training
+        training.stage.set(-1)
         process.metrics.peak.set("train_flops_utilization_ratio", None)
-        only(about.state, STATES, "paused")
+        only(training.state, STATES, "paused")
         process.tell(noted.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()

@@ -24,7 +24,10 @@ def snapshot_of(
     in which nothing was computed; `utilization`: of what its device can do at most."""
     now, source, stuck = time.time(), f"peer {name or worker.identity.peer_id[-6:]}", _stuck(worker)
     if worker.neighbourhood is None or worker.data is None:
-        return SwarmSnapshot(source, now, worker.manifest.name, worker.state, memory_bytes=resident_bytes())
+        return SwarmSnapshot(
+            source, now, worker.manifest.name, worker.signed.run_id, worker.state,
+            memory_bytes=resident_bytes(),
+        )  # fmt: skip
     data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
     own = PeerRow(
         worker.identity.peer_id,
@@ -44,6 +47,7 @@ def snapshot_of(
         source,
         now,
         worker.manifest.name,
+        worker.signed.run_id,
         worker.state,
         rows=(own, *_neighbours(worker, worker.neighbourhood)),
         round=own.round,

@@ -188,7 +188,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
 
     for _ in range(100):
         live(5.0)
-    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     living = asyncio.create_task(live_on())
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")
     try:
@@ -223,7 +223,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
 
 async def test_a_website_whose_name_points_to_this_machine_reads_nothing_through_a_visitors_browser(tmp_path):
     board = Board(sign(tiny_manifest()), "swarmnet join RUN", "0.1.0")
-    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     status = "fetch('/metrics').then(answer => answer.status)"
     with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
         async with Browser(tmp_path / "browser", resolves="rebound.example") as browser:
@@ -264,7 +264,7 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
     bans = (Ban("one", HOSTILE), Ban("two", "noise"))
     order = Order(int((NOON - 60) * 1e6), HOSTILE, True, bans=bans, withdrawn=(Withdrawal("ab" * 32, ""),))
     show(order, Pause(NOON - 7200, "a look at the data " + HOSTILE))
-    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
@@ -311,7 +311,7 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
 
     show(0, 1, 1)
     table = "[...$('groups').rows].map(row => [...row.cells].map(cell => cell.textContent))"
-    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
@@ -334,7 +334,7 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
 
 async def test_a_run_without_groups_of_experts_has_no_such_table(tmp_path):
     board = held_board()
-    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     board.show(snapshot_of(Sightings(3), board.signed, NOON, walked_at=NOON))
     with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
         async with Browser(tmp_path / "browser") as browser:

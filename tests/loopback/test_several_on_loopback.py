@@ -82,8 +82,8 @@ async def test_one_process_holds_two_stages_trains_with_others_pauses_and_leaves
         mine = await asked(both, "me")
         assert mine["peer"] != mine["others"][0]["peer"], "each stage has an identity"
         text = await asyncio.to_thread(page, both, "/metrics")
-        assert 'swarmnet_ready{stage="0"} 1.0' in text
-        assert 'swarmnet_ready{stage="1"} 1.0' in text
+        assert 'swarmnet_state{stage="0",state="training"} 1.0' in text
+        assert 'swarmnet_state{stage="1",state="training"} 1.0' in text
         assert text.count("\nprocess_resident_memory_bytes ") == 1
         assert await asyncio.to_thread(page, both, "/readyz") == "ok\n"
 

@@ -87,10 +87,6 @@ class SwarmEvaluator:
 
     def _found(self, found: Score, round: int, began: float) -> None:
         self.newest, self.round = found, round
-        evaluation = self.process.metrics.evaluation
-        evaluation.set("eval_loss", found.loss)
-        evaluation.set("eval_round", round)
-        evaluation.set("eval_timestamp_seconds", time.time())
         self.process.tell(noted.Evaluated(
             f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
             f"round {round}",

@@ -382,7 +382,6 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
-        self.timings.append(("last" if self.is_last else "forward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         elif self.is_last:
@@ -411,7 +410,6 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)
-        self.timings.append(("backward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         else:

@@ -12,11 +12,6 @@ Routed = Mapping[int, Sequence[int]]
 """Layer -> tokens of each expert of it."""
 
 
-def by_expert(routed: Routed) -> list[int]:
-    """Of all layers together; none where there are no experts."""
-    return [sum(of_layers) for of_layers in zip(*routed.values(), strict=True)]
-
-
 def busiest_ratio(routed: Routed, before: Routed) -> float | None:
     """Tokens of a layer's busiest expert over the mean of its experts, of what came since `before`; the mean
     of all layers. 1 is even (arXiv:2408.15664 has this less one as MaxVio). None: nothing came."""

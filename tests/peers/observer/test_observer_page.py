@@ -120,7 +120,7 @@ def test_in_an_empty_swarm_nothing_is_known_and_nothing_breaks():
     picture = pictured()
     assert (picture.round, picture.loss, picture.checkpoint, picture.weakest) == (None, None, None, None)
     assert json.loads(shown(picture).answer(""))["peers"] == 0
-    assert "\nswarmnet_swarm_loss " not in SwarmMetrics(lambda: shown(picture).snapshot, 200).text().decode()
+    assert "\nswarmnet_swarm_loss{" not in SwarmMetrics(lambda: shown(picture).snapshot).text().decode()
 
 
 def test_one_liar_spoils_no_number():
@@ -192,7 +192,7 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
 def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_are():
     experts = (ExpertGroup(0, 0, 0, 1, holders=2, trained=90, settled=95),)
     board = shown(replace(crowd(30), eval_loss=2.9, settled_tokens=10**6, experts=experts))
-    text = SwarmMetrics(lambda: board.snapshot, 200).text().decode()
+    text = SwarmMetrics(lambda: board.snapshot).text().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for metric in (shown.declared for shown in SHOWN):
         name = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
@@ -205,23 +205,18 @@ def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_ar
         assert f"`{metric.name}`" in document()
 
 
-def test_the_number_of_series_is_capped_and_what_is_cut_off_is_a_series():
+def test_the_number_of_series_does_not_grow_with_the_peers():
     board = shown(crowd(1000))
-    metrics = SwarmMetrics(lambda: board.snapshot, 50)
-    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
-    (cut,) = families["swarmnet_swarm_records_truncated"].samples
-    assert cut.value == len(board.snapshot.rows) - 50
-    assert len(families["swarmnet_swarm_peer_tokens"].samples) == 50
-    others = sum(len(family.samples) for name, family in families.items() if "swarm_peer_" not in name)
-    assert others < 100
-    assert SwarmMetrics(lambda: None, 50).text() == b""
+    families = text_string_to_metric_families(SwarmMetrics(lambda: board.snapshot).text().decode())
+    assert sum(len(family.samples) for family in families) < 110
+    assert SwarmMetrics(lambda: None).text() == b""
 
 
 # -- the page ---------------------------------------------------------------------------------------------
 
 
 def served(board, targets=(), healthy=lambda: None):
-    made = pages(lambda: board, SwarmMetrics(lambda: board and board.snapshot, 200), targets, healthy)
+    made = pages(lambda: board, SwarmMetrics(lambda: board and board.snapshot), targets, healthy)
     return PageServer(("127.0.0.1", 0), made, "observer.listen")
 
 
@@ -294,11 +289,10 @@ def test_an_observer_needs_a_run_and_a_page(tmp_path):
     run = "ab" * 32
     state = {"role": "observer", "state": tmp_path}
     good = PeerFile.model_validate({**state, "run": run})
-    assert (good.observer.address, good.observer.series) == (("127.0.0.1", 9420), 200)
+    assert good.observer.address == ("127.0.0.1", 9420)
     for wrong in (
         state,
         {**state, "run": run, "observer": {"listen": "off"}},
-        {**state, "run": run, "observer": {"series": 5000}},
         {**state, "run": run, "observer": {"targets": ("nowhere",)}},
     ):
         with pytest.raises(ValidationError):

@@ -14,7 +14,7 @@ from peers.telemetry.event import words_of
 from peers.telemetry.event_fold import Story
 from peers.telemetry.event_log import Line, parse
 from peers.telemetry.events import NOTED, Remark
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import declared_metrics
 from peers.telemetry.notices import QUIET_SECONDS, Teller
 from peers.telemetry.reasons import TABLES
 
@@ -163,7 +163,7 @@ def test_each_code_has_a_meaning_and_what_helps():
 
 
 def test_the_metrics_that_tables_name_exist_and_have_all_codes_as_labels():
-    declared = {metric.name.removeprefix("swarmnet_"): metric for metric in Metrics(process=False).declared}
+    declared = {metric.name.removeprefix("swarmnet_"): metric for metric in declared_metrics()}
     for table in TABLES:
         if table.metric and declared[table.metric].labels:
             (label,) = (label for label in declared[table.metric].labels if label.name != "stage")
