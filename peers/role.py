@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from peers.config.peer_file import PeerFile
 from peers.network.counted_directory import CountedDirectory
@@ -15,8 +16,8 @@ from peers.runtime.control_server import Control
 from peers.runtime.liveness import Pulse
 from peers.telemetry.console import Report
 from peers.telemetry.event_log import EventLog
+from peers.telemetry.events import Remark, Said, Topic
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.said import Remark, Said, Topic
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable
 from protocols.p2pd.transport import P2pdTransport
@@ -56,7 +57,8 @@ class Process:
 
     def known_as(self, run: str, device: str = "none") -> None:
         """Tell the metrics which run this peer belongs to."""
-        self.metrics.about.peer(run, self.identity.peer_id, self.config.role, device).set(1)
+        who = (run, self.identity.peer_id, self.config.role, device, version("swarmnet"))
+        self.metrics.about.peer(*who).set(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.state_path import SNAPSHOTS_ALONE, NoState, StatePath, start_digest
 from peers.telemetry import events as noted
 from peers.telemetry.console import counted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord

@@ -28,10 +28,10 @@ class ArchiveObserver:
             self._kept(entries)
         for stage, at in archivist.succeeded.items():
             metrics.succeeded(str(stage)).set(at)
-        for (stage, reason), count in archivist.failures.items():
-            metrics.failures(str(stage), reason).inc(growth.of(f"failures {stage}", count, reason))
         for stage, count in archivist.circle.serving.served_bytes.items():
             metrics.served(str(stage)).inc(growth.of("served", count, str(stage)))
+        for (stage, reason), count in archivist.failures.items():
+            metrics.failures(str(stage), reason).inc(growth.of(f"failures {stage}", count, reason))
 
     def _kept(self, entries: tuple[Entry, ...]) -> None:
         """Set the metrics of the archive's index."""
@@ -42,6 +42,4 @@ class ArchiveObserver:
             newest = max(kept, key=lambda entry: entry.round, default=None)
             name, metrics = str(stage), self.metrics
             metrics.round(name).set(newest.round if newest is not None else -1)
-            metrics.written(name).set(newest.archived if newest is not None else 0.0)
             metrics.bytes(name).set(sum(entry.bytes for entry in kept))
-            metrics.checkpoints(name).set(len(kept))

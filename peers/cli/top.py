@@ -1,4 +1,4 @@
-"""The command `top`: watch a peer, a swarm, or what happened."""
+"""The command `top`: watch a peer or a swarm."""
 
 from __future__ import annotations
 
@@ -24,27 +24,14 @@ def top(
     bootstrap: Annotated[
         list[str] | None, typer.Option(help="Multiaddr of a peer to find the swarm through. Repeatable.")
     ] = None,
-    replay: Annotated[
-        list[Path] | None,
-        typer.Option(help="An event log, or a folder with some: watch what happened. Repeatable."),
-    ] = None,
-    speed: Annotated[float, typer.Option(min=1 / 16, max=1024, help="Of the replay, at first.")] = 1.0,
-    at: Annotated[
-        float | None, typer.Option(min=0, help="Seconds from the replay's first event to begin at.")
-    ] = None,
 ) -> None:
     """Watch: stages, peers, rounds, loss, traffic and events, live. Without a terminal: one frame."""
     from rich.console import Console
 
-    if sum(given is not None for given in (state, run, replay)) > 1:
-        raise UserError("name one thing to watch: a state folder, --run RUN, or --replay LOG")
+    if state is not None and run is not None:
+        raise UserError("name one thing to watch: a state folder, or --run RUN")
     console = Console(highlight=False, markup=False, emoji=False)
-    if replay:
-        from peers.tools.top.replay import Replay
-        from peers.tools.top.show import replay as show_replay
-
-        show_replay(console, Replay.read(replay), speed, at)
-    elif run is not None:
+    if run is not None:
         _swarm(console, run, bootstrap or ())
     else:
         from peers.tools.top.show import peer

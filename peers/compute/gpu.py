@@ -104,15 +104,12 @@ class GpuWatch:
     def look(self) -> None:
         """Take one sample."""
         free, total = torch.cuda.mem_get_info(self._device)
-        held = torch.cuda.memory_reserved(self._device)
         senses = self._nvml.read() if self._nvml is not None else Senses()
         now = time.monotonic()
         self.joules += (senses.watts or 0.0) * (now - self._sampled_at)
         self._sampled_at = now
         gpu = self._metrics.gpu
-        gpu.set("gpu_memory_used_bytes", total - free)
-        gpu.set("gpu_memory_total_bytes", total)
-        gpu.set("gpu_memory_reserved_bytes", held)
+        gpu.set("gpu_memory_used_ratio", (total - free) / total)
         gpu.set("gpu_utilization_ratio", senses.load)
         gpu.set("gpu_temperature_celsius", senses.celsius)
         gpu.set("gpu_power_watts", senses.watts)

@@ -153,8 +153,6 @@ class ObserverFile(BaseModel):
     one. Whoever reaches this address can read them."""
     hosts: tuple[HostName, ...] = ()
     """Names by which they are asked there, as `metrics.hosts`: those of a reverse proxy or a service."""
-    series: Annotated[int, Field(ge=0, le=4096)] = 200
-    """Most peers that get series of their own in /metrics; how many have none is a series itself."""
     targets: tuple[HostAndPort, ...] = ()
     """Metrics addresses of the own peers, which /sd tells Prometheus: strangers do not announce theirs."""
 

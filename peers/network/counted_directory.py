@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Collection, Sequence
 from typing import Literal, Protocol, TypeVar
 
-from peers.telemetry.counters import Timings
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import SignedOrder
@@ -32,8 +30,6 @@ class CountedDirectory:
     def __init__(self, inner: Joinable) -> None:
         self._inner = inner
         self.ended: Counter[tuple[Operation, Outcome]] = Counter()
-        self.timings = Timings()
-        """Durations by operation, whatever the outcome."""
 
     def now(self) -> float:
         return self._inner.now()
@@ -76,15 +72,10 @@ class CountedDirectory:
         await self._inner.close()
 
     async def _count(self, operation: Operation, work: Awaitable[Result]) -> Result:
-        """Await an operation and record its outcome and duration."""
-        clock = asyncio.get_running_loop()
-        began = clock.time()
         try:
             result = await work
         except WireError:
             self.ended[operation, "failed"] += 1
             raise
-        finally:
-            self.timings.append((operation, clock.time() - began))
         self.ended[operation, "ok" if result else "empty"] += 1
         return result

@@ -16,7 +16,6 @@ from random import Random
 from typing import Literal
 
 from peers.network.addresses import LOOPBACK, TRIED, Addresses, has_untried, in_the_open
-from peers.network.dht_sampler import Connections
 from protocols.daemon.multiaddr import is_circuit
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import WireError
@@ -24,6 +23,8 @@ from protocols.reachability.dial_back import DialBack
 from protocols.reachability.fresh_dial import Dialled
 from swarmnet.identifiers import PeerId
 
+Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
+"""The peer and the other end of each, within so many seconds; PeerGone if p2pd does not say."""
 Way = Literal["direct", "relayed", "none", "unknown"]
 
 FIRST_SECONDS = 60.0

@@ -1,7 +1,7 @@
-"""The swarm's metrics, as claimed by the records of its peers; made anew from the picture at every scrape.
+"""The swarm's metrics, as claimed by the records of its peers; made anew from the snapshot at every scrape.
 
-The number of series is bounded: labels are stages, fixed words, the configured bootstraps, and at most
-`series` peers. How many peers have none is a series itself.
+The number of series is bounded: labels are the run, stages, fixed words, versions and the configured
+bootstraps. No peer has a series of its own; the page lists them.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from peers.network.discovery.expert_groups import ExpertGroup
-from peers.observer.page_json import Board
-from peers.observer.picture import ROLES, STATES, Row
 from peers.telemetry import metrics
 from peers.telemetry.metric_kinds import PREFIX, Declared, Label, table
 from peers.telemetry.reasons import DEPARTURES
+from peers.telemetry.snapshot import ROLES, STATES, SwarmSnapshot
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Values of the labels, and the number."""
-STAGE, PEER = Label("stage"), Label("peer")
+RUN, STAGE = Label("run"), Label("stage")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One metric, and where its numbers are in the board. `rows`: the peers that have series of their own."""
+    """One metric and where its numbers are in the snapshot."""
 
     declared: Declared
-    samples: Callable[[Board, tuple[Row, ...]], Samples]
+    samples: Callable[[SwarmSnapshot], Samples]
 
 
 def _gauge(name: str, help: str, *labels: Label) -> Declared:
-    return Declared(PREFIX + name, "gauge", labels, help)
+    return Declared(PREFIX + name, "gauge", (RUN, *labels), help)
 
 
 def _known(number: float | None) -> Samples:
@@ -42,15 +40,12 @@ def _known(number: float | None) -> Samples:
     return [] if number is None else [((), float(number))]
 
 
-def _of_experts(
-    board: Board, worst: Callable[[Iterable[int]], int], told: Callable[[ExpertGroup], int | None]
-) -> Samples:
+def _least_holders(swarm: SwarmSnapshot) -> Samples:
     """By stage, where each peer trains one group of experts."""
     stages: dict[int, list[int]] = {}
-    for group in board.picture.experts:
-        if (number := told(group)) is not None:
-            stages.setdefault(group.stage, []).append(number)
-    return [((str(stage),), worst(numbers)) for stage, numbers in stages.items()]
+    for group in swarm.experts:
+        stages.setdefault(group.stage, []).append(group.holders)
+    return [((str(stage),), min(holders)) for stage, holders in stages.items()]
 
 
 SHOWN = (
@@ -58,126 +53,81 @@ SHOWN = (
         _gauge("swarm_peers",
                "Peers as claimed by records; gone: still in the directory, but it does not answer.",
                Label("role", ROLES), Label("state", STATES)),
-        lambda board, _: [(key, count) for key, count in (board.picture.states or {}).items()],
+        lambda swarm: [((role, state), count) for role, states in swarm.states.items()
+                       for state, count in states.items()],
     ),
     Shown(
         _gauge("swarm_stage_peers", "Peers that hold a stage or are about to, as claimed by records.",
                STAGE),
-        lambda board, _: [((str(stage.stage),), stage.peers) for stage in board.picture.stages],
-    ),
-    Shown(
-        _gauge("swarm_stage_tokens_per_second",
-               "Tokens per second that the computers of a stage could do, as claimed by records.", STAGE),
-        lambda board, _: [((str(stage.stage),), stage.tokens_per_second) for stage in board.picture.stages],
+        lambda swarm: [((str(stage.stage),), stage.peers) for stage in swarm.stages],
     ),
     Shown(
         _gauge("swarm_experts_least_holders",
                "Holders of the stage's group of experts that the fewest peers train, as claimed by records.",
                STAGE),
-        lambda board, _: _of_experts(board, min, lambda group: group.holders),
-    ),
-    Shown(
-        _gauge("swarm_experts_stale_rounds",
-               "Rounds that the stage has settled since the experts of the group that waits longest were "
-               "trained, as claimed by records.", STAGE),
-        lambda board, _: _of_experts(board, max, lambda group: group.stale_rounds),
+        _least_holders,
     ),
     Shown(
         _gauge("swarm_round", "Round of the usual peer that trains, number, as claimed by records."),
-        lambda board, _: _known(board.picture.round),
+        lambda swarm: _known(swarm.round),
     ),
     Shown(
         _gauge("swarm_loss", "Loss, nats per token: the median of what records claim."),
-        lambda board, _: _known(board.picture.loss),
+        lambda swarm: _known(swarm.loss),
     ),
     Shown(
         _gauge("swarm_eval_loss",
                "Loss on held-out text, nats per token: the median of what observers' records claim."),
-        lambda board, _: _known(board.picture.eval_loss),
+        lambda swarm: _known(swarm.eval_loss),
     ),
     Shown(
         _gauge("swarm_settled_tokens",
                "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by "
                "records."),
-        lambda board, _: _known(board.picture.settled_tokens),
-    ),
-    Shown(
-        _gauge("swarm_tokens",
-               "Tokens since the starts of those that the observer has seen, as claimed by records; of the "
-               "stage that claims most."),
-        lambda board, _: _known(board.picture.tokens),
+        lambda swarm: _known(swarm.settled_tokens),
     ),
     Shown(
         _gauge("swarm_tokens_per_second",
                "Tokens per second that were trained between the newest records, as claimed by them."),
-        lambda board, _: _known(board.picture.tokens_per_second),
-    ),
-    Shown(
-        _gauge("swarm_sent_bytes_per_second", "Bytes per second sent by all peers, as claimed by records."),
-        lambda board, _: _known(board.picture.sent_bytes_per_second),
-    ),
-    Shown(
-        _gauge("swarm_received_bytes_per_second",
-               "Bytes per second received by all peers, as claimed by records."),
-        lambda board, _: _known(board.picture.received_bytes_per_second),
+        lambda swarm: _known(swarm.tokens_per_second),
     ),
     Shown(
         _gauge("swarm_checkpoint_timestamp_seconds",
                "When every stage had a checkpoint on some disk, Unix time in seconds, as claimed by them."),
-        lambda board, _: _known(board.picture.checkpoint.at if board.picture.checkpoint else None),
+        lambda swarm: _known(swarm.checkpoint.at if swarm.checkpoint else None),
     ),
     Shown(
         _gauge("swarm_held",
                "1 if the run's owner has paused it, by the newest order that the observer found; else 0."),
-        lambda board, _: _known(board.picture.ordered.held),
-    ),
-    Shown(
-        _gauge("swarm_order_timestamp_seconds",
-               "When the run's owner signed the newest order that the observer found, Unix time in seconds."),
-        lambda board, _: _known(board.picture.ordered.given_at),
+        lambda swarm: _known(swarm.ordered.held),
     ),
     Shown(
         _gauge("swarm_bootstrap_up", "1 if this bootstrap answers the observer, else 0.", Label("address")),
-        lambda board, _: [((address,), up) for address, up in board.bootstraps.items()],
+        lambda swarm: [((address,), up) for address, up in swarm.bootstraps.items()],
     ),
     Shown(
-        Declared(PREFIX + "swarm_departures_total", "counter", (Label("reason", tuple(DEPARTURES)),),
+        Declared(PREFIX + "swarm_departures_total", "counter", (RUN, Label("reason", tuple(DEPARTURES))),
                  "Peers that have left since the observer began, as it has seen or as claimed by records."),
-        lambda board, _: [((code,), dict(board.picture.departures).get(code, 0)) for code in DEPARTURES],
+        lambda swarm: [((code,), swarm.departures.get(code, 0)) for code in DEPARTURES],
     ),
     Shown(
         _gauge("swarm_peer_versions", "Peers by version, as claimed by records; the rarest are `other`.",
                Label("version")),
-        lambda board, _: [((version,), count) for version, count in board.picture.versions],
+        lambda swarm: [((version,), count) for version, count in swarm.versions],
     ),
     Shown(
         _gauge("swarm_last_walk_timestamp_seconds",
                "When the observer last read the whole directory, Unix time in seconds; 0: not yet."),
-        lambda board, _: [((), board.walked_at)],
-    ),
-    Shown(
-        _gauge("swarm_records_truncated",
-               "Peers without series of their own, beyond the cap `observer.series`."),
-        lambda board, rows: [((), len(board.picture.rows) - len(rows) + board.picture.left_out)],
-    ),
-    Shown(
-        _gauge("swarm_peer_tokens", "Tokens that one peer has committed, as claimed by its record.",
-               PEER, STAGE),
-        lambda _, rows: [((row.peer, str(row.stage)), row.tokens) for row in rows],
-    ),
-    Shown(
-        _gauge("swarm_peer_up", "1 if one peer answers, or signs fresh records and cannot be asked; else 0.",
-               PEER, STAGE),
-        lambda _, rows: [((row.peer, str(row.stage)), row.state != "gone") for row in rows],
+        lambda swarm: [((), swarm.walked_at)],
     ),
 )  # fmt: skip
 
 
 class SwarmMetrics(Collector):
-    """A registry of its own. `series`: the most peers that get series of their own, the busiest first."""
+    """A registry of its own."""
 
-    def __init__(self, board: Callable[[], Board | None], series: int) -> None:
-        self._board, self._series = board, series
+    def __init__(self, snapshot: Callable[[], SwarmSnapshot | None]) -> None:
+        self._snapshot = snapshot
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -186,17 +136,16 @@ class SwarmMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        board = self._board()
-        if board is None:
+        swarm = self._snapshot()
+        if swarm is None:
             return
-        rows = tuple(sorted(board.picture.rows, key=lambda row: (-row.tokens, row.peer))[: self._series])
         for shown in SHOWN:
             declared = shown.declared
             names = [label.name for label in declared.labels]
             kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
             family = kind(declared.name, declared.help, labels=names)
-            for values, number in shown.samples(board, rows):
-                family.add_metric(list(values), float(number))
+            for values, number in shown.samples(swarm):
+                family.add_metric([swarm.run_id, *values], float(number))
             yield family
 
     def text(self) -> bytes:

@@ -1,19 +1,18 @@
-"""What the observer's page is told: the newest picture, the curve, how to join, as JSON of bounded size.
+"""What the observer's page is told: the newest snapshot, the curve, how to join, as JSON of bounded size.
 
 Drawn on the event loop, read from the server's threads: what they see is replaced whole, never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.expert_groups import ExpertGroup
-from peers.observer.curve import Curve
-from peers.observer.picture import Picture, Row
+from peers.observer import owner_orders
+from peers.telemetry.snapshot import UNASKED, Curve, ExpertGroup, SwarmSnapshot, as_json
 
 SHOWN_PEERS = 100
 """Rows in one answer; the others are found by searching."""
@@ -32,7 +31,7 @@ class Past:
 
     loss: float | None
     peers: int
-    tokens_per_second: float
+    tokens_per_second: float | None
 
 
 @dataclass(slots=True)
@@ -41,19 +40,15 @@ class Board:
     join: str
     """The line that a newcomer types."""
     version: str
-    picture: Picture = field(default_factory=lambda: Picture(at=0.0))
-    walked_at: float = 0.0
-    """When the directory was last read; 0: not yet."""
-    bootstraps: Mapping[str, bool] = field(default_factory=dict)
-    """Address -> whether it answers."""
+    snapshot: SwarmSnapshot = field(default_factory=lambda: SwarmSnapshot("", 0.0))
     curve: Curve[Past] = field(default_factory=Curve)
     _answer: bytes = b"{}"
     _shown: tuple[tuple[float, Past], ...] = ()
 
-    def show(self, picture: Picture, walked_at: float, bootstraps: Mapping[str, bool]) -> None:
-        self.curve.add(picture.at, Past(picture.loss, picture.peers, picture.tokens_per_second))
+    def show(self, snapshot: SwarmSnapshot) -> None:
+        self.curve.add(snapshot.at, Past(snapshot.loss, snapshot.peers, snapshot.tokens_per_second))
         self._shown = tuple(self.curve.points)
-        self.walked_at, self.bootstraps, self.picture = walked_at, dict(bootstraps), picture
+        self.snapshot = snapshot
         self._answer = self._drawn("")
 
     def answer(self, search: str) -> bytes:
@@ -62,44 +57,19 @@ class Board:
         return self._drawn(search) if search else self._answer
 
     def _drawn(self, search: str) -> bytes:
-        picture, past = self.picture, self._shown
-        rows: Sequence[Row] = picture.rows
+        snapshot, past = self.snapshot, self._shown
+        rows = snapshot.rows
         if search:
-            rows = [row for row in rows if len(search) <= LONGEST_SEARCH and row.fits(search)]
+            rows = tuple(row for row in rows if len(search) <= LONGEST_SEARCH and row.fits(search))
         return msgspec.json.encode({
-            "at": picture.at,
+            **as_json(replace(snapshot, rows=rows[:SHOWN_PEERS], experts=(), ordered=UNASKED)),
             "run": self._run(),
-            "order": picture.ordered.as_json(),
-            "walked_at": self.walked_at,
-            "round": picture.round,
-            "settled": picture.settled,
-            "loss": picture.loss,
-            "eval_loss": picture.eval_loss,
-            "tokens": picture.tokens,
-            "settled_tokens": picture.settled_tokens,
-            "tokens_per_second": picture.tokens_per_second,
-            "sent_bytes_per_second": picture.sent_bytes_per_second,
-            "received_bytes_per_second": picture.received_bytes_per_second,
-            "peers": picture.peers,
-            "stages": [
-                {"stage": stage.stage, "layers": stage.layers, "peers": stage.peers, "states": stage.states,
-                 "tokens_per_second": stage.tokens_per_second}
-                for stage in picture.stages
-            ],
-            "experts": _groups(picture.experts),
-            "more_experts": max(0, len(picture.experts) - SHOWN_GROUPS),
-            "weakest": picture.weakest,
-            "stuck": picture.stuck,
-            "checkpoint": picture.checkpoint,
-            "versions": picture.versions,
-            "bootstraps": self.bootstraps,
-            "contributors": picture.contributors,
-            "departures": picture.departures,
-            "recent": picture.recent,
+            "ordered": owner_orders.as_json(snapshot.ordered),
+            "peers": snapshot.peers,
+            "experts": _groups(snapshot.experts),
+            "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
             "search": search,
-            "rows": rows[:SHOWN_PEERS],
             "more": max(0, len(rows) - SHOWN_PEERS),
-            "left_out": picture.left_out,
             "curve": {
                 "at": [at for at, _ in past],
                 "loss": [point.loss for _, point in past],

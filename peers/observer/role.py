@@ -17,13 +17,14 @@ from peers.observer.metrics import SwarmMetrics
 from peers.observer.owner_orders import Orders
 from peers.observer.page_json import Board
 from peers.observer.pages import pages
-from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
-from peers.telemetry import said
+from peers.telemetry import events as noted
 from peers.telemetry.console import Status
+from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
 
 DRAW_SECONDS = 1.0
@@ -50,7 +51,7 @@ class ObserverRole(Role):
         self.board: Board | None = None
         self.sightings: Sightings | None = None
         self.orders: Orders | None = None
-        self.metrics = SwarmMetrics(lambda: self.board, process.config.observer.series)
+        self.metrics = SwarmMetrics(self._snapshot)
 
     async def run(self, network: Network) -> None:
         """Until it is cancelled."""
@@ -59,7 +60,7 @@ class ObserverRole(Role):
         shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
         observer = config.observer
         server = PageServer(observer.address, shown, "observer.listen", observer.hosts)
-        process.tell(said.Page(f"the swarm's page is at {server.url}", server.url))
+        process.tell(noted.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
             kept = config.state / "run.json"
@@ -74,7 +75,7 @@ class ObserverRole(Role):
         if self.sightings is None:
             self.sightings = Sightings(len(signed.manifest.stages))
         if self.orders is None:
-            self.orders = Orders(signed, process.log.record)
+            self.orders = Orders(signed, process.log.record, self.sightings.events.append)
         if self.board is None:
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
@@ -95,6 +96,9 @@ class ObserverRole(Role):
             work["evaluate"] = self.evaluator.run(signed, network, presence.announce_now)
         await until_one_ends(**work)
 
+    def _snapshot(self) -> SwarmSnapshot | None:
+        return self.board.snapshot if self.board is not None else None
+
     def claims(self) -> Claims:
         """Returns what this peer's record says of it, with the newest score if it evaluates."""
         name, evaluator = plain_name(self.process.config.name), self.evaluator
@@ -108,11 +112,14 @@ class ObserverRole(Role):
             now = network.directory.now()
             walk.sightings.look(now)
             own = self.evaluator.loss if self.evaluator is not None else None
-            picture = draw(walk.sightings, signed, now, walk.orders.ordered, own_eval_loss=own)
-            self.board.show(picture, walk.walked_at, walk.bootstraps)
+            snapshot = snapshot_of(
+                walk.sightings, signed, now, walk.orders.ordered, own_eval_loss=own,
+                walked_at=walk.walked_at, bootstraps=walk.bootstraps,
+            )  # fmt: skip
+            self.board.show(snapshot)
             self.process.report.status(Status(
-                "observing", round=picture.round, loss=picture.loss, tokens=picture.tokens,
-                tokens_per_second=picture.tokens_per_second, swarm_peers=picture.peers,
+                "observing", round=snapshot.round, loss=snapshot.loss, tokens=snapshot.tokens,
+                tokens_per_second=snapshot.tokens_per_second, swarm_peers=snapshot.peers,
             ))  # fmt: skip
             self.process.log.flush()
             await asyncio.sleep(DRAW_SECONDS)
@@ -126,4 +133,4 @@ class ObserverRole(Role):
         board = self.board
         if board is None:
             return "looks for the run's manifest"
-        return None if board.walked_at else "has not read the whole directory yet"
+        return None if board.snapshot.walked_at else "has not read the whole directory yet"

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from peers.network.discovery.claimed_tokens import Contributions
+from peers.telemetry.event import short
+from peers.telemetry.reasons import DEPARTURES
+from peers.telemetry.snapshot import Happened
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS, RECORD_SECONDS, SignedRecord
 from swarmnet.identifiers import PeerId
@@ -32,7 +35,7 @@ FRESH_SECONDS = 1.5 * ANNOUNCE_SECONDS
 """How old the record of a peer may be that does not answer here: one announcement may be lost on the way."""
 MOST_PEERS = 4096
 """Keys cost nothing to make; whoever comes after so many is counted and otherwise left out."""
-KEPT_DEPARTURES = 50
+KEPT_EVENTS = 50
 
 Miss = Literal["silent", "not_reached"]
 """Codes of peers/telemetry/reasons.py, DEPARTURES, as are `left`, `moved` and `paused`."""
@@ -51,23 +54,14 @@ class Sighting:
     gone: str = ""
     gone_at: float = float("-inf")
     asking: bool = False
-    tokens_per_second: float = 0.0
-    """From the counts of its two newest records, as are these."""
-    sent_bytes_per_second: float = 0.0
-    received_bytes_per_second: float = 0.0
+    tokens_per_second: float | None = None
+    """From the counts of its two newest records, as are these; None: it has signed one."""
+    sent_bytes_per_second: float | None = None
+    received_bytes_per_second: float | None = None
 
     @property
     def signed_at(self) -> float:
         return self.sequence / 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    at: float
-    peer: PeerId
-    name: str
-    stage: int
-    code: str
 
 
 @dataclass(slots=True)
@@ -78,11 +72,13 @@ class Sightings:
     peers: dict[PeerId, Sighting] = field(default_factory=dict)
     contributions: Contributions = field(default_factory=Contributions)
     departures: Counter[str] = field(default_factory=Counter)
-    recent: deque[Departure] = field(default_factory=lambda: deque(maxlen=KEPT_DEPARTURES))
+    events: deque[Happened] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    """Who came and left, oldest first."""
     left_out: int = 0
     """Records that found no room when the directory was last read."""
     _finding_no_room: int = 0
     """Of them, those of the reading that is under way."""
+    _has_walked: bool = False
 
     # -- what happens ---------------------------------------------------------------------------------
 
@@ -98,12 +94,15 @@ class Sightings:
                 return
             self.peers[signed.peer] = Sighting(record, signed.sequence, now)
             self.contributions.first(record)
+            if self._has_walked:
+                self._tell(record, "came", "announces itself", now)
             return
         self._changed(known, signed, now)
 
     def walked(self) -> None:
         """The directory has been read once more, all of it that answered."""
         self.left_out, self._finding_no_room = self._finding_no_room, 0
+        self._has_walked = True
 
     def _changed(self, known: Sighting, signed: SignedRecord, now: float) -> None:
         old, new = known.record, signed.record
@@ -155,9 +154,15 @@ class Sightings:
     def _departs(self, known: Sighting, code: str, now: float, away: bool = False) -> None:
         record = known.record
         self.departures[code] += 1
-        self.recent.append(Departure(now, PeerId(record.peer), record.name, record.stage, code))
+        level = "warning" if code in ("silent", "not_reached") else "info"
+        self._tell(record, code, DEPARTURES[code].meaning, now, level)
         if away:
             known.gone, known.gone_at = code, now
+
+    def _tell(self, record: PeerRecord, code: str, what: str, now: float, level: str = "info") -> None:
+        where = f" of stage {record.stage}" if record.stage >= 0 else ""
+        text = f"{record.name or short(record.peer)}{where}: {what}"
+        self.events.append(Happened(now, code, text, level))
 
     # -- what follows ---------------------------------------------------------------------------------
 

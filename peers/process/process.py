@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +26,6 @@ from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import only_one
 from peers.runtime.supervision import FAULT, Fault, Watchdog, reason
 from peers.telemetry import events as noted
-from peers.telemetry import said
 from peers.telemetry.console import Report, hear_libraries, open_report
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metrics import Metrics
@@ -109,7 +106,7 @@ class Peer:
         self.control.answers.update(status=self._asked_how_it_is, leave=self._asked_to_leave)
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         self.log.trouble = partial(report.say, "event_log", level="warning")
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.role)
         self.process = Process(
             config, identity, report, self.metrics, self.log, self.pulse, self._stop, self.control,
             joined=joined,
@@ -132,10 +129,9 @@ class Peer:
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"
             )  # fmt: skip
-            self.process.tell(said.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
+            self.process.tell(noted.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
         me = self.process.identity.peer_id
         self.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))
-        self.metrics.about.build(version("swarmnet"), platform.python_version(), version("torch")).set(1)
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._last_words)
         watchdog.start()
@@ -171,7 +167,7 @@ class Peer:
 
     def _late(self, seconds: float) -> None:
         """The event loop turned so much later than it was to."""
-        self.metrics.about.loop_lag.observe(seconds)
+        self.metrics.about.late.inc(seconds)
 
     def _last_words(self, text: str) -> None:
         self.report.say("fault", text, "error")

@@ -18,7 +18,7 @@ from peers.network.discovery.mdns import neighbours
 from peers.network.discovery.rejoining import Rejoining
 from peers.network.reachability_probe import TEXTS, Reachable, Way, has_a_network
 from peers.role import Network, Process, Role
-from peers.telemetry import said
+from peers.telemetry import events as noted
 from peers.telemetry.console import Status
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import WAYS
@@ -96,12 +96,12 @@ class Sessions:
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
-                process.tell(said.Listening(where, transport.daemon.pid))
+                process.tell(noted.Listening(where, transport.daemon.pid))
             if keeps_slots(self.config):
                 transport.relays.use(self.config.bootstrap, self._relayed)
                 await transport.relays.first(SLOT_SECONDS)
             counted = CountedDirectory(directory)
-            observer = DirectoryObserver(counted, directory, process.metrics, transport.daemon.connections)
+            observer = DirectoryObserver(counted, directory, process.metrics)
             beside.append(asyncio.create_task(observer.run(), name="directory observer"))
             if self.config.metrics.address is not None and has_a_network(transport.addresses):
                 beside.append(asyncio.create_task(self._reachable(transport).run(), name="reachable"))
@@ -122,7 +122,8 @@ class Sessions:
             await transport.close()
 
     def _relayed(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
-        self.process.tell(said.Relayed(text, relay, addresses) if addresses else said.NotRelayed(text, relay))
+        relayed = noted.Relayed(text, relay, addresses) if addresses else noted.NotRelayed(text, relay)
+        self.process.tell(relayed)
 
     def _reachable(self, transport: P2pdTransport) -> Reachable:
         """What asks others whether they get in."""
@@ -134,7 +135,7 @@ class Sessions:
 
         def tell(way: Way) -> None:
             only(gauges, WAYS, way)
-            process.tell(said.Reachable(TEXTS[way], way))
+            process.tell(noted.Reachable(TEXTS[way], way))
 
         return Reachable(
             ask, transport.daemon.connections,

@@ -22,7 +22,7 @@ from peers.state.archive import Archive, Entry
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from protocols.errors import WireError
 from protocols.signed.envelope import Kind, open_envelope
 from swarmnet.identifiers import PeerId

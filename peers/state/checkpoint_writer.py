@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from time import perf_counter
 from typing import Protocol
 
 from peers.compute.executor import UPDATE, Compute
@@ -15,8 +14,7 @@ from peers.state import checkpoint_file
 from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import events as noted
-from peers.telemetry.counters import Timings
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import Past
 
@@ -75,10 +73,8 @@ class Disk:
         """Chunks of a state that is being downloaded."""
         self.saved: tuple[Path, int] | None = None
         """File and round of the newest checkpoint."""
-        self.saved_bytes = 0
         self.damaged: dict[Path, int] = {}
         """Unusable files of this stage and the rounds in their names. They stay unchanged."""
-        self.timings = Timings()
         self._say_again = 0.0
         """Time from which the next refusal of the disk is reported."""
 
@@ -87,7 +83,6 @@ class Disk:
         found, self.saved = [], None
         self.damaged.clear()
         for path in checkpoint_file.files(self.folder, self.stage) if self.folder is not None else ():
-            began = perf_counter()
             try:
                 held, units = checkpoint_file.restore_signed(
                     path, self.signed.run_id, self.stage, self.part.state
@@ -100,12 +95,11 @@ class Disk:
                     f"{error}; it stays as it is, and an older one or the swarm's state is used",
                 )
                 continue
-            self.timings.append(("load", perf_counter() - began))
             self.digests.restore(held.signed)
             round = held.round
             self.say("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
-                self.saved, self.saved_bytes = (path, round), path.stat().st_size
+                self.saved = path, round
             found.append(Weights(units, round, held.chain, held.past, held.tokens))
         return found
 
@@ -170,7 +164,7 @@ class Disk:
         round = weights.settled_round
         if self.folder is None or round < 0 or (self.saved is not None and self.saved[1] >= round):
             return
-        manifest, began = self.signed.manifest, perf_counter()
+        manifest = self.signed.manifest
         if round in self.damaged.values():
             return  # A checkpoint of this round would replace the damaged file.
         try:
@@ -185,8 +179,7 @@ class Disk:
                 self._say_again = now + REFUSED_SECONDS
                 self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
-        self.timings.append(("save", perf_counter() - began))
-        self.saved, self.saved_bytes = (path, round), path.stat().st_size
-        self.note(noted.Saved(round=round, bytes=self.saved_bytes))
+        self.saved = path, round
+        self.note(noted.Saved(round=round, bytes=path.stat().st_size))
         self._say_again = 0.0
         self.say("checkpoint", f"saved the weights of round {round} in {path}")

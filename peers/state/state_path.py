@@ -31,9 +31,8 @@ from peers.state.snapshot_store import (
 )
 from peers.telemetry import events as noted
 from peers.telemetry.console import amount
-from peers.telemetry.counters import Timings
+from peers.telemetry.events import Say
 from peers.telemetry.reasons import HOLDERS
-from peers.telemetry.said import Say
 from protocols.errors import CannotStart, Malformed, WireError
 from protocols.fields import Body
 from protocols.messages.table import (
@@ -159,7 +158,6 @@ class StatePath:
         """The part of them that was fetched before the restart."""
         self.chunks_refused = 0
         """Number of chunks with a wrong hash."""
-        self.timings = Timings()
         self._offers: dict[PeerId, State] = {}
         self._tokens: dict[tuple[PeerId, bytes], int] = {}
         """Tokens in all rounds up to a snapshot, by (reporting peer, snapshot digest)."""
@@ -344,7 +342,6 @@ class StatePath:
         carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once, here)
-        began = self.clock.time()
         self.note(
             noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
@@ -370,7 +367,6 @@ class StatePath:
         units = units_of(bytes(download.data))
         if state_digest(root.round, units) != root.digest:
             raise FalseRoot(root.round, holders)
-        self.timings.append(("fetch", self.clock.time() - began))
         tokens = [self._tokens[peer, root.digest] for peer in naming if (peer, root.digest) in self._tokens]
         return Weights(units, root.round, root.chain, tokens=median_low(tokens) if tokens else None)
 

@@ -1,1 +1,1 @@
-"""What a peer tells: events and their reasons, metrics, the console, the picture of a peer."""
+"""What a peer tells: events and their reasons, metrics, the console, the snapshot of a swarm."""

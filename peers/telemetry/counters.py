@@ -1,15 +1,12 @@
 """What the parts of a peer count, kept until somebody reads it: the parts know no metrics.
 
-How long things took (in seconds, or in rounds), what making bytes of tensors took and saved, and by how much
-counters have grown since they were last looked at.
+How long things took, in seconds, and by how much counters have grown since they were last looked at.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Container, Iterator, Mapping
-from time import perf_counter
-from typing import Literal
 
 from peers.telemetry.reasons import REFUSALS
 
@@ -18,7 +15,7 @@ KEPT = 8192
 
 
 class Timings(deque[tuple[str, float]]):
-    """What was measured, and how long it took unless it is no duration. Any thread may append; one reads."""
+    """What was measured, and how long it took. Any thread may append; one reads."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=KEPT)
@@ -27,29 +24,6 @@ class Timings(deque[tuple[str, float]]):
         """Everything since the last reading."""
         while self:
             yield self.popleft()
-
-
-Coded = Literal["activation", "gradient", "contribution"]
-CODED: tuple[Coded, ...] = ("activation", "gradient", "contribution")
-FLOAT_BYTES = 4
-"""Of each number before it is encoded."""
-
-
-class CodecCounts:
-    """The compute thread adds; one reads."""
-
-    def __init__(self, timings: Timings, *kinds: Coded) -> None:
-        """`kinds`: what is encoded here; known from the start, so that reading never meets a new key."""
-        self._timings = timings
-        self.input_bytes: dict[Coded, int] = dict.fromkeys(kinds, 0)
-        """As float32."""
-        self.output_bytes: dict[Coded, int] = dict.fromkeys(kinds, 0)
-
-    def encoded(self, kind: Coded, began: float, numbers: int, size: int) -> None:
-        """So many numbers became `size` bytes; `began`: perf_counter() before."""
-        self._timings.append((f"{kind} encode", perf_counter() - began))
-        self.input_bytes[kind] += FLOAT_BYTES * numbers
-        self.output_bytes[kind] += size
 
 
 OBSERVE_SECONDS = 1.0

@@ -21,8 +21,18 @@ from typing import Any
 import msgspec
 
 from peers.errors import UserError
-from peers.telemetry.events import NOTED, Assembled, Event, LogWrittenAgain, Started, Unknown
-from peers.telemetry.said import SAID, Listening, NotRelayed, Relayed, Remark
+from peers.telemetry.event import Event, Unknown
+from peers.telemetry.events import (
+    NOTED,
+    SAID,
+    Assembled,
+    Listening,
+    LogWrittenAgain,
+    NotRelayed,
+    Relayed,
+    Remark,
+    Started,
+)
 
 _RESERVED = frozenset({"time", "monotonic", "event"})
 LONGEST_WAITING_BYTES = 4 << 20
@@ -232,7 +242,7 @@ def _standing_in(line: Line, file: Path) -> Iterator[Line]:
 
 def parse(name: str, fields: Mapping[str, Any]) -> Event:
     """The event that a line tells of; Unknown if this version writes none with such fields."""
-    kind = (SAID if "text" in fields else NOTED).get(name)
+    kind: type[Event] | None = (SAID if "text" in fields else NOTED).get(name)
     with contextlib.suppress(msgspec.ValidationError):
         if kind is not None:
             return msgspec.convert(fields, kind)

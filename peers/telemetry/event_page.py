@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 from msgspec.structs import FieldInfo, fields
 
-from peers.telemetry.events import NOTED, Event
-from peers.telemetry.reasons import AREAS
-from peers.telemetry.said import SAID, Topic
+from peers.telemetry.event import Event
+from peers.telemetry.events import NOTED, SAID, Topic
+from peers.telemetry.reasons import TABLES, Codes
 
 HEAD = """# Events
 
@@ -16,7 +17,7 @@ A peer's event log, `events.jsonl` in its state folder, has one JSON object a li
 seconds), `monotonic` (seconds of the process' own clock), `event` (the name), and the fields below. Durations
 are seconds, losses nats per token, ids and digests hexadecimal; a field with `?` is left out where it says
 nothing. What a `code` means: [codes](watching.md#codes). `continued` begins a file after another one: its
-`standing` are the lines that still hold. From peers/telemetry/events.py and said.py, by `scripts/docs`.
+`standing` are the lines that still hold. From peers/telemetry/events.py, by `scripts/docs`.
 """
 TYPES = {
     "collections.abc.Sequence[str]": "list of text", "collections.abc.Sequence[int]": "list of int",
@@ -41,7 +42,7 @@ def document() -> str:
     ])  # fmt: skip
 
 
-def _table(kinds: dict[str, type[Event]]) -> list[str]:
+def _table(kinds: Mapping[str, type[Event]]) -> list[str]:
     rows = ["| event | fields | what it says |", "|---|---|---|"]
     for name, kind in sorted(kinds.items()):
         shown = ", ".join(_shown(field) for field in fields(kind) if field.name != "text")
@@ -57,6 +58,23 @@ def _shown(field: FieldInfo) -> str:
 
 
 def _meaning(kind: type[Event]) -> str:
-    area = next((area for area in AREAS if kind in area.events), None)
-    words = " ".join(str(kind.__doc__).split())
-    return words if area is None else f"{words} Codes: {area.title[0].lower()}{area.title[1:]}."
+    words, codes = " ".join(str(kind.__doc__).split()), kind.codes
+    return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
+
+
+def codes() -> str:
+    """The part of docs/watching.md that lists all codes."""
+    lines: list[str] = []
+    for table in TABLES:
+        lines += [f"### {table.title}", "", f"In {_where(table)}.", ""]
+        lines += ["| code | level | meaning | what helps |", "|---|---|---|---|"]
+        lines += [f"| `{code}` | {reason.level} | {reason.meaning} | {reason.cure} |"
+                  for code, reason in table.items()]  # fmt: skip
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _where(table: Codes) -> str:
+    events = ", ".join(f"`{name}`" for name, kind in NOTED.items() if kind.codes is table)
+    metric = f"`swarmnet_{table.metric}`" if table.metric else ""
+    return "; ".join(words for words in (f"events {events}" if events else "", metric) if words)

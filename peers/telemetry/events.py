@@ -1,51 +1,19 @@
-"""Every event of a peer's event log: its name, its fields, and what it says of the peer that writes it.
+"""Every event of a peer's event log: its name, its fields, what it says, and what people are told of it.
 
 The name in the log is the class' name in small letters with underscores. A field that is UNSET is left out of
-the line. Durations are seconds, losses nats per token, ids and digests hexadecimal; `code` is one of those in
-reasons.py. What people are told as well is in said.py. docs/events.md is made from both.
+the line. Durations are seconds, losses nats per token, ids and digests hexadecimal; `code` is one of the
+class' `codes` (reasons.py). docs/events.md is made from here.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType, field
 
-
-def _name_of(kind: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
-
-
-class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
-    """Something that happened."""
-
-    @property
-    def name(self) -> str:
-        return str(self.__struct_config__.tag)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """What stands in the line beside the name, in this order."""
-        values = ((field, getattr(self, field)) for field in self.__struct_fields__)
-        return {field: value for field, value in values if value is not UNSET}
-
-
-class Unknown(Event, frozen=True):
-    """A line of another version, or with other fields than this one writes."""
-
-    kind: str
-    given: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.kind
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return self.given
-
+from peers.telemetry import reasons
+from peers.telemetry.event import Event
 
 Note = Callable[[Event], None]
 """Writes to the peer's event log."""
@@ -57,22 +25,28 @@ Note = Callable[[Event], None]
 
 class Started(Event, frozen=True):
     """The process has begun."""
+    sentence = "started"
     peer: str
     pid: int = 0
     role: str = "worker"
 
 class Stopped(Event, frozen=True):
     """The process ends; its last line."""
+    sentence = "stopped"
+    codes = reasons.ENDS
     code: str
     reason: str | UnsetType = UNSET
 
 class Fault(Event, frozen=True):
     """Something failed that should not, and the process ends."""
+    sentence = "cannot go on"
+    codes = reasons.ENDS
     code: str
     reason: str
 
 class StoodStill(Event, frozen=True):
     """The event loop did not turn for so long: the machine slept, or the process was stopped."""
+    sentence = "stood still for {seconds} s"
     seconds: float
 
 class LogWrittenAgain(Event, frozen=True):
@@ -83,11 +57,13 @@ class LogWrittenAgain(Event, frozen=True):
 
 class Assembled(Event, frozen=True):
     """A worker for a stage is built: one *life* begins."""
+    sentence = "holds stage {stage}"
     stage: int
     parameters: int = 0
 
 class InStep(Event, frozen=True):
     """It takes part in its group's rounds from `round` on."""
+    sentence = "in step at round {round}"
     round: int
     settled: int = -1
 
@@ -110,10 +86,13 @@ class Looked(Event, frozen=True):
 
 class Moving(Event, frozen=True):
     """It has said that it would move to a stage, and waits whether others do."""
+    sentence = "would move to stage {stage}"
     stage: int
 
 class NotMoving(Event, frozen=True):
     """It stays."""
+    sentence = "stays on its stage"
+    codes = reasons.MOVES
     code: str
     reason: str
 
@@ -126,6 +105,9 @@ class Linked(Event, frozen=True):
 
 class Unlinked(Event, frozen=True):
     """A linked neighbour is gone; `released`: neither side needed the link."""
+    sentence = "lost {peer}"
+    codes = reasons.DEPARTURES
+    is_printed = True
     peer: str
     code: str
     reason: str = ""
@@ -133,23 +115,33 @@ class Unlinked(Event, frozen=True):
 
 class Departed(Event, frozen=True):
     """A peer of the swarm is gone, as an observer sees it."""
+    sentence = "{peer} is gone"
+    codes = reasons.DEPARTURES
     peer: str
     code: str
 
 class Refused(Event, frozen=True):
     """This peer refused another one's message or connection."""
+    sentence = "refused {peer}"
+    codes = reasons.REFUSALS
+    is_printed = True
     peer: str
     code: str
     reason: str = ""
 
 class RefusedBy(Event, frozen=True):
     """Another peer refused this one."""
+    sentence = "{peer} refused this peer"
+    codes = reasons.REFUSALS
+    is_printed = True
     peer: str
     code: str
     reason: str = ""
 
 class DialFailed(Event, frozen=True):
     """A peer could not be reached on one of its lanes."""
+    sentence = "{peer} was not reached"
+    codes = reasons.LINKS
     peer: str
     lane: str
     code: str
@@ -157,6 +149,8 @@ class DialFailed(Event, frozen=True):
 
 class PostFailed(Event, frozen=True):
     """A message could not be sent on an open lane."""
+    sentence = "could not send to {peer}"
+    codes = reasons.LINKS
     peer: str
     lane: str
     code: str
@@ -164,12 +158,16 @@ class PostFailed(Event, frozen=True):
 
 class AnswerFailed(Event, frozen=True):
     """A stranger who asked something could not be answered."""
+    sentence = "{peer} was not answered"
+    codes = reasons.LINKS
     peer: str
     code: str
     reason: str
 
 class VisitorNotReached(Event, frozen=True):
     """A visitor whose request is done could not be dialled."""
+    sentence = "visitor {peer} was not reached"
+    codes = reasons.LINKS
     peer: str
     code: str
     reason: str
@@ -178,6 +176,8 @@ class VisitorNotReached(Event, frozen=True):
 
 class LookUpFailed(Event, frozen=True, kw_only=True):
     """The directory did not answer: for the records of a stage, or for something else."""
+    sentence = "the directory did not answer"
+    codes = reasons.LINKS
     stage: int | UnsetType = UNSET
     what: str | UnsetType = UNSET
     code: str
@@ -185,11 +185,15 @@ class LookUpFailed(Event, frozen=True, kw_only=True):
 
 class AnnounceFailed(Event, frozen=True):
     """The own record could not be stored."""
+    sentence = "could not announce this peer"
+    codes = reasons.LINKS
     code: str
     reason: str
 
 class UpkeepFailed(Event, frozen=True):
     """The owner's orders could not be stored again."""
+    sentence = "could not keep the run's orders known"
+    codes = reasons.LINKS
     code: str
     reason: str
 
@@ -209,6 +213,9 @@ class Committed(Event, frozen=True):
 
 class Rerouted(Event, frozen=True):
     """A microbatch goes to another peer than those that were tried."""
+    sentence = "a microbatch went to {to} instead"
+    codes = reasons.REROUTES
+    is_printed = True
     code: str
     counter: int
     to: str
@@ -216,6 +223,8 @@ class Rerouted(Event, frozen=True):
 
 class Nack(Event, frozen=True):
     """A peer did not take a microbatch."""
+    sentence = "{peer} did not take a microbatch"
+    codes = reasons.REROUTES
     peer: str
     counter: int
     code: str
@@ -223,6 +232,8 @@ class Nack(Event, frozen=True):
 
 class MicrobatchFailed(Event, frozen=True):
     """A microbatch was given up here."""
+    sentence = "a microbatch was given up"
+    codes = reasons.DROPS
     code: str
     origin: str
     counter: int
@@ -231,12 +242,16 @@ class MicrobatchFailed(Event, frozen=True):
 
 class Waiting(Event, frozen=True):
     """No peer of these stages is there, and they cannot be left out."""
+    sentence = "waits for stages {stages}"
+    codes = reasons.WAITS
+    is_printed = True
     code: str
     stages: Sequence[int] = ()
 
 class WaitingOver(Event, frozen=True):
     """All stages have peers again."""
-    code: str
+    sentence = "waits no more"
+    is_printed = True
 
 # -- rounds -----------------------------------------------------------------------------------------------
 
@@ -248,6 +263,9 @@ class Made(Event, frozen=True):
 
 class NotFinite(Event, frozen=True):
     """None was made: the gradient is not finite."""
+    sentence = "no contribution to round {round}"
+    codes = reasons.CONTRIBUTIONS
+    is_printed = True
     code: str
     round: int
     tokens: int
@@ -262,6 +280,9 @@ class Reduced(Event, frozen=True):
 class Audited(Event, frozen=True):
     """The slices of one shard behind a result were requested, from its reducer or from a peer that reports a
     lie."""
+    sentence = "looked into what {peer} added up for round {round}"
+    codes = reasons.AUDITS
+    is_printed = True
     code: str
     peer: str
     round: int
@@ -278,12 +299,18 @@ class Took(Event, frozen=True):
 class GivenBack(Event, frozen=True):
     """The group went on without the own contribution; it is offered again with later rounds, unless this
     peer counts for nothing yet."""
+    sentence = "contribution to round {round} taken back"
+    codes = reasons.CONTRIBUTIONS
+    is_printed = True
     code: str
     round: int
     id: str
 
 class Applied(Event, frozen=True):
     """A round became part of the live weights, with so many contributors after so many seconds' wait."""
+    sentence = "a round was applied"
+    codes = reasons.ROUNDS
+    is_printed = True
     round: int
     code: str
     contributors: int = 0
@@ -309,6 +336,9 @@ class Undecided(Event, frozen=True):
 
 class Resynchronise(Event, frozen=True):
     """The state is fetched anew; its own history from `fork_round` on is given up, none if null."""
+    sentence = "the state is fetched anew"
+    codes = reasons.RESYNCHRONISATIONS
+    is_printed = True
     code: str
     peers: Sequence[str]
     reason: str
@@ -316,6 +346,9 @@ class Resynchronise(Event, frozen=True):
 
 class DigestDiffers(Event, frozen=True):
     """Peers of the group have signed other weights of a round."""
+    sentence = "weights after round {round} differ"
+    codes = reasons.RESYNCHRONISATIONS
+    is_printed = True
     code: str
     round: int
     peers: Sequence[str]
@@ -341,6 +374,7 @@ class ReceiptNotKept(Event, frozen=True):
 
 class Saved(Event, frozen=True):
     """A checkpoint is on disk."""
+    sentence = "checkpoint of round {round} written"
     round: int
     bytes: int
 
@@ -350,6 +384,7 @@ class OffersMissing(Event, frozen=True):
 
 class Fetching(Event, frozen=True):
     """A snapshot of so many bytes is fetched, of which so many were kept from before."""
+    sentence = "fetches the state of round {round}"
     round: int
     size: int
     kept: int
@@ -362,6 +397,8 @@ class Fetched(Event, frozen=True):
 
 class HolderDropped(Event, frozen=True):
     """A holder of the snapshot is asked no more."""
+    sentence = "{peer} is no source of the state"
+    codes = reasons.HOLDERS
     peer: str
     code: str
     reason: str
@@ -396,6 +433,8 @@ class Archived(Event, frozen=True):
 
 class ArchivingFailed(Event, frozen=True):
     """A stage was not archived this time."""
+    sentence = "stage {stage} was not archived"
+    codes = reasons.ARCHIVING
     stage: int
     code: str
     reason: str
@@ -423,21 +462,123 @@ class Traffic(Event, frozen=True):
     """Bytes by kind of message, refusals by code, links by state; since the worker's life began."""
     sent: dict[str, int]
     received: dict[str, int]
-    refused: dict[str, int] = {}
-    subflows: dict[str, int] = {}
+    refused: dict[str, int] = field(default_factory=dict)
+    subflows: dict[str, int] = field(default_factory=dict)
 
 class Ledger(Event, frozen=True):
     """What became of microbatches, dropped and re-routed ones by code; since the worker's life began."""
     committed: int
     tokens: int = 0
     repeated: int = 0
-    dropped: dict[str, int] = {}
-    rerouted: dict[str, int] = {}
+    dropped: dict[str, int] = field(default_factory=dict)
+    rerouted: dict[str, int] = field(default_factory=dict)
     refused: int = 0
     late_answers: int = 0
 
+# -- what people are told as it happens: a line of text, also in the log -------------------------------------
+
+class Said(Event, frozen=True):
+    """A line for people, in the log as it was said."""
+    text: str
+
+Topic = Literal[
+    "archive", "archived", "behind", "bootstraps_found", "bootstraps_lost",
+    "busy", "checkpoint", "checkpoint_failed", "checkpoint_unusable",
+    "chunks_not_kept", "clock", "compiled", "compiles", "devices", "devices_lost", "directory_split",
+    "directory_whole", "elsewhere", "ended", "experts", "found", "height_not_kept", "holder",
+    "identity_shared", "joined", "kept",
+    "lan", "line", "look_up_failed", "machine", "missing", "moves", "no_manifest", "no_text",
+    "no_weights", "not_evaluated", "not_ready", "notsaved", "order", "order_not_kept", "order_unusable",
+    "p2pd_ended", "p2pd_not_started", "pause_cut", "restored", "run", "set_aside", "slow_upload", "stage",
+    "state", "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable",
+    "weights",
+]  # fmt: skip
+"""What a line is about that has nothing but its text."""
+Say = Callable[[Topic, str], None]
+"""One line for people, and the event log."""
+
+class Remark(Said, frozen=True):
+    """A line that has no fields of its own."""
+    topic: Topic
+
+    @property
+    def name(self) -> str:
+        return self.topic
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+class Listening(Said, frozen=True):
+    """An address at which the peer listens, at the end of its text; the number of p2pd's process."""
+    p2pd: int | None = None
+
+class Relayed(Said, frozen=True):
+    """A relay leads to this peer, by these addresses."""
+    relay: str
+    addresses: Sequence[str]
+
+class NotRelayed(Said, frozen=True):
+    """It does not any more."""
+    relay: str
+
+class Reachable(Said, frozen=True):
+    """How others reach this peer."""
+    way: str
+
+class Metrics(Said, frozen=True):
+    """Where /metrics is."""
+    url: str
+
+class Page(Said, frozen=True):
+    """Where an observer's page is."""
+    url: str
+
+class Text(Said, frozen=True):
+    """What was read of the run's text, in files, documents and bytes, and what was left out."""
+    files: int
+    documents: int
+    bytes: int
+    left_out: int
+
+class EpochRead(Said, frozen=True):
+    """Every shard of the run's text that this peer has was read."""
+    epoch: int
+    shards: int
+
+class Pausing(Said, frozen=True):
+    """It will let go of its stage."""
+    reason: str
+
+class Paused(Said, frozen=True):
+    """It holds no stage; so much memory is still in use."""
+    bytes: int
+
+class Resuming(Said, frozen=True):
+    """A reason to pause is gone."""
+    reason: str
+
+class Evaluated(Said, frozen=True):
+    """An observer's score, in nats per token and bits per byte, on so many bytes with that SHA-256."""
+    loss: float
+    bits_per_byte: float
+    round: int
+    bytes: int
+    sha256: str
+    window: int
+    seconds: float
+
 # fmt: on
 
-
-NOTED = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__() if kind is not Unknown}
+NOT_AMONG_NEWS = frozenset(
+    {"run", "listening", "metrics", "text", "trains", "weights", "checkpoint", "holder"}
+)
+"""Names of lines that people are told at the start, or by another event too."""
+NOTED = {
+    kind.tag(): kind
+    for kind in Event.__subclasses__()
+    if kind.__module__ == __name__ and kind is not Said
+}
 """By name."""
+SAID = {kind.tag(): kind for kind in Said.__subclasses__() if kind is not Remark}
+"""By name, which may be one of the noted, too: `order` is noted with its number, and said in words."""

@@ -13,7 +13,7 @@ from peers.network.ports import Load
 from peers.state.checkpoint_writer import Disk
 from peers.state.state_path import StatePath
 from peers.telemetry import events as noted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from peers.worker.inference.server import Inference
 from peers.worker.pipeline.data_path import DataPath
 from peers.worker.rounds.digest_gossip import SignedDigests

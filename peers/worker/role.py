@@ -35,22 +35,23 @@ from peers.role import Network, Process, Role
 from peers.runtime.control_server import Request
 from peers.runtime.supervision import hear_loop, unless_failed
 from peers.state.start_fetch import model_here
-from peers.telemetry import said
+from peers.telemetry import events as noted
 from peers.telemetry.console import Status
 from peers.telemetry.counters import OBSERVE_SECONDS
 from peers.telemetry.event_fold import Story
 from peers.telemetry.metric_kinds import only
-from peers.telemetry.metrics import PHASES, STATES
+from peers.telemetry.metrics import STATES
 from peers.telemetry.notices import Teller
+from peers.telemetry.snapshot import SwarmSnapshot, as_json
 from peers.worker.compute_sampler import ComputeTime
 from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
 from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
-from peers.worker.picture_of_worker import stuck_of_worker, view
 from peers.worker.pipeline.text_reader import TextReader
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
 from peers.worker.sampler import Observer
 from peers.worker.settings import Settings
+from peers.worker.snapshot_of_worker import stuck_of_worker
 from peers.worker.startup_summary import (
     PACE_MICROBATCHES,
     found,
@@ -116,7 +117,6 @@ class WorkerRole(Role):
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
-        process.metrics.peak.set("declared_peak_operations_per_second", config.metrics.peak_operations)
         warn = partial(process.report.say, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
@@ -250,7 +250,7 @@ class WorkerRole(Role):
         process = self.process
         return Observer(
             worker, process.metrics, process.report, process.log, self.compute_time,
-            process.config.metrics.peak_operations, network.dht,
+            process.config.metrics.peak_operations, network.dht, process.config.name,
         )  # fmt: skip
 
     def _computing(self) -> Compute:
@@ -360,8 +360,7 @@ class WorkerRole(Role):
     def pause(self, reason: Why, text: str = "") -> None:
         """Let go of the stage soon, and hold none while this or another reason stands."""
         if reason not in self.pausing.texts:
-            self.process.tell(said.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
-            self.process.metrics.about.paused(reason).set(1)
+            self.process.tell(noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
         self.pausing.pause(reason, text)
         self._tell_pause()
 
@@ -370,8 +369,7 @@ class WorkerRole(Role):
         if reason in self.pausing.texts:
             self.pausing.resume(reason)
             left = self.pausing.line() if self.pausing else "goes on"
-            self.process.tell(said.Resuming(f"no longer paused by {reason}: {left}", reason))
-            self.process.metrics.about.paused(reason).set(0)
+            self.process.tell(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
             self._tell_pause()
 
     def _tell_pause(self) -> None:
@@ -386,13 +384,11 @@ class WorkerRole(Role):
         )
         held = await let_go(self._left)
         pausing.resting.set()
-        about = process.metrics.about
-        about.stage.set(-1)
-        about.ready.set(0)
-        only(process.metrics.rounds.phase, PHASES, "none")
+        training = process.metrics.training
+        training.stage.set(-1)
         process.metrics.peak.set("train_flops_utilization_ratio", None)
-        only(about.state, STATES, "paused")
-        process.tell(said.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
+        only(training.state, STATES, "paused")
+        process.tell(noted.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()
         try:
@@ -410,11 +406,20 @@ class WorkerRole(Role):
             await asyncio.gather(resting, ended, return_exceptions=True)
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
-        state = "paused" if self.pausing else ""
-        idle = self.compute_time.idle_share
-        used = self.observer.utilization if self.observer is not None else None
-        name, warnings = self.process.config.name, self.upload.warnings
-        return view(self.worker, self.story, name, state, idle, used, warnings)
+        snapshot, story = self.observer.snapshot if self.observer is not None else None, self.story
+        if snapshot is None:
+            name = self.process.config.name or self.process.identity.peer_id[-6:]
+            state = "paused" if self.pausing else "connecting"
+            snapshot = SwarmSnapshot(f"peer {name}", time.time(), state=state, loss=story.recent.mean,
+                                     memory_bytes=resident_bytes())  # fmt: skip
+        return as_json(replace(
+            snapshot,
+            losses=tuple(loss for _, loss in story.losses.points),
+            contributions_decided=story.contributions.decided,
+            contributions_late=story.contributions.late,
+            events=tuple(story.events),
+            warnings=(*snapshot.warnings, *self.upload.warnings),
+        ))  # fmt: skip
 
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from peers.errors import UserError
 from peers.network.discovery.height import Elsewhere
-from peers.network.discovery.record_reader import IN_STEP
 from peers.network.orders.order_book import OrderBook
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
+from peers.telemetry.snapshot import IN_STEP
 from peers.worker.parts import Parts
 
 LOOK_SECONDS = 1.0

@@ -11,29 +11,28 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from peers.network.neighbourhood import Neighbourhood
 from peers.telemetry import events as noted
 from peers.telemetry.console import Report, Status
-from peers.telemetry.counters import CODED, OBSERVE_SECONDS, CodecCounts, Growth, by_code
+from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metric_kinds import only
-from peers.telemetry.metrics import COMPUTE_PHASES, PHASES, SHOWN_EXPERTS, STATES, Metrics
+from peers.telemetry.metrics import STATES, Metrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
+from peers.telemetry.snapshot import SwarmSnapshot
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.receipts import summary
 from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
-from swarmnet.membership.machine import BEAT_SECONDS, Known
-from swarmnet.model.experts.load import Routed, busiest_ratio, by_expert
+from swarmnet.model.experts.load import Routed, busiest_ratio
 from swarmnet.model.flops import operations_per_token
-from swarmnet.optimizer.own_steps.held_experts import HeldExperts
 from swarmnet.pipeline.ledger import Ledger
-from swarmnet.rounds.phase import phase_of
 from swarmnet.run.manifest import learning_rate
 from swarmnet.run.rates import WHOLE, factor_of
 
@@ -43,19 +42,10 @@ SPEED_SECONDS = 10.0
 """Tokens per second are an average over so long."""
 
 
+PEER_STATES = {"training": "active", "joining": "joining", "suspect": "suspect"}
+"""State of a neighbour in the snapshot -> in `swarmnet_peers`."""
 BALANCE_SECONDS = 10.0
 """How even experts' loads were is told of so long: of a few microbatches, chance makes some busier."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Routed:
-    """What routers had chosen at some moment."""
-
-    at: float
-    of: Routed
-    """Goes on counting."""
-    then: Routed
-    """As it was."""
 
 
 class DirectoryBytes(Protocol):
@@ -80,9 +70,11 @@ class Observer:
         compute_time: ComputeTime | None = None,
         peak: float | None = None,
         directory: DirectoryBytes | None = None,
+        name: str = "",
     ) -> None:
         """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do
-        by the peer file, operations per second; `directory`: what its part in that costs."""
+        by the peer file, operations per second; `directory`: what its part in that costs; `name`: of the peer
+        file."""
         self.worker = worker
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
@@ -92,28 +84,21 @@ class Observer:
         """Of the peak, over the last seconds; None: not known."""
         self.report = report
         self.log = log
+        self.name = name
+        self.snapshot: SwarmSnapshot | None = None
+        """The newest one, for `swarmnet top`."""
         self.ready = False
         self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
         self._update: UpdatePath | None = None
         self._saved_round: int | None = None
-        self._inference_seconds = 0.0
-        self._routed: _Routed | None = None
-        step, microbatch = metrics.training.step_seconds, metrics.microbatches.duration
+        self._routed: tuple[float, Routed, Routed] | None = None
+        """What routers had chosen at some moment: when, what goes on counting, and as it was."""
         self._durations = {
-            **{phase: step(phase) for phase in COMPUTE_PHASES},
-            "answered": microbatch("forward"),
-            "handed up": microbatch("backward"),
+            "answered": metrics.microbatches.duration("forward"),
+            "handed up": metrics.microbatches.duration("backward"),
             "round": metrics.rounds.duration,
-            "round wait": metrics.rounds.wait,
-            "staleness": metrics.training.staleness,
-            **{
-                f"{kind} {operation}": metrics.codecs.seconds(kind, operation)
-                for kind in CODED
-                for operation in ("encode", "decode")
-            },
-            "round trip": metrics.network.round_trip,
-            **{operation: metrics.state.duration(operation) for operation in ("save", "load", "fetch")},
+            "round trip": metrics.neighbours.round_trip,
         }
 
     async def run(self) -> None:
@@ -143,35 +128,41 @@ class Observer:
                     subflows=dict(worker.neighbourhood.transport.subflows),
                 )
             )
-            credit, metrics = summary(worker.receipts.kept), self.metrics.credit
-            metrics.contributions.set(credit["accepted"])
-            metrics.tokens.set(credit["tokens"])
-            metrics.signers.set(credit["signers"])
+            self.metrics.rounds.credit.set(summary(worker.receipts.kept)["accepted"])
         if worker.data is not None:
             self.log.record(ledger_event(worker.data.ledger))
 
     def look(self) -> None:
         """Update the metrics and the status line."""
         worker, metrics = self.worker, self.metrics
-        metrics.about.stage.set(worker.stage)
-        metrics.about.stages.set(len(worker.manifest.stages))
-        only(metrics.about.state, STATES, worker.state)
-        metrics.about.paused("owner").set(worker.orders.paused)
+        metrics.training.stage.set(worker.stage)
+        only(metrics.training.state, STATES, worker.state)
         self._machine(worker.settings.checkpoints)
         self._account()
         self.ready = worker.load().ready
-        metrics.about.ready.set(self.ready)
-        status = Status(worker.state, stage=worker.stage if worker.stage >= 0 else None,
-                        stages=len(worker.manifest.stages))  # fmt: skip
         if worker.neighbourhood is not None and worker.data is not None:
-            status = self._active(worker, worker.neighbourhood, worker.data.ledger)
-        self.report.status(status)
+            self._active(worker, worker.neighbourhood, worker.data.ledger)
+        else:
+            self.snapshot = snapshot_of(worker, self.name, idle_share=self.compute_time.idle_share)
+            self.report.status(Status(
+                worker.state, stage=worker.stage if worker.stage >= 0 else None,
+                stages=len(worker.manifest.stages),
+            ))  # fmt: skip
 
-    def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> Status:
+    def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> None:
         if self.directory is not None:  # Beside what messages cost: a line carries both.
             traffic = neighbourhood.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
             traffic.received["directory"] = self.directory.received_bytes
+        speed = self._speed(worker.loop.time(), ledger.tokens)
+        if self.peak is not None and speed is not None:
+            self.utilization = speed * operations_per_token(worker.manifest, worker.stage) / self.peak
+            self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
+        snapshot = self.snapshot = snapshot_of(
+            worker, self.name, tokens_per_second=speed, idle_share=self.compute_time.idle_share,
+            utilization=self.utilization,
+        )  # fmt: skip
+        self._shown(snapshot)
         self._network(neighbourhood)
         self._training(worker, ledger)
         self._experts(worker, worker.loop.time())
@@ -179,28 +170,40 @@ class Observer:
         self._state(worker)
         self._inference(worker)
         self._timed(worker)
-        traffic, peers = neighbourhood.traffic, neighbourhood.membership.peers.values()
-        linked = [known for known in peers if known.linked]
-        speed = self._speed(worker.loop.time(), ledger.tokens)
-        if self.peak is not None and speed is not None:
-            each = operations_per_token(worker.manifest, worker.stage)
-            self.utilization = speed * each / self.peak
-            self.metrics.peak.set("train_flops_utilization_ratio", self.utilization)
-        return Status(
-            worker.state,
+        group = [row for row in snapshot.rows if row.stage == worker.stage and not row.here]
+        self.report.status(Status(
+            snapshot.state,
             stage=worker.stage,
-            stages=len(worker.manifest.stages),
-            round=worker.update.rounds.current if worker.update is not None else None,
-            loss=worker.data.losses.mean if worker.data is not None else None,
-            tokens_per_second=speed,
-            sent_bytes=traffic.sent.total(),
-            received_bytes=traffic.received.total(),
-            group_peers=1 + sum(known.stage == worker.stage and known.ready for known in linked),
-            swarm_peers=1 + len(peers),
-            tokens=ledger.tokens,
-            total_tokens=worker.update.tokens if worker.update is not None else None,
+            stages=len(snapshot.stages),
+            round=snapshot.round,
+            loss=snapshot.loss,
+            tokens_per_second=snapshot.tokens_per_second,
+            sent_bytes=sum(snapshot.sent.values()),
+            received_bytes=sum(snapshot.received.values()),
+            group_peers=1 + sum(row.state == "training" for row in group),
+            swarm_peers=len(snapshot.rows),
+            tokens=snapshot.tokens,
+            total_tokens=snapshot.settled_tokens,
             waits_for=_waits_for(worker, neighbourhood),
-        )
+        ))  # fmt: skip
+
+    def _shown(self, snapshot: SwarmSnapshot) -> None:
+        """What `swarmnet top` shows, too."""
+        rounds, growth = self.metrics.rounds, self.growth
+        if snapshot.loss is not None:
+            self.metrics.training.loss.set(snapshot.loss)
+        if snapshot.round is not None and snapshot.settled is not None:
+            rounds.round.set(snapshot.round)
+            rounds.settled.set(snapshot.settled)
+        rounds.lag.set(snapshot.lag or 0)
+        self.metrics.counted.set("settled_tokens", snapshot.settled_tokens)
+        microbatches = self.metrics.microbatches
+        for outcome in ("committed", "repeated", "refused", "late_answers"):
+            count = snapshot.microbatches[outcome]
+            microbatches.ended(outcome).inc(growth.of("microbatches", count, outcome))
+        states = Counter(PEER_STATES.get(row.state, "gone") for row in snapshot.rows if not row.here)
+        for state in ("active", "joining", "suspect", "gone"):
+            self.metrics.neighbours.peers(state).set(states[state])
 
     def _speed(self, now: float, tokens: int) -> float | None:
         self._tokens = [(at, count) for at, count in self._tokens if at > now - SPEED_SECONDS]
@@ -209,53 +212,29 @@ class Observer:
         return (last - first) / (last_at - first_at) if last_at > first_at else None
 
     def _network(self, neighbourhood: Neighbourhood) -> None:
-        network, traffic, growth = self.metrics.network, neighbourhood.traffic, self.growth
+        network, neighbours = self.metrics.network, self.metrics.neighbours
+        traffic, growth = neighbourhood.traffic, self.growth
         for kind, count in _of_messages(traffic.sent):
             network.sent(kind).inc(growth.of("sent", count, kind))
         for kind, count in _of_messages(traffic.received):
             network.received(kind).inc(growth.of("received", count, kind))
         for code, count in by_code(traffic.refused).items():
             network.refused(code).inc(growth.of("refused", count, code))
-        subflows = neighbourhood.transport.subflows
-        network.subflows.set(subflows.get("open", 0))
-        network.messages_repeated.inc(growth.of("messages repeated", subflows.get("repeated", 0)))
-        now = neighbourhood.clock.time()
-        states = Counter(_state_of(known, now) for known in neighbourhood.membership.peers.values())
-        for state in ("active", "joining", "suspect", "gone"):
-            network.peers(state).set(states[state])
         own = len(neighbourhood.membership.live(neighbourhood.membership.stage))
-        network.group.set(own + self.ready)
-        network.split.set(self.worker.looking.split.suspected)
+        neighbours.group.set(own + self.ready)
+        neighbours.split.set(self.worker.looking.split.suspected)
         for reason, count in by_code(neighbourhood.departures, DEPARTURES).items():
-            network.departures(reason).inc(growth.of("departures", count, reason))
+            neighbours.departures(reason).inc(growth.of("departures", count, reason))
 
     def _training(self, worker: Worker, ledger: Ledger) -> None:
         assert worker.data is not None
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
         tokens = growth.of("tokens", ledger.tokens)
         training.tokens.inc(tokens)
-        training.operations.inc(tokens * operations_per_token(worker.manifest, worker.stage))
-        self._codecs(worker.data.work.codings)
         if (coverage := coverage_of(worker.data.text)) is not None:
             self.metrics.counted.set("text_shards", coverage.shards)
             self.metrics.counted.set("text_read_shards", coverage.shards_read)
             self.metrics.counted.set("text_epochs", coverage.epochs)
-        losses = worker.data.losses
-        if losses.mean is not None and losses.newest is not None:
-            training.loss.set(losses.mean)
-            training.microbatch_loss.set(losses.newest)
-        cancelled = ledger.dropped.get("cancelled", 0)
-        counts = {
-            "committed": ledger.committed,
-            "rerouted": sum(ledger.rerouted.values()),
-            "repeated": ledger.repeated,
-            "dropped": sum(ledger.dropped.values()) - cancelled,
-            "cancelled": cancelled,
-            "refused": ledger.refused,
-            "late_answers": ledger.late_answers,
-        }
-        for outcome, count in counts.items():
-            microbatches.ended(outcome).inc(growth.of("microbatches", count, outcome))
         for reason, count in by_code(ledger.rerouted, REROUTES).items():
             microbatches.rerouted(reason).inc(growth.of("rerouted", count, reason))
         for reason, count in by_code(ledger.dropped, DROPS).items():
@@ -263,21 +242,15 @@ class Observer:
         microbatches.missing.set(len(worker.data.missing))
         not_finite = ledger.dropped.get("not_finite", 0)
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
-        training.scaled.inc(growth.of("scaled", worker.data.work.scaled))
-        microbatches.queue.set(worker.compute.queued)
-        microbatches.open.set(worker.data.pipeline.under_way)
 
     def _rounds(self, worker: Worker) -> None:
         update, metrics, growth = worker.update, self.metrics.rounds, self.growth
-        only(metrics.phase, PHASES, phase_of(update.rounds) if update is not None else "none")
         if update is None:
             return
         if update is not self._update:
             self._update = update
-            growth.forget("rounds", "applied", "corrections", "contributions not finite", "updates", "votes",
-                          "encoded contribution", "made contribution")  # fmt: skip
+            growth.forget("rounds", "applied", "contributions not finite", "updates", "votes")
         rounds, counts, training = update.rounds, update.counts, self.metrics.training
-        self._codecs(counts.codings)
         for gauge, norm in zip((training.gradient_norm, training.momentum_norm), counts.norms, strict=True):
             if norm is not None:
                 gauge.set(norm)
@@ -290,78 +263,42 @@ class Observer:
         if rounds.applied >= 0:
             factor = factor_of(rounds.rates, rounds.applied) / WHOLE
             training.learning_rate.set(factor * learning_rate(worker.manifest.sync, rounds.applied))
-        self._holders(update.work.method.held)
-        metrics.contributors.set(counts.contributors)
-        metrics.corrections.inc(growth.of("corrections", counts.corrections))
         training.nonfinite("contribution").inc(growth.of("contributions not finite", counts.not_finite))
-        metrics.round.set(rounds.current)
-        metrics.settled.set(rounds.settled)
-        self.metrics.counted.set("settled_tokens", update.tokens)
-        newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
-        metrics.lag.set(max(0, newest - rounds.current))
         for outcome, count in worker.audits.outcomes.items():
             metrics.audits(outcome).inc(growth.of("audits", count, outcome))
         for outcome, count in {**update.outcomes, "not_finite": counts.not_finite}.items():
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 
-    def _holders(self, held: HeldExperts | None) -> None:
-        experts = self.metrics.experts
-        experts.group.set(held.holding.group if held is not None else -1)
-        experts.told.set("experts_least_holders", min(held.holding.holders) if held is not None else None)
-        experts.told.set("experts_stale_rounds", max(held.holding.stale_rounds) if held is not None else None)
-
     def _experts(self, worker: Worker, now: float) -> None:
-        """Where tokens went, and once in BALANCE_SECONDS how evenly."""
-        routed = worker.part.compute.routed
-        if not routed:
+        """How evenly tokens were routed, once in BALANCE_SECONDS."""
+        routed, before = worker.part.compute.routed, self._routed
+        if not routed or (before is not None and before[1] is routed and now < before[0] + BALANCE_SECONDS):
             return
-        for expert, tokens in enumerate(by_expert(routed)):
-            label = str(expert) if expert < SHOWN_EXPERTS else "other"
-            self.metrics.experts.tokens(label).inc(self.growth.of("routed", tokens, str(expert)))
-        if self._routed is None or self._routed.of is not routed or now >= self._routed.at + BALANCE_SECONDS:
-            if self._routed is not None and self._routed.of is routed:
-                ratio = busiest_ratio(routed, self._routed.then)
-                self.metrics.experts.told.set("experts_busiest_ratio", ratio)
-            self._routed = _Routed(now, routed, {layer: list(tokens) for layer, tokens in routed.items()})
-
-    def _codecs(self, codings: CodecCounts) -> None:
-        codecs, growth = self.metrics.codecs, self.growth
-        for kind, count in codings.input_bytes.items():
-            codecs.input(kind).inc(growth.of(f"encoded {kind}", count))
-        for kind, count in codings.output_bytes.items():
-            codecs.output(kind).inc(growth.of(f"made {kind}", count))
+        if before is not None and before[1] is routed:
+            self.metrics.experts.set("experts_busiest_ratio", busiest_ratio(routed, before[2]))
+        self._routed = now, routed, {layer: list(tokens) for layer, tokens in routed.items()}
 
     def _state(self, worker: Worker) -> None:
-        state, states, disk = self.metrics.state, worker.states, worker.disk
-        settings = worker.settings
-        state.interval.set(settings.checkpoint_seconds if settings.checkpoints is not None else 0.0)
-        if states is not None:
-            state.fetched.set(states.fetched_bytes)
-            state.size.set(states.state_bytes)
-            state.chunks_refused.inc(self.growth.of("chunks refused", states.chunks_refused))
+        checkpoints, disk, settings = self.metrics.checkpoints, worker.disk, worker.settings
+        checkpoints.interval.set(settings.checkpoint_seconds if settings.checkpoints is not None else 0.0)
         if disk.saved is not None and disk.saved[1] != self._saved_round:
             self._saved_round = disk.saved[1]
-            state.saved.set(time.time())
-            state.checkpoint_size.set(disk.saved_bytes)
+            checkpoints.saved.set(time.time())
 
     def _inference(self, worker: Worker) -> None:
-        inference, metrics, growth = worker.inference, self.metrics.inference, self.growth
-        for outcome, count in by_code(inference.outcomes, REQUESTS).items():
-            metrics.requests(outcome).inc(growth.of("requests", count, outcome))
-        metrics.seconds.inc(max(0.0, inference.seconds - self._inference_seconds))
-        self._inference_seconds = inference.seconds
+        for outcome, count in by_code(worker.inference.outcomes, REQUESTS).items():
+            self.metrics.microbatches.requests(outcome).inc(self.growth.of("requests", count, outcome))
 
     def _machine(self, checkpoints: Path | None) -> None:
         """The disk that checkpoints go to."""
         if checkpoints is not None:
             with suppress(OSError):  # Not made yet.
-                self.metrics.about.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
+                self.metrics.checkpoints.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
 
     def _timed(self, worker: Worker) -> None:
         """Every duration that some part measured since the last look."""
         counts = worker.update.counts if worker.update is not None else None
-        work = worker.data.work if worker.data is not None else None
-        for part in (worker.neighbourhood, worker.data, work, counts, worker.states, worker.disk):
+        for part in (worker.neighbourhood, worker.data, counts):
             for what, measured in part.timings.read() if part is not None else ():
                 self._durations[what].observe(measured)
 
@@ -382,16 +319,3 @@ def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
     return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
 
 
-def _state_of(known: Known, now: float) -> str:
-    if not known.linked:
-        return "gone"
-    if now - known.heard_at > 2 * BEAT_SECONDS:
-        return "suspect"
-    return "active" if known.ready else "joining"
-
-
-def ledger_event(ledger: Ledger) -> noted.Ledger:
-    return noted.Ledger(
-        ledger.committed, ledger.tokens, ledger.repeated, dict(ledger.dropped), dict(ledger.rerouted),
-        ledger.refused, ledger.late_answers,
-    )  # fmt: skip

@@ -20,8 +20,8 @@ from peers.network.ports import Load
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
+from peers.telemetry.events import Say
 from peers.telemetry.reasons import MOVES
-from peers.telemetry.said import Say
 from peers.worker.settings import Settings
 from protocols.errors import WireError
 from protocols.signed.records import SignedRecord

@@ -21,7 +21,7 @@ from peers.state.snapshot_store import Weights
 from peers.state.start_folder import start_state
 from peers.state.state_path import NOTHING, NoState, StatePath
 from peers.telemetry import events as noted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from peers.worker.rounds.update_path import UpdatePath
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import Resynchronise

@@ -9,11 +9,11 @@ from math import inf
 from peers.config.line_file import known_line
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.record_reader import IN_STEP
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.event_fold import Story
+from peers.telemetry.events import Say
 from peers.telemetry.reasons import slow_upload
-from peers.telemetry.said import Say
+from peers.telemetry.snapshot import IN_STEP
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId

@@ -21,7 +21,6 @@ from peers.errors import IdentityInUse
 from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
 from peers.network.discovery.discovery import Looking, met
 from peers.network.discovery.height import Elsewhere
-from peers.network.discovery.record_reader import IN_STEP
 from peers.network.neighbourhood import Neighbourhood
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.supervision import Left, until_left
@@ -30,7 +29,8 @@ from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Snapshots, Standing
 from peers.state.state_path import StatePath, start_digest
 from peers.telemetry import events as noted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
+from peers.telemetry.snapshot import IN_STEP
 from peers.worker.dispatch import Hearing
 from peers.worker.inference.server import Inference
 from peers.worker.order_enforcement import Obedience

@@ -19,12 +19,12 @@ from swarm_scene import RUN, Scene
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.processes import DemoPeer, start
 from peers.observer.metrics import SwarmMetrics
-from peers.observer.owner_orders import Ordered, Pause
 from peers.observer.page_json import SHOWN_PEERS, Board
 from peers.observer.pages import pages
-from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import PageServer
+from peers.telemetry.snapshot import Ordered, Pause
 from swarmnet.run.manifest import Data, Source
 from swarmnet.run.owner_orders import Ban, Order, Withdrawal
 
@@ -153,7 +153,7 @@ async def test_six_real_peers_are_shown_and_a_killed_ones_stage_thins_within_fif
             assert took < PROMISED_SECONDS
             assert await browser.js("$('weak').textContent.startsWith('Weakest stage: ')")
             recent = "document.getElementById('recent').textContent"
-            await browser.until(f"{recent}.includes('cannot be reached')")
+            await browser.until(f"{recent}.includes('could not be dialled')")
             await look_at_all_sizes(browser, "six-killed")
             assert await browser.js("fetch('healthz').then(answer => answer.status)") == 200
             assert await browser.js("fetch('sd').then(a => a.json()).then(a => a[0].targets)") == [OWN]
@@ -179,7 +179,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
 
     def live(seconds: float) -> None:
         crowd.live(seconds)
-        board.show(draw(sightings, signed, crowd.now), crowd.now, {})
+        board.show(snapshot_of(sightings, signed, crowd.now, walked_at=crowd.now))
 
     async def live_on() -> None:
         while True:
@@ -188,7 +188,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
 
     for _ in range(100):
         live(5.0)
-    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     living = asyncio.create_task(live_on())
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")
     try:
@@ -223,7 +223,7 @@ async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path
 
 async def test_a_website_whose_name_points_to_this_machine_reads_nothing_through_a_visitors_browser(tmp_path):
     board = Board(sign(tiny_manifest()), "swarmnet join RUN", "0.1.0")
-    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     status = "fetch('/metrics').then(answer => answer.status)"
     with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
         async with Browser(tmp_path / "browser", resolves="rebound.example") as browser:
@@ -259,12 +259,12 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
         sightings.answered(f"peer-{number}", NOON)
 
     def show(order: Order, pause: Pause | None = None) -> None:
-        board.show(draw(sightings, board.signed, NOON, Ordered(order, NOON, pause)), NOON, {})
+        board.show(snapshot_of(sightings, board.signed, NOON, Ordered(order, NOON, pause), walked_at=NOON))
 
     bans = (Ban("one", HOSTILE), Ban("two", "noise"))
     order = Order(int((NOON - 60) * 1e6), HOSTILE, True, bans=bans, withdrawn=(Withdrawal("ab" * 32, ""),))
     show(order, Pause(NOON - 7200, "a look at the data " + HOSTILE))
-    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
@@ -307,11 +307,11 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
             told = record(f"peer-{number}", number // 3, NOON + len(groups), **experts)
             sightings.recorded(told, NOON + len(groups))
             sightings.answered(told.peer, NOON)
-        board.show(draw(sightings, signed, NOON), NOON, {})
+        board.show(snapshot_of(sightings, signed, NOON, walked_at=NOON))
 
     show(0, 1, 1)
     table = "[...$('groups').rows].map(row => [...row.cells].map(cell => cell.textContent))"
-    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")
     try:
         async with Browser(tmp_path / "browser") as browser:
@@ -334,8 +334,8 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
 
 async def test_a_run_without_groups_of_experts_has_no_such_table(tmp_path):
     board = held_board()
-    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), (), lambda: None)
-    board.show(draw(Sightings(3), board.signed, NOON), NOON, {})
+    made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
+    board.show(snapshot_of(Sightings(3), board.signed, NOON, walked_at=NOON))
     with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
         async with Browser(tmp_path / "browser") as browser:
             await browser.open(server.url)

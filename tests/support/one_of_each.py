@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import fields
 
-from peers.telemetry.events import NOTED, Event
-from peers.telemetry.said import SAID
+from peers.telemetry.event import Event
+from peers.telemetry.events import NOTED, SAID
 
 VALUES = {"int": 3, "str": "x", "float": 0.5, "bool": True, "dict[str, int]": {"a": 1}}
 VALUES |= {f"collections.abc.Sequence[{of}]": [VALUES[of]] for of in ("int", "str", "float")}

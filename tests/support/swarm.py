@@ -37,8 +37,8 @@ from peers.data.tokenizer import open_tokenizer
 from peers.data.tokens import encoded
 from peers.lab.world.stub_stage import stub_part
 from peers.telemetry import events as noted
+from peers.telemetry.event import Event
 from peers.telemetry.event_fold import SettledRounds
-from peers.telemetry.events import Event
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import stream
 from peers.worker.settings import Settings

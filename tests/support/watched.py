@@ -51,7 +51,7 @@ class Watched(Swarm):
         silent = Silent()
         observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
         counted = member.worker.presence.directory
-        directory = DirectoryObserver(counted, seen(measured_offset=None, known_nodes=3), metrics)
+        directory = DirectoryObserver(counted, seen(measured_offset=None), metrics)
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]
         return member
 

@@ -17,16 +17,15 @@ from peers.config.peer_file import load
 from peers.errors import ConfigError
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import Presence
-from peers.observer.picture import draw
 from peers.observer.role import ObserverRole
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.event_log import EventLog, read
+from peers.telemetry.events import Remark
 from peers.telemetry.metrics import Metrics
-from peers.telemetry.said import Remark
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.evaluator import SwarmEvaluator
 from peers.tools.top import screen
-from peers.tools.top.from_directory import Watch
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
@@ -76,9 +75,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         weights = holders.weights({0: {4}, 1: {4}, 2: {4}})
         local = bits_per_byte(lambda t: forward(weights, model, whole(model), t), TEXT, window=16, batch=2)
         assert role.newest == local
-        told = series(role.process.metrics)
-        assert told["swarmnet_eval_loss"] == local.loss
-        assert told["swarmnet_eval_round"] == 4
+        assert role.round == 4
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
         assert event.fields["bits_per_byte"] == local.bits_per_byte
@@ -86,17 +83,15 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         claims = ObserverRole(role.process, role).claims()
         record = open_record(presence.record(NO_STAGE, claims), signed.run_id)
         assert record.record.loss == local.loss
-        watched = Watch(signed.manifest).take({ME.peer_id: record}, record.sequence / 1e6)
-        assert (watched.eval_loss, watched.loss) == (local.loss, None), "it is no training loss"
-        stream = io.StringIO()
-        Console(file=stream, width=80).print(screen.frame(watched, Console(file=stream, width=80)))
-        assert f"held-out {local.loss:.3f}" in stream.getvalue()
         sightings = Sightings(3)
         sightings.recorded(record, record.sequence / 1e6)
-        seen = draw(sightings, signed, record.sequence / 1e6)
-        assert (seen.eval_loss, seen.loss) == (local.loss, None)
-        assert seen.states["observer", "serving"] == 1
-        alone = draw(Sightings(3), signed, record.sequence / 1e6, own_eval_loss=role.loss)
+        seen = snapshot_of(sightings, signed, record.sequence / 1e6)
+        assert (seen.eval_loss, seen.loss) == (local.loss, None), "it is no training loss"
+        assert seen.states["observer"]["serving"] == 1
+        stream = io.StringIO()
+        Console(file=stream, width=80).print(screen.frame(seen, Console(file=stream, width=80)))
+        assert f"held-out {local.loss:.3f}" in stream.getvalue()
+        alone = snapshot_of(Sightings(3), signed, record.sequence / 1e6, own_eval_loss=role.loss)
         assert alone.eval_loss == local.loss, "on its own page, too"
 
     run(story())

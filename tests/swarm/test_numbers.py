@@ -15,15 +15,12 @@ from swarm import sign, tiny_manifest
 from watched import Watched
 
 from peers.lab.world.virtual_time import run
-from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
 from peers.state.checkpoint_file import files, read
-from peers.telemetry.event_fold import Story
-from peers.telemetry.picture import Picture
+from peers.telemetry.snapshot import SwarmSnapshot
 from peers.tools.owner.run_facts import from_directory
 from peers.tools.owner.training_report import as_markdown, summary
-from peers.tools.top.from_directory import Watch
-from peers.worker.picture_of_worker import picture_of
 from protocols.memory.transport import MemoryNetwork
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
@@ -58,22 +55,21 @@ class Looked:
     """All that can be asked, at one moment."""
 
     def __init__(self, swarm: Watched) -> None:
-        self.tops: dict[str, Picture] = {}
+        self.tops: dict[str, SwarmSnapshot] = {}
         self.metrics: dict[str, dict[str, float]] = {}
         for name in swarm.living():
-            observer, worker = swarm.observers[name], swarm.members[name].worker
+            observer = swarm.observers[name]
             observer.look()
             self.metrics[name] = series(swarm.metrics[name])
-            self.tops[name] = picture_of(worker, Story(), name, utilization=observer.utilization)
+            self.tops[name] = observer.snapshot
         signed, now = swarm.signed, swarm.members["a"].worker.presence.directory.now()
         self.sealed = {name: swarm.members[name].worker._record() for name in swarm.living()}
         self.records = {name: open_record(data, signed.run_id) for name, data in self.sealed.items()}
         by_peer = {found.peer: found for found in self.records.values()}
-        self.directory = Watch(signed.manifest).take(by_peer, now)
         sightings = Sightings(len(signed.manifest.stages))
         for found in by_peer.values():
             sightings.recorded(found, now)
-        self.observer = draw(sightings, signed, now)
+        self.directory = snapshot_of(sightings, signed, now)
 
     async def report(self, swarm: Watched) -> dict[str, float]:
         network, signed = MemoryNetwork(), swarm.signed
@@ -113,13 +109,11 @@ def test_every_place_says_the_same_tokens_loss_rounds_and_utilisation(tmp_path):
             assert sum(top.sent.values()) == record.sent_bytes
         assert seen.tops["a"].settled_tokens == in_settled_sets(swarm, 0) > 0
         told = {
-            seen.directory.settled_tokens, seen.observer.settled_tokens, report["tokens"],
+            seen.directory.settled_tokens, report["tokens"],
             min(seen.tops["a"].settled_tokens, seen.tops["b"].settled_tokens),
         }  # fmt: skip
         assert len(told) == 1, told
-        assert seen.directory.settled == seen.observer.settled == report["settled_rounds"] - 1
-        assert seen.directory.loss == seen.observer.loss
-        assert seen.directory.tokens == seen.observer.tokens
+        assert seen.directory.settled == report["settled_rounds"] - 1
         await swarm.stop_watching()
         await swarm.close()
 
@@ -150,7 +144,7 @@ def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one
     signed = sign(tiny_manifest())
     claims = [(0, 600, 1.0, 4_000), (0, 604, 2.0, 3_000), (1, 590, 6.0, 6_900), (2, 700, 7.0, 7_100)]
 
-    async def told():
+    async def asked():
         network, found, sightings = MemoryNetwork(), {}, Sightings(len(signed.manifest.stages))
         now = network.directory("reader").now()
         for stage, settled, loss, tokens in claims:
@@ -164,19 +158,19 @@ def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one
             sightings.recorded(found[identity.peer_id], now)
             network.transport(identity.peer_id)
             await network.directory(identity.peer_id).announce(signed.run_id, stage, data, 1.0)
-        top, observer = Watch(signed.manifest).take(found, now), draw(sightings, signed, now)
+        told = snapshot_of(sightings, signed, now)
         facts = await from_directory(signed, network.directory("reader"))
         report = summary(facts)["compute"]
-        assert top.settled == observer.settled == report["settled_rounds"] - 1 == 600
-        assert top.settled_tokens == observer.settled_tokens == report["tokens"] == 60_000
-        assert top.loss == observer.loss == 4.0
-        assert top.round == observer.round == 609
-        assert top.tokens == observer.tokens == 7_100
+        assert told.settled == report["settled_rounds"] - 1 == 600
+        assert told.settled_tokens == report["tokens"] == 60_000
+        assert told.loss == 4.0
+        assert told.round == 609
+        assert told.tokens == 7_100
         text = as_markdown(facts)
         assert "settled by all stages up to round 590" in text
         assert "- Tokens: 60,000 in 601 settled rounds of the first stage" in text
 
-    run(told())
+    run(asked())
 
 
 def test_tokens_in_all_go_on_over_a_crash_of_everybody_and_a_newcomer_has_them(tmp_path):
@@ -241,16 +235,15 @@ def table(swarm: Watched, seen: Looked, report: dict[str, float]) -> list[str]:
 
     return [
         f"{'':<22}" + "".join(f"{place:>14}" for place in
-                              ("top", "/metrics", "record", "top --run", "observer", "report")),
+                              ("top", "/metrics", "record", "observer", "report")),
         row("tokens in all", top.settled_tokens, metrics["settled_tokens"], record.settled_tokens,
-            seen.directory.settled_tokens, seen.observer.settled_tokens, report["tokens"]),
+            seen.directory.settled_tokens, report["tokens"]),
         row("tokens since start", top.tokens, metrics["train_tokens_total"], record.tokens,
-            seen.directory.tokens, seen.observer.tokens, None),
+            seen.directory.tokens, None),
         row("settled round", top.settled, metrics["round_settled"], record.settled, seen.directory.settled,
-            seen.observer.settled, report["settled_rounds"] - 1),
-        row("loss", top.loss, metrics["train_loss"], record.loss, seen.directory.loss, seen.observer.loss,
-            None),
-        row("utilisation", top.utilization, metrics["train_flops_utilization_ratio"], *[None] * 4),
+            report["settled_rounds"] - 1),
+        row("loss", top.loss, metrics["train_loss"], record.loss, seen.directory.loss, None),
+        row("utilisation", top.utilization, metrics["train_flops_utilization_ratio"], *[None] * 3),
     ]  # fmt: skip
 
 

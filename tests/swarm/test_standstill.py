@@ -6,8 +6,7 @@ import pytest
 from swarm import Swarm, tiny_manifest
 
 from peers.lab.world.virtual_time import run
-from peers.telemetry.event_fold import Story
-from peers.worker.picture_of_worker import picture_of
+from peers.worker.snapshot_of_worker import snapshot_of
 
 MANIFEST = tiny_manifest((2, 1))
 
@@ -23,7 +22,7 @@ def peer(swarm: Swarm, name: str, stage: int | None, **settings: object) -> None
 
 
 def stuck_at(swarm: Swarm, name: str) -> str:
-    return " ".join(picture_of(swarm.members[name].worker, Story()).warnings)
+    return " ".join(snapshot_of(swarm.members[name].worker).warnings)
 
 
 async def left_and_waited_for(swarm: Swarm, folder, back) -> int:

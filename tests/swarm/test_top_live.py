@@ -1,4 +1,4 @@
-"""`swarmnet top` on what lives: a worker's own picture, the socket it is asked over, and the directory."""
+"""`swarmnet top` on what lives: a worker's own snapshot, the socket it is asked over, and the directory."""
 
 import asyncio
 import subprocess
@@ -13,44 +13,38 @@ from rich.console import Console
 from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
 
 from peers.lab.world.virtual_time import run
-from peers.network.discovery.record_reader import QUIET_SECONDS, look
 from peers.runtime.control_server import Control
 from peers.runtime.control_socket import LONGEST_ANSWER_BYTES
 from peers.telemetry.event_fold import Story
 from peers.telemetry.event_log import Line
-from peers.telemetry.picture import as_json, from_json
+from peers.telemetry.snapshot import as_json, from_json
 from peers.tools.top import show
-from peers.tools.top.from_directory import Watch
+from peers.tools.top.live import snapshots
 from peers.tools.top.live import swarm as watch_swarm
-from peers.worker.picture_of_worker import picture_of, view
+from peers.worker.snapshot_of_worker import snapshot_of
 from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import PeerRecord
-from protocols.signed.records import open_record, seal_record
-from swarmnet.identifiers import RunId
-from swarmnet.run import owner_orders
-from swarmnet.run.owner_orders import NO_ORDER, Order
+from protocols.signed.records import seal_record
+from swarmnet.run.owner_orders import Order
 
 
 @pytest.fixture(scope="module")
 def lived():
-    """Pictures of a, of stage 0, before and after the only peer of stage 1 crashes; records."""
-    seen = {}
+    """Snapshots of a, of stage 0, before and after the only peer of stage 1 crashes."""
+    seen = {"story": Story()}
 
     async def story():
         swarm.open()
-        tale = Story("a")
         member = swarm.start("a", 0, in_flight=2)
-        hears_too(member.worker, tale)
+        hears_too(member.worker, seen["story"])
         swarm.start("b", 1)
         await swarm.until(lambda: swarm.committed(0) >= 20, 60.0)
-        seen["before"] = view(member.worker, tale, "attic", idle=0.25)
-        directory = member.worker.presence.directory
-        seen["records"] = await look(directory, swarm.signed.run_id, len(swarm.signed.manifest.stages))
+        seen["before"] = snapshot_of(member.worker, "attic", idle_share=0.25)
         await swarm.crash("b")
         await swarm.until(lambda: swarm.of("waiting", "a"), 30.0)
-        seen["after"] = view(member.worker, tale, "attic")
+        seen["after"] = snapshot_of(member.worker, "attic")
         await swarm.close()
 
     swarm = Swarm(tiny_manifest((1, 2)))
@@ -72,111 +66,92 @@ def hears_too(worker, tale):
 
 def test_a_worker_shows_itself_its_neighbours_its_loss_and_what_it_counts(lived):
     swarm, seen = lived
-    picture = from_json(seen["before"])
-    assert (picture.run, picture.state, picture.stages) == (swarm.signed.manifest.name, "training", 2)
-    own, other = picture.peers
+    shown = from_json(as_json(seen["before"]))
+    assert (shown.run, shown.state) == (swarm.signed.manifest.name, "training")
+    assert [stage.peers for stage in shown.stages] == [1, 1]
+    own, other = shown.rows
     assert own.here
     assert (own.name, own.stage, own.state) == ("attic", 0, "training")
     assert (other.stage, other.state, other.here) == (1, "training", False)
     assert other.can_do > 0
-    assert picture.loss == pytest.approx(picture.losses[-1], abs=0.5)
-    assert picture.tokens > 0
-    assert picture.sent["activation"] > picture.sent["control"] > 0
-    assert picture.received["gradient"] > 0
-    assert picture.microbatches["committed"] >= 20
-    assert sum(picture.rounds.values()) == picture.round
-    assert picture.lag == 0
-    assert picture.idle_share == 0.25
-    assert picture.gradient_norm > 0
+    assert shown.loss == pytest.approx(seen["story"].losses.points[-1][1], abs=0.5)
+    assert shown.tokens > 0
+    assert shown.sent["activation"] > shown.sent["control"] > 0
+    assert shown.received["gradient"] > 0
+    assert shown.microbatches["committed"] >= 20
+    assert sum(shown.rounds.values()) == shown.round
+    assert shown.lag == 0
+    assert shown.idle_share == 0.25
+    assert shown.gradient_norm > 0
     resident = next(
         sample.value for family in ProcessCollector(registry=None).collect() for sample in family.samples
         if sample.name == "process_resident_memory_bytes"
     )  # fmt: skip
-    assert picture.memory_bytes == pytest.approx(resident, rel=0.5), "what /metrics calls resident"
+    assert shown.memory_bytes == pytest.approx(resident, rel=0.5), "what /metrics calls resident"
 
 
 def test_a_peer_that_is_lost_is_seen_as_gone_with_its_code(lived):
     _, seen = lived
-    picture = from_json(seen["after"])
-    assert [seen.state for seen in picture.peers] == ["training", "gone"]
-    codes = [event.code for event in picture.events]
+    assert [row.state for row in seen["after"].rows] == ["training", "gone"]
+    codes = [event.code for event in seen["story"].events]
     assert {"connection_lost", "stage_missing"} <= set(codes)
-
-
-def test_before_there_is_a_worker_the_role_says_what_it_is_at():
-    picture = picture_of(None, Story(), "attic", "paused")
-    assert (picture.source, picture.state, picture.peers) == ("peer attic", "paused", ())
 
 
 # -- the directory ------------------------------------------------------------------------------------------
 
 
-def test_the_directory_shows_everybody_with_what_they_claim(lived):
-    swarm, seen = lived
-    now = max(signed.sequence for signed in seen["records"].values()) / 1e6
-    picture = Watch(swarm.signed.manifest).take(seen["records"], now)
-    assert [peer.stage for peer in picture.peers] == [0, 1]
-    assert picture.stages == 2
-    assert picture.waits_for == ()
+class Looks:
+    """Looks of `top --run` at a directory that the test fills."""
+
+    def __init__(self, manifest):
+        self.signed = sign(manifest)
+        self.now_seconds, self.sealed = 1_700_000_000.0, {}
+        self._snapshots = snapshots(SimpleNamespace(signed=self.signed, directory=self))
+
+    def now(self):
+        return self.now_seconds
+
+    async def look_up(self, _run, stage, _deadline):
+        return {peer: data for peer, (held, data) in self.sealed.items() if held == stage}
+
+    async def get_order(self, *_):
+        return None
+
+    def announces(self, identity, stage, **fields):
+        claims = {"tokens_per_second": 900.0, "version": "1", "state": "training", "addresses": [], **fields}
+        record = PeerRecord(identity.peer_id, stage, "worker", **claims)
+        self.sealed[identity.peer_id] = stage, seal_record(identity, self.signed.run_id, record, self.now())
+
+    async def after(self, seconds):
+        self.now_seconds += seconds
+        return await anext(self._snapshots)
 
 
-RUN = RunId("ab" * 32)
-
-
-def record(identity, now, **fields):
-    claims = {
-        "stage": 0, "role": "worker", "addresses": [], "round": 3, "tokens_per_second": 900.0, "version": "1",
-        "state": "training", "loss": 3.0, "tokens": 1000, "name": "attic", **fields,
-    }  # fmt: skip
-    return open_record(seal_record(identity, RUN, PeerRecord(identity.peer_id, **claims), now), RUN)
-
-
-def test_looks_are_compared_who_came_went_moved_and_how_fast_it_trains():
-    manifest, one, other = tiny_manifest((1, 2)), Identity.generate(), Identity.generate()
-    watch, now = Watch(manifest), 1_700_000_000.0
-    a, b = one.peer_id, other.peer_id
-    first = watch.take({a: record(one, now)}, now)
+async def test_looks_are_compared_who_came_went_moved_and_how_fast_it_trains():
+    looks, one, other = Looks(tiny_manifest((1, 2))), Identity.generate(), Identity.generate()
+    looks.announces(one, 0, loss=3.0, tokens=1000, round=3, name="attic")
+    first = await looks.after(0.0)
     assert (first.loss, first.tokens, first.tokens_per_second) == (3.0, 1000, None)
     assert first.waits_for == (1,)
-    later = now + 30
-    loft = {"stage": 1, "round": 8, "name": "loft"}
-    records = {a: record(one, later, tokens=4000, round=9, loss=2.0), b: record(other, later, **loft)}
-    second = watch.take(records, later)
+    looks.now_seconds += 30.0
+    looks.announces(one, 0, loss=2.0, tokens=4000, round=9, name="attic")
+    looks.announces(other, 1, loss=3.0, tokens=1000, round=8, name="loft")
+    second = await looks.after(0.0)
     assert second.tokens_per_second == pytest.approx(100.0)
     assert (second.round, second.lag) == (9, 0), "each stage has rounds of its own"
     assert second.loss == pytest.approx(2.5)
+    assert second.losses == (3.0, 2.5)
     assert [(event.code, event.text) for event in second.events] == [
-        ("record_new", "loft announces itself for stage 1")
+        ("came", "loft of stage 1: announces itself")
     ]
-    last = watch.take({b: record(other, later + 1, stage=0, name="loft")}, later + QUIET_SECONDS + 2)
-    assert [event.code for event in last.events] == ["record_new", "moved", "record_gone"]
-    assert last.peers[0].state == "quiet", "its record is old"
-
-
-def test_a_state_of_a_newer_version_is_shown_as_it_is():
-    manifest, one = tiny_manifest((1, 2)), Identity.generate()
-    picture = Watch(manifest).take({one.peer_id: record(one, 1e9, state="dreaming", loss=None)}, 1e9)
-    assert picture.peers[0].state == "dreaming"
-    assert picture.loss is None
-
-
-def test_a_run_that_its_owner_holds_says_so_in_the_headline_and_why_among_the_events():
-    manifest, one, now = tiny_manifest((1,)), Identity.generate(), 1_700_000_000.0
-    watch, paused = Watch(manifest), owner_orders.pause(Order(sequence=7), "a look at the data")
-    records = {one.peer_id: record(one, now, state="held", round=12)}
-    held = watch.take(records, now, paused)
-    assert (held.state, held.round, held.waits_for) == ("held", 12, ())
-    assert [(event.code, event.text) for event in held.events] == [
-        ("order", "by the owner's newest order: the run is paused (a look at the data)")
-    ]
-    assert watch.take(records, now + 5, paused).events == held.events, "told once"
-    resumed = Order(sequence=8, bans=(owner_orders.Ban(one.peer_id, "noise"),))
-    after = watch.take(records, now + 10, resumed)
-    assert after.state == ""
-    assert after.events[-1].text.startswith("the owner orders: the run goes on; 12D3")
-    many = Order(sequence=9, bans=tuple(owner_orders.Ban(f"peer-{number}", "") for number in range(300)))
-    assert len(watch.take(records, now + 15, many).events[-1].text) <= 200
-    assert watch.take(records, now + 20, NO_ORDER).events[-1].text.startswith("the owner orders: peer-0")
+    del looks.sealed[one.peer_id]
+    looks.now_seconds += 1.0
+    looks.announces(other, 0, round=8, name="loft")
+    await looks.after(0.0)
+    last = await looks.after(46.0)
+    assert [event.code for event in last.events] == ["came", "moved", "silent", "silent"]
+    assert [row.state for row in last.rows] == ["gone", "gone"], "their records are old"
+    assert last.events[1].text == "loft of stage 1: it went to hold another stage"
 
 
 class Told:
@@ -189,7 +164,7 @@ class Told:
         return 1_700_000_000.0
 
     async def look_up(self, run_id, stage, _deadline):
-        content = record(self.one, self.now(), state="held").record
+        content = PeerRecord(self.one.peer_id, 0, "worker", [], 3, 900.0, "1", state="held")
         sealed = seal_record(self.one, run_id, content, self.now())
         return {self.one.peer_id: sealed} if stage == 0 else {}
 
@@ -224,7 +199,7 @@ async def test_without_a_terminal_one_frame_of_the_running_peer_is_printed(tmp_p
     _, seen = lived
 
     async def status(_request):
-        return seen["before"]
+        return as_json(seen["before"])
 
     control = Control(tmp_path)
     control.answers["status"] = status
@@ -239,7 +214,7 @@ async def test_without_a_terminal_one_frame_of_the_running_peer_is_printed(tmp_p
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_watching_a_peer_or_a_log_loads_neither_torch_nor_the_network():
+def test_watching_a_peer_loads_neither_torch_nor_the_network():
     heavy = "{'torch', 'hivemind'} & set(sys.modules)"
     code = f"import sys, peers.cli.top, peers.tools.top.show; print(sorted({heavy}))"
     done = subprocess.run(
@@ -248,7 +223,6 @@ def test_watching_a_peer_or_a_log_loads_neither_torch_nor_the_network():
     assert done.stdout == "[]\n"
 
 
-def test_the_picture_is_small_enough_for_the_socket(lived):
+def test_the_snapshot_is_small_enough_for_the_socket(lived):
     _, seen = lived
-    picture = from_json(seen["before"])
-    assert len(str(as_json(picture))) < LONGEST_ANSWER_BYTES / 20
+    assert len(str(as_json(seen["before"]))) < LONGEST_ANSWER_BYTES / 20

@@ -28,7 +28,8 @@ from peers.config.run_file import SignedManifest
 from peers.lab.bench.topologies import Topology, draw
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubCompute, stub_part
-from peers.telemetry.events import Committed, Event
+from peers.telemetry.event import Event
+from peers.telemetry.events import Committed
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.memory.conditions import Conditions

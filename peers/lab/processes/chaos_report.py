@@ -26,6 +26,7 @@ from typing import Any
 
 from peers.telemetry import event_log
 from peers.telemetry import events as noted
+from peers.telemetry.event import Event
 from peers.telemetry.event_fold import SettledRounds
 
 KEYS = (
@@ -104,7 +105,7 @@ def read_peer(path: Path) -> list[Life]:
     return lives
 
 
-def _take(life: Life, event: noted.Event, at: float) -> None:
+def _take(life: Life, event: Event, at: float) -> None:
     match event:
         case noted.Committed(origin, counter, loss=loss):
             life.commits.append((at, origin, counter, loss))

@@ -28,7 +28,8 @@ from peers.lab.world.bootstraps import BOOTSTRAP, Bootstrap
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
-from peers.telemetry.events import Event, GivenBack, Settled
+from peers.telemetry.event import Event
+from peers.telemetry.events import GivenBack, Settled
 from peers.worker.pipeline.data_path import Text
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peers.telemetry.events import Event
+from peers.telemetry.event import Event
 
 
 # One event is one paragraph.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peers.network.discovery.announcer import Presence
 from peers.network.neighbourhood import Neighbourhood
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.dht_partition import DirectorySplit
 from swarmnet.membership.machine import Membership

@@ -8,36 +8,12 @@ with settled rounds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from statistics import median_low
 
-from peers.network.discovery.record_reader import IN_STEP, settled_round
+from peers.network.discovery.record_reader import settled_round
+from peers.telemetry.snapshot import IN_STEP, ExpertGroup
 from protocols.signed.peer_record import PeerRecord
 from swarmnet.run.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGroup:
-    """The state of one expert group of one stage."""
-
-    stage: int
-    group: int
-    first: int
-    """Number of its first expert in each layer."""
-    last: int
-    holders: int
-    """Number of peers that train it."""
-    trained: int | None
-    """The newest settled round in which it was trained; None if no peer knows."""
-    settled: int | None
-    """The newest settled round of the stage; None if no peer is there."""
-
-    @property
-    def stale_rounds(self) -> int | None:
-        """Rounds settled since the group was last trained; None if not known."""
-        if self.trained is None or self.settled is None:
-            return None
-        return max(0, self.settled - self.trained)
 
 
 def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator[ExpertGroup]:

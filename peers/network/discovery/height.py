@@ -18,9 +18,10 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import export_hint
 from peers.errors import UserError
 from peers.network.discovery.announcer import Presence
-from peers.network.discovery.record_reader import IN_STEP, QUIET_SECONDS, settled_round
+from peers.network.discovery.record_reader import QUIET_SECONDS, settled_round
+from peers.telemetry.events import Say
 from peers.telemetry.reasons import join_line, way_out
-from peers.telemetry.said import Say
+from peers.telemetry.snapshot import IN_STEP
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE, PeerRecord
 from protocols.signed.records import SignedRecord, open_record

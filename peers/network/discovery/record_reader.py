@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from statistics import median, median_high, median_low
 
+from peers.telemetry.snapshot import IN_STEP
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.peer_record import PeerRecord
@@ -18,9 +19,6 @@ LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up in seconds (as in announcer.py)."""
 QUIET_SECONDS = 2.5 * ANNOUNCE_SECONDS
 """A peer whose record is older has missed two announcements."""
-IN_STEP = ("training", "held", "ended")
-"""States of peers that have the weights and follow the rounds. `held` and `ended` are set by the owner's
-order."""
 WAITING = ("connecting", "joining")
 """States of peers that have no weights yet."""
 OBSERVER = "observer"

@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from peers.network.discovery.bootstrap import ANSWER_SECONDS
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, WaysIn

@@ -9,7 +9,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.telemetry import events as noted
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import SignedOrder, open_order

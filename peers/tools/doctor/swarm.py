@@ -26,10 +26,10 @@ from peers.network.discovery import mdns
 from peers.network.discovery.bootstrap import PeerCache, find_manifest
 from peers.network.discovery.record_reader import look, opened
 from peers.process.sessions import SLOT_SECONDS, daemon_options, keeps_slots, with_ports
-from peers.telemetry.event_fold import Story
+from peers.runtime.control_client import ask
 from peers.telemetry.event_log import read_lately
-from peers.telemetry.events import Started
-from peers.telemetry.said import Listening, NotRelayed, Relayed
+from peers.telemetry.events import Assembled, Listening, NotRelayed, Relayed, Started
+from peers.telemetry.snapshot import from_json
 from peers.tools.doctor.gpu import as_asked
 from peers.tools.doctor.line import Line, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
@@ -54,6 +54,7 @@ from swarmnet.run.manifest import Manifest
 
 CONNECT_SECONDS = 8.0
 FIND_SECONDS = 20.0
+STATUS_SECONDS = 5.0
 """For the manifest."""
 LOOK_UP_SECONDS = 8.0
 REMEMBERED = 4
@@ -334,15 +335,16 @@ class Examination:
             return
         own = self.subject.identity.peer_id
         records = [each.record for peer, each in found.items() if peer != own]
-        story = Story()
-        for line in read_lately(config.state / "events.jsonl") if self.subject.running else ():
-            story.take(line)
-        stage = story.stage if config.stage == "auto" else config.stage
+        held, decided, late = -1, 0, 0
+        if self.subject.running:
+            held = await asyncio.to_thread(stage_held, config.state)
+            decided, late = await asyncio.to_thread(contributions_of, config.state)
+        stage = held if config.stage == "auto" else config.stage
         if not 0 <= stage < len(signed.manifest.stages):
             stage = weakest_stage(signed.manifest, records)
         need = upload_need_of(signed.manifest, records, stage)
-        fates, up = story.contributions, min(config.limits.upload or inf, measured)
-        verdict = judge_upload(up, need, fates.decided, fates.late)
+        up = min(config.limits.upload or inf, measured)
+        verdict = judge_upload(up, need, decided, late)
         if verdict is not None:
             data = {"up_bytes_per_second": round(up), "needed_bytes_per_second": round(need)}
             what, fix = upload_words(config, verdict, runs=self.subject.running)
@@ -423,6 +425,27 @@ def addresses_of(subject: Subject, transport: P2pdTransport) -> Addresses | None
             return None
         told = ()
     return Addresses.of(config.announce, with_ports(config.listen, told), told)
+
+
+def stage_held(state: Path) -> int:
+    """Return the stage of a running peer, from its event log since its last start; -1 if it is not known."""
+    stage = -1
+    for line in read_lately(state / "events.jsonl"):
+        match line.event:
+            case Started():
+                stage = -1
+            case Assembled(stage=assembled):
+                stage = assembled
+    return stage
+
+
+def contributions_of(state: Path) -> tuple[int, int]:
+    """Return of how many contributions a running peer knows what became of them, and how many were late."""
+    try:
+        snapshot = from_json(ask(state, {"do": "status"}, STATUS_SECONDS))
+    except UserError:  # It has just ended, or is of another version.
+        return 0, 0
+    return snapshot.contributions_decided, snapshot.contributions_late
 
 
 def logged_addresses(state: Path, peer: PeerId) -> Sequence[str] | None:

@@ -17,7 +17,7 @@ from peers.data.documents import TextError, held_out_text, read_text
 from peers.data.tokenizer import tokenizer_file
 from peers.errors import NoAnswer, UserError, as_user_errors
 from peers.role import Network, Process
-from peers.telemetry import said
+from peers.telemetry import events as noted
 from peers.tools.model.evaluate import Score
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import Progress, invite_shown, not_let_in, score
@@ -87,11 +87,7 @@ class SwarmEvaluator:
 
     def _found(self, found: Score, round: int, began: float) -> None:
         self.newest, self.round = found, round
-        evaluation = self.process.metrics.evaluation
-        evaluation.set("eval_loss", found.loss)
-        evaluation.set("eval_round", round)
-        evaluation.set("eval_timestamp_seconds", time.time())
-        self.process.tell(said.Evaluated(
+        self.process.tell(noted.Evaluated(
             f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
             f"round {round}",
             loss=found.loss, bits_per_byte=found.bits_per_byte, round=round, bytes=found.bytes,

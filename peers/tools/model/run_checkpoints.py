@@ -18,8 +18,8 @@ from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
 from peers.state.archive_store import FolderStore
 from peers.state.state_path import NoState
-from peers.telemetry import events as noted
-from peers.telemetry.said import Say
+from peers.telemetry.event import Event
+from peers.telemetry.events import Say
 from peers.tools.model.swarm_session import not_let_in
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
@@ -54,7 +54,7 @@ def _archivist(found: Reached, folder: Path, invite: bytes, say: Say) -> Archivi
     """One that serves no newcomer: the directory does not name it."""
     signed, directory = found.signed, found.directory
 
-    def note(_event: noted.Event) -> None:
+    def note(_event: Event) -> None:
         """A visitor keeps no event log."""
 
     book = OrderBook(signed, None, note, say)

@@ -22,8 +22,8 @@ from peers.errors import NoAnswer
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
 from peers.runtime.timer import Timer
+from peers.telemetry.events import Say
 from peers.telemetry.reasons import refusal
-from peers.telemetry.said import Say
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
 from protocols.messages.body_limits import longest_bodies

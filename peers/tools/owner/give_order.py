@@ -12,7 +12,7 @@ from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
 from peers.network.discovery.visitor_session import Reached
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry.said import Say
+from peers.telemetry.events import Say
 from protocols.errors import TooLarge, WireError
 from protocols.messages.table import OrderIs
 from protocols.signed.identity import Identity

@@ -8,7 +8,7 @@ from math import ceil
 from statistics import median_low
 
 from peers.errors import UserError
-from peers.network.discovery.record_reader import IN_STEP
+from peers.telemetry.snapshot import IN_STEP
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS
 from swarmnet.run.manifest import Manifest

@@ -11,12 +11,13 @@ from math import prod
 from typing import Any
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.expert_groups import ExpertGroup, expert_groups
+from peers.network.discovery.expert_groups import expert_groups
 from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look, settled_round, settled_tokens
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError
 from peers.telemetry.console import counted
+from peers.telemetry.snapshot import ExpertGroup
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import open_order

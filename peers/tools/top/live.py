@@ -6,15 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 
 from rich.console import Console
 
-from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look
+from peers.network.discovery.record_reader import look
 from peers.network.discovery.visitor_session import Reached
-from peers.network.orders.order_book import OrderBook
-from peers.telemetry.picture import Picture
+from peers.observer.owner_orders import Orders
+from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
+from peers.telemetry.snapshot import Curve, SwarmSnapshot
 from peers.tools.top import screen
-from peers.tools.top.from_directory import Watch
 from peers.tools.top.keys import Keys
 from peers.tools.top.show import FRAME_SECONDS, LEAVE, framed, live
 from protocols.errors import WireError
@@ -27,42 +29,44 @@ DIRECTORY_SECONDS = 5.0
 
 async def swarm(console: Console, found: Reached) -> None:
     """What the directory says of the run, again and again."""
-    pictures = _looks(found)
-    async with aclosing(pictures):
+    looks = snapshots(found)
+    async with aclosing(looks):
         if not console.is_terminal:
-            console.print(screen.frame(await anext(pictures), console))
+            console.print(screen.frame(await anext(looks), console))
             return
         with Keys() as keys, live(console) as display:
-            async for picture in pictures:
+            async for snapshot in looks:
                 until = time.monotonic() + DIRECTORY_SECONDS
                 while time.monotonic() < until:
-                    display.update(framed(picture, console, LEAVE), refresh=True)
+                    display.update(framed(snapshot, console, LEAVE), refresh=True)
                     if "q" in await asyncio.to_thread(keys.pressed, FRAME_SECONDS):
                         return
 
 
-async def _looks(found: Reached) -> AsyncGenerator[Picture]:
-    """Picture after picture; a directory that does not answer leaves the last one standing."""
-    watch = Watch(found.signed.manifest)
-    book = OrderBook(found.signed, None, lambda *_, **__: None, lambda *_: None)
-    records = await _look(found, book)
+async def snapshots(found: Reached) -> AsyncGenerator[SwarmSnapshot]:
+    """Snapshot after snapshot; a directory that does not answer leaves the last one standing."""
+    signed, directory = found.signed, found.directory
+    sightings, losses = Sightings(len(signed.manifest.stages)), Curve[float]()
+    orders = Orders(signed, lambda _: None, sightings.events.append)
+    records = await _look(found, orders)
     while True:
-        yield watch.take(records, found.directory.now(), book.order)
-        try:
-            records = await _look(found, book)
-        except WireError:
-            continue
+        now = directory.now()
+        for each in records.values():
+            sightings.recorded(each, now)
+        sightings.walked()
+        sightings.look(now)
+        snapshot = snapshot_of(sightings, signed, now, orders.ordered)
+        if snapshot.loss is not None:
+            losses.add(now, snapshot.loss)
+        yield replace(snapshot, losses=tuple(loss for _, loss in losses.points))
+        with suppress(WireError):
+            records = await _look(found, orders)
 
 
-async def _look(found: Reached, book: OrderBook) -> dict[PeerId, SignedRecord]:
+async def _look(found: Reached, orders: Orders) -> dict[PeerId, SignedRecord]:
     """Both at once: who only looks should not wait twice."""
     stages = len(found.signed.manifest.stages)
     records, _ = await asyncio.gather(
-        look(found.directory, found.signed.run_id, stages), _look_up_order(found, book)
+        look(found.directory, found.signed.run_id, stages), orders.look(found.directory)
     )
     return records
-
-
-async def _look_up_order(found: Reached, book: OrderBook) -> None:
-    with suppress(WireError):  # What was known before stands.
-        await book.look_up(found.directory, LOOK_UP_SECONDS)

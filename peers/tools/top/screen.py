@@ -1,4 +1,4 @@
-"""A picture as lines of a terminal: from 80 columns on, with or without colour, Unicode or ASCII."""
+"""A snapshot as lines of a terminal: from 80 columns on, with or without colour, Unicode or ASCII."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from peers.telemetry.console import amount, pace, printable
-from peers.telemetry.notices import short
-from peers.telemetry.picture import Happened, PeerSeen, Picture
+from peers.telemetry.event import short
 from peers.telemetry.reasons import JOIN
+from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot
 
 UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 LEAST_PEERS, LEAST_EVENTS = 4, 3
@@ -28,33 +28,34 @@ STATE_STYLES = {"training": "green", "gone": "red", "stopped": "red", "suspect":
                 "joining": "cyan", "held": "magenta", "ended": "magenta", "paused": "magenta",
                 "leaving": "cyan"}  # fmt: skip
 
-Column = tuple[str, int, Callable[[PeerSeen], str]]
+Column = tuple[str, int, Callable[[PeerRow], str]]
 """Heading, width, and what stands there; right-aligned where the width is negative."""
 
 
-def frame(picture: Picture, console: Console, foot: str = "", rows: int | None = None) -> Group:
+def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int | None = None) -> Group:
     """The whole screen. `rows`: no more lines than this; None: as many as it takes."""
     width = max(40, console.width)
     bars = UNICODE if console.encoding.lower().startswith("utf") else ASCII
-    head = [_title(picture, width), _figures(picture), _curve(picture, width, bars), _stages(picture, bars)]
-    if picture.waits_for:
-        names = ", ".join(map(str, picture.waits_for[:MOST_STAGES]))
+    head = [_title(snapshot, width), _figures(snapshot)]
+    head += [_curve(snapshot, width, bars), _stages(snapshot, bars)]
+    if snapshot.waits_for:
+        names = ", ".join(map(str, snapshot.waits_for[:MOST_STAGES]))
         head.append(Text(f"waits for stages {names}: no peer holds them", style="bold red"))
         head.append(Text(f"hold one: {JOIN}", style="bold red"))
-    head += [Text(part, style="bold red") for line in picture.warnings for part in _wrapped(line, width)]
+    head += [Text(part, style="bold red") for line in snapshot.warnings for part in _wrapped(line, width)]
     known = (
-        _tokens(picture),
-        _traffic("up", picture.sent),
-        _traffic("down", picture.received),
-        _counts("microbatches", picture.microbatches),
-        _counts("rounds", picture.rounds),
-        _computing(picture),
-        _memory(picture),
+        _tokens(snapshot),
+        _traffic("up", snapshot.sent),
+        _traffic("down", snapshot.received),
+        _counts("microbatches", snapshot.microbatches),
+        _counts("rounds", snapshot.rounds),
+        _computing(snapshot),
+        _memory(snapshot),
     )
     tail = [line for line in known if line is not None]
-    shown_peers, shown_events = _room(picture, rows, len(head) + len(tail) + 5 + bool(foot))
-    lines = [*head, Text(), *_peers(picture, width, shown_peers), Text(), *tail]
-    lines += [*_events(picture.events, shown_events), *([Text(foot, style="dim")] if foot else [])]
+    shown_peers, shown_events = _room(snapshot, rows, len(head) + len(tail) + 5 + bool(foot))
+    lines = [*head, Text(), *_peers(snapshot, width, shown_peers), Text(), *tail]
+    lines += [*_events(snapshot.events, shown_events), *([Text(foot, style="dim")] if foot else [])]
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
         line.truncate(width, overflow="crop")
@@ -69,53 +70,53 @@ def _wrapped(sentences: str, width: int) -> list[str]:
     return [line for part in parts for line in wrap(part, width, break_on_hyphens=False)]
 
 
-def _room(picture: Picture, rows: int | None, taken: int) -> tuple[int, int]:
+def _room(snapshot: SwarmSnapshot, rows: int | None, taken: int) -> tuple[int, int]:
     """How many peers and events fit."""
     if rows is None:
-        return len(picture.peers), 20
+        return len(snapshot.rows), 20
     left = max(LEAST_PEERS + LEAST_EVENTS, rows - taken)
-    peers = min(len(picture.peers), max(LEAST_PEERS, left - max(LEAST_EVENTS, left // 3)))
+    peers = min(len(snapshot.rows), max(LEAST_PEERS, left - max(LEAST_EVENTS, left // 3)))
     return peers, max(LEAST_EVENTS, left - peers)
 
 
-def _title(picture: Picture, width: int) -> Text:
-    at = datetime.fromtimestamp(picture.time, UTC).strftime("%H:%M:%S")
-    words = [word for word in ("swarmnet top", picture.run, picture.source, picture.state) if word]
+def _title(snapshot: SwarmSnapshot, width: int) -> Text:
+    at = datetime.fromtimestamp(snapshot.at, UTC).strftime("%H:%M:%S")
+    words = [word for word in ("swarmnet top", snapshot.run, snapshot.source, snapshot.state) if word]
     left = printable("   ".join(words))[: width - 10]
     return Text(left.ljust(width - 8) + at, style="bold")
 
 
-def _figures(picture: Picture) -> Text:
+def _figures(snapshot: SwarmSnapshot) -> Text:
     parts = []
-    if picture.round is not None:
-        settled = f" (settled {picture.settled})" if picture.settled is not None else ""
-        parts.append(f"round {picture.round}{settled}")
-    if picture.lag is not None:
-        parts.append(f"lag {picture.lag}")
-    if picture.loss is not None:
-        parts.append(f"loss {picture.loss:.3f}")
-    if picture.eval_loss is not None:
-        parts.append(f"held-out {picture.eval_loss:.3f}")
-    if picture.tokens_per_second is not None:
-        parts.append(pace(picture.tokens_per_second))
+    if snapshot.round is not None:
+        settled = f" (settled {snapshot.settled})" if snapshot.settled is not None else ""
+        parts.append(f"round {snapshot.round}{settled}")
+    if snapshot.lag is not None:
+        parts.append(f"lag {snapshot.lag}")
+    if snapshot.loss is not None:
+        parts.append(f"loss {snapshot.loss:.3f}")
+    if snapshot.eval_loss is not None:
+        parts.append(f"held-out {snapshot.eval_loss:.3f}")
+    if snapshot.tokens_per_second is not None:
+        parts.append(pace(snapshot.tokens_per_second))
     return Text("  ".join(parts))
 
 
-def _tokens(picture: Picture) -> Text | None:
+def _tokens(snapshot: SwarmSnapshot) -> Text | None:
     """Two numbers: of the run, and of who is looked at."""
     parts = []
-    if picture.settled_tokens is not None:
-        parts.append(f"{picture.settled_tokens:,} in all (settled)")
-    parts += [f"{picture.tokens:,} since start"] * bool(picture.tokens)
+    if snapshot.settled_tokens is not None:
+        parts.append(f"{snapshot.settled_tokens:,} in all (settled)")
+    parts += [f"{snapshot.tokens:,} since start"] * bool(snapshot.tokens)
     return Text(f"{'tokens':<13}{'  '.join(parts)}") if parts else None
 
 
-def _curve(picture: Picture, width: int, bars: str) -> Text:
-    if not picture.losses:
+def _curve(snapshot: SwarmSnapshot, width: int, bars: str) -> Text:
+    if not snapshot.losses:
         return Text("loss     not known yet", style="dim")
-    first, last = f"{picture.losses[0]:.3f}", f"{picture.losses[-1]:.3f}"
+    first, last = f"{snapshot.losses[0]:.3f}", f"{snapshot.losses[-1]:.3f}"
     room = width - len(first) - len(last) - len("loss     ") - 2
-    return Text(f"loss     {first} {spark(picture.losses, room, bars)} {last}")
+    return Text(f"loss     {first} {spark(snapshot.losses, room, bars)} {last}")
 
 
 def spark(values: Sequence[float], width: int, bars: str = UNICODE) -> str:
@@ -128,24 +129,20 @@ def spark(values: Sequence[float], width: int, bars: str = UNICODE) -> str:
     return "".join(bars[round((mean - low) / step)] for mean in means)
 
 
-def _stages(picture: Picture, bars: str) -> Text:
-    line = Text("stages  ")
-    alive: dict[int, int] = {}
-    for seen in picture.peers:
-        if seen.state not in ("gone", "stopped"):
-            alive[seen.stage] = alive.get(seen.stage, 0) + 1
-    named = [stage for stage in range(picture.stages)
-             if picture.stages <= MOST_STAGES or alive.get(stage, 0) < THIN_PEERS]  # fmt: skip
+def _stages(snapshot: SwarmSnapshot, bars: str) -> Text:
+    line, stages = Text("stages  "), snapshot.stages
+    named = [stage for stage in stages if len(stages) <= MOST_STAGES or stage.peers < THIN_PEERS]
     for stage in named[:MOST_STAGES]:
-        count = alive.get(stage, 0)
+        count = stage.peers
         style = "bold red" if count == 0 else "yellow" if count < THIN_PEERS else "green"
-        line.append(f" {stage}:", style="dim").append(bars[-1] * min(count, 8) + f" {count} ", style=style)
-    if len(named) < picture.stages:
-        line.append(f" and {picture.stages - len(named[:MOST_STAGES])} more")
-    return line if picture.stages else Text("stages   not known yet", style="dim")
+        line.append(f" {stage.stage}:", style="dim")
+        line.append(bars[-1] * min(count, 8) + f" {count} ", style=style)
+    if len(named) < len(stages):
+        line.append(f" and {len(stages) - len(named[:MOST_STAGES])} more")
+    return line if stages else Text("stages   not known yet", style="dim")
 
 
-def _columns(picture: Picture, width: int) -> list[Column]:
+def _columns(snapshot: SwarmSnapshot, width: int) -> list[Column]:
     """Columns of which something is known, and for which there is room."""
     columns: list[Column] = [
         ("stage", -5, lambda seen: "-" if seen.stage < 0 else str(seen.stage)),
@@ -160,7 +157,7 @@ def _columns(picture: Picture, width: int) -> list[Column]:
     ]
     known = [
         column for column in columns
-        if column[0] in ("stage", "peer", "state") or any(column[2](seen) != "-" for seen in picture.peers)
+        if column[0] in ("stage", "peer", "state") or any(column[2](seen) != "-" for seen in snapshot.rows)
     ]  # fmt: skip
     while sum(abs(size) + 1 for _, size, _ in known) > width + 1:
         known.pop()
@@ -171,8 +168,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _peers(picture: Picture, width: int, most: int) -> list[Text]:
-    columns = _columns(picture, width)
+def _peers(snapshot: SwarmSnapshot, width: int, most: int) -> list[Text]:
+    columns = _columns(snapshot, width)
 
     def row(words: Sequence[str]) -> str:
         cells = zip(columns, words, strict=True)
@@ -181,7 +178,7 @@ def _peers(picture: Picture, width: int, most: int) -> list[Text]:
         ).rstrip()
 
     lines = [Text(row([heading for heading, _, _ in columns]), style="bold")]
-    shown = picture.peers
+    shown = snapshot.rows
     if len(shown) > most:  # Whoever is in trouble comes first.
         shown = tuple(sorted(shown, key=lambda seen: (not seen.here, seen.state == "training")))
     for seen in shown[:most]:
@@ -192,8 +189,8 @@ def _peers(picture: Picture, width: int, most: int) -> list[Text]:
         if style:
             line.highlight_words([f" {seen.state}"], style)
         lines.append(line)
-    if len(picture.peers) > most:
-        lines.append(Text(f"      and {len(picture.peers) - most} more", style="dim"))
+    if len(snapshot.rows) > most:
+        lines.append(Text(f"      and {len(snapshot.rows) - most} more", style="dim"))
     return lines
 
 
@@ -211,21 +208,21 @@ def _counts(title: str, counts: Mapping[str, int]) -> Text | None:
     return Text(f"{title:<13}{printable(parts)}") if parts else None
 
 
-def _computing(picture: Picture) -> Text | None:
+def _computing(snapshot: SwarmSnapshot) -> Text | None:
     parts = []
-    if picture.idle_share is not None:
-        parts.append(f"idle {picture.idle_share:.0%}")
-    if picture.utilization is not None:
-        parts.append(f"utilisation {picture.utilization:.0%} of the peak")
-    if picture.gradient_norm is not None:
-        parts.append(f"gradient norm {picture.gradient_norm:.3g}")
+    if snapshot.idle_share is not None:
+        parts.append(f"idle {snapshot.idle_share:.0%}")
+    if snapshot.utilization is not None:
+        parts.append(f"utilisation {snapshot.utilization:.0%} of the peak")
+    if snapshot.gradient_norm is not None:
+        parts.append(f"gradient norm {snapshot.gradient_norm:.3g}")
     return Text(f"{'computing':<13}{'  '.join(parts)}") if parts else None
 
 
-def _memory(picture: Picture) -> Text | None:
-    if picture.memory_bytes is None:
+def _memory(snapshot: SwarmSnapshot) -> Text | None:
+    if snapshot.memory_bytes is None:
         return None
-    return Text(f"{'memory':<13}{amount(picture.memory_bytes)} resident, without p2pd")
+    return Text(f"{'memory':<13}{amount(snapshot.memory_bytes)} resident, without p2pd")
 
 
 def _events(events: Sequence[Happened], most: int) -> list[Text]:

@@ -75,8 +75,6 @@ class Inference:
         self.visitors = Visitors(neighbourhood, note)
         self.outcomes: Counter[str] = Counter()
         """Requests answered ("done") or declined, by code; "stale": nobody waited for them any more."""
-        self.seconds = 0.0
-        """Compute spent on them."""
         self._loop = asyncio.get_running_loop()
         self._waiting: RequestQueue[_Waiting] = RequestQueue(MOST_WAITING, MOST_WAITING_BYTES, chance)
         self._computes = False
@@ -169,7 +167,6 @@ class Inference:
         self, peer: PeerId, ask: AskForward, result: Result, seconds: float
     ) -> None:
         self._computes = False
-        self.seconds += seconds
         self._used_at = self._loop.time()
         self._rests_until = self._used_at + REST_FACTOR * seconds
         if isinstance(result, Trouble):

@@ -173,7 +173,7 @@ class DataPath:
             if missing:
                 self.note(noted.Waiting(code="stage_missing", stages=list(missing)))
             else:
-                self.note(noted.WaitingOver(code="stage_missing"))
+                self.note(noted.WaitingOver())
 
     def finished(self) -> bool:
         """Whether nothing is under way here, or all that is waits for a next stage that has left."""
@@ -354,7 +354,6 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
-        self.timings.append(("last" if self.is_last else "forward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         elif self.is_last:
@@ -381,7 +380,6 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)
-        self.timings.append(("backward", seconds))
         if isinstance(result, Trouble):
             self._failed(key, result)
         else:

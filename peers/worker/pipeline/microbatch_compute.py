@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import hypot, inf, sqrt
-from time import perf_counter
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from peers.compute.stage_part import Computes
-from peers.telemetry.counters import CodecCounts, Coded, Timings
 from protocols.fields import Body
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
@@ -79,8 +77,6 @@ class Bodies:
     """From sending its output to the gradient: compute, queues and network below."""
     arrived_at: float | None = None
     """When it came from above; None once its gradient was handed up."""
-    weights_at: int = 0
-    """`MicrobatchWork.applied_rounds` at its forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +104,9 @@ class Computed:
 Outcome: TypeAlias = Computed | Trouble
 
 
+Coded = Literal["activation", "gradient"]
+
+
 class MicrobatchWork:
     def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
         self.codecs: dict[Coded, Codec] = {
@@ -122,14 +121,10 @@ class MicrobatchWork:
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
         self.after_gradient: Callable[[], None] | None = None
         """Called when one was added, in the compute thread; None where nobody steps by it alone."""
-        self.applied_rounds = 0
-        """Rounds that have entered the weights here since the start; likewise."""
         self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
         """Of hidden states from above, and of gradients from below."""
         self.scaled = 0
         """Microbatches whose gradient from below was too large."""
-        self.timings = Timings()
-        self.codings = CodecCounts(self.timings, "activation", "gradient")
 
     def drop(self, key: MicrobatchId) -> None:
         """Forget what is kept of it."""
@@ -141,7 +136,6 @@ class MicrobatchWork:
             sizes.left(peer)
 
     def forward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
-        kept.weights_at = self.applied_rounds
         try:
             inputs = kept.inputs
             if inputs is None:
@@ -202,15 +196,11 @@ class MicrobatchWork:
 
     def _gathered(self, kept: Bodies, tokens: int) -> None:
         self.gathered_tokens += tokens
-        self.timings.append(("staleness", self.applied_rounds - kept.weights_at))
         if self.after_gradient is not None:
             self.after_gradient()
 
     def _encode(self, kind: Coded, tensor: Tensor, chance: torch.Generator | None = None) -> bytes:
-        began = perf_counter()
-        encoded = activation_codec.encode(tensor, self.codecs[kind], chance)
-        self.codings.encoded(kind, began, tensor.numel(), len(encoded))
-        return encoded
+        return activation_codec.encode(tensor, self.codecs[kind], chance)
 
     def _encode_gradient(self, key: MicrobatchId, gradient: Tensor) -> bytes:
         """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec."""
@@ -222,10 +212,7 @@ class MicrobatchWork:
             return self._encode("gradient", gradient.clamp(-most, most), chance)
 
     def _decode(self, kind: Coded, data: Body, shape: tuple[int, int, int]) -> Tensor:
-        began = perf_counter()
-        decoded = activation_codec.decode(data, shape, self.codecs[kind], self.stage_compute.device)
-        self.timings.append((f"{kind} decode", perf_counter() - began))
-        return decoded
+        return activation_codec.decode(data, shape, self.codecs[kind], self.stage_compute.device)
 
 
 def _norm(hidden_BTD: Tensor) -> float:

@@ -32,7 +32,6 @@ from peers.data.tokens import FOLDER, ShardCache, ShardTokens
 from peers.errors import UserError
 from peers.role import Process
 from peers.telemetry import events as noted
-from peers.telemetry import said
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.epochs import Place, Reader, following, mixed, window_count, window_start
 from swarmnet.model.sampling import drawn, inputs_and_labels
@@ -241,7 +240,7 @@ class TextReader:
         opened, length = await self._open(shard), self._data.sequence_tokens
         read = opened.reading
         counts = read.files, read.documents, read.bytes, read.left_out
-        self._process.tell(said.Text(text_line(opened), *counts))
+        self._process.tell(noted.Text(text_line(opened), *counts))
         if not window_count(len(opened.tokens), length):
             raise _too_short("", length, read)
         self._drawn = opened.tokens
@@ -327,7 +326,7 @@ class TextReader:
         if place.shards >= circle.size:
             there = self._covered().shards
             told = f"epoch {place.epoch} ends: all {there:,} shards are read"
-            self._process.tell(said.EpochRead(told, place.epoch, there))
+            self._process.tell(noted.EpochRead(told, place.epoch, there))
 
     def _warn(self, reading: Reading) -> None:
         for warning in reading.warnings():
@@ -335,7 +334,7 @@ class TextReader:
 
     def _trouble(self, warning: str) -> None:
         self._process.report.say("text", warning, level="warning")
-        self._process.log.record(said.Remark(warning, "text_left_out"))
+        self._process.log.record(noted.Remark(warning, "text_left_out"))
 
 
 def coverage_of(text: object) -> Coverage | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from peers.telemetry.counters import CodecCounts, Timings
+from peers.telemetry.counters import Timings
 from swarmnet.optimizer.vote_agreement import Concord
 from swarmnet.rounds.events import ApplyRound
 from swarmnet.rounds.machine import GroupRounds
@@ -16,7 +16,6 @@ Outcome = Literal["completed", "deadline", "alone", "empty", "replayed"]
 class RoundCounts:
     def __init__(self) -> None:
         self.timings = Timings()
-        self.codings = CodecCounts(self.timings, "contribution")
         self.ended: Counter[Outcome] = Counter()
         """Rounds applied here, by how they ended."""
         self.contributors = 0
@@ -40,7 +39,6 @@ class RoundCounts:
         outcome = _outcome(effect, rounds)
         self.ended[outcome] += 1
         self.contributors = len(effect.contributors)
-        self.timings.append(("round wait", effect.waited_seconds))
         before = rounds.rounds.get(effect.round - 1) or rounds.history.get(effect.round - 1)
         if before is not None:  # A round opens when the one before it closes.
             self.timings.append(("round", now - before.closed_at))

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from time import perf_counter
 from typing import Protocol
 
 from peers.compute.stage_part import Computes, Holds
@@ -42,8 +41,6 @@ class Gathered(Protocol):
     """Whose gradient a contribution takes (the data path)."""
 
     gathered_tokens: int
-    applied_rounds: int
-    """Counted up with each round that enters the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,23 +195,18 @@ class UpdateWork:
     def run(self, operations: Sequence[Operation]) -> list[Done]:
         """Do them in order and publish the weights if they changed."""
         results: list[Done] = []
-        stale, began, encoding = False, perf_counter(), 0.0
+        stale = False
         for operation in operations:
             match operation:
                 case MakeContribution(round, _, reducers):
-                    at = perf_counter()
                     results.append(self._make(round, reducers))
-                    encoding += perf_counter() - at
                     self._ahead = self.method.own is None
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
                 case AddUp(round, slices):
                     results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
-                    at = perf_counter()
                     self.replica.add(round, peer, payload)
-                    if round > self.replica.applied_round:  # Else most of it was the corrected step.
-                        self.counts.timings.append(("contribution decode", perf_counter() - at))
                     self.counts.corrections += round <= self.replica.applied_round
                     stale |= round <= self.replica.applied_round
                 case RemoveContribution(round, peer):
@@ -225,7 +217,6 @@ class UpdateWork:
                     stale |= round <= self.replica.applied_round
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
-                    self.gathered.applied_rounds += 1
                     self.counts.voted(self.replica.concord(round, self.identity.peer_id))
                     self._ahead, stale = False, True
                 case SettleRound(round, references, chain, tokens, makers):
@@ -239,9 +230,6 @@ class UpdateWork:
                     self.give_back(round, identity, shards)
         if stale:
             self.publish()
-        if encoding:
-            self.counts.timings.append(("encode", encoding))
-        self.counts.timings.append(("apply", perf_counter() - began - encoding))
         return results
 
     def _hashes(self, round: int) -> bool:
@@ -270,7 +258,6 @@ class UpdateWork:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
 
     def _step(self, own: OwnSteps) -> None:
-        began = perf_counter()
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
         round, factor = self._rate or (self._published_round + 1, WHOLE)
         try:
@@ -284,7 +271,6 @@ class UpdateWork:
             self.shadow_steps -= 1
         else:
             self._stepped_tokens += tokens
-        self.counts.timings.append(("step", perf_counter() - began))
 
     def _joins(self) -> bool:
         """As a newcomer, those who train other experts than it drew; whether it did."""
@@ -338,7 +324,7 @@ class UpdateWork:
             del self.own[name]
 
     def _make(self, round: int, reducers: tuple[PeerId, ...]) -> Made | Cut:
-        own, at = self.method.own, perf_counter()
+        own = self.method.own
         if own is None:
             payload, tokens = self._by_gradient(round)
         else:
@@ -346,7 +332,6 @@ class UpdateWork:
         if payload is None:
             self.counts.not_finite += 1
             return Cut(round, reducers, tokens) if reducers else Made(round, b"", tokens, None)
-        self.counts.codings.encoded("contribution", at, self.replica.size, len(payload))
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
         made: Made | Cut
         if reducers:
@@ -383,11 +368,9 @@ class UpdateWork:
         assert reduced is not None
         if not slices:
             return Made(round, b"", 0, None, is_result=True)
-        began = perf_counter()
         result = reduced.reduce(slices)
         table, head = reduced.head(result)
         sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
-        self.counts.timings.append(("reduce", perf_counter() - began))
         return replace(sealed, is_result=True, table=table, signed=ENVELOPE_BYTES + head)
 
     def _by_gradient(self, round: int) -> tuple[bytes | None, int]:

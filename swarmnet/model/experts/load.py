@@ -12,11 +12,6 @@ Routed = Mapping[int, Sequence[int]]
 """Maps a layer to the number of tokens of each of its experts."""
 
 
-def by_expert(routed: Routed) -> list[int]:
-    """Return the tokens of each expert over all layers; empty without experts."""
-    return [sum(of_layers) for of_layers in zip(*routed.values(), strict=True)]
-
-
 def busiest_ratio(routed: Routed, before: Routed) -> float | None:
     """Return the tokens of the busiest expert since `before` over the mean of its layer, averaged over
     layers. A value of 1 is even (MaxVio of arXiv:2408.15664 is this minus one). None if no tokens came."""

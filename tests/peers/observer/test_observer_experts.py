@@ -6,12 +6,13 @@ from observed import NOON, record
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import expert_manifest, sign, tiny_manifest
 
-from peers.network.discovery.expert_groups import ExpertGroup, expert_groups
+from peers.network.discovery.expert_groups import expert_groups
 from peers.observer import page_json as boards
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.page_json import Board
-from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
+from peers.telemetry.snapshot import ExpertGroup
 
 SIGNED = sign(expert_manifest(count=6, active=2, groups=3))
 
@@ -32,7 +33,7 @@ def board(records, signed=SIGNED):
         sightings.recorded(each, NOON)
         sightings.answered(each.peer, NOON)
     made = Board(signed, "swarmnet join RUN --bootstrap A", "0.1.0")
-    made.show(draw(sightings, signed, NOON), NOON, {})
+    made.show(snapshot_of(sightings, signed, NOON))
     return made
 
 
@@ -88,12 +89,11 @@ def test_of_a_run_without_groups_there_is_no_table():
 
 
 def test_metrics_tell_the_group_that_needs_somebody_most_of_each_stage():
-    text = SwarmMetrics(lambda: board(FOUR), 10).text().decode()
+    text = SwarmMetrics(lambda: board(FOUR).snapshot).text().decode()
     found = {
         (sample.name.removeprefix("swarmnet_swarm_experts_"), sample.labels["stage"]): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if "_experts_" in sample.name
     }
-    least = {("least_holders", "0"): 0.0, ("least_holders", "1"): 0.0, ("least_holders", "2"): 0.0}
-    assert found == {**least, ("stale_rounds", "0"): 35.0, ("stale_rounds", "1"): 0.0}
+    assert found == {("least_holders", "0"): 0.0, ("least_holders", "1"): 0.0, ("least_holders", "2"): 0.0}

@@ -8,10 +8,11 @@ from observed import NOON
 from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 
 from peers.observer.metrics import SwarmMetrics
-from peers.observer.owner_orders import SHOWN_ENTRIES, Ordered, Orders, Pause
+from peers.observer.owner_orders import SHOWN_ENTRIES, Orders
 from peers.observer.page_json import SHOWN_SOURCES, Board
-from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
+from peers.telemetry.snapshot import Ordered, Pause
 from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
@@ -45,8 +46,9 @@ class Reading:
     """Looks of one observer at what an owner gives."""
 
     def __init__(self):
-        self.directory, self.notes = Directory(), []
-        self.orders = Orders(SIGNED, lambda event: self.notes.append((event.name, event.fields)))
+        self.directory, self.notes, self.happened = Directory(), [], []
+        note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
+        self.orders = Orders(SIGNED, note, self.happened.append)
 
     async def of(self, *given, owner=OWNER):
         """These orders are given, a second apart, before the next look."""
@@ -83,6 +85,18 @@ async def test_a_pause_that_was_taken_back_and_given_again_between_two_looks_is_
         owner_orders.resume(PAUSED, "mended"), owner_orders.pause(NO_ORDER, "not mended")
     )
     assert twice.pause == Pause(twice.given_at, "not mended")
+
+
+async def test_each_newer_order_is_an_event_in_the_words_of_a_peer_and_of_bounded_length():
+    reading = Reading()
+    await reading.of(PAUSED)
+    await reading.of()
+    await reading.of(owner_orders.ban(NO_ORDER, STRANGER.peer_id, "noise"))
+    await reading.of(Order(bans=tuple(Ban(f"peer-{number}", "") for number in range(300))))
+    first, second, third = (event.text for event in reading.happened)
+    assert first == f"by the owner's newest order: the run is paused ({WHY})"
+    assert second.startswith("the owner orders: the run goes on; 12D3")
+    assert len(third) <= 200
 
 
 async def test_what_cannot_be_known_of_a_pause_is_not_made_up():
@@ -126,7 +140,7 @@ async def test_only_the_owners_newest_order_counts():
 
 def board(ordered, signed=SIGNED):
     made = Board(signed, "swarmnet join RUN --bootstrap A", "0.1.0")
-    made.show(draw(Sightings(len(signed.manifest.stages)), signed, NOON, ordered), NOON, {})
+    made.show(snapshot_of(Sightings(len(signed.manifest.stages)), signed, NOON, ordered))
     return made
 
 
@@ -139,14 +153,14 @@ def test_the_answer_tells_what_is_ordered_and_why():
         int(NOON * 1e6), "noise", True, 2, (Ban("one", "spam"), Ban("two", "noise")),
         (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,), rates=(Rate(40, 500),), ends=79,
     )  # fmt: skip
-    assert answer(Ordered(order, NOON + 1, Pause(NOON - 9, WHY)))["order"] == {
+    assert answer(Ordered(order, NOON + 1, Pause(NOON - 9, WHY)))["ordered"] == {
         "asked_at": NOON + 1, "given_at": NOON, "reason": "noise",
         "held": True, "held_since": NOON - 9, "held_reason": WHY, "checkpoints": 2,
         "banned": 2, "withdrawn": 1, "revoked": 1, "rates": [{"from_round": 40, "factor": 0.5}], "ends": 79,
         "bans": [{"peer": "two", "reason": "noise"}, {"peer": "one", "reason": "spam"}],
         "withdrawals": [{"document": "ab" * 32, "reason": "its author asked"}],
     }  # fmt: skip
-    unasked = answer(Ordered())["order"]
+    unasked = answer(Ordered())["ordered"]
     assert (unasked["asked_at"], unasked["given_at"], unasked["held"], unasked["bans"]) == (
         0,
         None,
@@ -158,7 +172,7 @@ def test_the_answer_tells_what_is_ordered_and_why():
 def test_an_order_of_any_length_makes_a_bounded_answer():
     bans = tuple(Ban(f"peer-{number}", "\U0001f40b" * 200) for number in range(400))
     withdrawn = tuple(Withdrawal(f"{number:064x}", '"' * 200) for number in range(400))
-    told = answer(Ordered(Order(1, "why", bans=bans, withdrawn=withdrawn), NOON))["order"]
+    told = answer(Ordered(Order(1, "why", bans=bans, withdrawn=withdrawn), NOON))["ordered"]
     assert (told["banned"], len(told["bans"]), told["bans"][0]["peer"]) == (400, SHOWN_ENTRIES, "peer-399")
     assert (told["withdrawn"], len(told["withdrawals"])) == (400, SHOWN_ENTRIES)
     assert len(json.dumps(told, ensure_ascii=False).encode()) < 40_000
@@ -178,16 +192,14 @@ def test_the_answer_tells_who_may_take_part_and_what_is_trained_on():
 
 
 @pytest.mark.parametrize(
-    ("ordered", "held", "given"),
+    ("ordered", "held"),
     [
-        (Ordered(), None, None),
-        (Ordered(asked_at=NOON), "0.0", None),
-        (Ordered(replace(PAUSED, sequence=int(NOON * 1e6)), NOON), "1.0", NOON),
+        (Ordered(), None),
+        (Ordered(asked_at=NOON), "0.0"),
+        (Ordered(replace(PAUSED, sequence=int(NOON * 1e6)), NOON), "1.0"),
     ],
 )
-def test_the_metrics_have_no_series_of_what_is_not_known(ordered, held, given):
-    text = SwarmMetrics(lambda: board(ordered), 200).text().decode()
+def test_the_metrics_have_no_series_of_what_is_not_known(ordered, held):
+    text = SwarmMetrics(lambda: board(ordered).snapshot).text().decode()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert lines.get("swarmnet_swarm_held") == held
-    shown = lines.get("swarmnet_swarm_order_timestamp_seconds")
-    assert (float(shown) if shown is not None else None) == given
+    assert lines.get(f'swarmnet_swarm_held{{run="{SIGNED.run_id}"}}') == held

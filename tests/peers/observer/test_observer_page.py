@@ -15,16 +15,14 @@ from swarm import TINY_MODEL, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError
-from peers.network.discovery.expert_groups import ExpertGroup
 from peers.observer import page_json as boards
 from peers.observer.metrics import SHOWN, SwarmMetrics, document
-from peers.observer.owner_orders import Ordered, Pause
 from peers.observer.page_json import Board
 from peers.observer.pages import pages
-from peers.observer.picture import STATES, draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import MOST_REQUESTS, PageServer
-from peers.tools.top.from_directory import Watch
+from peers.telemetry.snapshot import STATES, ExpertGroup, Ordered, Pause
 from swarmnet.run.manifest import Paths
 from swarmnet.run.owner_orders import Order
 
@@ -39,12 +37,12 @@ def pictured(*records, stages=3, answers=True):
         sightings.recorded(signed, NOON)
         if answers:
             sightings.answered(signed.peer, NOON)
-    return draw(sightings, SIGNED, NOON)
+    return snapshot_of(sightings, SIGNED, NOON)
 
 
-def shown(picture, walked_at=NOON, bootstraps=None):
+def shown(picture, walked_at=NOON):
     board = Board(SIGNED, "swarmnet join RUN --bootstrap A", "0.1.0")
-    board.show(picture, walked_at, bootstraps or {"/ip4/127.0.0.1/tcp/1/p2p/12D3": True})
+    board.show(replace(picture, walked_at=walked_at, bootstraps={"/ip4/127.0.0.1/tcp/1/p2p/12D3": True}))
     return board
 
 
@@ -53,7 +51,7 @@ def crowd(peers, stages=3):
     living = Crowd(sightings, peers)
     for _ in range(20):
         living.live(5.0)
-    return draw(sightings, SIGNED, living.now, PAUSED)
+    return snapshot_of(sightings, SIGNED, living.now, PAUSED)
 
 
 # -- the picture ------------------------------------------------------------------------------------------
@@ -77,7 +75,7 @@ def test_in_a_run_that_skips_the_first_stage_can_be_the_weakest_of_more_peers():
         for number, stage in enumerate(held):
             sightings.recorded(record(f"peer-{number}", stage, round=reached), NOON)
             sightings.answered(f"peer-{number}", NOON)
-        assert draw(sightings, sign(manifest), NOON).weakest in weakest
+        assert snapshot_of(sightings, sign(manifest), NOON).weakest in weakest
 
 
 def test_a_stage_that_lost_a_peer_is_thinner_and_the_weakest():
@@ -87,12 +85,12 @@ def test_a_stage_that_lost_a_peer_is_thinner_and_the_weakest():
         sightings.answered(f"peer-{number}", NOON)
     for second in (4, 5):
         sightings.missed("peer-4", "not_reached", NOON + second)
-    picture = draw(sightings, SIGNED, NOON + 6)
+    picture = snapshot_of(sightings, SIGNED, NOON + 6)
     assert [stage.peers for stage in picture.stages] == [2, 1, 2]
     assert picture.stages[1].states["gone"] == 1
     assert picture.weakest == 1
     assert picture.rows[3].state == "gone", "in its stage, behind those who are here"
-    assert (picture.peers, picture.recent[0].code) == (5, "not_reached")
+    assert (picture.peers, picture.events[-1].code) == (5, "not_reached")
 
 
 def test_a_stuck_stage_is_named_by_page_and_top_and_no_other_stage_is_called_the_weakest():
@@ -100,11 +98,10 @@ def test_a_stuck_stage_is_named_by_page_and_top_and_no_other_stage_is_called_the
     stuck = f"swarmnet join {SIGNED.run_id[:16]} --stage 0"
     picture = pictured(*peers)
     assert picture.weakest is None
-    assert stuck in json.loads(shown(picture).answer(""))["stuck"][0]
-    seen = Watch(SIGNED.manifest).take({one.peer: one for one in peers}, NOON)
-    assert stuck in seen.warnings[0]
+    assert stuck in json.loads(shown(picture).answer(""))["warnings"][0]
+    assert stuck in picture.warnings[0]
     served = pictured(*peers, record("old", 0))
-    assert not served.stuck
+    assert not served.warnings
     assert served.weakest is not None
 
 
@@ -123,7 +120,7 @@ def test_in_an_empty_swarm_nothing_is_known_and_nothing_breaks():
     picture = pictured()
     assert (picture.round, picture.loss, picture.checkpoint, picture.weakest) == (None, None, None, None)
     assert json.loads(shown(picture).answer(""))["peers"] == 0
-    assert "\nswarmnet_swarm_loss " not in SwarmMetrics(lambda: shown(picture), 200).text().decode()
+    assert "\nswarmnet_swarm_loss{" not in SwarmMetrics(lambda: shown(picture).snapshot).text().decode()
 
 
 def test_one_liar_spoils_no_number():
@@ -139,7 +136,7 @@ def test_one_liar_spoils_no_number():
     assert picture.stages[0].tokens_per_second <= 3 * 500 + 16 * 500
     assert picture.checkpoint is None, "one stage's checkpoint is no model's"
     assert dict(picture.versions)["?[31m" + "v" * 27] == 1
-    assert picture.states["other", "other"] == 1
+    assert picture.states["other"]["other"] == 1
 
 
 def test_the_last_checkpoint_is_the_one_of_the_stage_that_saved_longest_ago():
@@ -154,7 +151,7 @@ def test_the_last_checkpoint_is_the_one_of_the_stage_that_saved_longest_ago():
 
 def test_peers_without_a_stage_are_counted_and_train_nothing():
     picture = pictured(record("eye", -1, role="observer", state="serving"), record("peer-0", 0))
-    assert picture.states["observer", "serving"] == 1
+    assert picture.states["observer"]["serving"] == 1
     assert (picture.peers, picture.rows[-1].peer) == (2, "eye")
 
 
@@ -174,7 +171,7 @@ def test_a_thousand_peers_make_an_answer_of_bounded_size_and_the_others_are_foun
     assert {row["stage"] for row in json.loads(board.answer("stage 2"))["rows"]} == {2}
     assert json.loads(board.answer("x" * 10_000))["rows"] == []
     assert len(answer["contributors"]) <= 20
-    assert len(answer["recent"]) <= 20
+    assert len(answer["events"]) <= 50
 
 
 def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame():
@@ -184,7 +181,7 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
     board, took = shown(pictured()), []
     for _ in range(5):
         began = time.process_time()
-        board.show(draw(sightings, SIGNED, living.now), NOON, {})
+        board.show(snapshot_of(sightings, SIGNED, living.now))
         took.append(time.process_time() - began)
     assert min(took) < 0.1, took  # 0.02 s measured; on any machine far from the second between two drawings.
 
@@ -195,7 +192,7 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
 def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_are():
     experts = (ExpertGroup(0, 0, 0, 1, holders=2, trained=90, settled=95),)
     board = shown(replace(crowd(30), eval_loss=2.9, settled_tokens=10**6, experts=experts))
-    text = SwarmMetrics(lambda: board, 200).text().decode()
+    text = SwarmMetrics(lambda: board.snapshot).text().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for metric in (shown.declared for shown in SHOWN):
         name = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
@@ -208,23 +205,18 @@ def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_ar
         assert f"`{metric.name}`" in document()
 
 
-def test_the_number_of_series_is_capped_and_what_is_cut_off_is_a_series():
+def test_the_number_of_series_does_not_grow_with_the_peers():
     board = shown(crowd(1000))
-    metrics = SwarmMetrics(lambda: board, 50)
-    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
-    (cut,) = families["swarmnet_swarm_records_truncated"].samples
-    assert cut.value == len(board.picture.rows) - 50
-    assert len(families["swarmnet_swarm_peer_tokens"].samples) == 50
-    others = sum(len(family.samples) for name, family in families.items() if "swarm_peer_" not in name)
-    assert others < 100
-    assert SwarmMetrics(lambda: None, 50).text() == b""
+    families = text_string_to_metric_families(SwarmMetrics(lambda: board.snapshot).text().decode())
+    assert sum(len(family.samples) for family in families) < 110
+    assert SwarmMetrics(lambda: None).text() == b""
 
 
 # -- the page ---------------------------------------------------------------------------------------------
 
 
 def served(board, targets=(), healthy=lambda: None):
-    made = pages(lambda: board, SwarmMetrics(lambda: board, 200), targets, healthy)
+    made = pages(lambda: board, SwarmMetrics(lambda: board and board.snapshot), targets, healthy)
     return PageServer(("127.0.0.1", 0), made, "observer.listen")
 
 
@@ -297,11 +289,10 @@ def test_an_observer_needs_a_run_and_a_page(tmp_path):
     run = "ab" * 32
     state = {"role": "observer", "state": tmp_path}
     good = PeerFile.model_validate({**state, "run": run})
-    assert (good.observer.address, good.observer.series) == (("127.0.0.1", 9420), 200)
+    assert good.observer.address == ("127.0.0.1", 9420)
     for wrong in (
         state,
         {**state, "run": run, "observer": {"listen": "off"}},
-        {**state, "run": run, "observer": {"series": 5000}},
         {**state, "run": run, "observer": {"targets": ("nowhere",)}},
     ):
         with pytest.raises(ValidationError):

@@ -8,9 +8,9 @@ from observed import NOON, Crowd, record
 
 from peers.network.discovery.claimed_tokens import MOST_KEPT, Contributions
 from peers.observer import sightings as rules
-from peers.observer.curve import MOST_POINTS, Curve
 from peers.observer.sightings import Sightings
 from peers.telemetry.reasons import DEPARTURES
+from peers.telemetry.snapshot import MOST_POINTS, Curve
 from protocols.signed.records import RECORD_SECONDS
 
 
@@ -77,7 +77,7 @@ def test_departures_say_why():
     assert sightings.departures == {"left": 1, "moved": 1, "paused": 1, "not_reached": 1}
     assert set(sightings.departures) <= set(DEPARTURES)
     assert {known.record.peer for known in sightings.here()} == {"mover", "sleeper"}
-    assert [departure.code for departure in sightings.recent] == ["moved", "paused", "left", "not_reached"]
+    assert [event.code for event in sightings.events] == ["moved", "paused", "left", "not_reached"]
 
 
 def test_a_record_that_expires_takes_its_peer_away_and_leaves_its_contribution():
@@ -173,4 +173,4 @@ def test_whatever_happens_counts_stay_consistent(seed, peers):
         assert all(known.signed_at + RECORD_SECONDS >= crowd.now for known in sightings.peers.values())
         assert not any(known.answers and known.misses >= rules.MISSES for known in here)
     assert set(sightings.departures) <= set(DEPARTURES)
-    assert len(sightings.recent) <= rules.KEPT_DEPARTURES
+    assert len(sightings.events) <= rules.KEPT_EVENTS

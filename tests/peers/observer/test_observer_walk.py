@@ -11,8 +11,8 @@ from peers.network.discovery.announcer import Presence
 from peers.network.discovery.claims import Claims
 from peers.observer.crawler import Walk, walk_seconds
 from peers.observer.owner_orders import Orders
-from peers.observer.picture import draw
 from peers.observer.sightings import Sightings
+from peers.observer.snapshot_of_records import snapshot_of
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE
@@ -42,7 +42,7 @@ class Watched:
         self.sightings = Sightings(2)
         self.directory = swarm.network.directory(EYE.peer_id)
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
-        self.orders = Orders(swarm.signed, note)
+        self.orders = Orders(swarm.signed, note, self.sightings.events.append)
         self.walk = Walk(
             swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, self.orders, (), note
         )
@@ -56,7 +56,7 @@ class Watched:
         await swarm.close()
 
     def picture(self):
-        return draw(self.sightings, self.swarm.signed, self.directory.now(), self.orders.ordered)
+        return snapshot_of(self.sightings, self.swarm.signed, self.directory.now(), self.orders.ordered)
 
     async def order(self, order):
         """Into the directory, as the owner does; peers find it there within a minute."""

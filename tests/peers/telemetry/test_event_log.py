@@ -8,8 +8,9 @@ from one_of_each import one_of_each
 from peers.errors import UserError
 from peers.telemetry import event_log
 from peers.telemetry import events as noted
+from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.said import SAID, Listening, NotRelayed, Relayed, Remark
+from peers.telemetry.events import SAID, Listening, NotRelayed, Relayed, Remark
 
 
 class Clock:
@@ -46,14 +47,14 @@ def test_events_are_read_as_they_were_written(tmp_path, clock):
 def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
     path = tmp_path / "events.jsonl"
     log = EventLog(path, clock, clock, flush_count=3, flush_seconds=1.0)
-    log.record(noted.Unknown("a", {}))
-    log.record(noted.Unknown("b", {}))
+    log.record(Unknown("a", {}))
+    log.record(Unknown("b", {}))
     assert names(path) == []
-    log.record(noted.Unknown("c", {}))
+    log.record(Unknown("c", {}))
     assert names(path) == ["a", "b", "c"]
-    log.record(noted.Unknown("d", {}))
+    log.record(Unknown("d", {}))
     clock.now += 1.0
-    log.record(noted.Unknown("e", {}))
+    log.record(Unknown("e", {}))
     assert names(path)[3:] == ["d", "e"]
     log.close()
     log.close()
@@ -62,12 +63,12 @@ def test_events_reach_the_file_by_number_or_by_time(tmp_path, clock):
 def test_a_torn_last_line_is_left_out_and_cut_off_at_the_next_start(tmp_path, clock):
     path = tmp_path / "events.jsonl"
     with EventLog(path, clock, clock) as log:
-        log.record(noted.Unknown("whole", {}))
+        log.record(Unknown("whole", {}))
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-5])
     assert names(path) == ["whole"]
     with EventLog(path, clock, clock) as log:
-        log.record(noted.Unknown("next", {}))
+        log.record(Unknown("next", {}))
     assert names(path) == ["whole", "next"]
 
 
@@ -82,7 +83,7 @@ def test_a_long_log_keeps_only_its_newer_part(tmp_path, clock):
     path = tmp_path / "events.jsonl"
     with EventLog(path, clock, clock, flush_count=1, limit_bytes=200) as log:
         for number in range(20):
-            log.record(noted.Unknown("e", {"number": number}))
+            log.record(Unknown("e", {"number": number}))
     kept = [
         event.fields["number"]
         for file in (tmp_path / "events.jsonl.old", path)
@@ -100,7 +101,7 @@ def fill(log, path):
     """Until it has moved to `.old` once more."""
     before = path.stat().st_ino
     while path.stat().st_ino == before:
-        log.record(noted.Unknown("e", {"text": "x" * 50}))
+        log.record(Unknown("e", {"text": "x" * 50}))
 
 
 def begun(log):
@@ -125,7 +126,7 @@ def test_what_still_holds_begins_each_new_file_of_a_long_log(tmp_path, clock):
         for _ in range(3):
             clock.now += 10.0
             fill(log, path)
-        log.record(noted.Unknown("e", {"text": "more"}))
+        log.record(Unknown("e", {"text": "more"}))
     held = [
         ("started", {"peer": "me", "pid": 1, "role": "worker"}),
         ("listening", {"text": "listening on /ip4/8.8.4.4/tcp/1/p2p/me", "p2pd": 7}),
@@ -158,7 +159,7 @@ def test_how_a_peer_stands_is_read_from_the_older_part_too_where_the_log_does_no
         log.record(noted.Started("me"))
     path.replace(older)
     with EventLog(path, clock, clock) as log:
-        log.record(noted.Unknown("e", {}))
+        log.record(Unknown("e", {}))
     assert [event.name for event in event_log.read_lately(path)] == ["started", "e"]
     path.unlink()
     assert [event.name for event in event_log.read_lately(path)] == ["started"]
@@ -180,10 +181,10 @@ def test_what_holds_waits_for_room_on_a_full_disk_and_still_comes_first(tmp_path
     monkeypatch.setattr(type(path), "open", lambda *how, **more: Full(opens(*how, **more), 20))
     fill(log, path)
     monkeypatch.undo()
-    log.record(noted.Unknown("e", {}))
+    log.record(Unknown("e", {}))
     assert names(path) == []
     log._file.room = 10**9
-    log.record(noted.Unknown("e", {}))
+    log.record(Unknown("e", {}))
     log.close()
     assert names(path)[:3] == ["continued", "e", "e"]
 
@@ -202,7 +203,7 @@ def test_every_event_is_read_as_it_was_written(tmp_path, clock):
 
 
 def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
-    assert event_log.parse("made", {"round": 1}) == noted.Unknown("made", {"round": 1})
+    assert event_log.parse("made", {"round": 1}) == Unknown("made", {"round": 1})
     assert event_log.parse("of_tomorrow", {"a": 1}).fields == {"a": 1}
     assert event_log.parse("in_step", {"round": 1, "settled": 0, "more": 2}) == noted.InStep(1, 0)
     assert event_log.parse("restored", {"text": "x"}) == Remark("x", "restored")
@@ -216,7 +217,7 @@ def test_a_crash_at_any_byte_loses_only_the_end(tmp_path, clock, cut):
     path.unlink(missing_ok=True)
     with EventLog(path, clock, clock) as log:
         for number in range(8):
-            log.record(noted.Unknown("event", {"number": number, "text": "ü\n"}))
+            log.record(Unknown("event", {"number": number, "text": "ü\n"}))
     whole = path.read_bytes()
     path.write_bytes(whole[:cut])
     read = [event.fields["number"] for event in event_log.read(path)]
@@ -244,14 +245,14 @@ def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock
     told = []
     log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
     log.trouble = told.append
-    log.record(noted.Unknown("before", {}))
+    log.record(Unknown("before", {}))
     full = log._file = Full(log._file, 30)
     for number in range(5):
-        log.record(noted.Unknown("during", {"number": number}))
+        log.record(Unknown("during", {"number": number}))
     assert len(told) == 1
     assert "No space left on device; training goes on" in told[0]
     full.room = 10**9
-    log.record(noted.Unknown("after", {}))
+    log.record(Unknown("after", {}))
     log.close()
     assert names(log._path) == ["before", *["during"] * 5, "after", "log_written_again"]
     assert told[1].endswith("events lost meanwhile: 0")
@@ -272,11 +273,11 @@ def test_a_long_log_whose_new_file_cannot_be_opened_is_written_on_and_turned_ove
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(path), "open", opening)
         for number in range(40):
-            log.record(noted.Unknown("e", {"number": number}))
+            log.record(Unknown("e", {"number": number}))
         assert len(told) == 1
         assert not path.exists()
         refuses = False
-        log.record(noted.Unknown("e", {"number": 40}))
+        log.record(Unknown("e", {"number": 40}))
     log.close()
     older = tmp_path / "events.jsonl.old"
     numbers = [event.fields["number"] for file in (older, path) for event in event_log.read(file)
@@ -290,7 +291,7 @@ def test_of_too_many_that_wait_the_oldest_whole_lines_are_left_out_and_counted(t
     log = EventLog(tmp_path / "events.jsonl", clock, clock, flush_count=1)
     full = log._file = Full(log._file, 30)
     for number in range(100):
-        log.record(noted.Unknown("during", {"number": number}))
+        log.record(Unknown("during", {"number": number}))
     full.room = 10**9
     log.close()
     *kept, again = event_log.read(log._path)

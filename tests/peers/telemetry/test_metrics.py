@@ -20,7 +20,7 @@ from peers.lab.world.virtual_time import run
 from peers.observer.metrics import SHOWN
 from peers.runtime.http_server import Exporter
 from peers.telemetry.metric_kinds import Declared
-from peers.telemetry.metrics import KINDS, Metrics
+from peers.telemetry.metrics import KINDS, ROLES, Metrics, declared_metrics, of_role
 from peers.telemetry.reasons import REFUSALS
 from protocols import errors
 from protocols.messages import table as messages
@@ -30,26 +30,20 @@ UNITS = ("_seconds", "_bytes", "_info", "_ratio", "_microbatches", "_tasks", "_n
          "_bytes_per_second")  # fmt: skip
 UNITLESS = {
     # 1 or 0: is it so?
-    **dict.fromkeys(("ready", "state", "paused", "round_phase", "network_reachable", "dht_split_suspected",
-                     "dht_bootstraps_lost",
-                     "swarm_held", "swarm_bootstrap_up", "swarm_peer_up"), "1 (if|for|while) .*"),
+    **dict.fromkeys(("state", "network_reachable", "dht_split_suspected", "dht_bootstraps_lost", "swarm_held",
+                     "swarm_bootstrap_up"), "1 (if|for|while) .*"),
     # Which one.
     "stage": "Index of .*",
-    "experts_group": "Group of experts .*",
     **dict.fromkeys(("round", "round_settled", "swarm_round", "archive_round"), ".*[Rr]ound.*, number.*"),
     # How many, where the name's last word is not what is counted.
     "stages_missing": "Stages without .*",
     "round_lag": "Rounds behind .*",
-    "round_contributors": "Contributions in .*",
     "swarm_peer_versions": "Peers by .*",
-    "swarm_records_truncated": "Peers without .*",
-    "network_subflows": "Connections besides .*",
     # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
     **dict.fromkeys(
-        ("train_loss", "train_microbatch_loss", "swarm_loss", "eval_loss", "swarm_eval_loss"),
+        ("train_loss", "swarm_loss", "swarm_eval_loss"),
         "Loss.*, nats per token.*",
     ),
-    "eval_round": "Round .*, number; .*",
     "train_learning_rate": "Learning rate of .*",
     **dict.fromkeys(("train_gradient_norm", "train_momentum_norm"), "2-norm of .*"),
 }  # fmt: skip
@@ -59,9 +53,7 @@ ends in and its help begins with (`stages`: "Stages of the run.") needs no line 
 
 
 def everything():
-    metrics = Metrics(process=False)
-    metrics.show_all()
-    return metrics.declared
+    return declared_metrics()
 
 
 def shown_of_the_swarm():
@@ -153,8 +145,7 @@ def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
     run(story())
     assert moved(swarm.metrics["a"]) >= {
         "train_tokens_total", "train_loss", "train_gradient_norm", "train_flops_utilization_ratio",
-        "train_step_duration_seconds last", "codec_output_bytes_total contribution", "votes_total alone",
-        "rounds_total alone", "round_settled", "checkpoint_size_bytes", "disk_free_bytes",
+        "votes_total alone", "rounds_total alone", "round_settled", "disk_free_bytes",
         "network_sent_bytes_total control", "network_received_bytes_total control",
         "refused_total malformed", "departures_total left", "microbatches_rerouted_total deadline",
         "microbatches_dropped_total not_finite", "inference_requests_total done",
@@ -162,15 +153,24 @@ def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
 
 
 def test_no_label_is_a_peer_and_all_are_bounded_but_those_the_peer_says_of_itself():
-    """The stages of an archive are those of the run's manifest, as are the experts, of which the first
-    SHOWN_EXPERTS have series."""
+    """The stages of an archive are those of the run's manifest."""
     for metric in everything():
         for label in metric.labels:
             of_an_archive = label.name == "stage" and metric.name.startswith("swarmnet_archive_")
-            itself = metric.name in ("swarmnet_peer_info", "swarmnet_build_info")
-            of_experts = label.name == "expert" and metric.name == "swarmnet_experts_tokens_total"
-            assert label.values or itself or of_an_archive or of_experts
+            assert label.values or of_an_archive or metric.name == "swarmnet_peer_info"
             assert label.name != "peer" or metric.name == "swarmnet_peer_info"
+
+
+@pytest.mark.parametrize("role", ["bootstrap", "observer", "archivist"])
+def test_a_role_has_no_series_that_it_cannot_move(role):
+    """A worker's zeros of a bootstrap spoil averages."""
+    series = [line for line in of_role(role).text().decode().splitlines() if not line.startswith("#")]
+    assert len(series) < 60, "593 once, of which 88 % were 0"
+    worker = {metric.name for metric in of_role("worker").own}
+    assert not worker & {metric.name for metric in (*of_role(role).shared, *of_role(role).own)}
+    own = {metric.name for metric in of_role(role).own}
+    assert bool(own) == (role in ROLES)
+    assert not own & {line.split("{")[0] for line in of_role("worker").text().decode().splitlines()}
 
 
 def test_bytes_and_refusals_are_counted_by_the_words_of_the_wire():
@@ -185,7 +185,6 @@ def test_bytes_and_refusals_are_counted_by_the_words_of_the_wire():
 def test_the_text_is_what_prometheus_reads_and_holds_no_created_series():
     metrics = Metrics()
     metrics.network.sent("activation").inc(5)
-    metrics.training.step_seconds("forward").observe(0.2)
     metrics.rounds.round.set(7)
     families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
     sent = {sample.labels["kind"]: sample.value for sample in families["swarmnet_network_sent_bytes"].samples}
@@ -231,7 +230,6 @@ class Library:
 def gpu(monkeypatch):
     """A GPU as torch tells of it."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 10 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 << 30)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"), raising=False
     )
@@ -246,7 +244,7 @@ def shown_of_gpu(metrics):
     }
 
 
-MEMORY = {"memory_used_bytes": 7 << 30, "memory_total_bytes": 10 << 30, "memory_reserved_bytes": 5 << 30}
+MEMORY = {"memory_used_ratio": 0.7}
 
 
 def test_without_nvidias_library_a_gpu_has_the_series_that_torch_knows_and_no_others(gpu, monkeypatch):

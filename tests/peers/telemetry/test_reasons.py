@@ -2,27 +2,32 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from one_of_each import one_of_each
 
+from peers.telemetry import event_page, notices
 from peers.telemetry import events as noted
-from peers.telemetry import notices, reasons
+from peers.telemetry.event import words_of
+from peers.telemetry.event_fold import Story
 from peers.telemetry.event_log import Line, parse
-from peers.telemetry.metrics import Metrics
-from peers.telemetry.notices import QUIET_SECONDS, Teller, told
+from peers.telemetry.events import NOTED, Remark
+from peers.telemetry.metrics import declared_metrics
+from peers.telemetry.notices import QUIET_SECONDS, Teller
+from peers.telemetry.reasons import TABLES
 
 ROOT = Path(__file__).parents[3]
 MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
-LISTED = {code for area in reasons.AREAS for code in area.reasons}
+LISTED = {code for table in TABLES for code in table}
 WHERE = {
     "Trouble": 0, "_unlink": 1, "part_from": 1, "refused": 1, "_refused": 1, "Refuse": 0, "SendNack": 3,
     "Nack": 2, "NackArrived": 3, "_reroute": 1, "_abandon": 1, "Failed": 1, "Declined": 2, "Fault": 1,
     "Dropped": 1, "Withdraw": 0, "_rest": 1, "NotArchived": 0, "_refusal": 0,
 }  # fmt: skip
 """Calls of which one argument is a code, and which; an unpacked argument counts as one."""
-QUOTED = {"peers/telemetry/reasons.py", "peers/telemetry/notices.py", "peers/telemetry/metrics.py"}
+QUOTED = {"peers/telemetry/reasons.py", "peers/telemetry/metrics.py"}
 """Where codes are listed or translated, not used."""
 
 
@@ -121,12 +126,12 @@ def test_every_code_that_is_used_is_listed():
     assert {code: places[0][0] for code, places in USED.items() if code not in LISTED} == {}
 
 
-def test_every_event_with_a_code_is_of_an_area_that_lists_it():
+def test_every_event_with_a_code_has_a_table_that_lists_it():
     wrong = [
         (place, event, code)
         for code, places in USED.items()
         for place, event in places
-        if event and not any(event in area.events and code in area.reasons for area in reasons.AREAS)
+        if event and code not in (event.codes or ())
     ]
     assert wrong == []
 
@@ -149,47 +154,58 @@ def test_the_search_would_find_a_new_code():
 
 
 def test_each_code_has_a_meaning_and_what_helps():
-    for area in reasons.AREAS:
-        for code, reason in area.reasons.items():
+    for table in TABLES:
+        for code, reason in table.items():
             assert code.replace("_", "").isalpha(), code
             assert reason.meaning, code
             assert reason.cure, code
             assert not reason.meaning.endswith("."), code
 
 
-def test_the_metrics_that_areas_name_exist_and_have_all_codes_as_labels():
-    declared = {metric.name.removeprefix("swarmnet_"): metric for metric in Metrics(process=False).declared}
-    for area in reasons.AREAS:
-        if area.metric and declared[area.metric].labels:
-            (label,) = (label for label in declared[area.metric].labels if label.name != "stage")
-            assert set(area.reasons) <= set(label.values), area.title
+def test_the_metrics_that_tables_name_exist_and_have_all_codes_as_labels():
+    declared = {metric.name.removeprefix("swarmnet_"): metric for metric in declared_metrics()}
+    for table in TABLES:
+        if table.metric and declared[table.metric].labels:
+            (label,) = (label for label in declared[table.metric].labels if label.name != "stage")
+            assert set(table) <= set(label.values), table.title
 
 
 def test_the_page_lists_them_all():
     page = (ROOT / "docs" / "watching.md").read_text()
-    assert page.endswith("## Codes\n\n" + reasons.document()), "run scripts/docs"
+    assert page.endswith("## Codes\n\n" + event_page.codes()), "run scripts/docs"
 
 
 # -- and in words -------------------------------------------------------------------------------------------
 
 
-def test_every_event_with_codes_has_words():
-    assert {event for area in reasons.AREAS for event in area.events} == set(notices.WHAT)
+def test_every_event_with_a_code_has_a_sentence_and_every_field_that_it_names():
     for event in one_of_each():
-        area = reasons.area_of(event)
-        for code in area.reasons if area is not None else ():
-            assert told(msgspec.structs.replace(event, code=code)).code == code
+        codes = event.codes or {}
+        assert ("code" in event.fields) == bool(codes), event.name
+        for code, reason in codes.items():
+            words = words_of(msgspec.structs.replace(event, code=code))
+            assert (words.code if words else "none") == (code if reason.level != "none" else "none")
+    assert {table.title for table in TABLES} >= {kind.codes.title for kind in NOTED.values() if kind.codes}
+
+
+def test_every_event_is_followed_and_told_without_a_fault():
+    story, teller = Story(), Teller(SimpleNamespace(say=lambda *_, **__: None))
+    for event in [*one_of_each(), Remark("goes to 2 MB", "line"), Remark("paused", "order")]:
+        story.take(Line(1e9, 0.0, event))
+        teller.heard(Line(1e9, 0.0, event))
+    assert [one.text for one in story.events][-2:] == ["goes to 2 MB", "paused"]
 
 
 def test_events_are_told_with_what_happened_why_and_what_helps():
-    words = told(noted.Unlinked("12D3KooWabcdef", "silent"))
+    words = words_of(noted.Unlinked("12D3KooWabcdef", "silent"))
     assert words.text == "lost ...abcdef: nothing was heard of it for 4 seconds"
     assert words.level == "warning"
-    assert "swarmnet doctor" in words.reason.cure
-    assert told(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
-    assert told(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
-    assert told(parse("unlinked", {"code": "left"})) is None, "no event of this version"
-    assert told(parse("committed", {"code": "silent"})) is None
+    assert "swarmnet doctor" in words.cure
+    assert words_of(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
+    assert words_of(noted.WaitingOver()).text == "waits no more"
+    assert words_of(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
+    assert words_of(parse("unlinked", {"code": "left"})) is None, "no event of this version"
+    assert words_of(parse("committed", {"code": "silent"})) is None
 
 
 class Said:
@@ -250,4 +266,4 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])
 def test_a_reason_that_a_stranger_wrote_is_not_what_is_told(text):
-    assert text not in told(noted.RefusedBy(text, "other", text)).text or len(text) < 12
+    assert text not in words_of(noted.RefusedBy(text, "other", text)).text or len(text) < 12

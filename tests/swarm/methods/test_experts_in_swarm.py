@@ -44,7 +44,6 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         work = swarm.members[left].worker.update.work
         await swarm.until(lambda: max(work.method.held.holding.stale_rounds) > 1, 60.0)
         swarm.observers[left].look()
-        assert "experts_stale_rounds" in moved(swarm.metrics[left])
         await swarm.until(lambda: set(groups(1).values()) == {0, 1}, 60.0)
         swarm.start("n", 1)
         await swarm.until(lambda: swarm.of("made", "n"), 60.0)
@@ -60,9 +59,8 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
     losses = swarm.losses(0)
     assert sum(losses[:20]) / 20 > 5.2
     assert sum(losses[-20:]) / 20 < 4.6
-    told = {"experts_least_holders", "experts_busiest_ratio", "experts_tokens_total"}
     for name in ("a", "g"):
-        assert told <= {one.split()[0] for one in moved(swarm.metrics[name])}
+        assert "experts_busiest_ratio" in moved(swarm.metrics[name])
     said = claims_of(swarm.members["e"].worker)
     assert said.experts_group == swarm.of("took_up", "e")[-1].fields["group"]
     assert max(said.experts_trained) == said.settled

@@ -19,8 +19,8 @@ from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos import ChaosOptions, ChaosSwarm, plan
 from peers.lab.processes.chaos_report import Fault
 from peers.state.checkpoint_writer import aligned
+from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import parse
-from peers.telemetry.events import Unknown
 
 ROOT = Path(__file__).parents[4]
 

@@ -12,8 +12,7 @@ from peers.config.run_file import published_text
 from peers.network.addresses import tcp_port
 from peers.runtime.state_lock import only_one
 from peers.telemetry.event_log import EventLog, parts, read
-from peers.telemetry.events import Looked, Started
-from peers.telemetry.said import Listening
+from peers.telemetry.events import Listening, Looked, Started
 from peers.tools.doctor.swarm import Examination, logged_addresses
 
 

@@ -15,7 +15,7 @@ from peers.cli.course import is_archived
 from peers.cli.main import main
 from peers.config.run_file import published_text
 from peers.lab.world.virtual_time import run
-from peers.network.discovery.expert_groups import ExpertGroup
+from peers.telemetry.snapshot import ExpertGroup
 from peers.tools.owner.run_facts import Contributor, Facts, from_directory, from_manifest
 from peers.tools.owner.training_report import KINDS, as_json, as_markdown
 from protocols.errors import Unreachable

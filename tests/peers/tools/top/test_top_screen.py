@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peers.errors import UserError
-from peers.telemetry.picture import Happened, PeerSeen, Picture, as_json, curve, from_json
 from peers.telemetry.reasons import stuck_lines
+from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot, as_json, complete, from_json
 from peers.tools.top import screen
-from peers.tools.top.keys import split
 
 EPOCH = 1_700_000_000.0
 PEERS = tuple(
-    PeerSeen(
+    PeerRow(
         peer=f"12D3KooWpeer{number:02}",
         stage=number // 2,
         state="training",
@@ -32,16 +31,14 @@ PEERS = tuple(
     )
     for number in range(6)
 )
-PICTURE = Picture(
+SNAPSHOT = SwarmSnapshot(
     source="peer attic",
-    time=EPOCH,
+    at=EPOCH,
     run="demo",
     state="training",
-    stages=3,
-    peers=PEERS,
+    rows=PEERS,
     round=231,
     settled=228,
-    lag=1,
     loss=2.0712,
     losses=tuple(4.0 - step / 60 for step in range(120)),
     tokens=503_808,
@@ -55,21 +52,22 @@ PICTURE = Picture(
         Happened(EPOCH - 5, "in_step", "in step at round 230"),
     ),
 )
+SNAPSHOT = complete(SNAPSHOT, [1, 1, 1])
 
 
-def drawn(picture, width=80, rows=None, colour=False, encoding="utf-8", foot=""):
+def drawn(snapshot, width=80, rows=None, colour=False, encoding="utf-8", foot=""):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     console = Console(
         file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None,
         no_color=not colour, highlight=False, markup=False, emoji=False,
     )  # fmt: skip
-    console.print(screen.frame(picture, console, foot, rows))
+    console.print(screen.frame(snapshot, console, foot, rows))
     stream.seek(0)
     return stream.read()
 
 
 def test_the_frame_fits_80_columns_and_says_all_of_it():
-    text = drawn(PICTURE, foot="q leaves")
+    text = drawn(SNAPSHOT, foot="q leaves")
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("swarmnet top   demo   peer attic   training")
@@ -86,29 +84,29 @@ def test_the_frame_fits_80_columns_and_says_all_of_it():
 
 
 def test_idle_time_and_the_gradients_norm_have_a_line_where_they_are_known():
-    seen = replace(PICTURE, idle_share=0.4, gradient_norm=0.12345)
+    seen = replace(SNAPSHOT, idle_share=0.4, gradient_norm=0.12345)
     assert "computing    idle 40%  gradient norm 0.123" in drawn(seen).splitlines()
-    assert "computing    idle 0%" in drawn(replace(PICTURE, idle_share=0.0)).splitlines()
-    assert "computing" not in drawn(PICTURE)
+    assert "computing    idle 0%" in drawn(replace(SNAPSHOT, idle_share=0.0)).splitlines()
+    assert "computing" not in drawn(SNAPSHOT)
 
 
 def test_a_stuck_stage_is_named_and_the_command_that_helps_is_whole():
     stuck = stuck_lines({0: 1}, "ab" * 32)
-    lines = drawn(replace(PICTURE, warnings=stuck)).splitlines()
+    lines = drawn(replace(SNAPSHOT, warnings=stuck)).splitlines()
     assert max(map(len, lines)) <= 80
     assert f"swarmnet join {'ab' * 8} --stage 0" in lines
     assert [line for line in lines if line.startswith("Stage 0 is stuck: 1 peer waits for its weights.")]
 
 
 def test_the_memory_has_a_line_where_it_is_known():
-    seen = replace(PICTURE, memory_bytes=464_728_064)
+    seen = replace(SNAPSHOT, memory_bytes=464_728_064)
     assert "memory       465 MB resident, without p2pd" in drawn(seen).splitlines()
-    assert "memory" not in drawn(PICTURE)
+    assert "memory" not in drawn(SNAPSHOT)
 
 
 def test_a_frame_is_as_wide_as_the_terminal_and_loses_columns_first():
     for width in (40, 57, 80, 132, 200):
-        lines = drawn(PICTURE, width).splitlines()
+        lines = drawn(SNAPSHOT, width).splitlines()
         assert max(map(len, lines)) <= width
         assert ("down" in lines[5]) == (width >= 80)
         assert "state" in lines[5]
@@ -121,7 +119,7 @@ def test_a_low_terminal_keeps_the_head_and_the_newest_events(rows):
         for number in range(1000)
     )
     events = tuple(Happened(EPOCH + number, "left", f"event {number}") for number in range(200))
-    lines = drawn(replace(PICTURE, peers=many, events=events), rows=rows).splitlines()
+    lines = drawn(replace(SNAPSHOT, rows=many, events=events), rows=rows).splitlines()
     assert len(lines) <= max(rows, 22)
     assert any("event 199" in line for line in lines)
     assert any("n900" in line for line in lines), "whoever is in trouble comes first"
@@ -129,17 +127,17 @@ def test_a_low_terminal_keeps_the_head_and_the_newest_events(rows):
 
 
 def test_without_colour_there_is_no_escape_character_and_with_it_there_is():
-    assert "\x1b" not in drawn(PICTURE)
-    assert "\x1b[33m" in drawn(PICTURE, colour=True)
+    assert "\x1b" not in drawn(SNAPSHOT)
+    assert "\x1b[33m" in drawn(SNAPSHOT, colour=True)
 
 
 def test_a_terminal_without_unicode_gets_ascii():
-    assert drawn(PICTURE, encoding="ascii").isascii()
+    assert drawn(SNAPSHOT, encoding="ascii").isascii()
 
 
 def test_a_stage_without_peers_is_shown_and_named():
-    picture = replace(PICTURE, peers=PEERS[:3], waits_for=(2,))
-    text = drawn(picture)
+    snapshot = complete(replace(SNAPSHOT, rows=PEERS[:3], waits_for=(2,)), [1, 1, 1])
+    text = drawn(snapshot)
     assert "2: 0" in text
     assert "waits for stages 2: no peer holds them\nhold one: `swarmnet join RUN " in text
 
@@ -147,14 +145,14 @@ def test_a_stage_without_peers_is_shown_and_named():
 def test_what_is_said_again_and_again_takes_one_line():
     events = [Happened(EPOCH + number, "gone", "x was not reached") for number in range(9)]
     events.insert(4, Happened(EPOCH + 3.5, "left", "y"))
-    lines = drawn(replace(PICTURE, events=tuple(events))).splitlines()
+    lines = drawn(replace(SNAPSHOT, events=tuple(events))).splitlines()
     assert [line.split()[1:] for line in lines[-2:]] == [
         ["left", "y"], ["gone", "(9", "times)", "x", "was", "not", "reached"]
     ]  # fmt: skip
 
 
 def test_nothing_known_yet_is_a_frame_too():
-    text = drawn(Picture("peer x", EPOCH, state="connecting"))
+    text = drawn(SwarmSnapshot("peer x", EPOCH, state="connecting"))
     assert "connecting" in text
     assert "not known yet" in text
 
@@ -165,8 +163,9 @@ HOSTILE = "a\x1b[2Jb\nc\u202e"
 def test_what_strangers_write_does_not_steer_the_terminal():
     peer = replace(PEERS[0], name=HOSTILE, state=HOSTILE)
     event = Happened(EPOCH, HOSTILE, HOSTILE, "info", HOSTILE)
-    picture = replace(PICTURE, run=HOSTILE, source=HOSTILE, peers=(peer,), events=(event,), sent={HOSTILE: 5})
-    text = drawn(picture)
+    said = {"run": HOSTILE, "source": HOSTILE, "sent": {HOSTILE: 5}}
+    snapshot = replace(SNAPSHOT, rows=(peer,), events=(event,), **said)
+    text = drawn(snapshot)
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -184,28 +183,17 @@ def test_any_curve_fits(values, width):
     assert 1 <= len(screen.spark(values, width)) <= width
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e3, 1e3)), max_size=200), st.integers(1, 50))
-def test_any_points_become_bins_between_their_extremes(points, bins):
-    means = curve(points, bins)
-    assert len(means) <= bins
-    if points:
-        assert (
-            min(y for _, y in points) - 1e-6 <= min(means) <= max(means) <= max(y for _, y in points) + 1e-6
-        )
-
-
-def test_a_picture_survives_the_socket():
-    assert from_json(json.loads(json.dumps(as_json(PICTURE)))) == PICTURE
+def test_a_snapshot_survives_the_socket():
+    assert from_json(json.loads(json.dumps(as_json(SNAPSHOT)))) == SNAPSHOT
 
 
 @pytest.mark.parametrize(
     "answer",
-    [{}, {"source": 5, "time": 1.0}, {"source": "x", "time": 1.0, "peers": [{"peer": "y"}]},
-     {"source": "x", "time": 1.0, "losses": [0.0] * 5000}],
+    [{}, {"source": 5, "at": 1.0}, {"source": "x", "at": 1.0, "rows": [{"peer": "y"}]},
+     {"source": "x", "at": 1.0, "losses": [0.0] * 5000}],
 )  # fmt: skip
-def test_an_answer_that_is_no_picture_is_said(answer):
-    with pytest.raises(UserError, match="picture of a swarm"):
+def test_an_answer_that_is_no_snapshot_is_said(answer):
+    with pytest.raises(UserError, match="snapshot of a swarm"):
         from_json(answer)
 
 
@@ -219,8 +207,3 @@ def test_a_peer_without_a_stage_is_not_said_to_be_of_another_version(role, words
         from_json(answer)
     assert "version" not in str(said.value)
     assert "swarmnet top --run" in str(said.value)
-
-
-def test_keys_are_characters_and_arrows():
-    assert split("q +\x1b[C\x1b[D\x1bOF\x1b[1~x") == ["q", " ", "+", "right", "left", "end", "home", "x"]
-    assert split("\x1b[200~a\x1b") == ["a"]

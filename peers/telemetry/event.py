@@ -1,0 +1,95 @@
+"""What all events of the event log have in common, and an event in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from msgspec import UNSET, Struct
+
+from peers.telemetry.console import Level
+from peers.telemetry.reasons import NOTHING, Codes
+
+
+def _name_of(kind: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+
+
+class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
+    """Something that happened."""
+
+    sentence: ClassVar[str] = ""
+    """What people are told, with fields in braces; empty: the event is no news."""
+    codes: ClassVar[Codes | None] = None
+    """What its `code` can be; the sentence goes on with what that means."""
+    is_printed: ClassVar[bool] = False
+    """Whether a peer prints it as it happens; of others the caller has told people what they need."""
+
+    @classmethod
+    def tag(cls) -> str:
+        return str(cls.__struct_config__.tag)
+
+    @property
+    def name(self) -> str:
+        return self.tag()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What stands in the line beside the name, in this order."""
+        values = ((field, getattr(self, field)) for field in self.__struct_fields__)
+        return {field: value for field, value in values if value is not UNSET}
+
+
+class Unknown(Event, frozen=True):
+    """A line of another version, or with other fields than this one writes."""
+
+    kind: str
+    given: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self.given
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """An event for people."""
+
+    code: str
+    """Of the event; its name, if it has none."""
+    text: str
+    level: Level
+    cure: str = ""
+    """What helps; empty: nothing has to be done."""
+
+
+def short(peer: object) -> str:
+    """Enough of a peer id to know it by: its end, for all begin alike."""
+    text = str(peer)
+    return f"...{text[-6:]}" if len(text) > 12 else text
+
+
+def words_of(event: Event) -> Words | None:
+    """An event in words; None if it is no news, or has a code that this version does not know."""
+    if not event.sentence:
+        return None
+    text = event.sentence.format_map({key: _shown(value) for key, value in event.fields.items()})
+    if event.codes is None:
+        return Words(event.name, text, "info")
+    code = str(event.fields["code"])
+    reason = event.codes.get(code)
+    if reason is None or reason.level == "none":
+        return None
+    cure = "" if reason.cure == NOTHING else reason.cure
+    return Words(code, f"{text}: {reason.meaning}", reason.level, cure)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (int, float)):
+        return str(value)
+    return ", ".join(map(str, value[:8])) if isinstance(value, (list, tuple)) else short(value)

@@ -1,0 +1,137 @@
+"""The snapshot as one running worker sees it: for its metrics, its status line and `swarmnet top`."""
+
+from __future__ import annotations
+
+import time
+
+from peers.compute.process_memory import resident_bytes
+from peers.network.neighbourhood import Neighbourhood
+from peers.telemetry import events as noted
+from peers.telemetry.reasons import stuck_lines
+from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
+from peers.worker.worker import Worker
+from swarmnet.membership.machine import BEAT_SECONDS, Known
+from swarmnet.pipeline.ledger import Ledger
+from swarmnet.placement.standstill import Standing, stuck_stages
+from swarmnet.rounds.machine import GroupRounds
+
+
+def snapshot_of(
+    worker: Worker, name: str = "", *, tokens_per_second: float | None = None,
+    idle_share: float | None = None, utilization: float | None = None,
+) -> SwarmSnapshot:  # fmt: skip
+    """`name`: of the peer file; `tokens_per_second`: trained in the last seconds; `idle_share`: of the time,
+    in which nothing was computed; `utilization`: of what its device can do at most."""
+    now, source, stuck = time.time(), f"peer {name or worker.identity.peer_id[-6:]}", _stuck(worker)
+    if worker.neighbourhood is None or worker.data is None:
+        return SwarmSnapshot(
+            source, now, worker.manifest.name, worker.signed.run_id, worker.state,
+            memory_bytes=resident_bytes(),
+        )  # fmt: skip
+    data, update, traffic = worker.data, worker.update, worker.neighbourhood.traffic
+    own = PeerRow(
+        worker.identity.peer_id,
+        worker.stage,
+        worker.state,
+        name,
+        round=update.rounds.current if update is not None else None,
+        loss=data.losses.mean,
+        tokens=data.ledger.tokens,
+        tokens_per_second=tokens_per_second,
+        can_do=_can_do(worker, data.service_seconds),
+        sent_bytes=traffic.sent.total(),
+        received_bytes=traffic.received.total(),
+        here=True,
+    )
+    known = SwarmSnapshot(
+        source,
+        now,
+        worker.manifest.name,
+        worker.signed.run_id,
+        worker.state,
+        rows=(own, *_neighbours(worker, worker.neighbourhood)),
+        round=own.round,
+        settled=update.rounds.settled if update is not None else None,
+        lag=_lag(update.rounds) if update is not None else None,
+        loss=own.loss,
+        tokens=own.tokens,
+        settled_tokens=update.tokens if update is not None else None,
+        tokens_per_second=tokens_per_second,
+        sent=dict(traffic.sent),
+        received=dict(traffic.received),
+        microbatches=microbatches_of(data.ledger),
+        rounds=dict(update.counts.ended.items()) if update is not None else {},
+        idle_share=idle_share,
+        utilization=utilization,
+        memory_bytes=resident_bytes(),
+        gradient_norm=update.counts.norms[0] if update is not None else None,
+        waits_for=tuple(stage for stage in data.missing if stage not in stuck),
+        warnings=stuck_of_worker(worker),
+    )
+    spans = map(worker.manifest.span, range(len(worker.manifest.stages)))
+    return complete(known, [span.stop - span.first for span in spans])
+
+
+def microbatches_of(ledger: Ledger) -> dict[str, int]:
+    """Return what became of microbatches; a cancelled one was no failure."""
+    cancelled = ledger.dropped.get("cancelled", 0)
+    return {
+        "committed": ledger.committed,
+        "rerouted": sum(ledger.rerouted.values()),
+        "repeated": ledger.repeated,
+        "dropped": sum(ledger.dropped.values()) - cancelled,
+        "cancelled": cancelled,
+        "refused": ledger.refused,
+        "late_answers": ledger.late_answers,
+    }
+
+
+def ledger_event(ledger: Ledger) -> noted.Ledger:
+    return noted.Ledger(
+        ledger.committed, ledger.tokens, ledger.repeated, dict(ledger.dropped), dict(ledger.rerouted),
+        ledger.refused, ledger.late_answers,
+    )  # fmt: skip
+
+
+def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
+    """Why the run stands still, as far as this peer knows, and what a person can type."""
+    if worker.elsewhere.why:
+        return (worker.elsewhere.why,)
+    return stuck_lines(_stuck(worker), worker.signed.run_id)
+
+
+def _stuck(worker: Worker) -> dict[int, int]:
+    if worker.neighbourhood is None or worker.update is None:
+        return {}
+    linked = [known for known in worker.neighbourhood.membership.peers.values() if known.linked]
+    standing = [Standing(known.stage, not known.ready, known.round) for known in linked]
+    standing.append(Standing(worker.stage, worker.state not in IN_STEP, worker.update.rounds.current))
+    return stuck_stages(standing, worker.manifest.rounds.snapshot_rounds)
+
+
+def _neighbours(worker: Worker, neighbourhood: Neighbourhood) -> list[PeerRow]:
+    now = neighbourhood.clock.time()
+    return [
+        PeerRow(peer, known.stage, _state(known, now), round=known.round if known.linked else None,
+                can_do=_can_do(worker, known.service_seconds) if known.linked else None)
+        for peer, known in neighbourhood.membership.peers.items()
+    ]  # fmt: skip
+
+
+def _lag(rounds: GroupRounds) -> int:
+    newest = max((view.round for view in rounds.neighbours.values()), default=rounds.current)
+    return max(0, newest - rounds.current)
+
+
+def _state(known: Known, now: float) -> str:
+    if not known.linked:
+        return "gone" if known.failures else "known"
+    if now - known.heard_at > 2 * BEAT_SECONDS:
+        return "suspect"
+    return "training" if known.ready else "joining"
+
+
+def _can_do(worker: Worker, service_seconds: float) -> float | None:
+    data = worker.manifest.data
+    tokens = data.sequence_tokens * data.microbatch_sequences
+    return tokens / service_seconds if service_seconds > 0 else None
