@@ -16,7 +16,7 @@ FIRST_ASK_SECONDS = 5.0
 """The shortest absence that issue 47 names. An earlier second question finds the same process dead."""
 LONGEST_ASK_SECONDS = 15.0
 """Between two questions to a peer that does not answer. A newcomer trains about 19 s after its start
-(measured, tests/soak/bootstrap_soak.py). If it has found no other until then, it begins a history of its
+(measured, scripts/soaks/bootstrap_soak.py). If it has found no other until then, it begins a history of its
 own."""
 STEADY_SECONDS = 30.0
 """Between two questions to a peer that answers. It may have started anew since, with an empty table.

@@ -13,12 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
-EVERYTHING = MODULES + sorted((ROOT / "tests").rglob("*.py"))
+EVERYTHING = MODULES + sorted(path for name in ("tests", "scripts") for path in (ROOT / name).rglob("*.py"))
 TEXTS = [
     path
     for folder in ("configs", "scripts", "docs", ".ci")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.is_file() and path.suffix != ".png"
+    if path.is_file() and path.suffix not in (".png", ".pyc")
 ]
 
 FILE_LINES = 600

@@ -226,7 +226,7 @@ print(newest, torn)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_hundred_kills_while_checkpoints_are_written_each_leave_a_newer_one_that_loads(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLS), str(tmp_path)], cwd=ROOT, capture_output=True,
