@@ -139,32 +139,6 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
     assert not torch.allclose(ours, logits(folder, tokens), atol=1e-2), "and not the model of before"
 
 
-def test_what_is_frozen_by_name_stays_as_it_began(folder, shape, tmp_path):
-    patterns = ("model.layers.*.mlp.*", "lm_head.weight")
-    sync = Sync(warmup_rounds=1, learning_rate=8e-3, trainable=patterns)
-    manifest = from_model(folder, shape, sync=sync)
-
-    async def story(swarm: Swarm) -> None:
-        await until_settled(swarm, 10)
-        newcomer = swarm.start("late", 1)
-        await swarm.until(lambda: newcomer.worker.state == "training", 30.0)
-
-    swarm = Swarm(manifest)
-    play(swarm, folder, tmp_path, story)
-    (got,) = swarm.of("fetched", "late")
-    assert got.fields["round"] > 0, "a snapshot holds what is frozen, too"
-    model = newest(tmp_path)
-    began = {}
-    for stage in range(3):
-        frozen = start_state(folder, manifest, stage)[trained_layout(manifest, stage).size :]
-        began |= {entry.name: frozen[entry.place] for entry in frozen_layout(manifest, stage).entries}
-    held = model.whole()
-    trained = {name for name in held if ".mlp." in name or name == "lm_head.weight"}
-    assert began.keys() | trained == held.keys()
-    for name, units in began.items():
-        assert torch.equal((held[name].flatten() / 2.0**-22).int(), units), name
-
-
 def test_without_the_folder_everybody_waits_and_an_archivist_that_has_it_is_enough(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
 
