@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from golden import Golden
 from nursery import Nursery
 from typed import typing
 from web_server import WebServer
@@ -35,6 +36,11 @@ def born_warm(request, monkeypatch):
     """Tests of real processes have them from a nursery."""
     if request.node.get_closest_marker("loopback"):
         monkeypatch.setattr(subprocess, "_fork_exec", request.getfixturevalue("nursery").fork_exec)
+
+
+@pytest.fixture
+def golden(request):
+    return Golden(request.path)
 
 
 @pytest.fixture
