@@ -10,12 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 from golden import Golden
+from hypothesis import settings
 from nursery import Nursery
 from typed import typing
 from web_server import WebServer
 
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
+
+EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "50"))
+"""A property is tried with so many, unless it says how many; `scripts/soak properties` tries more."""
+settings.register_profile("examples", max_examples=EXAMPLES)
+settings.load_profile("examples")
 
 
 def pytest_itemcollected(item):

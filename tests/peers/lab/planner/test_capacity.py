@@ -137,7 +137,7 @@ def test_a_peer_that_dies_costs_its_stage_its_share_and_nothing_is_counted_twice
     assert (swarm.finished - before) / 60.0 == pytest.approx(2 / 0.3, rel=0.06)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_routing_comes_near_the_maximum_flow():
     shares = [share_of_max_flow(seed) for seed in range(10)]

@@ -239,7 +239,7 @@ def test_two_hundred_kills_while_checkpoints_are_written_each_leave_a_newer_one_
 
 
 @pytest.mark.loopback
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_swarm_that_is_killed_whole_goes_on_from_what_its_disks_share(tmp_path):
     """One of four disks is lost as well."""
     options = ChaosOptions(seed=3, peers=4, stages=2)
