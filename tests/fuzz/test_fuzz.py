@@ -4,8 +4,9 @@ import subprocess
 
 import pytest
 from fuzz_soak import DECODERS, ROOT, fuzz
+from hypothesis import settings
 
-INPUTS = 500
+INPUTS = 10 * settings.default.max_examples
 """From each of two seeds."""
 FIXED_SEED = 1
 

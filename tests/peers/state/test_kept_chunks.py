@@ -89,7 +89,7 @@ DAMAGES = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(1, 12 * CHUNK), st.lists(st.floats(0, 1), max_size=3),
     st.lists(st.sampled_from(DAMAGES), max_size=3),

@@ -297,7 +297,7 @@ class World:
             )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.integers(0, 1), st.integers(0, 9), EVENTS)
 def test_whatever_happens_paths_are_legal_peers_are_not_overrun_and_all_ends_when_peers_answer(
     skips, seed, events

@@ -71,7 +71,7 @@ def in_order(swarm, dropped=frozenset()):
     return digests, replica
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(st.sampled_from(SWARMS), st.data())
 def test_late_early_and_replaced_contributions_settle_to_the_same_bits(swarm, data):
     """Any order in which a round's contributions and its application come before its settlement."""

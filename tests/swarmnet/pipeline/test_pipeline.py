@@ -357,7 +357,7 @@ class World:
             )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.integers(20, 300))
 def test_whatever_happens_nothing_is_committed_twice_and_nothing_is_left_behind(seed, last, steps):
     world = World(seed, last)

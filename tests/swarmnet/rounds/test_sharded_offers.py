@@ -261,7 +261,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(STEPS, st.booleans())
 def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
     """After every decision the next one is later: a peer whose timer finds nothing to do would spin."""

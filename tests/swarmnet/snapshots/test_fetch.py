@@ -155,7 +155,7 @@ def test_what_is_here_is_not_asked_for():
     assert (whole.start(0.0), whole.missing, whole.stuck) == ([], set(), False)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 5))
 @example(seed=27, chunks=1, holders=4)  # An answer comes in the instant at which another holder is due.
 def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):

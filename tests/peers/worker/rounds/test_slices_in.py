@@ -202,7 +202,7 @@ def test_in_a_run_without_reducers_slices_are_malformed():
     played(story)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(st.integers(0, 6), st.lists(st.integers(-1, 3), max_size=4), st.binary(max_size=300))
 def test_whatever_comes_keeps_nothing(round, shards, body):
     def story() -> None:

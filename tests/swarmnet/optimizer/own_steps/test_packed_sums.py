@@ -19,7 +19,7 @@ SUMS = st.lists(
 COUNTS = st.lists(st.integers(1, 300), min_size=5, max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(SUMS, COUNTS, st.sampled_from([torch.int32, torch.int64]))
 def test_means_are_those_of_whole_numbers_with_halves_upwards(said, counts, kind):
     sums = [[number << shift for number in row] for row, shift in said]
