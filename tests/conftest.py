@@ -20,7 +20,7 @@ PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 
 EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "50"))
 """A property is tried with so many, unless it says how many; `scripts/soak properties` tries more."""
-settings.register_profile("examples", max_examples=EXAMPLES)
+settings.register_profile("examples", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("examples")
 
 

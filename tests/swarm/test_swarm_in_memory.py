@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import swarm as fixture
+from clocks import on_virtual_clock
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.config.run_file import RunFileError, from_wire
@@ -130,21 +131,18 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
     assert "left: leaving" in reasons
 
 
-def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
+@on_virtual_clock
+async def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
     def away(*_: object) -> str:
         raise StoreUnreachable("nobody answers")
-
-    async def story() -> None:
-        swarm.open()
-        member = swarm.start("a", 0, archive=str(tmp_path / "archive"), checkpoints=tmp_path)
-        await swarm.until(lambda: any("trying again" in line for _, line in member.said), 60.0)
-        told_at = swarm.loop.time()
-        await swarm.close()
-        assert swarm.loop.time() - told_at < 1.0
-
     monkeypatch.setattr(Restoring, "_bring", away)
     swarm = Swarm(tiny_manifest())
-    run(story())
+    swarm.open()
+    member = swarm.start("a", 0, archive=str(tmp_path / "archive"), checkpoints=tmp_path)
+    await swarm.until(lambda: any("trying again" in line for _, line in member.said), 60.0)
+    told_at = swarm.loop.time()
+    await swarm.close()
+    assert swarm.loop.time() - told_at < 1.0
 
 
 @pytest.mark.parametrize(("missed", "way"), [(5, "contributions"), (FETCH_ROUNDS + 5, "snapshot")])

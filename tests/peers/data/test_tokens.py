@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swarm import tokens_of
 from tokenizers import Tokenizer
@@ -122,7 +122,6 @@ def test_documents_of_no_words_between_them_stay_apart(tmp_path):
     assert bytes(tokens.tolist()) == BETWEEN_DOCUMENTS.join(b"%d" % n for n in range(5))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.binary(max_size=60), st.text(max_size=30).map(str.encode)), max_size=8),
     st.integers(8, 40),

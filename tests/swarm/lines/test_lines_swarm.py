@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import TINY_MODEL, Swarm, tiny_manifest
 
 from peers.compute.executor import UPDATE, InlineCompute
 from peers.compute.shared_executor import SharedCompute
-from peers.lab.world.virtual_time import run
 from protocols.framing.same_process import Near
 from swarmnet.resources.lines import Line, told_by_sibling
 
@@ -24,60 +24,54 @@ def slowly(priority: int) -> float:
     return 0.001 if priority == UPDATE else 0.2
 
 
-def test_peers_tell_others_what_it_costs_their_line_to_enter_in_the_middle_of_what_they_hold():
+@on_virtual_clock
+async def test_peers_tell_others_what_it_costs_their_line_to_enter_in_the_middle_of_what_they_hold():
     """`b` holds the second and third stage on a line that carries a microbatch a second."""
     swarm, told, near, held = Swarm(FOUR, stub=True), {}, Near(), range(1, 3)
+    swarm.open()
+    for stage, name in enumerate(("a0", "c1", "c2", "c3")):
+        swarm.start(name, stage, compute=slowly, in_flight=4, slots=8)
+    shared = SharedCompute(lambda: InlineCompute(slowly))
+    for stage in held:
+        line = told_by_sibling(Line(2 * ACT, 100 * ACT), FOUR, held, stage)
+        place = {"shared": shared, "near": near, "line": line, "held": held}
+        swarm.start(f"b{stage}", stage, in_flight=4, slots=8, **place)
 
-    async def story() -> None:
-        swarm.open()
-        for stage, name in enumerate(("a0", "c1", "c2", "c3")):
-            swarm.start(name, stage, compute=slowly, in_flight=4, slots=8)
-        shared = SharedCompute(lambda: InlineCompute(slowly))
-        for stage in held:
-            line = told_by_sibling(Line(2 * ACT, 100 * ACT), FOUR, held, stage)
-            place = {"shared": shared, "near": near, "line": line, "held": held}
-            swarm.start(f"b{stage}", stage, in_flight=4, slots=8, **place)
+    def known(by: str, of: str) -> float | None:
+        data, peer = swarm.members[by].worker.data, swarm.members[of].peer
+        estimate = data.router.peers.get(peer) if data is not None else None
+        return estimate.compute_seconds if estimate is not None else None
 
-        def known(by: str, of: str) -> float | None:
-            data, peer = swarm.members[by].worker.data, swarm.members[of].peer
-            estimate = data.router.peers.get(peer) if data is not None else None
-            return estimate.compute_seconds if estimate is not None else None
-
-        ways = [("a0", "b1"), ("c1", "b2"), ("b1", "b2"), ("c1", "c2")]
-        await swarm.until(lambda: all(known(*way) for way in ways), 240.0)
-        told.update({way: known(*way) for way in ways})
-        await swarm.close()
-
-    run(story())
+    ways = [("a0", "b1"), ("c1", "b2"), ("b1", "b2"), ("c1", "c2")]
+    await swarm.until(lambda: all(known(*way) for way in ways), 240.0)
+    told.update({way: known(*way) for way in ways})
+    await swarm.close()
     assert told["a0", "b1"] == pytest.approx(1.0, rel=0.05)
     assert told["c1", "b2"] == pytest.approx(2 * told["a0", "b1"])
     assert told["b1", "b2"] == pytest.approx(told["a0", "b1"]), "a sibling's microbatch passes both"
     assert told["c1", "c2"] < 1.0, "whose line nobody knows"
 
 
-def test_newcomers_with_good_lines_end_in_the_middle():
+@on_virtual_clock
+async def test_newcomers_with_good_lines_end_in_the_middle():
     swarm = Swarm(FOUR, stub=True)
-
-    async def story() -> None:
-        swarm.open()
-        for stage, name in enumerate("abcd"):
-            swarm.start(name, stage, line=THIN, compute=slowly, in_flight=1)
-        workers = [swarm.members[name].worker for name in "abcd"]
-        await swarm.until(lambda: all(worker.state == "training" for worker in workers), 60.0)
-        await swarm.during(15.0)  # Records are signed anew, and tell speeds.
-        for name, line in (("good", GOOD), ("fine", GOOD), ("thin", THIN), ("slow", THIN)):
-            swarm.start(name, line=line, compute=slowly, in_flight=1)
-            await swarm.until(lambda name=name: swarm.members[name].worker.state == "training", 60.0)
-            await swarm.during(15.0)
-        held = {name: swarm.members[name].worker.stage for name in ("good", "fine", "thin", "slow")}
-        assert {held["good"], held["fine"]} == {1, 2}
-        assert {held["thin"], held["slow"]} == {0, 3}
-        # And who sends knows which of the two it sends to has the good line.
-        router = swarm.members["a"].worker.data.router
-        middle = next(name for name in ("good", "fine") if held[name] == 1)
-        told = {name: router.peers[swarm.members[name].peer].compute_seconds for name in ("b", middle)}
-        assert told["b"] == (FOUR.body_bytes + FOUR.gradient_bytes) / ACT
-        assert 0 < told[middle] < 0.5
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for stage, name in enumerate("abcd"):
+        swarm.start(name, stage, line=THIN, compute=slowly, in_flight=1)
+    workers = [swarm.members[name].worker for name in "abcd"]
+    await swarm.until(lambda: all(worker.state == "training" for worker in workers), 60.0)
+    await swarm.during(15.0)  # Records are signed anew, and tell speeds.
+    for name, line in (("good", GOOD), ("fine", GOOD), ("thin", THIN), ("slow", THIN)):
+        swarm.start(name, line=line, compute=slowly, in_flight=1)
+        await swarm.until(lambda name=name: swarm.members[name].worker.state == "training", 60.0)
+        await swarm.during(15.0)
+    held = {name: swarm.members[name].worker.stage for name in ("good", "fine", "thin", "slow")}
+    assert {held["good"], held["fine"]} == {1, 2}
+    assert {held["thin"], held["slow"]} == {0, 3}
+    # And who sends knows which of the two it sends to has the good line.
+    router = swarm.members["a"].worker.data.router
+    middle = next(name for name in ("good", "fine") if held[name] == 1)
+    told = {name: router.peers[swarm.members[name].peer].compute_seconds for name in ("b", middle)}
+    assert told["b"] == (FOUR.body_bytes + FOUR.gradient_bytes) / ACT
+    assert 0 < told[middle] < 0.5
+    await swarm.close()

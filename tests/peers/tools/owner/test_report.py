@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import OWNER, expert_manifest, sign, tiny_manifest
 
 from peers.cli.course import is_archived
@@ -181,42 +182,38 @@ async def a_live_run(network: MemoryNetwork) -> list[str]:
     return peers[:3]
 
 
-def test_a_live_run_is_told_by_what_its_peers_say_of_themselves(golden):
-    async def story():
-        network = MemoryNetwork()
-        await asyncio.sleep(1000.0)
-        one, two, liar = await a_live_run(network)
-        await asyncio.sleep(60.0)
-        found = await from_directory(SIGNED, network.directory("reader"))
-        assert found.rounds == (10, 8, 12), "the middle one of a stage, and of those who train"
-        first, second, third, fourth = found.contributors
-        assert first == Contributor(liar, "liar", 10**15, None)
-        assert second == Contributor(two, "two | <b>", 700, None)
-        assert third == Contributor(one, "one", 500, None)
-        assert fourth.name == "three"
-        assert found.made_at.timestamp() == 1060.0
+@on_virtual_clock
+async def test_a_live_run_is_told_by_what_its_peers_say_of_themselves(golden):
+    network = MemoryNetwork()
+    await asyncio.sleep(1000.0)
+    one, two, liar = await a_live_run(network)
+    await asyncio.sleep(60.0)
+    found = await from_directory(SIGNED, network.directory("reader"))
+    assert found.rounds == (10, 8, 12), "the middle one of a stage, and of those who train"
+    first, second, third, fourth = found.contributors
+    assert first == Contributor(liar, "liar", 10**15, None)
+    assert second == Contributor(two, "two | <b>", 700, None)
+    assert third == Contributor(one, "one", 500, None)
+    assert fourth.name == "three"
+    assert found.made_at.timestamp() == 1060.0
 
-        golden("report-live.md", as_markdown(found), run=SIGNED.run_id)
+    golden("report-live.md", as_markdown(found), run=SIGNED.run_id)
 
-        await asyncio.sleep(120.0)
-        gone = await from_directory(SIGNED, network.directory("reader"))
-        assert (gone.round, gone.contributors) == (-1, ()), "their records have run out"
-        assert "what 0 peers (stage 0: 0, " in as_markdown(gone)
-        assert "No contributors are known." in as_markdown(gone)
-
-    run(story())
+    await asyncio.sleep(120.0)
+    gone = await from_directory(SIGNED, network.directory("reader"))
+    assert (gone.round, gone.contributors) == (-1, ()), "their records have run out"
+    assert "what 0 peers (stage 0: 0, " in as_markdown(gone)
+    assert "No contributors are known." in as_markdown(gone)
 
 
-def test_of_two_peers_of_a_stage_the_one_that_claims_less_counts():
-    async def story():
-        network = MemoryNetwork()
-        for number, settled in enumerate((40, 7)):
-            await announce(network, f"peer {number}", 0, settled=settled)
-        found = await from_directory(SIGNED, network.directory("reader"))
-        assert found.rounds == (7, -1, -1)
-        assert found.origin.endswith("the newest order of the run's owner (none was found)")
-
-    run(story())
+@on_virtual_clock
+async def test_of_two_peers_of_a_stage_the_one_that_claims_less_counts():
+    network = MemoryNetwork()
+    for number, settled in enumerate((40, 7)):
+        await announce(network, f"peer {number}", 0, settled=settled)
+    found = await from_directory(SIGNED, network.directory("reader"))
+    assert found.rounds == (7, -1, -1)
+    assert found.origin.endswith("the newest order of the run's owner (none was found)")
 
 
 # -- commands -----------------------------------------------------------------------------------------

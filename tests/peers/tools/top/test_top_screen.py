@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -178,13 +178,11 @@ def test_a_curve_is_high_where_values_are():
     assert screen.spark([2.0] * 5, 5) == "▁▁▁▁▁"
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 100))
 def test_any_curve_fits(values, width):
     assert 1 <= len(screen.spark(values, width)) <= width
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e3, 1e3)), max_size=200), st.integers(1, 50))
 def test_any_points_become_bins_between_their_extremes(points, bins):
     means = curve(points, bins)
