@@ -3,14 +3,9 @@
 import asyncio
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
-import textwrap
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -21,9 +16,6 @@ from peers.lab.processes.chaos_report import Fault
 from peers.state.checkpoint_writer import aligned
 from peers.telemetry.event_log import parse
 from peers.telemetry.events import Unknown
-
-ROOT = Path(__file__).parents[4]
-
 
 USUAL = {
     "committed": {"tokens": 32},
@@ -189,53 +181,6 @@ def test_failures_are_named():
 
 def test_neighbouring_intervals_of_checkpoints_share_rounds():
     assert [aligned(16, wanted) for wanted in (0.0, 31.0, 32.0, 100.0)] == [16, 16, 32, 64]
-
-
-KILLS = """
-import os, random, signal, sys, time, torch
-from pathlib import Path
-from peers.state import checkpoint_file as checkpoint
-from swarmnet.model.flat_layout import layout_of
-from swarmnet.run.manifest import Manifest, ModelShape
-from swarmnet.model.parameters import parameter_shapes
-
-torch.set_num_threads(1)
-folder, chance = Path(sys.argv[1]), random.Random(7)
-manifest = Manifest("kills", "owner", stages=(1,), model=ModelShape(layers=1, width=64, feed_forward=192))
-layout = layout_of(parameter_shapes(manifest.model, manifest.span(0)))
-weights = torch.arange(layout.size, dtype=torch.int32)
-newest, torn = -1, 0
-for kill in range(200):
-    ready, told = os.pipe()
-    child = os.fork()
-    if child == 0:
-        for round in range(newest + 1, newest + 1000):
-            checkpoint.write(folder, manifest, 0, round, bytes(8), weights + round, layout)
-            os.write(told, b".")
-    os.read(ready, 1)
-    time.sleep(chance.uniform(0.0, 0.02))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(ready); os.close(told)
-    torn += len([path for path in folder.iterdir() if path.suffix != ".safetensors"])
-    held = checkpoint.files(folder, 0)
-    round, _, units = checkpoint.restore(held[0], manifest.run_id(), 0, layout)
-    assert round > newest and torch.equal(units, weights + round), (kill, round, newest)
-    newest = round
-print(newest, torn)
-"""
-
-
-@pytest.mark.soak
-def test_two_hundred_kills_while_checkpoints_are_written_each_leave_a_newer_one_that_loads(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLS), str(tmp_path)], cwd=ROOT, capture_output=True,
-        text=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    newest, torn = map(int, done.stdout.split())
-    assert newest >= 200
-    assert torn > 0, "no kill hit a write: the test shows nothing"
 
 
 @pytest.mark.loopback
