@@ -50,28 +50,3 @@ async def test_peers_tell_others_what_it_costs_their_line_to_enter_in_the_middle
     assert told["c1", "b2"] == pytest.approx(2 * told["a0", "b1"])
     assert told["b1", "b2"] == pytest.approx(told["a0", "b1"]), "a sibling's microbatch passes both"
     assert told["c1", "c2"] < 1.0, "whose line nobody knows"
-
-
-@on_virtual_clock
-async def test_newcomers_with_good_lines_end_in_the_middle():
-    swarm = Swarm(FOUR, stub=True)
-    swarm.open()
-    for stage, name in enumerate("abcd"):
-        swarm.start(name, stage, line=THIN, compute=slowly, in_flight=1)
-    workers = [swarm.members[name].worker for name in "abcd"]
-    await swarm.until(lambda: all(worker.state == "training" for worker in workers), 60.0)
-    await swarm.during(15.0)  # Records are signed anew, and tell speeds.
-    for name, line in (("good", GOOD), ("fine", GOOD), ("thin", THIN), ("slow", THIN)):
-        swarm.start(name, line=line, compute=slowly, in_flight=1)
-        await swarm.until(lambda name=name: swarm.members[name].worker.state == "training", 60.0)
-        await swarm.during(15.0)
-    held = {name: swarm.members[name].worker.stage for name in ("good", "fine", "thin", "slow")}
-    assert {held["good"], held["fine"]} == {1, 2}
-    assert {held["thin"], held["slow"]} == {0, 3}
-    # And who sends knows which of the two it sends to has the good line.
-    router = swarm.members["a"].worker.data.router
-    middle = next(name for name in ("good", "fine") if held[name] == 1)
-    told = {name: router.peers[swarm.members[name].peer].compute_seconds for name in ("b", middle)}
-    assert told["b"] == (FOUR.body_bytes + FOUR.gradient_bytes) / ACT
-    assert 0 < told[middle] < 0.5
-    await swarm.close()

@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 from clocks import on_virtual_clock
-from hostile import Liar
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, sign, tiny_manifest
@@ -568,27 +567,4 @@ async def test_in_a_swarm_every_peer_of_a_group_is_counted_by_the_others():
         for (stage, block), held in kept.book.blocks.items():
             assert stage == 0
             assert accepted(held.values()) <= 4, f"block {block}"
-    await swarm.close()
-
-
-@on_virtual_clock
-async def test_in_a_swarm_a_stranger_that_greets_leaves_no_receipt_and_neither_does_a_linked_liar():
-    swarm = Swarm(tiny_manifest(stages=(3,)))
-    swarm.open()
-    victim, other = (swarm.start(name, stage=0) for name in ("a", "b"))
-    await swarm.until(lambda: victim.worker.state == "training", 60.0)
-    await swarm.until(lambda: len(victim.worker.receipts.kept.book.blocks) >= 2, 120.0)
-    for name, stage in (("stranger", 2), ("linked", 0)):
-        liar = Liar(swarm, stage, name)
-        for block in range(1000, 1200):
-            made_up = Receipt(liar.identity.peer_id, victim.peer, 0, 4 * block, 4 * block + 3, 4)
-            data = seal_receipt(liar.identity, swarm.signed.run_id, made_up, 1000.0)
-            await liar.say(victim.peer, ReceiptIs(data))
-        await swarm.during(1.0)
-        await liar.transport.close()
-    kept, refused = victim.worker.receipts.kept, victim.worker.neighbourhood.traffic.refused
-    assert {signer for held in kept.book.blocks.values() for signer in held} == {other.peer}
-    assert max(block for _, block in kept.book.blocks) < 1000
-    assert MOST_UNDUE < refused["not_due"] <= 400
-    assert refused["backlog"] >= 2, "the links of both were ended"
     await swarm.close()
