@@ -325,8 +325,8 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
         f"pytest -m loopback and not soak --durations 25 at {now}",
         f"{IN_MEMORY} -m not loopback and not soak at 19",
         f"ruff check at {now}",
-        "swarmnet simulate --schedules 8 --jobs 2 --seed N at 19",
         "swarmnet simulate --schedules 4 --jobs 2 --seed N --sharded at 19",
+        "swarmnet simulate --schedules 8 --jobs 2 --seed N at 19",
     ]
     ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
     assert ended == ["setup", "ruff", "mypy", "imports", "libp2p", "tests in memory", "fresh schedules",
