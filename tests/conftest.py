@@ -9,12 +9,19 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from golden import Golden
+from hypothesis import settings
 from nursery import Nursery
 from typed import typing
 from web_server import WebServer
 
 PLAYS = {"Swarm": "swarm", "play": "peers.lab.faults.play"}
 """Who imports this name from there plays whole swarms: seconds to minutes of computing a test."""
+
+EXAMPLES = int(os.environ.get("SWARMNET_EXAMPLES", "50"))
+"""A property is tried with so many, unless it says how many; `scripts/soak properties` tries more."""
+settings.register_profile("examples", max_examples=EXAMPLES, deadline=None)
+settings.load_profile("examples")
 
 
 def pytest_itemcollected(item):
@@ -35,6 +42,11 @@ def born_warm(request, monkeypatch):
     """Tests of real processes have them from a nursery."""
     if request.node.get_closest_marker("loopback"):
         monkeypatch.setattr(subprocess, "_fork_exec", request.getfixturevalue("nursery").fork_exec)
+
+
+@pytest.fixture
+def golden(request):
+    return Golden(request.path)
 
 
 @pytest.fixture

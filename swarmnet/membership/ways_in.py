@@ -16,7 +16,7 @@ FIRST_ASK_SECONDS = 5.0
 """Delay of the first request: the shortest absence to notice. An earlier one finds the process dead."""
 LONGEST_ASK_SECONDS = 15.0
 """Longest pause between requests to a peer that does not answer. A newcomer trains about 19 s after its start
-(measured, tests/soak/bootstrap_soak.py). If it finds no other peer until then, it begins a branch."""
+(measured, scripts/soaks/bootstrap_soak.py). If it finds no other peer until then, it begins a branch."""
 STEADY_SECONDS = 30.0
 """Pause between requests to a peer that answers. It may have restarted since, with an empty table. Newcomers
 must find the swarm within 60 s of its return: with jitter this leaves 24 s to dial and join."""

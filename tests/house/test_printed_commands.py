@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.exceptions import TyperException
 
 from peers.cli import main as cli
 from peers.config.explain import explain
@@ -96,13 +95,3 @@ def test_a_printed_command_is_taken_as_it_is_printed(place, command, tmp_path, m
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text(WORD)  # An option that takes @FILE reads it.
     parse(command)
-
-
-@pytest.mark.parametrize("wrong", [
-    "`swarmnet export --hf FOLDER STATE`", "so: swarmnet export --hf FOLDER STATE", "`swarmnet exprot`",
-    "`swarmnet join RUN --boot X`", "`swarmnet order end`",
-])  # fmt: skip
-def test_a_wrong_one_is_found(wrong):
-    (command,) = printed(wrong)
-    with pytest.raises((TyperException, KeyError)):
-        parse(command)

@@ -60,6 +60,19 @@ def test_a_script_can_be_run_and_is_shell(script):
     assert subprocess.run(["/bin/sh", "-n", script], capture_output=True, timeout=60).stderr == b""
 
 
+def test_every_program_of_the_soaks_is_listed_and_all_runs_what_is_listed():
+    script = (ROOT / "scripts/soak").read_text()
+    rows = re.findall(r"^  ([a-z-]+(?: [a-z]+)?)(?: RULE\.\.\.)? +\d+ (?:min|h)  ", script, re.MULTILINE)
+    (every,) = re.findall(r"^    for one in (.+?); do$", script, re.MULTILINE | re.DOTALL)
+    named = [words.strip('"') for words in re.findall(r'"[^"]+"|[a-z-]+', every)]
+    assert named == [row if row != "quality-alone" else "quality-alone whole skip" for row in rows]
+    files = (ROOT / "scripts/soaks").rglob("*.py")
+    programs = [path.stem for path in files if "__main__" in path.read_text()]
+    known = {row.replace("-", "_") for row in rows} | {f"{row}_soak" for row in rows} | {"wan_soak"}
+    others = {"first_hour", "lab_page", "wan_holder", "wan_links", "wan_paced"}
+    assert set(programs) <= known | others, "scripts/first-hour plays two; others start the rest"
+
+
 def test_the_bench_script_runs_every_bench_that_there_is_or_says_how():
     script = (ROOT / "scripts/bench").read_text()
     (listed,) = re.findall(r"^for name in (.+); do$", script, re.MULTILINE)
@@ -309,11 +322,11 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
     assert asked == [
         f"lint-imports  at {now}",
         f"mypy  at {now}",
-        f"pytest -m loopback --durations 25 at {now}",
-        f"{IN_MEMORY} -m not loopback at 19",
+        f"pytest -m loopback and not soak --durations 25 at {now}",
+        f"{IN_MEMORY} -m not loopback and not soak at 19",
         f"ruff check at {now}",
-        "swarmnet simulate --schedules 16 --jobs 2 --seed N at 19",
-        "swarmnet simulate --schedules 8 --jobs 2 --seed N --sharded at 19",
+        "swarmnet simulate --schedules 4 --jobs 2 --seed N --sharded at 19",
+        "swarmnet simulate --schedules 8 --jobs 2 --seed N at 19",
     ]
     ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
     assert ended == ["setup", "ruff", "mypy", "imports", "libp2p", "tests in memory", "fresh schedules",
@@ -322,8 +335,8 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
 
 
 @pytest.mark.parametrize(("breaks", "step"), [
-    ("-m loopback", "tests on loopback"),
-    ("-m not loopback", "tests in memory"),
+    ("-m loopback and", "tests on loopback"),
+    ("-m not loopback and", "tests in memory"),
 ])  # fmt: skip
 def test_what_failed_is_said_again_at_the_end(checked, breaks, step):
     done, told = checked(breaks=breaks)
@@ -338,7 +351,7 @@ def test_the_fast_answer_leaves_out_what_takes_long(checked):
     now = os.nice(0)
     assert told == [
         f"lint-imports  at {now}",
-        f"{IN_MEMORY} -m not loopback and not slow and not swarm at {now}",
+        f"{IN_MEMORY} -m not loopback and not slow and not swarm and not soak at {now}",
         f"ruff check at {now}",
     ]
     assert done.stdout.splitlines()[-1] == "all passed"

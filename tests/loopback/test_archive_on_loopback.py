@@ -18,7 +18,7 @@ from peers.tools.owner.run_facts import from_archive
 from peers.tools.owner.training_report import summary
 from protocols.signed.identity import load_or_create
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def newest(archive: Path) -> dict[int, int]:

@@ -12,7 +12,7 @@ from archive_scene import order, owned, tokens
 from peers.config.run_file import load_signed
 from peers.tools.model.export import load_shape
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(900)]
 
 TOLD = 2
 """Exit code of whom a person has to help."""

@@ -68,7 +68,7 @@ def devices(peer):
 
 
 @pytest.mark.loopback
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_peer_of_two_devices_settles_what_others_do_and_survives_the_death_of_one(tmp_path):
     async with swarm(tmp_path) as (two, one):
         await until(lambda: agree(two, one) > 4 and len(made(two)) > 4, "both settle, both contribute")

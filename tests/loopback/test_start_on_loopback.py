@@ -17,7 +17,7 @@ from peers.state.checkpoint_file import newest
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 RUN = {
     "name": "further", "stages": [1, 2], "start": {"path": "model"},
     "data": {"sequence_tokens": 32, "microbatch_sequences": 2},

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from archived import MANIFEST, SIGNED, SLOW, archived, entry, open_archive, trained
+from clocks import on_virtual_clock
 from swarm import OWNER, Swarm, sign, tiny_manifest
 
 from peers.archivist.archivist import Policy
@@ -228,60 +229,54 @@ def test_a_stage_whose_peers_are_all_gone_comes_back_from_the_archivist_alone(tm
     assert all(mine[round] == theirs[round] for round in shared)
 
 
-def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_path):
+@on_virtual_clock
+async def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_path):
     swarm = Swarm(MANIFEST, seed=1)
-
-    async def story():
-        await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
-        archivist, archive, _ = await archived(swarm, str(tmp_path / "archive"), Policy())
-        await archivist.once()
-        (held,) = archive.newest(1)
-        found = checkpoint_file.read(tmp_path / "archive" / held.name)
-        layout = archivist._layouts[1]
-        units = found.units(layout)
-        units[0] += 1
-        forged = checkpoint_file.content(MANIFEST, 1, held.round, found.chain, units, layout, found.signed)
-        archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
-        await swarm.crash("c")
-        await swarm.during(10.0)
-        swarm.start("e", 1, compute=SLOW)
-        await swarm.until(lambda: "e" in swarm.rounds(), 90.0)
-        assert not swarm.of("fetched", "e")
-        archivist.circle.close()
-        await swarm.close()
-
-    run(story())
+    await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
+    archivist, archive, _ = await archived(swarm, str(tmp_path / "archive"), Policy())
+    await archivist.once()
+    (held,) = archive.newest(1)
+    found = checkpoint_file.read(tmp_path / "archive" / held.name)
+    layout = archivist._layouts[1]
+    units = found.units(layout)
+    units[0] += 1
+    forged = checkpoint_file.content(MANIFEST, 1, held.round, found.chain, units, layout, found.signed)
+    archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
+    await swarm.crash("c")
+    await swarm.during(10.0)
+    swarm.start("e", 1, compute=SLOW)
+    await swarm.until(lambda: "e" in swarm.rounds(), 90.0)
+    assert not swarm.of("fetched", "e")
+    archivist.circle.close()
+    await swarm.close()
 
 
 @pytest.mark.parametrize(("added", "past", "reason"), [
     (1, NOTHING_PAST, "nobody has signed its weights"), (0, Past({0: ()}), "names settled sets"),
 ])  # fmt: skip
-def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, past, reason):
+@on_virtual_clock
+async def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, past, reason):
     place = tmp_path / "archive"
-
-    async def story():
-        swarm = Swarm(MANIFEST, seed=1)
-        await trained(swarm, {"a": 0, "c": 1}, 4)
-        archivist, archive, _ = await archived(swarm, str(place), Policy())
-        await archivist.once()
-        archivist.circle.close()
-        (held,) = archive.newest(0)
-        # Somebody changes a file and writes the index anew: it is whole, but nobody has signed that.
-        found = checkpoint_file.read(place / held.name)
-        layout = archivist._layouts[0]
-        units = found.units(layout)
-        units[0] += added
-        forged = checkpoint_file.content(
-            MANIFEST, 0, held.round, found.chain, units, layout, found.signed, past
-        )  # fmt: skip
-        archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
-        for name in swarm.living():
-            await swarm.crash(name)
-        fresh = Swarm(MANIFEST, seed=2)
-        fresh.open()
-        late = fresh.start("e", 0, checkpoints=tmp_path / "e", archive=str(place))
-        with pytest.raises(ArchiveError, match=reason):
-            await late.task
-        assert not list((tmp_path / "e").glob("*"))
-
-    run(story())
+    swarm = Swarm(MANIFEST, seed=1)
+    await trained(swarm, {"a": 0, "c": 1}, 4)
+    archivist, archive, _ = await archived(swarm, str(place), Policy())
+    await archivist.once()
+    archivist.circle.close()
+    (held,) = archive.newest(0)
+    # Somebody changes a file and writes the index anew: it is whole, but nobody has signed that.
+    found = checkpoint_file.read(place / held.name)
+    layout = archivist._layouts[0]
+    units = found.units(layout)
+    units[0] += added
+    forged = checkpoint_file.content(
+        MANIFEST, 0, held.round, found.chain, units, layout, found.signed, past
+    )  # fmt: skip
+    archive.put(replace(held, bytes=len(forged), sha256=sha256(forged)), forged)
+    for name in swarm.living():
+        await swarm.crash(name)
+    fresh = Swarm(MANIFEST, seed=2)
+    fresh.open()
+    late = fresh.start("e", 0, checkpoints=tmp_path / "e", archive=str(place))
+    with pytest.raises(ArchiveError, match=reason):
+        await late.task
+    assert not list((tmp_path / "e").glob("*"))

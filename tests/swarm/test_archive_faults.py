@@ -10,12 +10,12 @@ from functools import partial
 
 import pytest
 from archived import MANIFEST, SIGNED, SLOW, STAGE, Desk, archived, entry, open_archive, trained, unreachable
+from clocks import on_virtual_clock
 from fsspec.implementations.memory import MemoryFileSystem
 from swarm import Swarm
 
 from peers.archivist import serve
 from peers.archivist.archivist import Policy
-from peers.lab.world.virtual_time import run
 from peers.state.archive import INDEX, Archive
 from peers.state.archive_store import ArchiveError, open_store
 from protocols.messages.table import AskChunk, AskState
@@ -39,27 +39,24 @@ def signed_far_ahead(swarm: Swarm, name: str) -> list[bytes]:
     ]
 
 
-def test_a_peer_that_signs_rounds_far_ahead_pushes_out_nobody_elses_words_and_is_forgotten(tmp_path):
+@on_virtual_clock
+async def test_a_peer_that_signs_rounds_far_ahead_pushes_out_nobody_elses_words_and_is_forgotten(tmp_path):
     swarm = Swarm(MANIFEST, seed=1)
-
-    async def story():
-        await trained(swarm, {"a": 0, "b": 0, "c": 1}, 5, compute=SLOW)
-        honest, liar = (swarm.members[name].peer for name in "ab")
-        swarm.members["b"].worker.digests.restore(signed_far_ahead(swarm, "b"))
-        archivist, archive, said = await archived(swarm, str(tmp_path), Policy())
-        await archivist.once()
-        assert not [text for text in said if "not archived" in text]
-        assert archive.newest(0)[0].signers == (honest,)
-        around = archivist.circle.states[0][0]
-        assert min(around.statements[liar]) == FAR
-        for name in swarm.living():
-            await swarm.crash(name)
-        await swarm.during(RECORD_SECONDS)  # The directory forgets them.
-        await archivist.once()
-        assert around.statements == {}
-        archivist.circle.close()
-
-    run(story())
+    await trained(swarm, {"a": 0, "b": 0, "c": 1}, 5, compute=SLOW)
+    honest, liar = (swarm.members[name].peer for name in "ab")
+    swarm.members["b"].worker.digests.restore(signed_far_ahead(swarm, "b"))
+    archivist, archive, said = await archived(swarm, str(tmp_path), Policy())
+    await archivist.once()
+    assert not [text for text in said if "not archived" in text]
+    assert archive.newest(0)[0].signers == (honest,)
+    around = archivist.circle.states[0][0]
+    assert min(around.statements[liar]) == FAR
+    for name in swarm.living():
+        await swarm.crash(name)
+    await swarm.during(RECORD_SECONDS)  # The directory forgets them.
+    await archivist.once()
+    assert around.statements == {}
+    archivist.circle.close()
 
 
 # -- newcomers that go again --------------------------------------------------------------------------
@@ -187,47 +184,41 @@ def test_no_more_is_added_than_a_reader_takes(tmp_path, monkeypatch):
     assert len(open_archive(str(tmp_path)).entries) == 2
 
 
-def test_a_full_archive_takes_more_once_less_of_it_is_to_stay(tmp_path, monkeypatch):
+@on_virtual_clock
+async def test_a_full_archive_takes_more_once_less_of_it_is_to_stay(tmp_path, monkeypatch):
     swarm = Swarm(MANIFEST, seed=1)
-
-    async def story():
-        await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
-        archivist, archive, said = await archived(swarm, str(tmp_path), Policy(newest=100))
-        for stage, at in ((stage, at) for stage in (0, 1) for at in range(3)):
-            archive.put(entry(stage, at, b"old"), b"old")
-        monkeypatch.setattr("peers.state.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size)
-        await archivist.once()
-        assert len([text for text in said if "is full" in text]) == 2
-        assert archive.entries == open_archive(str(tmp_path)).entries
-        archivist.policy = replace(archivist.policy, newest=1)
-        await archivist.once()
-        assert [len(archive.newest(stage)) for stage in (0, 1)] == [1, 1]
-        assert min(archive.newest(stage)[0].round for stage in (0, 1)) >= 3
-        archivist.circle.close()
-        await swarm.close()
-
-    run(story())
+    await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
+    archivist, archive, said = await archived(swarm, str(tmp_path), Policy(newest=100))
+    for stage, at in ((stage, at) for stage in (0, 1) for at in range(3)):
+        archive.put(entry(stage, at, b"old"), b"old")
+    monkeypatch.setattr("peers.state.archive.INDEX_LIMIT", (tmp_path / INDEX).stat().st_size)
+    await archivist.once()
+    assert len([text for text in said if "is full" in text]) == 2
+    assert archive.entries == open_archive(str(tmp_path)).entries
+    archivist.policy = replace(archivist.policy, newest=1)
+    await archivist.once()
+    assert [len(archive.newest(stage)) for stage in (0, 1)] == [1, 1]
+    assert min(archive.newest(stage)[0].round for stage in (0, 1)) >= 3
+    archivist.circle.close()
+    await swarm.close()
 
 
 # -- stores that are not reached ----------------------------------------------------------------------
 
 
-def test_a_store_that_is_not_reached_is_said_and_tried_again_the_next_time(tmp_path, monkeypatch):
+@on_virtual_clock
+async def test_a_store_that_is_not_reached_is_said_and_tried_again_the_next_time(tmp_path, monkeypatch):
     swarm = Swarm(MANIFEST, seed=1)
-
-    async def story():
-        await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
-        place = f"memory://{tmp_path.name}/swarm"
-        archivist, archive, said = await archived(swarm, place, Policy())
-        with monkeypatch.context() as broken:
-            broken.setattr(MemoryFileSystem, "pipe_file", unreachable)
-            await archivist.once()
-        told = [text for text in said if "not archived this time" in text and "Unreachable" in text]
-        assert len(told) == 2
-        assert archive.entries == ()
+    await trained(swarm, {"a": 0, "c": 1}, 4, compute=SLOW)
+    place = f"memory://{tmp_path.name}/swarm"
+    archivist, archive, said = await archived(swarm, place, Policy())
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFileSystem, "pipe_file", unreachable)
         await archivist.once()
-        assert all(archive.newest(stage) for stage in (0, 1))
-        archivist.circle.close()
-        await swarm.close()
-
-    run(story())
+    told = [text for text in said if "not archived this time" in text and "Unreachable" in text]
+    assert len(told) == 2
+    assert archive.entries == ()
+    await archivist.once()
+    assert all(archive.newest(stage) for stage in (0, 1))
+    archivist.circle.close()
+    await swarm.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 
+from clocks import on_virtual_clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm import Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.bench.group import measure
-from peers.lab.world.virtual_time import run
 from protocols.memory.conditions import Conditions
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, choose_some, hops, links
@@ -27,7 +27,7 @@ def distances(me: PeerId, linked: dict[PeerId, frozenset[PeerId]]) -> dict[PeerI
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 200), st.integers(0, 1000))
 def test_neighbours_are_few_mutual_and_near_everybody(count, seed):
     group = [PeerId(f"{seed}/{number}") for number in range(count)]
@@ -75,32 +75,29 @@ def settled_by_all(swarm: Swarm) -> int:
     return min(settled for _, settled in swarm.rounds().values())
 
 
-def test_sixteen_peers_with_ten_links_each_settle_one_history_through_deaths_and_a_newcomer():
+@on_virtual_clock
+async def test_sixteen_peers_with_ten_links_each_settle_one_history_through_deaths_and_a_newcomer():
     rules = Rounds(target_tokens=PEERS * 128, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
                    snapshot_rounds=4)  # fmt: skip
     swarm = Swarm(tiny_manifest((3,), rounds=rules), conditions=Conditions(latency_seconds=0.02), stub=True)
-
-    async def story() -> None:
-        swarm.open()
-        for number in range(PEERS):
-            swarm.start(f"p{number}", 0, compute=lambda _: 0.1)
-        await swarm.until(lambda: len(swarm.rounds()) == PEERS and settled_by_all(swarm) >= 2, 120.0)
-        await swarm.during(12.0)
-        linked = [
-            sum(known.linked for known in member.worker.neighbourhood.membership.peers.values())
-            for member in swarm.members.values()
-        ]
-        assert max(linked) <= 2 * RINGS, "links that nobody needs any more are released"
-        assert min(linked) >= RINGS
-        for victim in ("p3", "p11"):
-            await swarm.crash(victim)
-        await swarm.during(5.0)
-        swarm.start("newcomer", 0, compute=lambda _: 0.1)
-        at = max(settled for _, settled in swarm.rounds().values())
-        await swarm.until(lambda: "newcomer" in swarm.rounds() and settled_by_all(swarm) > at + 4, 120.0)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for number in range(PEERS):
+        swarm.start(f"p{number}", 0, compute=lambda _: 0.1)
+    await swarm.until(lambda: len(swarm.rounds()) == PEERS and settled_by_all(swarm) >= 2, 120.0)
+    await swarm.during(12.0)
+    linked = [
+        sum(known.linked for known in member.worker.neighbourhood.membership.peers.values())
+        for member in swarm.members.values()
+    ]
+    assert max(linked) <= 2 * RINGS, "links that nobody needs any more are released"
+    assert min(linked) >= RINGS
+    for victim in ("p3", "p11"):
+        await swarm.crash(victim)
+    await swarm.during(5.0)
+    swarm.start("newcomer", 0, compute=lambda _: 0.1)
+    at = max(settled for _, settled in swarm.rounds().values())
+    await swarm.until(lambda: "newcomer" in swarm.rounds() and settled_by_all(swarm) > at + 4, 120.0)
+    await swarm.close()
     assert shared_rounds(swarm) > 10
     assert not swarm.of("resynchronise")
     contributors = [note.fields["contributors"] for note in swarm.of("applied", "p0")]

@@ -8,6 +8,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, sign, tiny_manifest
 
 from peers.compute.executor import FORWARD
@@ -92,7 +93,7 @@ def best_assignment() -> dict[str, int]:
     return dict(zip(names, max(product(range(3), repeat=8), key=least), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_stage_that_lost_its_peers_is_helped_within_a_minute_to_93_percent_of_the_best_assignment():
     async def watched(swarm: Uneven) -> None:
         await change(swarm)
@@ -137,14 +138,12 @@ def agreed(swarm: Uneven, mover: str) -> set[int]:
     return here.keys() & {fields["round"] for fields in theirs}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_of_two_newcomers_that_took_the_same_stage_one_moves_to_the_stage_without_anybody(seed):
+def test_of_two_newcomers_that_took_the_same_stage_one_moves_to_the_stage_without_anybody():
     async def story(swarm: Uneven) -> None:
         await swarm.during(60.0)
         assert sorted(swarm.stages().values()) == [0, 1, 2]
 
-    swarm = play(Uneven(seed), {"a": 0, "b": 0, "c": 2}, True, story)
+    swarm = play(Uneven(), {"a": 0, "b": 0, "c": 2}, True, story)
     assert swarm.of("committed")
     assert len([note for note in swarm.of("assembled") if note.fields["stage"] == 1]) == 1, "one moved, once"
 
@@ -177,57 +176,51 @@ async def test_a_stage_about_which_the_directory_is_silent_does_not_pass_for_an_
     assert noted == ["look_up_failed"]
 
 
-def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves():
-    async def story() -> None:
-        swarm = Uneven()
-        swarm.open()
-        swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=False)
-        await swarm.during(8.0)
-        worker = swarm.members["b"].worker
-        worker.leave()
-        worker.goes_to = 1  # As `Moving` does.
-        worker.leave()
-        await swarm.leave("b")
-        assert swarm.members["b"].worker is worker
-        await swarm.close()
-
-    run(story())
+@on_virtual_clock
+async def test_a_peer_that_is_told_to_leave_on_its_way_to_another_stage_leaves():
+    swarm = Uneven()
+    swarm.open()
+    swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=False)
+    await swarm.during(8.0)
+    worker = swarm.members["b"].worker
+    worker.leave()
+    worker.goes_to = 1  # As `Moving` does.
+    worker.leave()
+    await swarm.leave("b")
+    assert swarm.members["b"].worker is worker
+    await swarm.close()
 
 
-def test_a_pause_that_comes_when_a_move_was_announced_does_not_become_the_move():
-    async def story() -> None:
-        swarm = Uneven()
-        swarm.speeds["c"] = 0.1
-        swarm.open()
-        swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=True)
-        await swarm.until(lambda: swarm.of("moving"), 90.0)
-        name = swarm.of("moving")[0].name
-        paused, worker = swarm.members[name], swarm.members[name].worker
-        worker.leave(60.0, "pausing")  # What waits for c takes longer than confirming a move.
-        await swarm.until(lambda: paused.task.done() or paused.worker is not worker, 90.0)
-        assert worker.goes_to is None
-        assert paused.task.done()
-        await swarm.close()
-
-    run(story())
+@on_virtual_clock
+async def test_a_pause_that_comes_when_a_move_was_announced_does_not_become_the_move():
+    swarm = Uneven()
+    swarm.speeds["c"] = 0.1
+    swarm.open()
+    swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=True)
+    await swarm.until(lambda: swarm.of("moving"), 90.0)
+    name = swarm.of("moving")[0].name
+    paused, worker = swarm.members[name], swarm.members[name].worker
+    worker.leave(60.0, "pausing")  # What waits for c takes longer than confirming a move.
+    await swarm.until(lambda: paused.task.done() or paused.worker is not worker, 90.0)
+    assert worker.goes_to is None
+    assert paused.task.done()
+    await swarm.close()
 
 
-def test_a_peer_that_is_told_to_leave_before_it_is_in_step_begins_no_microbatch_and_decides_on_no_move():
-    async def story() -> None:
-        swarm, moves = Uneven(), []
-        swarm.open()
-        swarm.begin({"a": 0, "b": 1, "c": 2}, moves=True)
-        await swarm.until(lambda: swarm.committed() > 20, 60.0)
-        swarm.begin({"d": 0}, moves=True)
-        told = swarm.members["d"]
-        await swarm.until(lambda: told.worker.update is not None, 30.0)
-        told.worker.moving.begin = lambda *known: moves.append(known)
-        assert not swarm.of("in_step", "d"), "it has weights, and is not in step yet"
-        begun = told.worker.data.next_counter
-        told.worker.leave(60.0, "pausing")
-        await swarm.until(lambda: told.task.done(), 90.0)
-        assert told.worker.data.next_counter == begun
-        assert not moves
-        await swarm.close()
-
-    run(story())
+@on_virtual_clock
+async def test_a_peer_that_is_told_to_leave_before_it_is_in_step_begins_nothing_and_does_not_move():
+    swarm, moves = Uneven(), []
+    swarm.open()
+    swarm.begin({"a": 0, "b": 1, "c": 2}, moves=True)
+    await swarm.until(lambda: swarm.committed() > 20, 60.0)
+    swarm.begin({"d": 0}, moves=True)
+    told = swarm.members["d"]
+    await swarm.until(lambda: told.worker.update is not None, 30.0)
+    told.worker.moving.begin = lambda *known: moves.append(known)
+    assert not swarm.of("in_step", "d"), "it has weights, and is not in step yet"
+    begun = told.worker.data.next_counter
+    told.worker.leave(60.0, "pausing")
+    await swarm.until(lambda: told.task.done(), 90.0)
+    assert told.worker.data.next_counter == begun
+    assert not moves
+    await swarm.close()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from clocks import on_virtual_clock
 from holders import named
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, shared_rounds, text_of, tiny_manifest
 
@@ -32,24 +33,21 @@ ANCHORED = Boundary("anchored", width=8, after=(1, 2))
     ],
     ids=["bf16", "hashed and int8", "shared, int4 down and int6 up by chance"],
 )
-def test_it_learns_and_agrees_and_a_newcomer_joins(boundary, codec, back, rounding):
+@on_virtual_clock
+async def test_it_learns_and_agrees_and_a_newcomer_joins(boundary, codec, back, rounding):
     model = replace(TINY_MODEL, boundary=boundary)
     manifest = tiny_manifest(
         model=model, hidden_codec=codec, gradient_codec=back, gradient_rounding=rounding
     )
     check(manifest)
     swarm = Swarm(manifest)
-
-    async def story() -> None:
-        swarm.open()
-        for name, stage in SIX.items():
-            swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: swarm.committed(0) >= 200, 60.0)
-        swarm.start("g", 1, in_flight=2)
-        await swarm.until(lambda: len(swarm.of("committed", "g")) >= 5, 60.0)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, stage in SIX.items():
+        swarm.start(name, stage, in_flight=2)
+    await swarm.until(lambda: swarm.committed(0) >= 200, 60.0)
+    swarm.start("g", 1, in_flight=2)
+    await swarm.until(lambda: len(swarm.of("committed", "g")) >= 5, 60.0)
+    await swarm.close()
     nothing_is_committed_twice(swarm)
     assert shared_rounds(swarm) > 0
     losses = swarm.losses(0)

@@ -3,17 +3,13 @@ clock, with a state of random weights in 64 chunks, at lines that take seconds f
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from swarm import COST_SECONDS, Member, Note, Swarm, shared_rounds, tiny_manifest
-from torch import Tensor
+from swarm import COST_SECONDS, Member, Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
-from peers.state import state_path
 from protocols.memory.transport import Conditions
 from swarmnet.run.manifest import Rounds
 
@@ -127,19 +123,6 @@ def test_a_newcomer_that_is_killed_in_its_download_comes_back_and_fetches_only_t
     assert len(digests["d"].keys() & digests["a"].keys()) > SNAPSHOT_ROUNDS
 
 
-def test_it_may_be_killed_again_and_again(tmp_path):
-    async def story(swarm: Swarm) -> None:
-        parts = [(await killed_at(swarm, tmp_path, share))[1] for share in (0.3, 0.5, 0.7)]
-        comes(swarm, tmp_path)
-        await in_step(swarm)
-        notes = swarm.of("fetching", "d")
-        assert len({note.fields["round"] for note in notes}) == 1
-        assert [note.fields["kept"] for note in notes] == [sum(parts[:count]) for count in range(4)]
-        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES - sum(parts)
-
-    play(story)
-
-
 def test_where_all_holders_fail_it_goes_on_when_they_are_back(tmp_path):
     async def story(swarm: Swarm) -> None:
         member = comes(swarm, tmp_path)
@@ -153,33 +136,6 @@ def test_where_all_holders_fail_it_goes_on_when_they_are_back(tmp_path):
         again = swarm.of("fetching", "d")[-1].fields
         assert again["kept"] >= first
         assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES - again["kept"]
-
-    play(story)
-
-
-def test_of_chunks_that_do_not_make_up_the_state_none_is_believed_again(tmp_path, monkeypatch):
-    true, made = state_path.state_digest, []
-
-    def wrong_once(round: int, units: Tensor) -> bytes:
-        made.append(round)
-        return b"other weights" if len(made) == 1 else true(round, units)
-
-    async def story(swarm: Swarm) -> None:
-        monkeypatch.setattr(state_path, "state_digest", wrong_once)
-        member = comes(swarm, tmp_path)
-        await in_step(swarm)
-        assert [note.fields["kept"] for note in swarm.of("fetching", "d")] == [0, 0]
-        assert any("do not make up its digest" in text for _, text in member.said)
-
-    play(story)
-
-
-def test_without_its_disk_it_begins_anew():
-    async def story(swarm: Swarm) -> None:
-        await killed_at(swarm, None, 0.6)
-        comes(swarm, None)
-        await in_step(swarm)
-        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES
 
     play(story)
 
@@ -215,65 +171,6 @@ def test_a_state_that_nobody_holds_any_more_is_not_waited_for(tmp_path):
         assert not (tmp_path / "download").exists()
 
     play(story)
-
-
-def test_chunks_that_were_damaged_meanwhile_are_fetched_again(tmp_path):
-    async def story(swarm: Swarm) -> None:
-        round, first = await killed_at(swarm, tmp_path, 0.7)
-        paths = sorted((tmp_path / "download").iterdir())
-        for path, data in zip(paths, (b"", b"x" * CHUNK_BYTES, b"x" * 2 * CHUNK_BYTES), strict=False):
-            path.write_bytes(data)
-        member = comes(swarm, tmp_path)
-        await in_step(swarm)
-        (fetched,) = swarm.of("fetched", "d")
-        assert fetched.fields == {"round": round, "bytes": STATE_BYTES - first + 3 * CHUNK_BYTES}
-        assert not [event for event, _ in member.said if event == "holder"], "that was nobody's fault"
-
-    play(story)
-
-
-def test_on_a_full_disk_the_download_is_done_in_memory_and_it_is_said_once(tmp_path, monkeypatch):
-    def full(path: Path, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    async def story(swarm: Swarm) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "write_bytes", full)
-            member = comes(swarm, tmp_path)
-            await in_step(swarm)
-        assert swarm.of("fetched", "d")[-1].fields["bytes"] == STATE_BYTES
-        told = [text for event, text in member.said if event == "chunks_not_kept"]
-        assert len(told) == 1
-        assert "No space left on device" in told[0]
-        assert list(tmp_path.iterdir()) == []
-
-    play(story)
-
-
-def test_a_peer_that_begins_from_something_else_keeps_nothing_of_the_download(tmp_path):
-    async def story(swarm: Swarm) -> None:
-        await killed_at(swarm, tmp_path, 0.6)
-        for name in OTHERS:
-            await swarm.crash(name)
-        await swarm.during(1.0)
-        swarm.start("d", 0, checkpoints=tmp_path, from_seed=True)
-        await swarm.until(lambda: "d" in swarm.rounds(), 30.0)
-        assert not swarm.of("fetched", "d")
-        assert not (tmp_path / "download").exists()
-
-    play(story)
-
-
-def test_the_same_seed_plays_the_same_story(tmp_path):
-    def notes(folder: Path) -> list[Note]:
-        async def story(swarm: Swarm) -> None:
-            await killed_at(swarm, folder, 0.6)
-            comes(swarm, folder)
-            await in_step(swarm)
-
-        return play(story).notes
-
-    assert notes(tmp_path / "first") == notes(tmp_path / "second")
 
 
 def test_a_newcomer_told_to_leave_in_its_download_goes_at_once_and_comes_back_for_the_rest(tmp_path):

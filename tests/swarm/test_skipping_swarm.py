@@ -142,14 +142,6 @@ def test_a_swap_is_made_only_where_it_is_allowed_and_nobody_has_told_anything_ye
     assert not swarm.of("refused")
 
 
-def test_without_skipping_every_microbatch_goes_through_every_stage():
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: swarm.committed(0) >= 60, 60.0)
-
-    swarm = play(story, Paths())
-    assert commits(swarm, "a") <= commits(swarm, "b") & commits(swarm, "c") & commits(swarm, "d")
-
-
 def test_a_dead_stage_is_left_out_and_when_too_many_are_dead_they_are_waited_for_by_name():
     moments = {}
 
@@ -175,20 +167,6 @@ def test_a_dead_stage_is_left_out_and_when_too_many_are_dead_they_are_waited_for
     assert between - commits(swarm, "b") <= commits(swarm, "c")
     assert waiting(swarm, "a", moments["one dead"]) == [("waiting", [1, 2]), ("waiting_over", None)]
     assert len(commits(swarm, "e")) > 10
-
-
-def test_the_last_stage_is_never_left_out():
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: swarm.committed(0) >= 20, 60.0)
-        died = swarm.loop.time()
-        await swarm.crash("d")
-        await swarm.until(lambda: waiting(swarm, "b", died), 15.0)
-        before = len(commits(swarm, "a"))
-        await swarm.during(10.0)
-        assert len(commits(swarm, "a")) <= before + 2
-        assert waiting(swarm, "b", died) == [("waiting", [3])]
-
-    play(story, Paths(0.25))
 
 
 @pytest.mark.parametrize(

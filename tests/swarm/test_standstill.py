@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.worker.snapshot_of_worker import snapshot_of
 
 MANIFEST = tiny_manifest((2, 1))
@@ -45,60 +45,54 @@ async def left_and_waited_for(swarm: Swarm, folder, back) -> int:
     return at
 
 
-def test_the_only_holder_of_a_stage_goes_back_to_it_though_newcomers_wait_there(tmp_path):
-    async def story():
-        swarm = Swarm(MANIFEST, stub=True)
-        at = await left_and_waited_for(swarm, tmp_path, None)
-        await swarm.until(lambda: settled(swarm) >= at + 4, 30.0)
-        assert not any(stuck_at(swarm, name) for name in swarm.living())
-        await swarm.close()
-
-    run(story())
+@on_virtual_clock
+async def test_the_only_holder_of_a_stage_goes_back_to_it_though_newcomers_wait_there(tmp_path):
+    swarm = Swarm(MANIFEST, stub=True)
+    at = await left_and_waited_for(swarm, tmp_path, None)
+    await swarm.until(lambda: settled(swarm) >= at + 4, 30.0)
+    assert not any(stuck_at(swarm, name) for name in swarm.living())
+    await swarm.close()
 
 
-def test_a_holder_that_was_sent_elsewhere_moves_back(tmp_path):
-    async def story():
-        swarm = Swarm(MANIFEST, 1, stub=True)
-        at = await left_and_waited_for(swarm, tmp_path, 1)
-        await swarm.until(lambda: settled(swarm) >= at + 4, 90.0)
-        assert swarm.members["a"].worker.stage == 0
-        await swarm.close()
-
-    run(story())
+@on_virtual_clock
+async def test_a_holder_that_was_sent_elsewhere_moves_back(tmp_path):
+    swarm = Swarm(MANIFEST, 1, stub=True)
+    at = await left_and_waited_for(swarm, tmp_path, 1)
+    await swarm.until(lambda: settled(swarm) >= at + 4, 90.0)
+    assert swarm.members["a"].worker.stage == 0
+    await swarm.close()
 
 
 @pytest.mark.parametrize("from_seed", [False, True])
-def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights_and_keeps_the_files(tmp_path, from_seed):
-    async def story():
-        swarm = Swarm(MANIFEST, stub=True)
-        swarm.open()
-        peer(swarm, "a", 0, folder=tmp_path)
+@on_virtual_clock
+async def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights(tmp_path, from_seed):
+    swarm = Swarm(MANIFEST, stub=True)
+    swarm.open()
+    peer(swarm, "a", 0, folder=tmp_path)
+    peer(swarm, "b", 0, folder=tmp_path)
+    peer(swarm, "c", 1, folder=tmp_path)
+    await swarm.until(lambda: settled(swarm) >= 10, 60.0)
+    await swarm.leave("a", "b", "c")
+    for name in "abc":
+        await swarm.members[name].worker.transport.close()
+    await swarm.during(130.0)
+    [file] = (tmp_path / "a").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:100])
+    later = file.replace(file.with_name("stage-0-round-00002247.safetensors"))
+    (tmp_path / "a" / "stage-0-round-00002246.safetensors").write_bytes(b"")
+    peer(swarm, "a", 0, folder=tmp_path, from_seed=from_seed, checkpoint_seconds=2.0)
+    await swarm.during(70.0)
+    worker = swarm.members["a"].worker
+    assert (worker.update is not None) == from_seed
+    if not from_seed:
+        assert "round 2247" in worker.elsewhere.why
+        assert "from_seed=true" in worker.elsewhere.why
         peer(swarm, "b", 0, folder=tmp_path)
-        peer(swarm, "c", 1, folder=tmp_path)
-        await swarm.until(lambda: settled(swarm) >= 10, 60.0)
-        await swarm.leave("a", "b", "c")
-        for name in "abc":
-            await swarm.members[name].worker.transport.close()
-        await swarm.during(130.0)
-        [file] = (tmp_path / "a").glob("*.safetensors")
-        file.write_bytes(file.read_bytes()[:100])
-        later = file.replace(file.with_name("stage-0-round-00002247.safetensors"))
-        (tmp_path / "a" / "stage-0-round-00002246.safetensors").write_bytes(b"")
-        peer(swarm, "a", 0, folder=tmp_path, from_seed=from_seed, checkpoint_seconds=2.0)
-        await swarm.during(70.0)
-        worker = swarm.members["a"].worker
-        assert (worker.update is not None) == from_seed
-        if not from_seed:
-            assert "round 2247" in worker.elsewhere.why
-            assert "from_seed=true" in worker.elsewhere.why
-            peer(swarm, "b", 0, folder=tmp_path)
-        peer(swarm, "c", 1, folder=tmp_path)
-        await swarm.until(lambda: settled(swarm) >= 20, 90.0)
-        assert worker.elsewhere.why == ""
-        await swarm.during(10.0)
-        await swarm.close()
-        assert later.stat().st_size == 100
-        assert (tmp_path / "a" / "stage-0-round-00002246.safetensors").stat().st_size == 0
-        assert len(list((tmp_path / "a").glob("stage-0-*.safetensors"))) == 4, "two usable ones besides"
-
-    run(story())
+    peer(swarm, "c", 1, folder=tmp_path)
+    await swarm.until(lambda: settled(swarm) >= 20, 90.0)
+    assert worker.elsewhere.why == ""
+    await swarm.during(10.0)
+    await swarm.close()
+    assert later.stat().st_size == 100
+    assert (tmp_path / "a" / "stage-0-round-00002246.safetensors").stat().st_size == 0
+    assert len(list((tmp_path / "a").glob("stage-0-*.safetensors"))) == 4, "two usable ones besides"

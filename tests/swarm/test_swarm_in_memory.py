@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 import swarm as fixture
+from clocks import on_virtual_clock
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.config.run_file import RunFileError, from_wire
@@ -19,7 +15,6 @@ from peers.state import checkpoint_file
 from peers.state.archive_restore import Restoring
 from peers.state.archive_store import StoreUnreachable
 from peers.worker.rounds import update_compute
-from protocols.memory.transport import Conditions
 from protocols.messages.table import AskManifest, Hello, ManifestIs, Refuse
 from swarmnet.identifiers import PeerId
 
@@ -114,33 +109,6 @@ def test_a_large_state_is_hashed_when_it_is_signed_and_a_newcomer_takes_it_up(mo
     assert all(found[round, "c"] == found[round, "g"] for round in shared)
 
 
-def test_a_peer_that_is_frozen_and_thaws_catches_up():
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        d = swarm.members["d"]
-        swarm.network.freeze(d.peer)
-        before = len(swarm.of("committed", "c"))
-        await swarm.until(lambda: len(swarm.of("committed", "c")) > before + 20, 15.0)
-        await swarm.during(10.0)
-        swarm.network.thaw(d.peer)
-        thawed_at = swarm.loop.time()
-        await swarm.until(lambda: contributes(swarm, "d", thawed_at), 30.0)
-        ahead = settled(swarm, "c")
-        await swarm.until(lambda: settled(swarm, "d") > ahead, 20.0)
-
-    play(Swarm(tiny_manifest()), story)
-
-
-def test_links_that_lose_one_message_in_twenty_cost_time_and_nothing_else():
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: swarm.committed(0) >= 80 and settled(swarm) >= 8, 240.0)
-
-    swarm = play(Swarm(tiny_manifest(), conditions=Conditions(latency_seconds=0.01, lost=0.05)), story)
-    assert shared_rounds(swarm) >= 3 * 8
-    ledgers = [member.worker.data.ledger for member in swarm.members.values()]
-    assert sum(ledger.rerouted.get("deadline", 0) for ledger in ledgers) > 0, "something was lost"
-
-
 def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contribution():
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
@@ -163,21 +131,18 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
     assert "left: leaving" in reasons
 
 
-def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
+@on_virtual_clock
+async def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
     def away(*_: object) -> str:
         raise StoreUnreachable("nobody answers")
-
-    async def story() -> None:
-        swarm.open()
-        member = swarm.start("a", 0, archive=str(tmp_path / "archive"), checkpoints=tmp_path)
-        await swarm.until(lambda: any("trying again" in line for _, line in member.said), 60.0)
-        told_at = swarm.loop.time()
-        await swarm.close()
-        assert swarm.loop.time() - told_at < 1.0
-
     monkeypatch.setattr(Restoring, "_bring", away)
     swarm = Swarm(tiny_manifest())
-    run(story())
+    swarm.open()
+    member = swarm.start("a", 0, archive=str(tmp_path / "archive"), checkpoints=tmp_path)
+    await swarm.until(lambda: any("trying again" in line for _, line in member.said), 60.0)
+    told_at = swarm.loop.time()
+    await swarm.close()
+    assert swarm.loop.time() - told_at < 1.0
 
 
 @pytest.mark.parametrize(("missed", "way"), [(5, "contributions"), (FETCH_ROUNDS + 5, "snapshot")])
@@ -205,19 +170,6 @@ def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tm
         back.worker.disk.folder = None  # It would write in a thread, for which a virtual clock cannot wait.
 
     play(Swarm(tiny_manifest()), story)
-
-
-def test_an_origin_that_was_killed_and_comes_back_repeats_no_microbatch():
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: swarm.committed(0) >= 60, 60.0)
-        await swarm.crash("a")
-        await swarm.during(2.0)
-        before = len(swarm.of("committed", "a"))
-        swarm.start("a", 0, in_flight=2)
-        await swarm.until(lambda: len(swarm.of("committed", "a")) > before + 10, 10.0)
-
-    swarm = play(Swarm(tiny_manifest()), story)
-    assert not swarm.of("nack")
 
 
 class Stranger:
@@ -256,39 +208,6 @@ def test_peers_of_another_run_are_refused_and_its_manifest_is_not_taken_for_ours
         assert [message.code for message, _ in stranger.heard if isinstance(message, Refuse)] == ["wrong_run"]
 
     play(Swarm(tiny_manifest()), story)
-
-
-def eventful(seed: int) -> str:
-    """The digest of everything that every peer noted in a story with loss, a kill and a newcomer."""
-
-    async def story(swarm: Swarm) -> None:
-        await swarm.until(lambda: settled(swarm) >= 2, 60.0)
-        await swarm.crash("c")
-        swarm.start("g")
-        await swarm.until(lambda: contributes(swarm, "g"), 60.0)
-
-    conditions = Conditions(latency_seconds=0.02, lost=0.02, repeated=0.02, reordered=0.02)
-    swarm = play(Swarm(tiny_manifest(), seed, conditions), story)
-    lines = [f"{note.time} {note.name} {note.event} {note.fields}\n" for note in swarm.notes]
-    assert len(lines) > 300
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def test_a_seed_reproduces_every_event_of_a_swarm_in_any_process():
-    """Also with other hash seeds: nothing may depend on the order of a set."""
-    program = "from test_swarm_in_memory import eventful; print(eventful(3))"
-    place = Path(__file__).parent
-    found = set()
-    for hash_seed in ("1", "2"):
-        path = f"{place}:{place.parents[1]}:{place.parent / 'support'}"
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr
-        found.add(done.stdout.strip())
-    assert found == {eventful(3)}
-    assert eventful(4) not in found
 
 
 def test_a_newcomer_takes_the_stage_that_lost_a_peer_though_the_directory_still_lists_it():

@@ -259,7 +259,7 @@ def header_of(piece: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", get_args(AnyMessage), ids=lambda kind: kind.__name__)
 def test_the_plain_package_reads_every_message_and_writes_what_we_read(kind):
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(valid(kind))
     def both_ways(message: Any) -> None:
         writer = FrameWriter()
@@ -274,7 +274,7 @@ def test_the_plain_package_reads_every_message_and_writes_what_we_read(kind):
     both_ways()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(valid(PeerRecord))
 def test_the_plain_package_reads_a_record(record):
     assert msgpack.unpackb(msgspec.msgpack.encode(record)) == plain(record)

@@ -6,7 +6,7 @@ import pytest
 from needs import needs_libp2p, without_network
 from wan_doctor import NOBODY, PORT, examine
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(500)]
 
 
 @without_network

@@ -6,7 +6,7 @@ import pytest
 from needs import without_network
 from wan_relay import train
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @without_network

@@ -321,7 +321,7 @@ def test_a_peer_file_can_be_made_in_the_program_too(tmp_path):
     assert config.metrics.listen == "127.0.0.1:9410"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=60) | st.text("abc:-[]{}&*!|>'\"%@` \n\t#,0?", max_size=60))
 def test_any_text_is_loaded_or_refused_in_one_line(typed, text):
     try:
@@ -332,7 +332,7 @@ def test_any_text_is_loaded_or_refused_in_one_line(typed, text):
         pass  # lone surrogates cannot be in a file
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(
         st.sampled_from(sorted(PeerFile.model_fields)), st.text("ab1-:[]{}, .", max_size=9), max_size=5

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.config.run_file import (
@@ -241,7 +241,6 @@ def test_a_missing_publication_is_named():
         load_signed(Path("nowhere.json"))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_changed_byte_gets_through(data):
     wire = bytearray(sign(Manifest("x", OWNER.peer_id)).wire())

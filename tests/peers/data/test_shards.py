@@ -17,7 +17,7 @@ import fsspec
 import pyarrow
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -223,7 +223,6 @@ JSON = st.recursive(
 FILES = JSON.map(lambda files: {"form": "swarmnet index 1", "files": files})
 
 
-@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=50), st.one_of(JSON, FILES).map(lambda told: json.dumps(told).encode())))
 def test_whatever_an_index_is_it_is_read_or_refused(data):
     with suppress(Unreadable):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swarm import tokens_of
 
@@ -239,7 +239,6 @@ def test_a_missing_tokenizers_package_is_named(monkeypatch: pytest.MonkeyPatch) 
         open_tokenizer(Path("tokenizer.json"), 256)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(1, 200), st.integers(1, 50))
 def test_an_excerpt_is_made_of_pieces_of_the_text(text: bytes, limit: int, piece: int) -> None:
     taken = excerpt(text, limit, piece)

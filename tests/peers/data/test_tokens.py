@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swarm import tokens_of
 from tokenizers import Tokenizer
@@ -143,7 +143,6 @@ def test_documents_of_no_words_between_them_stay_apart(tmp_path):
     assert bytes(tokens.tolist()) == BETWEEN_DOCUMENTS.join(b"%d" % n for n in range(5))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.binary(max_size=60), st.text(max_size=30).map(str.encode)), max_size=8),
     st.integers(8, 40),

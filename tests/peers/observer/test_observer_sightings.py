@@ -161,7 +161,7 @@ def test_the_energy_of_a_peer_is_added_up_over_restarts():
     assert contributions.tokens["a", told[0].stage] == 9 + 4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), peers=st.integers(1, 40))
 def test_whatever_happens_counts_stay_consistent(seed, peers):
     sightings = Sightings(3)

@@ -147,12 +147,6 @@ def test_what_one_peer_settled_while_most_stood_still_is_taken_up_and_no_work_is
     assert sharded or made <= {name for found in sets.values() for ids in found for name in ids}
 
 
-def test_without_a_clock_of_its_own_it_would_take_everybody_for_silent(tmp_path, monkeypatch):
-    monkeypatch.setattr(lived_clock, "STOOD_SECONDS", float("inf"))
-    _, events = thawed(tmp_path, 12.0)
-    assert ("unlinked", "silent") in [(event, fields.get("reason")) for event, fields in events]
-
-
 def test_who_fell_silent_is_not_linked_again_before_it_says_something(tmp_path):
     async def story():
         world = World(small_manifest(1, 3, None, 6), 6, tmp_path)

@@ -121,7 +121,7 @@ async def test_several_requests_go_over_one_connection(control, tmp_path):
     assert [json.loads(answer)["heard"]["n"] for answer in answers] == [1, 2]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     line=st.one_of(st.binary(max_size=200), st.just(b"[" * 50_000), st.just(b'{"do": 1e999}'), st.just(b"{}"))
 )

@@ -131,7 +131,7 @@ def two(tmp_path_factory):
 
 
 IN_MODULE = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )  # fmt: skip
 
 

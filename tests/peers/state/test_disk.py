@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from clocks import on_virtual_clock
 
-from peers.lab.world.virtual_time import run
 from peers.state import checkpoint_file
 from peers.state.checkpoint_writer import Disk
 from peers.state.snapshot_store import Weights
@@ -47,26 +47,20 @@ def disk(monkeypatch, tmp_path):
     return made, said
 
 
-def test_a_full_disk_is_said_every_minute_and_used_as_soon_as_there_is_room(disk):
+@on_virtual_clock
+async def test_a_full_disk_is_said_every_minute_and_used_as_soon_as_there_is_room(disk):
     made, said = disk
-
-    async def story():
-        for second in range(150):
-            made.room = second == 149
-            await made._write(Weights(torch.zeros(1), second, START))
-            await asyncio.sleep(1)
-
-    run(story())
+    for second in range(150):
+        made.room = second == 149
+        await made._write(Weights(torch.zeros(1), second, START))
+        await asyncio.sleep(1)
     first = said[0][0]
     assert said == [(first + at, "checkpoint_failed") for at in (0, 60, 120)] + [(first + 149, "checkpoint")]
 
 
-def test_the_last_try_is_always_said(disk):
+@on_virtual_clock
+async def test_the_last_try_is_always_said(disk):
     made, said = disk
-
-    async def story():
-        await made._write(Weights(torch.zeros(1), 1, START))
-        await made._write(Weights(torch.zeros(1), 1, START), last=True)
-
-    run(story())
+    await made._write(Weights(torch.zeros(1), 1, START))
+    await made._write(Weights(torch.zeros(1), 1, START), last=True)
     assert [event for _, event in said] == ["checkpoint_failed"] * 2

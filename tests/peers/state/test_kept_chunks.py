@@ -14,7 +14,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.lab.world.virtual_time import run
@@ -89,7 +89,6 @@ DAMAGES = (
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 2**32), st.integers(1, 12 * CHUNK), st.lists(st.floats(0, 1), max_size=3),
     st.lists(st.sampled_from(DAMAGES), max_size=3),

@@ -210,7 +210,7 @@ def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
     assert event_log.parse("of_tomorrow", {"text": "x"}).fields == {"text": "x"}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 400))
 def test_a_crash_at_any_byte_loses_only_the_end(tmp_path, clock, cut):
     path = tmp_path / "events.jsonl"

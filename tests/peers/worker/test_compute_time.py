@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from clocks import on_virtual_clock
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.telemetry.metrics import Metrics
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 
@@ -90,27 +90,24 @@ def test_what_it_waits_for_has_a_word(state, serving, missing, phases, reason):
     assert idle_reason(SimpleNamespace(state="connecting", data=None)) == "joining"
 
 
-def test_a_slow_last_stage_is_busy_and_the_first_one_waits_for_its_answers():
+@on_virtual_clock
+async def test_a_slow_last_stage_is_busy_and_the_first_one_waits_for_its_answers():
     """Where a pipeline is too narrow is told by who is not idle."""
-
-    async def story():
-        swarm.open()
-        swarm.start("first", 0, in_flight=4)
-        swarm.start("last", 1, compute=lambda priority: 0.2)
-        await swarm.until(lambda: swarm.committed(0) > 3, 60.0)
-        accounts = {}
-        for name in ("first", "last"):
-            metrics = Metrics(process=False)
-            accounts[name] = metrics, ComputeTime(metrics.compute), swarm.members[name].worker
-        for _ in range(12):
-            for _, spent, worker in accounts.values():
-                spent.look(worker.loop.time(), worker.compute, idle_reason(worker))
-            await swarm.during(1.0)
-        await swarm.close()
-        found.update({name: spent.idle_share for name, (_, spent, _) in accounts.items()})
-        found["reasons"] = counted(accounts["first"][0])
-
     swarm, found = Swarm(tiny_manifest((2, 1))), {}
-    run(story())
+    swarm.open()
+    swarm.start("first", 0, in_flight=4)
+    swarm.start("last", 1, compute=lambda priority: 0.2)
+    await swarm.until(lambda: swarm.committed(0) > 3, 60.0)
+    accounts = {}
+    for name in ("first", "last"):
+        metrics = Metrics(process=False)
+        accounts[name] = metrics, ComputeTime(metrics.compute), swarm.members[name].worker
+    for _ in range(12):
+        for _, spent, worker in accounts.values():
+            spent.look(worker.loop.time(), worker.compute, idle_reason(worker))
+        await swarm.during(1.0)
+    await swarm.close()
+    found.update({name: spent.idle_share for name, (_, spent, _) in accounts.items()})
+    found["reasons"] = counted(accounts["first"][0])
     assert found["last"] < 0.2 < 0.6 < found["first"]
     assert found["reasons"]["answers"].expected > 6.0

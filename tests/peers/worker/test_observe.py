@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import tiny_manifest
 from watched import Watched, moved, seen
 
@@ -149,33 +150,31 @@ def test_the_bytes_of_contributions_on_the_wire_are_the_computed_ones(watched):
         assert sent % each == 0
 
 
-def test_faults_have_series_of_their_own():
-    async def story():
-        swarm.open()
-        worker = swarm.start("a", 0).worker
-        await swarm.until(lambda: swarm.committed(0) > 3, 30.0)
-        worker.data.ledger.drop("not_finite")
-        worker.update.counts.not_finite += 2
-        worker.data.missing = (2,)
-        worker.data.ledger.rerouted["deadline"] = 7
-        worker.neighbourhood.departures["made up"] += 1
-        worker.inference.outcomes.update({"done": 2, "made up": 1})
-        worker.audits.outcomes["lied"] += 1
-        for _ in range(MISSED_LOOKS):
-            worker.looking.split.looked(["x", "y"], ["y"])
-        for code in ("malformed", "made up by a stranger", "made up by another"):
-            worker.neighbourhood.traffic.refused[code] += 4
-        ahead = worker.update.rounds.current + 5
-        worker.update.rounds.neighbours["somebody"] = NeighbourView(round=ahead)
-        swarm.observers["a"].look()
-        del worker.update.rounds.neighbours["somebody"]
-        text.extend(swarm.metrics["a"].text().decode().splitlines())
-        await swarm.stop_watching()
-        await swarm.close()
-
+@on_virtual_clock
+async def test_faults_have_series_of_their_own():
     text = []
     swarm = Watched(tiny_manifest((3,)))
-    run(story())
+    swarm.open()
+    worker = swarm.start("a", 0).worker
+    await swarm.until(lambda: swarm.committed(0) > 3, 30.0)
+    worker.data.ledger.drop("not_finite")
+    worker.update.counts.not_finite += 2
+    worker.data.missing = (2,)
+    worker.data.ledger.rerouted["deadline"] = 7
+    worker.neighbourhood.departures["made up"] += 1
+    worker.inference.outcomes.update({"done": 2, "made up": 1})
+    worker.audits.outcomes["lied"] += 1
+    for _ in range(MISSED_LOOKS):
+        worker.looking.split.looked(["x", "y"], ["y"])
+    for code in ("malformed", "made up by a stranger", "made up by another"):
+        worker.neighbourhood.traffic.refused[code] += 4
+    ahead = worker.update.rounds.current + 5
+    worker.update.rounds.neighbours["somebody"] = NeighbourView(round=ahead)
+    swarm.observers["a"].look()
+    del worker.update.rounds.neighbours["somebody"]
+    text.extend(swarm.metrics["a"].text().decode().splitlines())
+    await swarm.stop_watching()
+    await swarm.close()
     for line in (
         'train_nonfinite_total{where="microbatch"} 1.0',
         'train_nonfinite_total{where="contribution"} 2.0',

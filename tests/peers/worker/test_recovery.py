@@ -7,6 +7,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
+from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Weights
@@ -90,12 +91,10 @@ def test_where_nobody_takes_part_a_peer_that_starts_waits_for_agreement_only_for
     assert AGREE_SECONDS <= run(story()) <= AGREE_SECONDS + 2.0
 
 
-def test_where_somebody_takes_part_agreement_is_waited_for():
-    async def story() -> None:
-        recovery, states = starting(ready=True)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(60.0):
-                await recovery.weights(None, lambda: None)
-        assert not any(states.asked)
-
-    run(story())
+@on_virtual_clock
+async def test_where_somebody_takes_part_agreement_is_waited_for():
+    recovery, states = starting(ready=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60.0):
+            await recovery.weights(None, lambda: None)
+    assert not any(states.asked)

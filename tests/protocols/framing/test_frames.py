@@ -2,7 +2,7 @@ import hashlib
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import Malformed, TooLarge, WireError
@@ -90,7 +90,6 @@ def test_the_bytes_of_a_message_are_what_the_arithmetic_says():
         assert len(stream((CHUNK, body))) == wire_bytes(len(encode(CHUNK)), size)
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_no_flipped_bit_reaches_the_receiver(data):
     sent = [(BUSY, b""), (ACT, bytes(range(200))), (Contribution(), b"votes" * 30)]

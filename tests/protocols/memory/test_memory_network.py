@@ -6,6 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
 from protocols.errors import PeerGone
@@ -59,70 +60,60 @@ async def link(network, source=0, target=1, lane="data"):
     return await network.transports[PEERS[source]].open(PEERS[target], lane, 10.0)
 
 
-def test_latency_and_bandwidth_take_the_time_they_should():
-    async def scenario():
-        network, (_, heard) = world(2, Conditions(latency_seconds=0.1, bytes_per_second=1e6))
-        one = await link(network)
-        assert asyncio.get_running_loop().time() == pytest.approx(0.2)  # a round trip
-        one.post(CHUNK, bytes(1_000_000))
-        await asyncio.sleep(10)
-        size = wire_bytes(len(encode(CHUNK)), 1_000_000)
-        assert heard.times() == [pytest.approx(0.3 + size / 1e6, abs=1e-3)]
-
-    run(scenario())
+@on_virtual_clock
+async def test_latency_and_bandwidth_take_the_time_they_should():
+    network, (_, heard) = world(2, Conditions(latency_seconds=0.1, bytes_per_second=1e6))
+    one = await link(network)
+    assert asyncio.get_running_loop().time() == pytest.approx(0.2)  # a round trip
+    one.post(CHUNK, bytes(1_000_000))
+    await asyncio.sleep(10)
+    size = wire_bytes(len(encode(CHUNK)), 1_000_000)
+    assert heard.times() == [pytest.approx(0.3 + size / 1e6, abs=1e-3)]
 
 
-def test_an_uplink_is_shared_by_all_links_of_a_peer():
-    async def scenario():
-        network, (_, heard, other) = world(3)
-        network.transports[PEERS[0]].uplink.bytes_per_second = 1e6
-        for target in (1, 2):
-            (await link(network, 0, target)).post(CHUNK, bytes(500_000))
-        await asyncio.sleep(10)
-        assert max(heard.times() + other.times()) == pytest.approx(1.0, abs=0.01)
-
-    run(scenario())
+@on_virtual_clock
+async def test_an_uplink_is_shared_by_all_links_of_a_peer():
+    network, (_, heard, other) = world(3)
+    network.transports[PEERS[0]].uplink.bytes_per_second = 1e6
+    for target in (1, 2):
+        (await link(network, 0, target)).post(CHUNK, bytes(500_000))
+    await asyncio.sleep(10)
+    assert max(heard.times() + other.times()) == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_slow_line_does_not_hold_up_what_goes_to_others():
-    async def scenario():
-        network, (_, heard, other) = world(3)
-        network.set(PEERS[0], PEERS[1], Conditions(bytes_per_second=1e5))
-        (await link(network, 0, 1)).post(CHUNK, bytes(500_000))
-        (await link(network, 0, 2)).post(CHUNK, bytes(500_000))
-        await asyncio.sleep(10)
-        assert heard.times() == [pytest.approx(5.0, abs=0.1)]
-        assert other.times() == [pytest.approx(0.0, abs=0.1)]
-
-    run(scenario())
+@on_virtual_clock
+async def test_a_slow_line_does_not_hold_up_what_goes_to_others():
+    network, (_, heard, other) = world(3)
+    network.set(PEERS[0], PEERS[1], Conditions(bytes_per_second=1e5))
+    (await link(network, 0, 1)).post(CHUNK, bytes(500_000))
+    (await link(network, 0, 2)).post(CHUNK, bytes(500_000))
+    await asyncio.sleep(10)
+    assert heard.times() == [pytest.approx(5.0, abs=0.1)]
+    assert other.times() == [pytest.approx(0.0, abs=0.1)]
 
 
-def test_urgent_messages_overtake_on_a_slow_line():
-    async def scenario():
-        network, (_, heard) = world(2, Conditions(bytes_per_second=1e6))
-        one = await link(network)
-        one.post(CHUNK, bytes(1_000_000))
-        await asyncio.sleep(0.2)
-        one.post(busy(1))
-        await asyncio.sleep(10)
-        assert heard.times()[0] < 0.4  # at most a piece and the queue of the line
-        assert heard.times()[1] == pytest.approx(1.0, abs=0.01)
-
-    run(scenario())
+@on_virtual_clock
+async def test_urgent_messages_overtake_on_a_slow_line():
+    network, (_, heard) = world(2, Conditions(bytes_per_second=1e6))
+    one = await link(network)
+    one.post(CHUNK, bytes(1_000_000))
+    await asyncio.sleep(0.2)
+    one.post(busy(1))
+    await asyncio.sleep(10)
+    assert heard.times()[0] < 0.4  # at most a piece and the queue of the line
+    assert heard.times()[1] == pytest.approx(1.0, abs=0.01)
 
 
-def test_lost_repeated_and_reordered_messages():
-    async def scenario():
-        conditions = Conditions(latency_seconds=0.01, lost=0.1, repeated=0.1, reordered=0.1)
-        network, (_, heard) = world(2, conditions)
-        one = await link(network)
-        for n in range(1000):
-            one.post(busy(n))
-            await asyncio.sleep(0.002)
-        await asyncio.sleep(1)
-        return heard.counters()
-
-    counters = run(scenario())
+@on_virtual_clock
+async def test_lost_repeated_and_reordered_messages():
+    conditions = Conditions(latency_seconds=0.01, lost=0.1, repeated=0.1, reordered=0.1)
+    network, (_, heard) = world(2, conditions)
+    one = await link(network)
+    for n in range(1000):
+        one.post(busy(n))
+        await asyncio.sleep(0.002)
+    await asyncio.sleep(1)
+    counters = heard.counters()
     assert 850 < len(set(counters)) < 950
     assert 50 < len(counters) - len(set(counters)) < 130
     assert 30 < sum(a > b for a, b in pairwise(counters)) < 200
@@ -145,69 +136,63 @@ def test_a_corrupted_message_is_refused_and_ends_the_link_at_both_sides():
     assert run(scenario()) == 1
 
 
-def test_a_crash_is_told_after_the_latency_and_the_dead_hear_nothing():
-    async def scenario():
-        network, (dead, heard) = world(2, Conditions(latency_seconds=0.05))
-        there, back = await link(network, 0, 1), await link(network, 1, 0)
-        there.post(busy(1))
-        await asyncio.sleep(1)
-        now = asyncio.get_running_loop().time()
-        network.crash(PEERS[0])
-        assert not back.closed
-        await asyncio.sleep(1)
-        assert heard.times("lost") == [pytest.approx(now + 0.05)] * 2
-        assert back.closed
-        assert dead.events == []
-        with pytest.raises(PeerGone):
-            await link(network, 1, 0)
-        network.transport(PEERS[0]).listen(dead)  # it comes back
-        (await link(network, 1, 0)).post(busy(2))
-        await asyncio.sleep(1)
-        assert dead.counters() == [2]
-
-    run(scenario())
+@on_virtual_clock
+async def test_a_crash_is_told_after_the_latency_and_the_dead_hear_nothing():
+    network, (dead, heard) = world(2, Conditions(latency_seconds=0.05))
+    there, back = await link(network, 0, 1), await link(network, 1, 0)
+    there.post(busy(1))
+    await asyncio.sleep(1)
+    now = asyncio.get_running_loop().time()
+    network.crash(PEERS[0])
+    assert not back.closed
+    await asyncio.sleep(1)
+    assert heard.times("lost") == [pytest.approx(now + 0.05)] * 2
+    assert back.closed
+    assert dead.events == []
+    with pytest.raises(PeerGone):
+        await link(network, 1, 0)
+    network.transport(PEERS[0]).listen(dead)  # it comes back
+    (await link(network, 1, 0)).post(busy(2))
+    await asyncio.sleep(1)
+    assert dead.counters() == [2]
 
 
-def test_nobody_is_told_of_a_frozen_peer_and_what_was_held_arrives_when_it_thaws():
-    async def scenario():
-        network, (told, heard) = world(2)
-        one = await link(network)
-        network.freeze(PEERS[1])
+@on_virtual_clock
+async def test_nobody_is_told_of_a_frozen_peer_and_what_was_held_arrives_when_it_thaws():
+    network, (told, heard) = world(2)
+    one = await link(network)
+    network.freeze(PEERS[1])
+    one.post(busy(1))
+    await asyncio.sleep(1000)
+    assert told.events == heard.events == []
+    network.thaw(PEERS[1])
+    one.post(busy(2))
+    await asyncio.sleep(1)
+    assert heard.counters() == [1, 2]
+
+
+@on_virtual_clock
+async def test_a_short_partition_delays_and_a_long_one_cuts():
+    network, listeners = world(4)
+    links = [await link(network, 0, 2), await link(network, 2, 0), await link(network, 0, 1)]
+    network.partition(PEERS[:2], PEERS[2:4])
+    for one in links:
         one.post(busy(1))
-        await asyncio.sleep(1000)
-        assert told.events == heard.events == []
-        network.thaw(PEERS[1])
-        one.post(busy(2))
-        await asyncio.sleep(1)
-        assert heard.counters() == [1, 2]
-
-    run(scenario())
-
-
-def test_a_short_partition_delays_and_a_long_one_cuts():
-    async def scenario():
-        network, listeners = world(4)
-        links = [await link(network, 0, 2), await link(network, 2, 0), await link(network, 0, 1)]
-        network.partition(PEERS[:2], PEERS[2:4])
-        for one in links:
-            one.post(busy(1))
-        await asyncio.sleep(DEAD_PATH_SECONDS - 1)
-        assert [listener.counters() for listener in listeners] == [[], [1], [], []]
-        network.heal()
-        await asyncio.sleep(1)
-        assert [listener.counters() for listener in listeners] == [[1], [1], [1], []]
-        network.block(PEERS[0], PEERS[2])
-        with pytest.raises(PeerGone):
-            await link(network, 3, 9)
-        await asyncio.sleep(DEAD_PATH_SECONDS + 1)
-        assert [one.closed for one in links] == [True, True, False]
-        assert len(listeners[0].times("lost")) == len(listeners[2].times("lost")) == 2
-        with pytest.raises(PeerGone):
-            await link(network, 0, 2)
-        network.heal()
-        assert not (await link(network, 0, 2)).closed
-
-    run(scenario())
+    await asyncio.sleep(DEAD_PATH_SECONDS - 1)
+    assert [listener.counters() for listener in listeners] == [[], [1], [], []]
+    network.heal()
+    await asyncio.sleep(1)
+    assert [listener.counters() for listener in listeners] == [[1], [1], [1], []]
+    network.block(PEERS[0], PEERS[2])
+    with pytest.raises(PeerGone):
+        await link(network, 3, 9)
+    await asyncio.sleep(DEAD_PATH_SECONDS + 1)
+    assert [one.closed for one in links] == [True, True, False]
+    assert len(listeners[0].times("lost")) == len(listeners[2].times("lost")) == 2
+    with pytest.raises(PeerGone):
+        await link(network, 0, 2)
+    network.heal()
+    assert not (await link(network, 0, 2)).closed
 
 
 async def stormy_world(seed):
@@ -240,32 +225,28 @@ def test_a_seed_reproduces_a_whole_stormy_world():
     assert sum(len(events) for events in first) > 500
 
 
-def test_the_order_of_one_link_holds_whatever_the_event_loop_does_with_equal_times():
-    async def scenario():
-        network, (_, heard) = world(2, Conditions(latency_seconds=0.5))
-        one = await link(network)
-        for n in range(500):
-            one.post(busy(n))
-            if n % 3 == 0:
-                await asyncio.sleep(0)
-        await asyncio.sleep(1)
-        assert heard.counters() == list(range(500))
-
-    run(scenario())
+@on_virtual_clock
+async def test_the_order_of_one_link_holds_whatever_the_event_loop_does_with_equal_times():
+    network, (_, heard) = world(2, Conditions(latency_seconds=0.5))
+    one = await link(network)
+    for n in range(500):
+        one.post(busy(n))
+        if n % 3 == 0:
+            await asyncio.sleep(0)
+    await asyncio.sleep(1)
+    assert heard.counters() == list(range(500))
 
 
-def test_bodies_are_copies():
-    async def scenario():
-        network, (_, heard) = world(2)
-        kept = []
-        heard.received = lambda peer, lane, message, body, wire_bytes: kept.append((message, body))
-        one = await link(network)
-        body = bytearray(b"abc")
-        one.post(ACT, body)
-        await asyncio.sleep(1)
-        body[0] = 0
-        assert kept[0][1] == b"abc"
-        assert kept[0][0] == ACT
-        assert kept[0][0] is not ACT
-
-    run(scenario())
+@on_virtual_clock
+async def test_bodies_are_copies():
+    network, (_, heard) = world(2)
+    kept = []
+    heard.received = lambda peer, lane, message, body, wire_bytes: kept.append((message, body))
+    one = await link(network)
+    body = bytearray(b"abc")
+    one.post(ACT, body)
+    await asyncio.sleep(1)
+    body[0] = 0
+    assert kept[0][1] == b"abc"
+    assert kept[0][0] == ACT
+    assert kept[0][0] is not ACT

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from clocks import on_virtual_clock
 from swarm import TINY_MODEL, Swarm, tiny_manifest
 
 from peers.compute.stage_part import real_part
-from peers.lab.world.virtual_time import run
 from peers.worker.inference.forward_compute import ForwardWork
 from protocols.messages.body_limits import bodies_for_workers, longest_bodies
 from protocols.messages.table import (
@@ -140,20 +140,17 @@ def test_a_stranger_may_send_no_body_whatever_its_kind():
 
 
 @pytest.mark.parametrize("paths", [Paths(), Paths(skip_ratio=0.4)])
-def test_an_honest_swarm_trains_and_takes_newcomers_without_one_refusal(paths):
+@on_virtual_clock
+async def test_an_honest_swarm_trains_and_takes_newcomers_without_one_refusal(paths):
     stages = (1,) * (5 if paths.skip_ratio else 3)
     model = replace(tiny_manifest().model, layers=len(stages))
     swarm = Swarm(tiny_manifest(stages=stages, paths=paths, model=model))
-
-    async def story():
-        swarm.open()
-        for stage in range(len(stages)):
-            swarm.start(f"p{stage}", stage, in_flight=1)
-        await swarm.until(lambda: swarm.rounds().get("p0", (0, -1))[1] >= 5, 120.0)
-        swarm.start("newcomer", 0, in_flight=1)
-        await swarm.until(lambda: swarm.rounds().get("newcomer", (0, -1))[1] >= 8, 120.0)
-        refused = [note for note in swarm.notes if note.event == "refused"]
-        assert refused == []
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for stage in range(len(stages)):
+        swarm.start(f"p{stage}", stage, in_flight=1)
+    await swarm.until(lambda: swarm.rounds().get("p0", (0, -1))[1] >= 5, 120.0)
+    swarm.start("newcomer", 0, in_flight=1)
+    await swarm.until(lambda: swarm.rounds().get("newcomer", (0, -1))[1] >= 8, 120.0)
+    refused = [note for note in swarm.notes if note.event == "refused"]
+    assert refused == []
+    await swarm.close()

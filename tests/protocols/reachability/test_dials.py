@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
 from peers.network.neighbourhood import MOST_GREETED, Neighbourhood
@@ -126,30 +127,26 @@ class Pair:
         await self.other.close("done")
 
 
-def test_whom_the_directory_still_knows_in_another_stage_is_linked_with_the_lanes_of_its_own():
-    async def main() -> None:
-        pair = Pair()
-        pair.me.learn(pair.record(0, 50.0))
-        await asyncio.sleep(0.02)
-        pair.me.learn(pair.other.record)  # From another neighbour, while the dial is under way.
-        await asyncio.sleep(2.0)
-        assert pair.works()
-        assert pair.notices.seen == [1]
-        await pair.close()
-
-    run(main())
+@on_virtual_clock
+async def test_whom_the_directory_still_knows_in_another_stage_is_linked_with_the_lanes_of_its_own():
+    pair = Pair()
+    pair.me.learn(pair.record(0, 50.0))
+    await asyncio.sleep(0.02)
+    pair.me.learn(pair.other.record)  # From another neighbour, while the dial is under way.
+    await asyncio.sleep(2.0)
+    assert pair.works()
+    assert pair.notices.seen == [1]
+    await pair.close()
 
 
 @pytest.mark.parametrize("signed_at", [50.0, 300.0], ids=["long ago", "by a clock that was ahead"])
-def test_who_greets_from_another_stage_than_it_was_linked_in_is_linked_anew(signed_at):
-    async def main() -> None:
-        pair = Pair()
-        pair.other.record = pair.record(0, signed_at)
-        pair.notices.then = lambda: setattr(pair.other, "record", pair.record(1, 100.0))
-        pair.me.learn(pair.other.record)
-        await asyncio.sleep(10.0)
-        assert pair.works()
-        assert pair.notices.seen == [0, "unlinked", 1]
-        await pair.close()
-
-    run(main())
+@on_virtual_clock
+async def test_who_greets_from_another_stage_than_it_was_linked_in_is_linked_anew(signed_at):
+    pair = Pair()
+    pair.other.record = pair.record(0, signed_at)
+    pair.notices.then = lambda: setattr(pair.other, "record", pair.record(1, 100.0))
+    pair.me.learn(pair.other.record)
+    await asyncio.sleep(10.0)
+    assert pair.works()
+    assert pair.notices.seen == [0, "unlinked", 1]
+    await pair.close()

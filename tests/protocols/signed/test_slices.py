@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import BadSignature, Malformed, WireError, WrongRun
@@ -113,7 +113,6 @@ def test_what_somebody_else_signs_with_my_key_in_it_is_a_forgery():
         open_slices(mixed, RUN, [0], SIZES)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300), st.lists(st.integers(-3, 6), max_size=5))
 def test_whatever_comes_is_opened_or_refused(data, shards):
     with pytest.raises(WireError):

@@ -1,10 +1,10 @@
 """Who passes on what its maker has not signed loses its link, and so does a stranger that sends bodies."""
 
 import pytest
+from clocks import on_virtual_clock
 from hostile import Liar
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from protocols.messages.table import Act, AskState, Chunk, Contribution, Known, PeerRecord, Statements
 from protocols.signed.envelope import Kind, seal
 from protocols.signed.identity import Identity
@@ -41,52 +41,46 @@ WORDS = {
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_does_not(word):
+@on_virtual_clock
+async def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_does_not(word):
     swarm = Swarm(tiny_manifest(stages=(1, 2)))
-
-    async def story():
-        swarm.open()
-        for name, stage in {"a": 0, "victim": 1, "c": 1}.items():
-            swarm.start(name, stage, in_flight=1)
-        await swarm.until(lambda: swarm.committed(0) >= 10, 60.0)
-        liar, victim = Liar(swarm, 1), swarm.members["victim"]
-        await liar.say(victim.peer, AskState())
-        await swarm.during(0.5)
-        link = liar._links[victim.peer, "group"]
-        refused = victim.worker.neighbourhood.traffic.refused
-        assert (link.closed, refused["bad_signature"]) == (False, 0)
-        await liar.say(victim.peer, *WORDS[word](swarm, lambda envelope: envelope))
-        await swarm.during(0.1)
-        assert (link.closed, refused["bad_signature"]) == (False, 0)
-        await liar.say(victim.peer, *WORDS[word](swarm, bent))
-        await swarm.during(0.1)
-        assert (link.closed, refused["bad_signature"]) == (True, 1)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, stage in {"a": 0, "victim": 1, "c": 1}.items():
+        swarm.start(name, stage, in_flight=1)
+    await swarm.until(lambda: swarm.committed(0) >= 10, 60.0)
+    liar, victim = Liar(swarm, 1), swarm.members["victim"]
+    await liar.say(victim.peer, AskState())
+    await swarm.during(0.5)
+    link = liar._links[victim.peer, "group"]
+    refused = victim.worker.neighbourhood.traffic.refused
+    assert (link.closed, refused["bad_signature"]) == (False, 0)
+    await liar.say(victim.peer, *WORDS[word](swarm, lambda envelope: envelope))
+    await swarm.during(0.1)
+    assert (link.closed, refused["bad_signature"]) == (False, 0)
+    await liar.say(victim.peer, *WORDS[word](swarm, bent))
+    await swarm.during(0.1)
+    assert (link.closed, refused["bad_signature"]) == (True, 1)
+    await swarm.close()
 
 
-def test_a_worker_takes_no_body_of_a_stranger_and_none_that_the_run_does_not_have():
+@on_virtual_clock
+async def test_a_worker_takes_no_body_of_a_stranger_and_none_that_the_run_does_not_have():
     swarm = Swarm(tiny_manifest(stages=(1, 2)))
-
-    async def story():
-        swarm.open()
-        swarm.start("a", 0, in_flight=1)
-        victim = swarm.start("victim", 1, in_flight=1)
-        await swarm.until(lambda: swarm.committed(0) >= 5, 60.0)
-        stranger = Liar(swarm, 1)
-        refused = victim.worker.neighbourhood.traffic.refused
-        assert refused["too_large"] == 0
-        for count, message in enumerate((Act("x", 1, 1, 1, 1.0, (1, 1, 1)), Chunk(bytes(32), 0)), 1):
-            link = await stranger.transport.open(victim.peer, "data", 5.0)
-            link.post(message, bytes(1))
-            await swarm.during(0.1)
-            assert (link.closed, refused["too_large"]) == (True, count)
-        longest = swarm.signed.manifest.body_bytes
-        for length, closed in ((longest, False), (longest + 1, True)):
-            await stranger.say(victim.peer, Act("x", 1, 1, 1, 1.0, (1, 1, 1)), bytes(length), "data")
-            await swarm.during(0.1)
-            assert stranger._links[victim.peer, "data"].closed is closed
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    swarm.start("a", 0, in_flight=1)
+    victim = swarm.start("victim", 1, in_flight=1)
+    await swarm.until(lambda: swarm.committed(0) >= 5, 60.0)
+    stranger = Liar(swarm, 1)
+    refused = victim.worker.neighbourhood.traffic.refused
+    assert refused["too_large"] == 0
+    for count, message in enumerate((Act("x", 1, 1, 1, 1.0, (1, 1, 1)), Chunk(bytes(32), 0)), 1):
+        link = await stranger.transport.open(victim.peer, "data", 5.0)
+        link.post(message, bytes(1))
+        await swarm.during(0.1)
+        assert (link.closed, refused["too_large"]) == (True, count)
+    longest = swarm.signed.manifest.body_bytes
+    for length, closed in ((longest, False), (longest + 1, True)):
+        await stranger.say(victim.peer, Act("x", 1, 1, 1, 1.0, (1, 1, 1)), bytes(length), "data")
+        await swarm.during(0.1)
+        assert stranger._links[victim.peer, "data"].closed is closed
+    await swarm.close()

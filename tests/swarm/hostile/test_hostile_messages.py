@@ -106,7 +106,7 @@ def refusals(swarm: Swarm, name: str) -> int:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=6, deadline=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )  # fmt: skip
 @given(

@@ -4,10 +4,10 @@ from collections import Counter
 from types import SimpleNamespace
 
 import torch
+from clocks import on_virtual_clock
 from swarm import Swarm, shared_rounds, tiny_manifest
 from wan_liar import LIES, joins
 
-from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Weights
 from peers.state.state_path import StatePath
 from protocols.signed.identity import Identity
@@ -46,30 +46,27 @@ class Mute:
     lost = refused = received
 
 
-def test_a_newcomer_whose_neighbours_are_all_mute_begins_no_second_history():
+@on_virtual_clock
+async def test_a_newcomer_whose_neighbours_are_all_mute_begins_no_second_history():
     """Their records are more than a peer's neighbours are, and those who train are none of these."""
     swarm = Swarm(tiny_manifest(stages=(1, 2)))
-
-    async def story():
-        swarm.open()
-        for name, stage in {"a": 0, "b": 1, "c": 1}.items():
-            swarm.start(name, stage, in_flight=1)
-        await swarm.until(lambda: swarm.rounds().get("b", (0, -1))[1] >= 24, 120.0)
-        newcomer = Identity.from_seed(b"newcomer").peer_id
-        honest = [swarm.members[name].peer for name in "bc"]
-        run_id, mute, number = swarm.signed.run_id, [], 0
-        while len(mute) < 30 or set(honest) & choose_neighbours(newcomer, [*honest, *mute]):
-            identity = Identity.from_seed(f"mute {number}".encode())
-            number += 1
-            mute.append(identity.peer_id)
-            swarm.network.transport(identity.peer_id).listen(Mute())
-            record = PeerRecord(identity.peer_id, 1, "worker", [f"/memory/{identity.peer_id}"], 0, 0.0, "")
-            directory = swarm.network.directory(identity.peer_id)
-            await directory.announce(run_id, 1, seal_record(identity, run_id, record, directory.now()), 5.0)
-        swarm.start("newcomer", 1)
-        await swarm.until(lambda: swarm.of("settled", "newcomer"), 120.0)
-        assert swarm.of("fetched", "newcomer")
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, stage in {"a": 0, "b": 1, "c": 1}.items():
+        swarm.start(name, stage, in_flight=1)
+    await swarm.until(lambda: swarm.rounds().get("b", (0, -1))[1] >= 24, 120.0)
+    newcomer = Identity.from_seed(b"newcomer").peer_id
+    honest = [swarm.members[name].peer for name in "bc"]
+    run_id, mute, number = swarm.signed.run_id, [], 0
+    while len(mute) < 30 or set(honest) & choose_neighbours(newcomer, [*honest, *mute]):
+        identity = Identity.from_seed(f"mute {number}".encode())
+        number += 1
+        mute.append(identity.peer_id)
+        swarm.network.transport(identity.peer_id).listen(Mute())
+        record = PeerRecord(identity.peer_id, 1, "worker", [f"/memory/{identity.peer_id}"], 0, 0.0, "")
+        directory = swarm.network.directory(identity.peer_id)
+        await directory.announce(run_id, 1, seal_record(identity, run_id, record, directory.now()), 5.0)
+    swarm.start("newcomer", 1)
+    await swarm.until(lambda: swarm.of("settled", "newcomer"), 120.0)
+    assert swarm.of("fetched", "newcomer")
+    await swarm.close()
     assert shared_rounds(swarm) > 0

@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 import torch
+from clocks import on_virtual_clock
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 from torch import Tensor
 
@@ -110,7 +111,8 @@ def test_hidden_states_far_from_what_the_others_send_are_not_computed_with(chang
 
 
 @pytest.mark.parametrize(("factor", "stages"), [(10.0, 3), (1.0, 4)], ids=["ten times the rate", "skipping"])
-def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stages):
+@on_virtual_clock
+async def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stages):
     skips = stages > 3
     manifest = tiny_manifest(
         (1,) * stages,
@@ -120,15 +122,11 @@ def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stages):
     )
     swarm = Swarm(manifest)
     peers = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, **({"f": 3} if skips else {})}
-
-    async def story() -> None:
-        swarm.open()
-        for name, at in peers.items():
-            swarm.start(name, at, in_flight=4)
-        await swarm.until(lambda: swarm.committed(0) >= 300, 60.0)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, at in peers.items():
+        swarm.start(name, at, in_flight=4)
+    await swarm.until(lambda: swarm.committed(0) >= 300, 60.0)
+    await swarm.close()
     assert not swarm.of("refused")
     scaled = sum(member.worker.data.work.scaled for member in swarm.members.values())
     assert scaled <= 30 * factor, "of two thousand that were looked at"

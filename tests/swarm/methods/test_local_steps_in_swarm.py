@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import Swarm, nothing_is_committed_twice, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
@@ -27,7 +28,8 @@ def local_manifest(method="local-steps", rate=1e-2, **keys):
     return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
 
 
-def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm():
+@on_virtual_clock
+async def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm():
     swarm = Swarm(local_manifest())
     warm: dict[str, int] = {}
 
@@ -36,23 +38,19 @@ def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm()
             warm["left"] = swarm.members["g"].worker.update.work.shadow_steps
 
     swarm.on_note = look
-
-    async def story():
-        swarm.open()
-        for name, stage in SIX.items():
-            swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: swarm.committed(0) >= 120, 60.0)
-        await swarm.crash("c")
-        newcomer = swarm.start("g")
-        await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
-        assert newcomer.worker.update.work.shadow_steps == SHADOW_STEPS
-        await swarm.until(lambda: swarm.of("made", "g"), 30.0)
-        first = swarm.of("made", "g")[0].fields["round"]
-        settled = swarm.rounds
-        await swarm.until(lambda: min(round for _, round in settled().values()) > first + 8, 60.0)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, stage in SIX.items():
+        swarm.start(name, stage, in_flight=2)
+    await swarm.until(lambda: swarm.committed(0) >= 120, 60.0)
+    await swarm.crash("c")
+    newcomer = swarm.start("g")
+    await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
+    assert newcomer.worker.update.work.shadow_steps == SHADOW_STEPS
+    await swarm.until(lambda: swarm.of("made", "g"), 30.0)
+    first = swarm.of("made", "g")[0].fields["round"]
+    settled = swarm.rounds
+    await swarm.until(lambda: min(round for _, round in settled().values()) > first + 8, 60.0)
+    await swarm.close()
     nothing_is_committed_twice(swarm)
     assert warm == {"left": 0}, "nothing of a newcomer is counted before it is warm"
     assert shared_rounds(swarm) > 30
@@ -64,27 +62,24 @@ def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_warm()
     assert sum(losses[-20:]) / 20 < 4.6
 
 
-def test_a_newcomer_takes_up_the_groups_momentum_with_its_weights():
+@on_virtual_clock
+async def test_a_newcomer_takes_up_the_groups_momentum_with_its_weights():
     """A tenth of the rate: DiLoCo's momentum makes seven of each step."""
     manifest = local_manifest("diloco", rate=1e-3)
     rules = replace(manifest.rounds, target_tokens=256, snapshot_rounds=2, window=2)
     swarm = Swarm(replace(manifest, stages=(3,), rounds=rules))
-
-    async def story():
-        swarm.open()
-        for name in ("a", "b"):
-            swarm.start(name, 0)
-        enough = kept_rounds(rules) + 2  # So that the first sets are gone.
-        await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= enough, 60.0)
-        newcomer = swarm.start("g", 0)
-        await swarm.until(lambda: swarm.of("made", "g"), 30.0)
-        first = swarm.of("made", "g")[0].fields["round"]
-        await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 2, 60.0)
-        replica = newcomer.worker.update.work.replica
-        assert replica.settled_units()[replica.size :].any()
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name in ("a", "b"):
+        swarm.start(name, 0)
+    enough = kept_rounds(rules) + 2  # So that the first sets are gone.
+    await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= enough, 60.0)
+    newcomer = swarm.start("g", 0)
+    await swarm.until(lambda: swarm.of("made", "g"), 30.0)
+    first = swarm.of("made", "g")[0].fields["round"]
+    await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 2, 60.0)
+    replica = newcomer.worker.update.work.replica
+    assert replica.settled_units()[replica.size :].any()
+    await swarm.close()
     nothing_is_committed_twice(swarm)
     assert swarm.of("fetched", "g"), "it was a snapshot that it began from"
     assert shared_rounds(swarm) >= 8
@@ -92,17 +87,14 @@ def test_a_newcomer_takes_up_the_groups_momentum_with_its_weights():
     assert sum(losses[-10:]) / 10 < sum(losses[:10]) / 10 - 0.2
 
 
-def test_from_the_seed_nobody_works_in_the_shadow():
+@on_virtual_clock
+async def test_from_the_seed_nobody_works_in_the_shadow():
     swarm = Swarm(local_manifest())
-
-    async def story():
-        swarm.open()
-        members = [swarm.start(name, stage, in_flight=2) for name, stage in SIX.items()]
-        await swarm.until(lambda: len(swarm.of("in_step")) == len(members), 15.0)
-        assert [member.worker.update.work.shadow_steps for member in members] == [0] * 6
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    members = [swarm.start(name, stage, in_flight=2) for name, stage in SIX.items()]
+    await swarm.until(lambda: len(swarm.of("in_step")) == len(members), 15.0)
+    assert [member.worker.update.work.shadow_steps for member in members] == [0] * 6
+    await swarm.close()
 
 
 SHARDED = local_manifest(exchange="sharded", shards=4)
@@ -163,17 +155,14 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
 
 
 @pytest.mark.parametrize("shards", [1, 64])
-def test_any_number_of_shards_settles(shards):
+@on_virtual_clock
+async def test_any_number_of_shards_settles(shards):
     swarm = Swarm(local_manifest(exchange="sharded", shards=shards))
-
-    async def story():
-        swarm.open()
-        for name, stage in SIX.items():
-            swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= 6, 60.0)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, stage in SIX.items():
+        swarm.start(name, stage, in_flight=2)
+    await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= 6, 60.0)
+    await swarm.close()
     nothing_is_committed_twice(swarm)
     assert shared_rounds(swarm) > 15
     assert swarm.of("refused") == []

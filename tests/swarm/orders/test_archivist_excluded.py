@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 from archived import MANIFEST, SLOW, archived, trained
+from clocks import on_virtual_clock
 from swarm import OWNER, Swarm
 
 from peers.archivist.archivist import Policy
 from peers.archivist.role import ArchivistRole
 from peers.config.run_file import published_text
 from peers.errors import UserError
-from peers.lab.world.virtual_time import run
 from peers.network.orders.gatekeeper import INVITE_GRACE_SECONDS
 from peers.telemetry.metrics import Metrics
 from protocols.errors import Unreachable
@@ -81,99 +81,89 @@ class Running:
             await self.task
 
 
-def test_who_is_banned_before_it_begins_opens_nothing(tmp_path):
-    async def story():
-        swarm = Swarm(replace(MANIFEST, contact="owner@example.org"))
-        swarm.open()
-        await swarm.network.directory(OWNER.peer_id).put_order(swarm.signed.run_id, ban(swarm).data, 1.0)
-        running = Running(swarm, tmp_path)
-        with pytest.raises(UserError, match=BANNED):
-            await running.end(1.0)
-        assert running.said == []
-        assert not (tmp_path / "archive" / "run.json").exists()
-
-    run(story())
+@on_virtual_clock
+async def test_who_is_banned_before_it_begins_opens_nothing(tmp_path):
+    swarm = Swarm(replace(MANIFEST, contact="owner@example.org"))
+    swarm.open()
+    await swarm.network.directory(OWNER.peer_id).put_order(swarm.signed.run_id, ban(swarm).data, 1.0)
+    running = Running(swarm, tmp_path)
+    with pytest.raises(UserError, match=BANNED):
+        await running.end(1.0)
+    assert running.said == []
+    assert not (tmp_path / "archive" / "run.json").exists()
 
 
-def test_who_is_banned_while_it_archives_ends_when_a_peer_tells_it(tmp_path):
-    async def story():
-        swarm = Swarm(replace(MANIFEST, contact="owner@example.org"), seed=1)
-        await trained(swarm, {"a": 0, "b": 1}, 5, compute=SLOW)
-        running = Running(swarm, tmp_path)
-        await swarm.until(lambda: [text for text in running.said if "archived stage 1" in text], 60.0)
-        for name in swarm.living():  # The directory does not have it: peers send it with their refusal.
-            swarm.members[name].worker.orders.book.take(ban(swarm).data)
-        with pytest.raises(UserError, match=BANNED):
-            await running.end(30.0)
-        await swarm.close()
-
-    run(story())
+@on_virtual_clock
+async def test_who_is_banned_while_it_archives_ends_when_a_peer_tells_it(tmp_path):
+    swarm = Swarm(replace(MANIFEST, contact="owner@example.org"), seed=1)
+    await trained(swarm, {"a": 0, "b": 1}, 5, compute=SLOW)
+    running = Running(swarm, tmp_path)
+    await swarm.until(lambda: [text for text in running.said if "archived stage 1" in text], 60.0)
+    for name in swarm.living():  # The directory does not have it: peers send it with their refusal.
+        swarm.members[name].worker.orders.book.take(ban(swarm).data)
+    with pytest.raises(UserError, match=BANNED):
+        await running.end(30.0)
+    await swarm.close()
 
 
-def test_who_has_no_invite_ends_at_once_and_whose_invite_runs_out_within_a_minute_of_its_grace(tmp_path):
-    async def story():
-        swarm = Swarm(BY_INVITE)
-        swarm.open()
-        with pytest.raises(UserError, match=NOT_INVITED.format("this peer has none")):
-            await Running(swarm, tmp_path).end(1.0)
-        await swarm.network.transports[ARCHIVIST.peer_id].close()
-        running = Running(swarm, tmp_path, invite(swarm, expires_seconds=100.0))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(90.0 + INVITE_GRACE_SECONDS):
-                await asyncio.shield(running.task)
-        with pytest.raises(UserError, match=NOT_INVITED.format(".*the invite has expired")):
-            await running.end(71.0)
-
-    run(story())
+@on_virtual_clock
+async def test_who_has_no_invite_ends_at_once_and_whose_invite_runs_out_soon_after_its_grace(tmp_path):
+    swarm = Swarm(BY_INVITE)
+    swarm.open()
+    with pytest.raises(UserError, match=NOT_INVITED.format("this peer has none")):
+        await Running(swarm, tmp_path).end(1.0)
+    await swarm.network.transports[ARCHIVIST.peer_id].close()
+    running = Running(swarm, tmp_path, invite(swarm, expires_seconds=100.0))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(90.0 + INVITE_GRACE_SECONDS):
+            await asyncio.shield(running.task)
+    with pytest.raises(UserError, match=NOT_INVITED.format(".*the invite has expired")):
+        await running.end(71.0)
 
 
 async def silent(*_):
     raise Unreachable("the directory did not answer")
 
 
-def test_a_directory_that_does_not_answer_keeps_nobody_out(tmp_path):
-    async def story():
-        swarm = Swarm(MANIFEST)
-        swarm.open()
-        running = Running(swarm, tmp_path)
-        running.network.directory.get_order = silent
-        with pytest.raises(TimeoutError):
-            await running.end(200.0)
-        assert "order_unknown" in {event for event, _ in running.noted}
-        assert "archives the run" in running.said[0]
-
-    run(story())
+@on_virtual_clock
+async def test_a_directory_that_does_not_answer_keeps_nobody_out(tmp_path):
+    swarm = Swarm(MANIFEST)
+    swarm.open()
+    running = Running(swarm, tmp_path)
+    running.network.directory.get_order = silent
+    with pytest.raises(TimeoutError):
+        await running.end(200.0)
+    assert "order_unknown" in {event for event, _ in running.noted}
+    assert "archives the run" in running.said[0]
 
 
-def test_a_refusal_is_noted_with_its_own_code(tmp_path):
-    async def story():
-        swarm = Swarm(BY_INVITE, seed=1)
-        swarm.open()
-        await trained(swarm, {"a": 0, "b": 1}, 1, compute=SLOW, invite=invite(swarm))
-        archivist, _, _ = await archived(swarm, str(tmp_path), Policy())
-        circle, noted = archivist.circle, []
-        circle.note = lambda event: noted.append((event.name, event.fields))
+@on_virtual_clock
+async def test_a_refusal_is_noted_with_its_own_code(tmp_path):
+    swarm = Swarm(BY_INVITE, seed=1)
+    swarm.open()
+    await trained(swarm, {"a": 0, "b": 1}, 1, compute=SLOW, invite=invite(swarm))
+    archivist, _, _ = await archived(swarm, str(tmp_path), Policy())
+    circle, noted = archivist.circle, []
+    circle.note = lambda event: noted.append((event.name, event.fields))
 
-        def codes():
-            return {fields["code"] for event, fields in noted if event == "refused_by"}
+    def codes():
+        return {fields["code"] for event, fields in noted if event == "refused_by"}
 
-        await archivist.once()
-        await swarm.during(2.0)
-        assert codes() == {"not_invited"}
-        noted.clear()
-        for name in swarm.living():
-            swarm.members[name].worker.orders.book.take(ban(swarm).data)
-        await archivist.once()
-        await swarm.during(2.0)
-        assert codes() == {"banned"}
-        assert archivist.book.order.banned(ARCHIVIST.peer_id) == "fills disks"
-        noted.clear()
-        await circle.gather(0)
-        linked = swarm.members["a"].peer
-        circle.received(linked, "group", Refuse("of_a_newer_version", "because"), b"", 0)
-        assert codes() == {"other"}
-        assert noted[-1][1]["reason"] == "because"
-        circle.close()
-        await swarm.close()
-
-    run(story())
+    await archivist.once()
+    await swarm.during(2.0)
+    assert codes() == {"not_invited"}
+    noted.clear()
+    for name in swarm.living():
+        swarm.members[name].worker.orders.book.take(ban(swarm).data)
+    await archivist.once()
+    await swarm.during(2.0)
+    assert codes() == {"banned"}
+    assert archivist.book.order.banned(ARCHIVIST.peer_id) == "fills disks"
+    noted.clear()
+    await circle.gather(0)
+    linked = swarm.members["a"].peer
+    circle.received(linked, "group", Refuse("of_a_newer_version", "because"), b"", 0)
+    assert codes() == {"other"}
+    assert noted[-1][1]["reason"] == "because"
+    circle.close()
+    await swarm.close()

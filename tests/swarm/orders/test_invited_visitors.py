@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import OWNER, TINY_MODEL, Swarm, sign, text_of, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.tools.model.swarm_client import Conversation, NoAnswer, SwarmClient
 from peers.tools.model.swarm_session import invite_shown, not_let_in
 from protocols.signed.identity import Identity
@@ -24,35 +24,33 @@ def invited(signed, peer=None, expires=1e9, by=OWNER):
     return seal_invite(by, signed.run_id, peer, expires, 0.0)
 
 
-def test_a_visitor_with_an_invite_is_answered_and_one_without_is_told_why_not():
-    async def story():
-        swarm.open()
-        invite = invited(swarm.signed)
-        workers = [swarm.start(name, stage, in_flight=1, invite=invite).worker
-                   for name, stage in {"a": 0, "b": 1}.items()]  # fmt: skip
-        await swarm.until(lambda: all(w.neighbourhood and w.snapshots.held for w in workers), 120.0)
-        for shown in (invite, b""):
-            transport = swarm.network.transport(VISITOR)
-            client = SwarmClient(
-                swarm.signed, transport, swarm.network.directory(VISITOR), Random(0),
-                lambda event, text: said.append((event, text)), invite=invite_shown(swarm.signed, shown,
-                VISITOR),
-            )  # fmt: skip
-            async with client:
-                if shown:
-                    assert len(await text_of(client, b"def f", 4, Conversation())) == 4
-                    assert said == []
-                else:
-                    with pytest.raises(NoAnswer, match=r"refused us: not_invited \d+ times"):
-                        await client.forward(Conversation(), tokens(), deadline_seconds=3.0)
-            await transport.close()
-        await swarm.close()
-
+@on_virtual_clock
+async def test_a_visitor_with_an_invite_is_answered_and_one_without_is_told_why_not():
     def tokens():
         return swarm.text.tokens[:8].long()[None]
 
     swarm, said = Swarm(tiny_manifest((1, 1), model=SMALL, access="invite")), []
-    run(story())
+    swarm.open()
+    invite = invited(swarm.signed)
+    workers = [swarm.start(name, stage, in_flight=1, invite=invite).worker
+               for name, stage in {"a": 0, "b": 1}.items()]  # fmt: skip
+    await swarm.until(lambda: all(w.neighbourhood and w.snapshots.held for w in workers), 120.0)
+    for shown in (invite, b""):
+        transport = swarm.network.transport(VISITOR)
+        client = SwarmClient(
+            swarm.signed, transport, swarm.network.directory(VISITOR), Random(0),
+            lambda event, text: said.append((event, text)), invite=invite_shown(swarm.signed, shown,
+            VISITOR),
+        )  # fmt: skip
+        async with client:
+            if shown:
+                assert len(await text_of(client, b"def f", 4, Conversation())) == 4
+                assert said == []
+            else:
+                with pytest.raises(NoAnswer, match=r"refused us: not_invited \d+ times"):
+                    await client.forward(Conversation(), tokens(), deadline_seconds=3.0)
+        await transport.close()
+    await swarm.close()
     away = [text for event, text in said if event == "turned_away"]
     assert len(away) == 1, "peers of both stages say the same"
     assert "(not_invited): the run takes peers by invite only, and none was shown" in away[0]

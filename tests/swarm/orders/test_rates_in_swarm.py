@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from clocks import on_virtual_clock
 from owned_swarm import SIX, settled, six
 from swarm import shared_rounds
 
@@ -55,63 +56,56 @@ def test_a_halved_rate_is_the_same_bits_on_all_and_others_than_without_it():
         assert with_order[12] != without[12]
 
 
-def test_who_hears_of_it_too_late_settles_nothing_else_and_goes_on_when_it_hears():
-    async def story():
-        swarm = six(stub=True)
-        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        deaf = swarm.members["c"].worker.orders
-        hears, deaf.message = deaf.message, lambda peer, message: None
-        await swarm.give(owner_orders.rate(NO_ORDER, 500, 8, ""), "a")
-        await swarm.until(lambda: settled(swarm, "a", "b") >= 14, 60.0)
-        assert settled(swarm, "c") == 7
-        deaf.message = hears
-        await swarm.give(owner_orders.pause(swarm.order, "anything"), "c")
-        await swarm.give(owner_orders.resume(swarm.order, "anything"), "c")
-        await swarm.until(lambda: settled(swarm) >= 20, 60.0)
-        assert factors(swarm, "c") <= {500}
-        await swarm.close()
-        assert shared_rounds(swarm) > 20
-
-    run(story())
+@on_virtual_clock
+async def test_who_hears_of_it_too_late_settles_nothing_else_and_goes_on_when_it_hears():
+    swarm = six(stub=True)
+    await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+    deaf = swarm.members["c"].worker.orders
+    hears, deaf.message = deaf.message, lambda peer, message: None
+    await swarm.give(owner_orders.rate(NO_ORDER, 500, 8, ""), "a")
+    await swarm.until(lambda: settled(swarm, "a", "b") >= 14, 60.0)
+    assert settled(swarm, "c") == 7
+    deaf.message = hears
+    await swarm.give(owner_orders.pause(swarm.order, "anything"), "c")
+    await swarm.give(owner_orders.resume(swarm.order, "anything"), "c")
+    await swarm.until(lambda: settled(swarm) >= 20, 60.0)
+    assert factors(swarm, "c") <= {500}
+    await swarm.close()
+    assert shared_rounds(swarm) > 20
 
 
-def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_others():
-    async def story():
-        swarm = six(stub=True)
-        await swarm.until(lambda: settled(swarm) >= 3, 60.0)
-        everybody = {member.peer for member in swarm.members.values()}
-        alone = {swarm.members[name].peer for name in ("c", "f")}
-        swarm.network.partition(alone, everybody - alone)
-        at = settled(swarm)
-        await swarm.give(owner_orders.rate(NO_ORDER, 500, at + 1, ""), "a")
-        await swarm.until(lambda: settled(swarm) >= at + 6, 120.0)
-        assert 500 not in factors(swarm, "c")
-        swarm.network.heal()
-        until = settled(swarm, "a") + 12
-        await swarm.until(lambda: settled(swarm) >= until, 120.0)
-        assert factors(swarm, "c") <= {500}
-        await swarm.close()
-        assert shared_rounds(swarm) > 20
-
-    run(story())
+@on_virtual_clock
+async def test_who_went_on_alone_with_the_old_rate_takes_up_the_history_of_the_others():
+    swarm = six(stub=True)
+    await swarm.until(lambda: settled(swarm) >= 3, 60.0)
+    everybody = {member.peer for member in swarm.members.values()}
+    alone = {swarm.members[name].peer for name in ("c", "f")}
+    swarm.network.partition(alone, everybody - alone)
+    at = settled(swarm)
+    await swarm.give(owner_orders.rate(NO_ORDER, 500, at + 1, ""), "a")
+    await swarm.until(lambda: settled(swarm) >= at + 6, 120.0)
+    assert 500 not in factors(swarm, "c")
+    swarm.network.heal()
+    until = settled(swarm, "a") + 12
+    await swarm.until(lambda: settled(swarm) >= until, 120.0)
+    assert factors(swarm, "c") <= {500}
+    await swarm.close()
+    assert shared_rounds(swarm) > 20
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_order_for_rounds_that_are_past_parts_nobody(seed):
+@on_virtual_clock
+async def test_an_order_for_rounds_that_are_past_parts_nobody(seed):
     """Some have settled a round with the old rate, and others not yet: nobody knows when it comes to whom."""
-
-    async def story():
-        swarm = six(seed, stub=True)
-        await swarm.until(lambda: settled(swarm) >= 4, 60.0)
-        for number in range(8):
-            await swarm.during(swarm.network.random.uniform(0.3, 1.5))
-            to = swarm.network.random.choice(SIX)[0]
-            await swarm.give(owner_orders.rate(swarm.order, 100 + number, 0, ""), to)
-        late = swarm.start("g", 0)
-        until = settled(swarm, "a") + 8
-        await swarm.until(lambda: late.worker.update and settled(swarm) >= until, 120.0)
-        assert all(factors(swarm, name) <= {107} for name in swarm.living())
-        await swarm.close()
-        assert shared_rounds(swarm) > 20
-
-    run(story())
+    swarm = six(seed, stub=True)
+    await swarm.until(lambda: settled(swarm) >= 4, 60.0)
+    for number in range(8):
+        await swarm.during(swarm.network.random.uniform(0.3, 1.5))
+        to = swarm.network.random.choice(SIX)[0]
+        await swarm.give(owner_orders.rate(swarm.order, 100 + number, 0, ""), to)
+    late = swarm.start("g", 0)
+    until = settled(swarm, "a") + 8
+    await swarm.until(lambda: late.worker.update and settled(swarm) >= until, 120.0)
+    assert all(factors(swarm, name) <= {107} for name in swarm.living())
+    await swarm.close()
+    assert shared_rounds(swarm) > 20

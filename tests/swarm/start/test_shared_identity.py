@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
 from peers.errors import IdentityInUse
-from peers.lab.world.virtual_time import run
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import seal_record
@@ -48,58 +48,49 @@ async def begin(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize(("stage", "heard_by"), [(0, ""), (2, ""), (0, "a")])
-def test_the_later_process_ends_and_the_others_go_on(stage, heard_by):
+@on_virtual_clock
+async def test_the_later_process_ends_and_the_others_go_on(stage, heard_by):
     swarm = Swarm(tiny_manifest(), stub=True)
-
-    async def story() -> None:
-        await begin(swarm)
-        other = asyncio.create_task(renew(swarm, stage, swarm.loop.time(), heard_by))
-        await asyncio.sleep(5.0)
-        later = swarm.start("x", 0)
-        began = swarm.loop.time()
-        done, _ = await asyncio.wait([later.task], timeout=60.0)
-        later.dead = True
-        other.cancel()
-        assert done, "it still runs beside the other process"
-        with pytest.raises(IdentityInUse, match="started at 1970-01-01"):
-            later.task.result()
-        assert swarm.loop.time() - began <= 60.0
-        assert not [note for note in swarm.of("unlinked") if note.fields["code"] == "left"]
-        await swarm.close()
-
-    run(story())
+    await begin(swarm)
+    other = asyncio.create_task(renew(swarm, stage, swarm.loop.time(), heard_by))
+    await asyncio.sleep(5.0)
+    later = swarm.start("x", 0)
+    began = swarm.loop.time()
+    done, _ = await asyncio.wait([later.task], timeout=60.0)
+    later.dead = True
+    other.cancel()
+    assert done, "it still runs beside the other process"
+    with pytest.raises(IdentityInUse, match="started at 1970-01-01"):
+        later.task.result()
+    assert swarm.loop.time() - began <= 60.0
+    assert not [note for note in swarm.of("unlinked") if note.fields["code"] == "left"]
+    await swarm.close()
 
 
-def test_the_earlier_process_goes_on_and_answers_at_once():
+@on_virtual_clock
+async def test_the_earlier_process_goes_on_and_answers_at_once():
     swarm = Swarm(tiny_manifest(), stub=True)
-
-    async def story() -> None:
-        await begin(swarm)
-        earlier = swarm.start("x", 0)
-        await swarm.until(lambda: earlier.worker.state == "training", 60.0)
-        other = asyncio.create_task(renew(swarm, 0, swarm.loop.time(), ""))
-        before = earlier.worker.presence.own_start.number
-        await asyncio.sleep(RENEW_SECONDS + 1.0)
-        assert [topic for topic, _ in earlier.said if topic == "identity_shared"] == ["identity_shared"]
-        other.cancel()
-        assert earlier.worker.presence.own_start.number == before
-        await swarm.close()
-
-    run(story())
+    await begin(swarm)
+    earlier = swarm.start("x", 0)
+    await swarm.until(lambda: earlier.worker.state == "training", 60.0)
+    other = asyncio.create_task(renew(swarm, 0, swarm.loop.time(), ""))
+    before = earlier.worker.presence.own_start.number
+    await asyncio.sleep(RENEW_SECONDS + 1.0)
+    assert [topic for topic, _ in earlier.said if topic == "identity_shared"] == ["identity_shared"]
+    other.cancel()
+    assert earlier.worker.presence.own_start.number == before
+    await swarm.close()
 
 
-def test_a_peer_that_is_killed_and_started_again_within_a_second_goes_on():
+@on_virtual_clock
+async def test_a_peer_that_is_killed_and_started_again_within_a_second_goes_on():
     swarm = Swarm(tiny_manifest(), stub=True)
-
-    async def story() -> None:
-        await begin(swarm)
-        first = swarm.start("x", 0)
-        await swarm.until(lambda: first.worker.state == "training", 60.0)
-        await swarm.crash("x")
-        await asyncio.sleep(0.5)
-        again = swarm.start("x", 0)
-        await swarm.during(50.0)  # The directory is looked at every 10 s.
-        assert again.worker.state == "training"
-        await swarm.close()
-
-    run(story())
+    await begin(swarm)
+    first = swarm.start("x", 0)
+    await swarm.until(lambda: first.worker.state == "training", 60.0)
+    await swarm.crash("x")
+    await asyncio.sleep(0.5)
+    again = swarm.start("x", 0)
+    await swarm.during(50.0)  # The directory is looked at every 10 s.
+    assert again.worker.state == "training"
+    await swarm.close()

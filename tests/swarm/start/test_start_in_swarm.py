@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from archived import archived
+from clocks import on_virtual_clock
 from public_models import LLAMA, QWEN, logits, loss, save
 from swarm import Swarm, shared_rounds, tiny_manifest
 
@@ -139,76 +140,44 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
     assert not torch.allclose(ours, logits(folder, tokens), atol=1e-2), "and not the model of before"
 
 
-def test_what_is_frozen_by_name_stays_as_it_began(folder, shape, tmp_path):
-    patterns = ("model.layers.*.mlp.*", "lm_head.weight")
-    sync = Sync(warmup_rounds=1, learning_rate=8e-3, trainable=patterns)
-    manifest = from_model(folder, shape, sync=sync)
-
-    async def story(swarm: Swarm) -> None:
-        await until_settled(swarm, 10)
-        newcomer = swarm.start("late", 1)
-        await swarm.until(lambda: newcomer.worker.state == "training", 30.0)
-
-    swarm = Swarm(manifest)
-    play(swarm, folder, tmp_path, story)
-    (got,) = swarm.of("fetched", "late")
-    assert got.fields["round"] > 0, "a snapshot holds what is frozen, too"
-    model = newest(tmp_path)
-    began = {}
-    for stage in range(3):
-        frozen = start_state(folder, manifest, stage)[trained_layout(manifest, stage).size :]
-        began |= {entry.name: frozen[entry.place] for entry in frozen_layout(manifest, stage).entries}
-    held = model.whole()
-    trained = {name for name in held if ".mlp." in name or name == "lm_head.weight"}
-    assert began.keys() | trained == held.keys()
-    for name, units in began.items():
-        assert torch.equal((held[name].flatten() / 2.0**-22).int(), units), name
-
-
-def test_without_the_folder_everybody_waits_and_an_archivist_that_has_it_is_enough(folder, shape, tmp_path):
+@on_virtual_clock
+async def test_without_the_folder_all_wait_and_an_archivist_that_has_it_is_enough(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
-
-    async def story() -> None:
-        swarm.open()
-        alone = swarm.start("a", 0, in_flight=2)
-        others = [swarm.start(name, stage) for name, stage in (("c", 1), ("d", 1), ("e", 2))]
-        await swarm.during(75.0)
-        assert not swarm.rounds()
-        for member in (alone, *others):
-            assert any("start: PATH" in text for event, text in member.said if event == "no_weights")
-        await archived(swarm, str(tmp_path / "archive"), Policy(), folder)
-        await swarm.until(lambda: len(swarm.rounds()) == 4, 30.0)
-        await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > 3, 60.0)
-        assert all(member.worker.state == "training" for member in (alone, *others))
-        await swarm.close()
-
     swarm = Swarm(manifest)
-    run(story())
+    swarm.open()
+    alone = swarm.start("a", 0, in_flight=2)
+    others = [swarm.start(name, stage) for name, stage in (("c", 1), ("d", 1), ("e", 2))]
+    await swarm.during(75.0)
+    assert not swarm.rounds()
+    for member in (alone, *others):
+        assert any("start: PATH" in text for event, text in member.said if event == "no_weights")
+    await archived(swarm, str(tmp_path / "archive"), Policy(), folder)
+    await swarm.until(lambda: len(swarm.rounds()) == 4, 30.0)
+    await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > 3, 60.0)
+    assert all(member.worker.state == "training" for member in (alone, *others))
+    await swarm.close()
     assert {round for round, _ in fetched(swarm).values()} == {-1}
 
 
-def test_an_archivist_archives_what_comes_later_and_refuses_nobody(folder, shape, tmp_path):
+@on_virtual_clock
+async def test_an_archivist_archives_what_comes_later_and_refuses_nobody(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
-
-    async def story() -> None:
-        swarm.open()
-        for name, stage in SIX.items():
-            swarm.start(name, stage, in_flight=2, start=folder)
-        await swarm.until(lambda: len(swarm.rounds()) == len(SIX), 30.0)
-        archivist, archive, said = await archived(swarm, str(tmp_path / "archive"), Policy())
-        archivist.circle.note = lambda what: heard.append(what) if isinstance(what, noted.Refused) else None
-        await archivist.once()
-        assert not archive.entries, "of what the run starts from nothing is archived"
-        await until_settled(swarm, 8)
-        await archivist.once()
-        assert {entry.stage for entry in archive.entries} == {0, 1, 2}
-        assert min(entry.round for entry in archive.entries) > 0
-        assert not heard, said
-        await swarm.close()
-
     heard: list[noted.Refused] = []
     swarm = Swarm(manifest)
-    run(story())
+    swarm.open()
+    for name, stage in SIX.items():
+        swarm.start(name, stage, in_flight=2, start=folder)
+    await swarm.until(lambda: len(swarm.rounds()) == len(SIX), 30.0)
+    archivist, archive, said = await archived(swarm, str(tmp_path / "archive"), Policy())
+    archivist.circle.note = lambda what: heard.append(what) if isinstance(what, noted.Refused) else None
+    await archivist.once()
+    assert not archive.entries, "of what the run starts from nothing is archived"
+    await until_settled(swarm, 8)
+    await archivist.once()
+    assert {entry.stage for entry in archive.entries} == {0, 1, 2}
+    assert min(entry.round for entry in archive.entries) > 0
+    assert not heard, said
+    await swarm.close()
     assert not swarm.of("refused")
 
 
@@ -226,50 +195,44 @@ def test_a_peer_whose_folder_is_another_model_ends_with_the_reason(folder, shape
         run(story())
 
 
-def test_a_start_that_is_not_the_manifests_is_refused_and_an_honest_one_taken(folder, shape, tmp_path):
+@on_virtual_clock
+async def test_a_start_that_is_not_the_manifests_is_refused_and_an_honest_one_taken(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
-
-    async def story() -> None:
-        swarm.open()
-        liar = swarm.start("liar", 0)
-        honest = swarm.start("honest", 0, start=folder)
-        for name, stage in (("c", 1), ("e", 2)):
-            swarm.start(name, stage, start=folder)
-        await swarm.until(lambda: liar.worker.states is not None, 10.0)
-        units = start_state(folder, manifest, 0) + 1
-        true = honest.worker.states.snapshots.start.weights()
-        liar.worker.states.snapshots.hold(replace(true, units=units))
-        newcomer = swarm.start("b", 0, in_flight=2)
-        await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
-        await swarm.close()
-
     swarm = Swarm(manifest)
-    run(story())
+    swarm.open()
+    liar = swarm.start("liar", 0)
+    honest = swarm.start("honest", 0, start=folder)
+    for name, stage in (("c", 1), ("e", 2)):
+        swarm.start(name, stage, start=folder)
+    await swarm.until(lambda: liar.worker.states is not None, 10.0)
+    units = start_state(folder, manifest, 0) + 1
+    true = honest.worker.states.snapshots.start.weights()
+    liar.worker.states.snapshots.hold(replace(true, units=units))
+    newcomer = swarm.start("b", 0, in_flight=2)
+    await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
+    await swarm.close()
     refused = [note.what for note in swarm.notes if isinstance(note.what, noted.Refused)]
     assert any("another start than the run's" in what.reason for what in refused)
 
 
-def test_chunks_that_do_not_make_up_the_start_are_given_up_and_others_asked(folder, shape, tmp_path):
+@on_virtual_clock
+async def test_chunks_that_do_not_make_up_the_start_are_given_up_and_others_asked(folder, shape, tmp_path):
     manifest = from_model(folder, shape)
-
-    async def story() -> None:
-        swarm.open()
-        liar = swarm.start("liar", 0)
-        for name, stage in (("c", 1), ("e", 2)):
-            swarm.start(name, stage, start=folder)
-        await swarm.until(lambda: liar.worker.states is not None, 10.0)
-        held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.start.digests[0])
-        held.start = held._made(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
-        newcomer = swarm.start("b", 0, in_flight=2)
-        await swarm.until(lambda: any("do not make up its digest" in text for _, text in newcomer.said), 30.0)
-        assert newcomer.worker.state == "joining"
-        swarm.start("honest", 0, start=folder)
-        await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
-        assert newcomer.worker.states.snapshots.start.root.digest == digest
-        await swarm.close()
-
     swarm = Swarm(manifest)
-    run(story())
+    swarm.open()
+    liar = swarm.start("liar", 0)
+    for name, stage in (("c", 1), ("e", 2)):
+        swarm.start(name, stage, start=folder)
+    await swarm.until(lambda: liar.worker.states is not None, 10.0)
+    held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.start.digests[0])
+    held.start = held._made(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
+    newcomer = swarm.start("b", 0, in_flight=2)
+    await swarm.until(lambda: any("do not make up its digest" in text for _, text in newcomer.said), 30.0)
+    assert newcomer.worker.state == "joining"
+    swarm.start("honest", 0, start=folder)
+    await swarm.until(lambda: newcomer.worker.state == "training", 60.0)
+    assert newcomer.worker.states.snapshots.start.root.digest == digest
+    await swarm.close()
 
 
 def test_a_swarm_that_starts_again_goes_on_from_its_disks_and_not_from_the_start(folder, shape, tmp_path):

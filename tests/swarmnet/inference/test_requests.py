@@ -6,7 +6,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
@@ -297,7 +297,6 @@ class World:
             )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1), st.integers(0, 9), EVENTS)
 def test_whatever_happens_paths_are_legal_peers_are_not_overrun_and_all_ends_when_peers_answer(
     skips, seed, events

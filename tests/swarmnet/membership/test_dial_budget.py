@@ -6,11 +6,11 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from clocks import on_virtual_clock
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
@@ -156,24 +156,22 @@ def announce_nobody(swarm: Swarm) -> None:
         kept[each.peer_id] = seal_record(each, run_id, record, swarm.loop.time())
 
 
-def test_among_records_of_nobody_few_are_dialled_and_a_newcomer_finds_the_others():
-    async def story() -> None:
-        swarm.open()
-        for name, stage in {"a": 0, "b": 0, "c": 1, "d": 1}.items():
-            swarm.start(name, stage)
-        await swarm.until(lambda: swarm.committed(1) > 20, 60.0)
-        for _ in range(2):
-            announce_nobody(swarm)
-            await swarm.during(45.0)
-        for name in "abcd":
-            assert len(swarm.of("dial_failed", name)) <= BURST_ADDRESSES + 2 * ADDRESSES_PER_MINUTE
-        assert len(swarm.of("dial_failed", "a")) > 50, "they are tried"
-        announce_nobody(swarm)
-        swarm.start("e", 1)
-        await swarm.until(lambda: swarm.of("linked", "e"), 30.0)
-        await swarm.until(lambda: any(note.fields["maker"] == swarm.members["e"].peer
-                                      for note in swarm.of("took")), 30.0)  # fmt: skip
-        await swarm.close()
-
+@on_virtual_clock
+async def test_among_records_of_nobody_few_are_dialled_and_a_newcomer_finds_the_others():
     swarm = Swarm(tiny_manifest((1, 2)), stub=True)
-    run(story())
+    swarm.open()
+    for name, stage in {"a": 0, "b": 0, "c": 1, "d": 1}.items():
+        swarm.start(name, stage)
+    await swarm.until(lambda: swarm.committed(1) > 20, 60.0)
+    for _ in range(2):
+        announce_nobody(swarm)
+        await swarm.during(45.0)
+    for name in "abcd":
+        assert len(swarm.of("dial_failed", name)) <= BURST_ADDRESSES + 2 * ADDRESSES_PER_MINUTE
+    assert len(swarm.of("dial_failed", "a")) > 50, "they are tried"
+    announce_nobody(swarm)
+    swarm.start("e", 1)
+    await swarm.until(lambda: swarm.of("linked", "e"), 30.0)
+    await swarm.until(lambda: any(note.fields["maker"] == swarm.members["e"].peer
+                                  for note in swarm.of("took")), 30.0)  # fmt: skip
+    await swarm.close()

@@ -1,10 +1,10 @@
 """A directory of which a part is gone is suspected; what one peer does or lacks is no split."""
 
+from clocks import on_virtual_clock
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import LOOK_SECONDS
 from protocols.errors import Unreachable
 from swarmnet.membership.dht_partition import MISSED_LOOKS, DirectorySplit
@@ -69,27 +69,25 @@ class Part:
         return {peer: record for peer, record in found.items() if peer not in self.lost}
 
 
-def test_a_worker_that_reads_another_part_of_the_directory_than_its_neighbours_write_to_says_so():
-    async def story():
-        swarm.open()
-        first = swarm.start("a", stage=0)
-        others = [swarm.start(name, stage=1).peer for name in "bc"]
-        part = first.worker.presence.directory = Part(first.worker.presence.directory)
-        split = lambda: first.worker.looking.split.suspected  # noqa: E731
-        await swarm.until(lambda: swarm.committed(0) > 5, 60.0)
-        await swarm.during(10 * LOOK_SECONDS)
-        assert not split()
-        part.silent = True
-        await swarm.during(10 * LOOK_SECONDS)
-        assert not split(), "a directory that does not answer has said nothing"
-        part.silent, part.lost = False, others
-        await swarm.until(split, (MISSED_LOOKS + 1) * LOOK_SECONDS)
-        assert all(swarm.members[name].worker.looking.split.suspected is False for name in "bc")
-        part.lost = others[:0]
-        await swarm.until(lambda: not split(), 2 * LOOK_SECONDS)
-        said = [event for event, _ in first.said if event.startswith("directory")]
-        assert said == ["directory_split", "directory_whole"]
-        await swarm.close()
-
+@on_virtual_clock
+async def test_a_worker_that_reads_another_part_of_the_directory_than_its_neighbours_write_to_says_so():
     swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
-    run(story())
+    swarm.open()
+    first = swarm.start("a", stage=0)
+    others = [swarm.start(name, stage=1).peer for name in "bc"]
+    part = first.worker.presence.directory = Part(first.worker.presence.directory)
+    split = lambda: first.worker.looking.split.suspected  # noqa: E731
+    await swarm.until(lambda: swarm.committed(0) > 5, 60.0)
+    await swarm.during(10 * LOOK_SECONDS)
+    assert not split()
+    part.silent = True
+    await swarm.during(10 * LOOK_SECONDS)
+    assert not split(), "a directory that does not answer has said nothing"
+    part.silent, part.lost = False, others
+    await swarm.until(split, (MISSED_LOOKS + 1) * LOOK_SECONDS)
+    assert all(swarm.members[name].worker.looking.split.suspected is False for name in "bc")
+    part.lost = others[:0]
+    await swarm.until(lambda: not split(), 2 * LOOK_SECONDS)
+    said = [event for event, _ in first.said if event.startswith("directory")]
+    assert said == ["directory_split", "directory_whole"]
+    await swarm.close()

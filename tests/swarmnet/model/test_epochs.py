@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId, RunId
@@ -53,7 +53,6 @@ def test_a_shard_that_goes_or_comes_moves_no_other():
     assert following(reader(), NAMES[1:], 0, NAMES[0]) == (0, behind), "it was being read when it went"
 
 
-@settings(deadline=None)
 @given(st.integers(1, 700), st.text(max_size=5))
 def test_a_permutation_has_every_number_once(count, key):
     assert sorted(permuted(number, count, key) for number in range(count)) == list(range(count))
@@ -66,7 +65,6 @@ def test_a_permutation_leaves_no_order_behind():
     assert abs(sum(order[:500]) / 500 - 499.5) < 50
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 3))
 def test_windows_cover_a_shard_without_overlap(tokens, length, epoch):
     count = window_count(tokens, length)

@@ -3,7 +3,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -20,21 +20,18 @@ TENSORS = arrays.arrays(np.float32, SHAPES, elements=st.floats(-LARGE, LARGE, wi
 )
 
 
-@settings(deadline=None)
 @given(TENSORS)
 def test_fp32_is_exact(tensor: torch.Tensor) -> None:
     decoded = decode(encode(tensor, "fp32"), tuple(tensor.shape), "fp32")
     assert torch.equal(decoded.view(torch.int32), tensor.view(torch.int32))
 
 
-@settings(deadline=None)
 @given(TENSORS)
 def test_bf16_errs_by_at_most_its_rounding(tensor: torch.Tensor) -> None:
     decoded = decode(encode(tensor, "bf16"), tuple(tensor.shape), "bf16")
     assert ((decoded - tensor).abs() <= tensor.abs() * 2**-8 + 2.0**-126).all()
 
 
-@settings(deadline=None)
 @given(TENSORS)
 def test_int8_errs_by_at_most_half_a_step_of_its_block(tensor: torch.Tensor) -> None:
     decoded = decode(encode(tensor, "int8"), tuple(tensor.shape), "int8")
@@ -57,7 +54,6 @@ def assert_close_by_tiles(
         assert error[start : start + TILE].max() <= most
 
 
-@settings(deadline=None)
 @given(TENSORS, st.sampled_from(sorted(TILE_BITS)))
 def test_tiles_err_by_at_most_half_a_step_and_the_rounding_of_their_ends(
     tensor: torch.Tensor, codec: Codec
@@ -69,7 +65,6 @@ def by_chance(seed: int) -> torch.Generator:
     return rounding_of(RunId("run"), MicrobatchId(PeerId("origin"), seed), 1)
 
 
-@settings(deadline=None)
 @given(TENSORS, st.sampled_from(ROUNDED), st.integers(0, 1 << 40))
 def test_rounded_by_chance_it_errs_by_at_most_a_step_and_again_gives_the_same_bytes(
     tensor: torch.Tensor, codec: Codec, seed: int
@@ -122,7 +117,6 @@ def test_each_run_microbatch_and_stage_rounds_by_a_chance_of_its_own(
     assert encode(tensor, "int6-tiles", by_chance(1)) != encode(tensor, "int6-tiles", rounding_of(*other))
 
 
-@settings(deadline=None)
 @given(TENSORS, st.sampled_from(CODECS))
 def test_the_length_is_known_beforehand_and_encoding_again_changes_nothing(
     tensor: torch.Tensor, codec: Codec
@@ -141,7 +135,6 @@ def test_the_length_is_known_beforehand_and_encoding_again_changes_nothing(
         assert torch.equal(again, decoded)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400), SHAPES, st.sampled_from(CODECS))
 def test_any_bytes_decode_to_finite_values_or_are_refused(
     data: bytes, shape: tuple[int, ...], codec: Codec
@@ -154,7 +147,6 @@ def test_any_bytes_decode_to_finite_values_or_are_refused(
     assert decoded.isfinite().all()
 
 
-@settings(deadline=None)
 @given(st.data(), st.sampled_from(CODECS))
 def test_any_bytes_of_the_right_length_decode_to_finite_values_or_are_refused(
     drawn: st.DataObject, codec: Codec

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -101,7 +101,6 @@ def test_a_layout_of_another_model_is_refused() -> None:
         initial_units(SMALL, whole(SMALL), layout, 0)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 11), st.integers(0, 255))
 def test_a_token_changes_nothing_before_it(position: int, token: int) -> None:
     weights = named_weights(SMALL)

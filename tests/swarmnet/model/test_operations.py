@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from clocks import on_virtual_clock
 from swarm import tiny_manifest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from watched import Silent, Watched
 
-from peers.lab.world.virtual_time import run
 from peers.telemetry.metrics import Metrics
 from peers.worker.sampler import Observer
 from swarmnet.identifiers import PeerId
@@ -51,26 +51,25 @@ def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, sha
     assert counted == [operations_per_token(manifest, stage) for stage in range(3)]
 
 
-def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
-    async def story():
-        swarm.open()
-        worker = swarm.start("a", 0).worker
-        observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
-        await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
-        first, at = worker.data.ledger.tokens, swarm.loop.time()
-        observer.look()
-        await swarm.during(3.0)
-        last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
-        observer.look()
-        each = operations_per_token(swarm.signed.manifest, 0)
-        (share,) = [line for line in text(metrics).splitlines() if line.startswith(RATIO)]
-        assert float(share.split()[1]) == pytest.approx((last - first) / seconds * each / 1e9)
-        assert RATIO not in text(swarm.metrics["a"]), "nobody told it a peak"
-        await swarm.stop_watching()
-        await swarm.close()
-
+@on_virtual_clock
+async def test_utilisation_is_the_models_operations_by_the_peak_and_absent_without_one():
     def text(metrics):
         return metrics.text().decode()
 
     swarm, metrics = Watched(tiny_manifest((3,))), Metrics(process=False)
-    run(story())
+    swarm.open()
+    worker = swarm.start("a", 0).worker
+    observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
+    await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
+    first, at = worker.data.ledger.tokens, swarm.loop.time()
+    observer.look()
+    await swarm.during(3.0)
+    last, seconds = worker.data.ledger.tokens, swarm.loop.time() - at
+    observer.look()
+    each = operations_per_token(swarm.signed.manifest, 0)
+    assert metrics.training.operations._value.get() == last * each
+    (share,) = [line for line in text(metrics).splitlines() if line.startswith(RATIO)]
+    assert float(share.split()[1]) == pytest.approx((last - first) / seconds * each / 1e9)
+    assert RATIO not in text(swarm.metrics["a"]), "nobody told it a peak"
+    await swarm.stop_watching()
+    await swarm.close()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
@@ -22,7 +22,6 @@ def test_run_seed_origin_and_counter_each_change_the_text() -> None:
     assert len({starts(0), *others}) == 5
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**40), st.integers(130, 2**50))
 def test_every_window_lies_inside_the_corpus(counter: int, tokens: int) -> None:
     assert all(0 <= start <= tokens - 129 for start in starts(counter, tokens=tokens))

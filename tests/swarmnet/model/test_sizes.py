@@ -7,7 +7,7 @@ from math import exp, inf, nan
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
@@ -42,7 +42,6 @@ def play(chance: Random, norms: list[float], sizes: Sizes) -> dict[PeerId, list[
 
 
 @given(st.integers(0, 1 << 32), st.lists(st.floats(0.0, 1e30), min_size=60, max_size=60))
-@settings(max_examples=60, deadline=None)
 def test_whatever_one_of_three_sends_the_others_count_almost_whole_and_it_counts_no_more(seed, norms):
     sizes = Sizes(weighed=True)
     judged = play(Random(seed), norms, sizes)

@@ -225,7 +225,7 @@ def test_factors_that_nothing_honest_says_are_refused_with_their_reason(method_n
 
 
 @pytest.mark.parametrize("method_name", BOTH)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data())
 def test_bent_factors_are_refused_alike_or_make_a_bounded_step(method_name, data):
     method = method_of(run(method_name, learning_rate=2.0**-8), LAYOUT)

@@ -7,7 +7,7 @@ from typing import get_args
 import method_cases
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, SELECTIONS, bent, gradient_of, shapes_of
 
@@ -181,7 +181,6 @@ def test_an_unusable_gradient_is_refused_and_changes_nothing(method_name):
 
 
 @pytest.mark.parametrize("method_name", NAMES)
-@settings(deadline=None)
 @given(st.sampled_from(SELECTIONS), st.data())
 def test_bent_payloads_are_refused_by_the_check_and_by_the_tally_alike(method_name, selection, data):
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (60,)})

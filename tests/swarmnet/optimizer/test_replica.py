@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
@@ -71,7 +71,6 @@ def in_order(swarm, dropped=frozenset()):
     return digests, replica
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(SWARMS), st.data())
 def test_late_early_and_replaced_contributions_settle_to_the_same_bits(swarm, data):
     """Any order in which a round's contributions and its application come before its settlement."""

@@ -14,7 +14,7 @@ from swarmnet.run.manifest_check import check
 SIDES = st.integers(1, 150)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.tuples(SIDES, SIDES), st.tuples(SIDES)), min_size=1, max_size=5))
 def test_what_is_cut_in_tiles_comes_back(shapes):
     layout = layout_of({f"model.layers.{index}.weight": shape for index, shape in enumerate(shapes)})

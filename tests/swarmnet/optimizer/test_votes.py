@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, SELECTIONS, bent, gradient_of, manifest, shapes_of
 
@@ -36,7 +36,6 @@ def test_exact_zeros_get_pseudo_random_signs():
     assert len(votes) == 4
 
 
-@settings(deadline=None)
 @given(st.sampled_from(SELECTIONS), st.data())
 def test_bent_payloads_are_refused_or_count_as_one_vote_each(selection, data):
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (60,)})
@@ -53,7 +52,6 @@ def test_bent_payloads_are_refused_or_count_as_one_vote_each(selection, data):
         assert votes.indices.max() < plane.chunk
 
 
-@settings(deadline=None)
 @given(st.sampled_from(SELECTIONS), st.binary(max_size=200))
 def test_random_bytes_are_refused_for_their_length(selection, payload):
     layout = layout_of(shapes_of(1))

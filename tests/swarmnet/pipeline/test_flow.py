@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
@@ -151,7 +151,6 @@ def test_it_follows_when_the_servers_become_slower_and_quicker_again():
     assert flow.window >= 0.7 * quick
 
 
-@settings(max_examples=200)
 @given(
     st.integers(1, 100),
     st.lists(

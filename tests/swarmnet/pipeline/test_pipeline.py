@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from microbatches import KEY, UP, UP2, X, Y, machine, waiting
 
@@ -357,7 +357,6 @@ class World:
             )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.integers(20, 300))
 def test_whatever_happens_nothing_is_committed_twice_and_nothing_is_left_behind(seed, last, steps):
     world = World(seed, last)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -185,7 +185,6 @@ class World:
         pytest.fail("it would be asked again at once, for ever")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(20, 250))
 def test_whatever_neighbours_say_rounds_go_on_one_after_the_other(seed: int, steps: int):
     world = World(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from clocks import on_virtual_clock
 from hostile import Liar
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,6 @@ from owned_swarm import FOUR, OwnedSwarm
 from round_group import RULES, Group, partitioned
 from swarm import OWNER, Swarm, shared_rounds, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from protocols.messages.table import Announce, Contribution, PeerRecord, encode
 from protocols.messages.table import Reference as WireReference
 from protocols.signed.envelope import Kind, seal
@@ -69,51 +69,47 @@ async def hands_on(swarm: Swarm, friend: Liar, makers: list[Identity], victim: s
 
 
 @pytest.mark.parametrize("access", ["open", "invite"])
-def test_a_crowd_of_keys_behind_one_link_has_no_votes(access):
-    async def story():
-        swarm = OwnedSwarm(tiny_manifest((2, 1), access=access), stub=True)
-        swarm.open()
-        invite = seal_invite(OWNER, swarm.signed.run_id, None, swarm.loop.time() + 1e6, swarm.loop.time())
-        for name, stage in FOUR:
-            swarm.start(name, stage, invite=invite)
-        await swarm.training()
-        friend = Liar(swarm, 1, invite=invite)
-        crowd = [Identity.from_seed(b"nobody %d" % number) for number in range(8)]
-        assert await hands_on(swarm, friend, crowd, "c", 10.0) > 100
-        names = {maker.peer_id for maker in crowd}
-        assert not [note for note in swarm.of("took") if note.fields["maker"] in names]
-        outcomes = swarm.members["c"].worker.update.outcomes
-        assert outcomes["not_counted"] > 100
-        assert "malformed" not in outcomes
-        await friend.transport.close()
-        await swarm.close()
-        assert shared_rounds(swarm) > 10
-
-    run(story())
+@on_virtual_clock
+async def test_a_crowd_of_keys_behind_one_link_has_no_votes(access):
+    swarm = OwnedSwarm(tiny_manifest((2, 1), access=access), stub=True)
+    swarm.open()
+    invite = seal_invite(OWNER, swarm.signed.run_id, None, swarm.loop.time() + 1e6, swarm.loop.time())
+    for name, stage in FOUR:
+        swarm.start(name, stage, invite=invite)
+    await swarm.training()
+    friend = Liar(swarm, 1, invite=invite)
+    crowd = [Identity.from_seed(b"nobody %d" % number) for number in range(8)]
+    assert await hands_on(swarm, friend, crowd, "c", 10.0) > 100
+    names = {maker.peer_id for maker in crowd}
+    assert not [note for note in swarm.of("took") if note.fields["maker"] in names]
+    outcomes = swarm.members["c"].worker.update.outcomes
+    assert outcomes["not_counted"] > 100
+    assert "malformed" not in outcomes
+    await friend.transport.close()
+    await swarm.close()
+    assert shared_rounds(swarm) > 10
 
 
-def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hands_it_on():
-    async def story():
-        swarm = OwnedSwarm(tiny_manifest((2, 1)), stub=True)
-        swarm.open()
-        for name, stage in (*FOUR, ("e", 1)):
-            swarm.start(name, stage)
-        await swarm.training()
-        banned = swarm.members["e"]
-        given = await swarm.give(owner_orders.ban(NO_ORDER, banned.peer, "sent nonsense"), "a")
-        rounds = swarm.members["c"].worker.update.rounds
-        heard_at, rules = rounds.current, swarm.signed.manifest.rounds
-        await swarm.crash("e")  # Its friend speaks for it.
-        await swarm.until(lambda: swarm.knows(given), 5.0)
-        assert await hands_on(swarm, Liar(swarm, 1), [banned.identity], "c", 12.0) > 15
-        taken = [note for note in swarm.of("took", "c", "d") if note.fields["maker"] == banned.peer]
-        last = heard_at + rules.window + rules.snapshot_rounds
-        assert rounds.settled > last + 5, "rounds from which it is barred have settled"
-        assert all(note.fields["round"] <= last for note in taken)
-        await swarm.close()
-        assert shared_rounds(swarm) > 10
-
-    run(story())
+@on_virtual_clock
+async def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hands_it_on():
+    swarm = OwnedSwarm(tiny_manifest((2, 1)), stub=True)
+    swarm.open()
+    for name, stage in (*FOUR, ("e", 1)):
+        swarm.start(name, stage)
+    await swarm.training()
+    banned = swarm.members["e"]
+    given = await swarm.give(owner_orders.ban(NO_ORDER, banned.peer, "sent nonsense"), "a")
+    rounds = swarm.members["c"].worker.update.rounds
+    heard_at, rules = rounds.current, swarm.signed.manifest.rounds
+    await swarm.crash("e")  # Its friend speaks for it.
+    await swarm.until(lambda: swarm.knows(given), 5.0)
+    assert await hands_on(swarm, Liar(swarm, 1), [banned.identity], "c", 12.0) > 15
+    taken = [note for note in swarm.of("took", "c", "d") if note.fields["maker"] == banned.peer]
+    last = heard_at + rules.window + rules.snapshot_rounds
+    assert rounds.settled > last + 5, "rounds from which it is barred have settled"
+    assert all(note.fields["round"] <= last for note in taken)
+    await swarm.close()
+    assert shared_rounds(swarm) > 10
 
 
 def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
@@ -129,42 +125,40 @@ def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
         assert makers.counts(X, 39)
 
 
-def test_an_uninvited_record_is_neither_kept_nor_dialled_and_a_bearers_record_proves_its_invite():
-    async def story():
-        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
-        swarm.open()
-        now, run_id = swarm.loop.time(), swarm.signed.run_id
+@on_virtual_clock
+async def test_an_uninvited_record_is_neither_kept_nor_dialled_and_a_bearers_record_proves_its_invite():
+    swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
+    swarm.open()
+    now, run_id = swarm.loop.time(), swarm.signed.run_id
 
-        def invite(peer):
-            return seal_invite(OWNER, run_id, peer, now + 1e6, now)
+    def invite(peer):
+        return seal_invite(OWNER, run_id, peer, now + 1e6, now)
 
-        own = Identity.from_seed(b"b").peer_id
-        swarm.start("a", 0, invite=invite(None))
-        swarm.start("b", 1, invite=invite(own))
-        await swarm.training()
-        handed = invite(None)
-        late = swarm.start("c", 1, invite=handed)
-        await swarm.until(lambda: late.worker.state == "training", 20.0)
-        stranger = Liar(swarm, 1)
-        directory = swarm.network.directory(stranger.identity.peer_id)
-        await directory.announce(run_id, 1, stranger.record, 5.0)
-        for told in (stranger.record, Liar(swarm, 1, "other", shown := invite(own)).record):
-            swarm.members["a"].worker.neighbourhood.learn_all([told], swarm.members["b"].peer)
-        await swarm.during(25.0)
-        for name in "abc":
-            around = swarm.members[name].worker.neighbourhood
-            assert around.membership.peers.keys() == {
-                swarm.members[other].peer for other in "abc" if other != name
-            }
-            assert around.traffic.refused["not_invited"] > 0
-        assert not stranger.heard, "nobody has dialled it"
-        found = await directory.look_up(run_id, 1, 5.0)
-        public = {peer: open_record(data, run_id).record.invite for peer, data in found.items()}
-        proved = prove_invite(handed, run_id, late.peer)
-        assert public == {own: shown, late.peer: proved, stranger.identity.peer_id: b""}
-        await swarm.close()
-
-    run(story())
+    own = Identity.from_seed(b"b").peer_id
+    swarm.start("a", 0, invite=invite(None))
+    swarm.start("b", 1, invite=invite(own))
+    await swarm.training()
+    handed = invite(None)
+    late = swarm.start("c", 1, invite=handed)
+    await swarm.until(lambda: late.worker.state == "training", 20.0)
+    stranger = Liar(swarm, 1)
+    directory = swarm.network.directory(stranger.identity.peer_id)
+    await directory.announce(run_id, 1, stranger.record, 5.0)
+    for told in (stranger.record, Liar(swarm, 1, "other", shown := invite(own)).record):
+        swarm.members["a"].worker.neighbourhood.learn_all([told], swarm.members["b"].peer)
+    await swarm.during(25.0)
+    for name in "abc":
+        around = swarm.members[name].worker.neighbourhood
+        assert around.membership.peers.keys() == {
+            swarm.members[other].peer for other in "abc" if other != name
+        }
+        assert around.traffic.refused["not_invited"] > 0
+    assert not stranger.heard, "nobody has dialled it"
+    found = await directory.look_up(run_id, 1, 5.0)
+    public = {peer: open_record(data, run_id).record.invite for peer, data in found.items()}
+    proved = prove_invite(handed, run_id, late.peer)
+    assert public == {own: shown, late.peer: proved, stranger.identity.peer_id: b""}
+    await swarm.close()
 
 
 def test_a_record_without_an_invite_is_as_it_was_and_one_with_the_longest_fits():
@@ -180,31 +174,29 @@ def test_a_record_without_an_invite_is_as_it_was_and_one_with_the_longest_fits()
     assert open_record(data, run_id).record.invite == b"i" * 256
 
 
-def test_what_a_newcomer_makes_counts_with_those_who_can_not_reach_it_once_its_record_has_travelled():
-    async def story():
-        swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
-        swarm.open()
-        invite = seal_invite(OWNER, swarm.signed.run_id, None, swarm.loop.time() + 1e6, swarm.loop.time())
-        for name, stage in (("a", 0), ("b", 1), ("c", 1), ("d", 1)):
-            swarm.start(name, stage, invite=invite)
-        await swarm.training()
-        late = Identity.from_seed(b"e").peer_id
-        for name in "cd":
-            there = swarm.members[name].peer
-            swarm.network.block(late, there)
-            swarm.network.block(there, late)
-        swarm.start("e", 1, invite=invite)
-        await swarm.until(lambda: len(swarm.of("made", "e")) > 5, 30.0)
-        await swarm.during(8.0)
-        mine = {note.fields["id"] for note in swarm.of("made", "e")[:5]}
-        for name in "bcd":
-            assert mine <= {name for note in swarm.of("settled", name) for name in note.fields["ids"]}
-        assert not swarm.of("resynchronise")
-        for name in swarm.living():
-            await swarm.crash(name)
-        assert shared_rounds(swarm) > 5
-
-    run(story())
+@on_virtual_clock
+async def test_what_a_newcomer_makes_counts_with_those_who_can_not_reach_it_once_its_record_has_travelled():
+    swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
+    swarm.open()
+    invite = seal_invite(OWNER, swarm.signed.run_id, None, swarm.loop.time() + 1e6, swarm.loop.time())
+    for name, stage in (("a", 0), ("b", 1), ("c", 1), ("d", 1)):
+        swarm.start(name, stage, invite=invite)
+    await swarm.training()
+    late = Identity.from_seed(b"e").peer_id
+    for name in "cd":
+        there = swarm.members[name].peer
+        swarm.network.block(late, there)
+        swarm.network.block(there, late)
+    swarm.start("e", 1, invite=invite)
+    await swarm.until(lambda: len(swarm.of("made", "e")) > 5, 30.0)
+    await swarm.during(8.0)
+    mine = {note.fields["id"] for note in swarm.of("made", "e")[:5]}
+    for name in "bcd":
+        assert mine <= {name for note in swarm.of("settled", name) for name in note.fields["ids"]}
+    assert not swarm.of("resynchronise")
+    for name in swarm.living():
+        await swarm.crash(name)
+    assert shared_rounds(swarm) > 5
 
 
 # -- in a group ---------------------------------------------------------------------------------------
@@ -362,7 +354,7 @@ def test_nobody_waits_for_a_contribution_whose_maker_is_sent_away_meanwhile():
     assert not machine.pulls.under_way(0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 40), st.integers(0, 700)), max_size=60))
 def test_what_waits_is_bounded_in_all_and_of_one_neighbour(told):
     waiting = Waiting()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -99,7 +99,6 @@ def test_a_round_waits_for_a_name_of_one_neighbour_alone_no_longer_than_for_its_
     assert not pulls.of_round(0)
 
 
-@settings(max_examples=100)
 @given(st.integers(0, 2**32))
 def test_whatever_an_honest_holder_offers_comes_in_the_end_though_messages_are_lost(seed):
     chance, pulls, now = Random(seed), Pulls(), 0.0

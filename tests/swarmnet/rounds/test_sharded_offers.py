@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
@@ -282,7 +282,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(STEPS, st.booleans())
 def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
     """After every decision the next one is later: a peer whose timer finds nothing to do would spin."""

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from peers.state.snapshot_store import SNAPSHOTS_KEPT
@@ -155,7 +155,6 @@ def test_what_is_here_is_not_asked_for():
     assert (whole.start(0.0), whole.missing, whole.stuck) == ([], set(), False)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 5))
 @example(seed=27, chunks=1, holders=4)  # An answer comes in the instant at which another holder is due.
 def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):

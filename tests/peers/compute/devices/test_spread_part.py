@@ -68,8 +68,7 @@ def round_of(part, replica, round, payloads):
 
 @pytest.mark.loopback
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("method", ["demo-votes", "local-steps"])
+@pytest.mark.parametrize(("method", "devices"), [("demo-votes", 4), ("local-steps", 2)])
 def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(method, devices):
     manifest = replace(RUN, sync=Sync(method=method))
     alone = [real_part(manifest, stage) for stage in (0, 1)]

@@ -16,8 +16,7 @@ from typed import typing
 from peers.errors import UserError
 from peers.lab.bench.learning import trials
 from peers.lab.bench.learning.ground import Ground, Texts
-from peers.lab.bench.learning.learner import MeanGradient, schedule
-from peers.lab.bench.learning.plain_demo import PlainDemo, _Tiles
+from peers.lab.bench.learning.plain_demo import PlainDemo
 from peers.lab.bench.learning.played import player
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
@@ -82,14 +81,6 @@ def test_every_method_learns_and_counts_what_it_sends():
             learner.step(step)
         assert here.held_out_loss(learner.weights()) < untrained - 0.05, name
         assert learner.sent_bytes > 0, name
-
-
-def test_a_tile_and_its_coefficients_are_one_another():
-    here = ground()
-    for parameter in here.parameters:
-        tiles = _Tiles(parameter, 32, torch.device("cpu"))
-        values = torch.randn(parameter.size, generator=torch.Generator().manual_seed(1))
-        torch.testing.assert_close(tiles.backward(tiles.forward(values)), values, rtol=1e-4, atol=1e-5)
 
 
 def test_demo_of_one_peer_that_sends_everything_is_signed_descent():
@@ -168,47 +159,6 @@ def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_a
     assert learner.sent_bytes == sum(method.payload_bytes for method in learner._methods[0]), "one round"
 
 
-def test_who_asks_for_other_steps_in_a_round_gets_rounds_of_so_many():
-    here = ground()
-    learner = recipes(Sync(method="local-steps"))["local-steps"].make(
-        here, Setting(peers=1, steps=32, own_steps=2), 4e-3
-    )
-    for number in range(8):
-        learner.step(number)
-    assert learner.sent_bytes == 4 * sum(method.payload_bytes for method in learner._methods[0])
-
-
-def test_other_steps_make_another_trial_of_those_who_take_any():
-    terms = Terms("run", "text", peers=2, steps=10)
-    central, own = (Recipe(lambda *_: None, 1.0, "", own_steps=steps) for steps in (0, 8))
-    more = replace(terms, own_steps=2)
-    assert terms.trial("x", central, Rates(1.0), 0) == more.trial("x", central, Rates(1.0), 0)
-    assert [each.trial("y", own, Rates(1.0), 0).own_steps for each in (terms, more)] == [0, 2]
-
-
-def test_a_mean_gradient_of_equal_peers_is_that_of_one():
-    here = ground()
-    one, two = (MeanGradient(here, peers, "adamw", schedule(4e-3, 2)) for peers in (1, 2))
-    here.gradient, theirs = lambda weights_P, peer, counter: theirs(weights_P, 0, counter), here.gradient
-    assert len(here.layouts) > 1, "each by itself"
-    for learner in (one, two):
-        learner.step(0)
-    torch.testing.assert_close(one.weights(), two.weights(), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("stages", [(3,), (1, 2)])
-def test_a_gradient_of_all_is_the_sum_of_what_each_has(stages):
-    here = ground(stages)
-    weights_P = here.initial_weights()
-    together = here.gradient_of_all(weights_P, 3, 5)
-    each = [here.gradient(weights_P, peer, 5) for peer in range(3)]
-    assert together.tokens == sum(one.tokens for one in each)
-    assert together.loss == pytest.approx(sum(one.loss for one in each) / 3, rel=1e-5)
-    torch.testing.assert_close(
-        together.summed, torch.stack([one.summed for one in each]).sum(0), rtol=1e-3, atol=1e-4
-    )
-
-
 TERMS = Terms("run", "text", peers=2, steps=10)
 
 
@@ -252,12 +202,6 @@ def test_the_rate_outside_is_searched_for_at_the_best_rate_inside():
     )
     assert (found.outcomes[0].trial.rate, found.outcomes[0].trial.outer_rate) == (0.008, 1.4)
     assert found.rates_tried == len({rates for rates, _ in asked})
-
-
-def test_a_given_rate_is_not_searched_for():
-    found, asked = carried_out_alone(plan(Rates(4e-3, 0.7), 3, searches=False), lambda _: 1.0)
-    assert asked == [(Rates(4e-3, 0.7), seed) for seed in range(3)]
-    assert found.rates_tried == 1
 
 
 def test_many_plans_at_a_time_ask_for_what_each_would_alone():
@@ -349,27 +293,6 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out/tiny/trials.jsonl").read_text() == kept
     rows = json.loads((tmp_path / "out/tiny/report.json").read_text())["rows"]
     assert [each["method"] for each in rows] == ["adamw", "run"]
-
-
-def test_many_trials_at_a_time_come_to_the_same(tmp_path, monkeypatch, capsys):
-    command = typing(capsys, monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(TINY_RUN)
-    losses = []
-    for jobs in (1, 2):
-        out = tmp_path / str(jobs)
-        assert command(*asking(tmp_path, "--seeds", "2", "--jobs", str(jobs), "--out", out))[0] == 0
-        rows = json.loads((out / "tiny/report.json").read_text())["rows"]
-        losses.append({each["method"]: [one["loss"] for one in each["outcomes"]] for each in rows})
-        assert len((out / "tiny/trials.jsonl").read_text().splitlines()) == 4
-    assert losses[0] == losses[1]
-
-
-def test_what_a_trial_cannot_be_is_bad_input_in_a_process_of_its_own_too(tmp_path, monkeypatch, capsys):
-    command = typing(capsys, monkeypatch)
-    (tmp_path / "tiny.yaml").write_text(TINY_RUN)
-    code, _, told = command(*asking(tmp_path, "--away", "1", "--jobs", "2", "--out", tmp_path / "out"))
-    assert code == 2
-    assert "with one gradient for all nobody goes" in told
 
 
 def test_a_process_that_is_killed_is_said_in_words():

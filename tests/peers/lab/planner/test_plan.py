@@ -9,12 +9,12 @@ from typed import refused
 
 from peers.errors import ConfigError, UserError
 from peers.lab.planner import links
-from peers.lab.planner.churn import JOIN_SECONDS, Play, Turnover, thinnest_share
+from peers.lab.planner.churn import Play, Turnover, thinnest_share
 from peers.lab.planner.layout import Layout, PeerSpec, Work
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
 from peers.lab.planner.playing import course, play, playable
-from peers.lab.planner.question import BACKWARD_RATIO, Question
+from peers.lab.planner.question import Question
 from peers.lab.planner.report import render
 from peers.lab.planner.simulator import Swarm
 from peers.lab.planner.speeds import MEGABIT, peer_classes
@@ -69,52 +69,6 @@ def test_churn_costs_and_more_churn_costs_more():
     assert shares[0] == 1.0 > shares[1] > shares[2] > 0.9
 
 
-def test_what_a_death_costs_in_the_plan_is_what_it_costs_peers_that_are_killed():
-    """In seconds of the whole swarm, until somebody has joined instead.
-
-    The stage that misses one holds up the others, by a quarter here, though for a while they live on what
-    is under way; one in every stage at once costs little more than a single one.
-    """
-    manifest = Manifest("run", PeerId("owner"), stages=(1, 1, 1, 1), model=ModelShape(layers=4))
-    classes, churn = peer_classes("16x500tps@1000/1000"), 0.5
-    calm, churned = (plan(manifest, Question(classes, (0.01, 0.01), churn=rate)) for rate in (0.0, churn))
-    deaths_per_second = churn / 3600 * sum(calm.peers)
-    planned = churned.churn.computed / deaths_per_second
-    played = churned.churn.costs / deaths_per_second
-
-    tokens = manifest.microbatch_tokens
-    layout = Layout(
-        tuple(
-            PeerSpec(stage, count * tokens / capacity / (1 + BACKWARD_RATIO))
-            for stage, (count, capacity) in enumerate(zip(calm.peers, calm.capacity, strict=True))
-            for _ in range(count)
-        ),
-        lambda a, b: 0.01, Work(0),
-    )  # fmt: skip
-
-    def seen(victims: list[int]) -> float:
-        found = []
-        for seed in range(3):
-            swarm = Swarm(layout, Router, seed)
-            swarm.start()
-            swarm.run(30.0)
-            before = swarm.finished
-            swarm.run(60.0)
-            rate, before = (swarm.finished - before) / 30.0, swarm.finished
-            for peer in victims:
-                swarm.kill(peer)
-            swarm.run(60.0 + JOIN_SECONDS)
-            found.append(JOIN_SECONDS - (swarm.finished - before) / rate)
-        return fmean(found)
-
-    one_each = [peers[-1] for peers in layout.stages()]
-    assert abs(seen([])) < planned / 2, "what seeds do by themselves"
-    single = [seen([peer]) for peer in one_each]
-    assert fmean(single) == pytest.approx(planned, rel=0.3)
-    assert fmean(single) == pytest.approx(played, rel=0.4)
-    assert max(single) < seen(one_each) < 2 * planned, "all four at once, not four times one"
-
-
 def test_missing_peers_hold_up_the_swarm_by_the_stage_that_misses_most():
     assert thinnest_share([4.0] * 3, [4] * 3, [0.0] * 3) == pytest.approx(1.0)
     assert thinnest_share([9.0], [100], [1.0]) == pytest.approx(0.99, abs=1e-3)
@@ -142,32 +96,7 @@ def test_a_swarm_of_which_nothing_comes_is_refused():
 # -- contributions -----------------------------------------------------------------------------------
 
 
-def test_contributions_are_made_by_those_who_had_a_microbatch():
-    """Rounds of four microbatches: in a group of hundreds nearly everybody has none of a round."""
-    few, many = (plan(MANIFEST, Question(peer_classes(f"{n}x2ktps@9999/9999"))) for n in (6, 200))
-    one = contribution_bytes(MANIFEST, 0)
-    for answer, contributors in ((few, few.peers[0]), (many, 4)):
-        rounds = answer.churned / MANIFEST.rounds.target_tokens
-        others = (answer.peers[0] - 1) / answer.peers[0]
-        assert answer.update_bytes[0] == pytest.approx(contributors * rounds * others * one * DAY)
-    assert few.peers[0] <= 4 < many.peers[0]
-    assert many.full_line_share > 20 * many.line_share, "longer rounds help once everybody is in each"
-
-
-def test_rounds_that_are_closed_by_time_are_not_longer():
-    slow = plan(MANIFEST, Question(peer_classes("3x20tps")))
-    assert slow.round_seconds == (pytest.approx(MANIFEST.rounds.longest_seconds),) * 3
-
-
 # -- stages that are left out ------------------------------------------------------------------------
-
-
-def test_the_more_microbatches_are_whole_the_less_a_run_that_skips_saves():
-    question = Question(peer_classes("48x500tps@1000/1000"), (0.005, 0.01))
-    half = plan(replace(SIX, paths=Paths(1 / 3, whole_share=0.5)), question)
-    whole, skips = (plan(manifest, question).tokens_per_second for manifest in (SIX, SKIPPING))
-    assert 1.05 * whole < half.tokens_per_second < skips / 1.05
-    assert sum(half.visited) == pytest.approx(5.0, abs=0.1)
 
 
 def test_a_run_that_skips_is_planned_as_one():
@@ -207,39 +136,7 @@ def test_where_only_the_middle_is_thin_skipping_is_worth_what_it_leaves_out():
     assert 0.85 * ways[0].most < skips <= 1.02 * ways[0].most
 
 
-def test_a_run_that_begins_whole_takes_so_many_rounds_longer():
-    question = Question(peer_classes("18x500tps@1000/1000"), (0.005, 0.01), tokens=10**8)
-    begins = plan(replace(SIX, paths=Paths(skip_ratio=1 / 3, whole_rounds=10_000)), question)
-    first = 10_000 * SIX.rounds.target_tokens
-    expected = first / begins.whole + (10**8 - first) / begins.churned
-    assert begins.days == pytest.approx(expected / DAY)
-    ends = plan(replace(SIX, paths=Paths(1 / 3, whole_rounds=10**6)), question)
-    assert ends.days == pytest.approx(10**8 / ends.whole / DAY), "the run ends before it skips"
-    assert "leave out nothing" in render(begins)
-
-
 # -- peers that leave and join -----------------------------------------------------------------------
-
-
-def test_who_joins_takes_over_the_work_of_who_left():
-    layout = Layout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), lambda a, b: 0.01, Work(0))
-    swarm = Swarm(layout, Router, 3)
-    swarm.start()
-    swarm.run(60.0)
-    for place in (1, 3):
-        swarm.kill(place)
-    swarm.run(90.0)
-    before = swarm.finished
-    swarm.run(120.0)
-    assert (swarm.finished - before) / 30.0 == pytest.approx(1 / 0.3, rel=0.08), "half is left"
-    for place in (1, 3):
-        swarm.join(place)
-    swarm.run(150.0)
-    before = swarm.finished
-    swarm.run(210.0)
-    assert (swarm.finished - before) / 60.0 == pytest.approx(2 / 0.3, rel=0.06)
-    assert [peer.alive for peer in swarm.peers] == [True, False, True, False, True, True]
-    assert {peer.id for peer in swarm.peers if peer.own} <= {PeerId("0"), PeerId("1"), PeerId("4")}
 
 
 def test_so_many_are_away_as_leave_and_come_back():
@@ -333,14 +230,6 @@ def test_regions_and_tables_belong_together():
         peer_classes("3x5tps", {"eu": (1.0, 1.0)})
 
 
-def test_a_plan_with_far_regions_is_slower_than_one_without(tmp_path):
-    table = links.load(written(tmp_path, LINKS.replace("mbit: 30", "mbit: 1")))
-    here = plan(MANIFEST, Question(peer_classes("12x2ktps:eu", table.lines), links=table))
-    there = plan(MANIFEST, Question(peer_classes("6x2ktps:eu,6x2ktps:us", table.lines), links=table))
-    assert here.most == pytest.approx(there.most)
-    assert there.tokens_per_second < 0.8 * here.tokens_per_second
-
-
 @pytest.mark.parametrize(
     ("keys", "connection"),
     [({"down": 20_000.0}, None), ({"up": 20_000.0}, None), ({}, lambda a, b: 20_000.0)],
@@ -355,16 +244,6 @@ def test_a_body_takes_its_time_on_whatever_is_slow(keys, connection):
     swarm.run(100.0)
     came = bodies_sent(swarm, (one, other), (one, other))
     assert came == [pytest.approx(100.06), pytest.approx(100.11)]
-
-
-def test_what_still_waits_at_one_sender_keeps_nobody_elses_bodies_from_coming_in():
-    """Two senders of 50 ms a body, and a receiver that takes one in 10 ms."""
-    peers = *(PeerSpec(0, 0.01, up=20_000.0) for _ in range(2)), PeerSpec(1, 0.01, down=100_000.0)
-    swarm = Swarm(Layout(peers, lambda a, b: 0.01, Work(body_bytes=1000, scatter=0.0)), Router, 1)
-    busy, free, receiver = swarm.here
-    came = bodies_sent(swarm, *[(busy, receiver)] * 20, (free, receiver))
-    assert came[-1] == pytest.approx(0.06), "beside the first of the other, and before its rest"
-    assert came[19] == pytest.approx(20 * 0.05 + 0.01)
 
 
 def bodies_sent(swarm: Swarm, *ways) -> list[float]:

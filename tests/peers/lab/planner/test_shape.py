@@ -14,8 +14,8 @@ from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import lay_out
 from peers.lab.planner.question import Question
 from peers.lab.planner.shape import laws
-from peers.lab.planner.shape.candidates import Judge, Shape, bottleneck, cuts, kinds, shapes
-from peers.lab.planner.shape.report import duration, render, sentence
+from peers.lab.planner.shape.candidates import Judge, Shape, bottleneck, cuts, kinds
+from peers.lab.planner.shape.report import render, sentence
 from peers.lab.planner.shape.search import search
 from peers.lab.planner.shape.writing import text_of
 from peers.lab.planner.speeds import peer_classes
@@ -47,11 +47,6 @@ def test_many_replicas_need_more_tokens_to_the_same_loss_and_too_many_never_get_
     assert laws.tokens_factor(10**6, 10**15, 1.05) == inf
 
 
-def test_steps_that_are_too_large_need_more_tokens():
-    small, large = (laws.batch_factor(10**8, 2 * 10**9, batch) for batch in (10**4, 10**7))
-    assert small < 1.02 < 5 < large
-
-
 # -- shapes by arithmetic ----------------------------------------------------------------------------
 
 
@@ -80,23 +75,6 @@ def test_shapes_that_no_peer_can_hold_are_left_out():
     assert judge.judged(Shape((4,), 1, "everyone", 65_536)) is None
     judge = Judge(RUN, asked("8x2ktps:8GB"), PARAMETERS, 1e8)
     assert judge.judged(Shape((4,), 1, "everyone", 65_536)).tokens_per_second == pytest.approx(16_000)
-
-
-def test_a_longer_round_costs_lines_less_and_a_sharded_one_less_still():
-    judge = Judge(RUN, asked("40x20ktps@10/1"), PARAMETERS, 1e8)
-    rates = [
-        judge.judged(Shape((4,), 1, carried, tokens, 128)).tokens_per_second
-        for carried, tokens in (("everyone", 10**5), ("everyone", 10**6), ("sharded", 10**6))
-    ]
-    assert rates[0] < rates[1] < rates[2]
-
-
-def test_all_numbers_of_stages_that_there_are_peers_for_are_looked_at():
-    every = list(shapes(RUN, PARAMETERS, 3))
-    assert {len(shape.stages) for shape in every} == {1, 2, 3}
-    assert {shape.exchange for shape in every} == {"everyone", "sharded"}
-    assert all(shape.exchange == "everyone" for shape in every if not shape.local)
-    assert all(shape.step_tokens % (shape.sequences * 128) == 0 for shape in every)
 
 
 # -- the search --------------------------------------------------------------------------------------
@@ -132,15 +110,6 @@ def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
 def test_what_no_shape_helps_is_said():
     with pytest.raises(UserError, match="no shape"):
         search(RUN, asked("8x2ktps:0.005GB"))
-
-
-def test_times_are_said_as_people_do():
-    assert [duration(days) for days in (inf, 14.0, 1.5, 0.01)] == [
-        "never",
-        "14 days",
-        "36 hours",
-        "14.4 minutes",
-    ]
 
 
 # -- the run file ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.lab.planner.visits import mixed_shares, most_mixed, most_skipping, visit_shares
+from peers.lab.planner.visits import most_skipping, visit_shares
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=3, max_size=9), st.data())
@@ -22,16 +22,3 @@ def test_so_many_microbatches_find_stages_and_no_more(capacities, data):
     if len(between) == middle:
         assert most == pytest.approx(min(capacities))
         assert shares == pytest.approx([1.0] * len(capacities))
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=8), st.data(), st.floats(0.0, 0.99))
-def test_where_some_microbatches_visit_all_stages_no_stage_does_more_than_it_can(capacities, data, whole):
-    middle = data.draw(st.integers(1, len(capacities) - 2))
-    most, shares = most_mixed(capacities, middle, whole), mixed_shares(capacities, middle, whole)
-    assert min(capacities) * 0.999999 <= most <= most_skipping(capacities, middle) * 1.000001
-    assert sum(shares[1:-1]) == pytest.approx(whole * (len(capacities) - 2) + (1 - whole) * middle)
-    assert all(whole <= share <= 1.0 for share in shares)
-    room = sum(min(most * (1 - whole), one - most * whole) for one in capacities[1:-1])
-    assert room >= middle * most * (1 - whole) * 0.99999 - 1e-9
-    if not whole:
-        assert (most, shares) == (most_skipping(capacities, middle), visit_shares(capacities, middle))

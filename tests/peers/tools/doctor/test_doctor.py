@@ -49,72 +49,39 @@ def verdict(announced, *dialled, chosen=True, must=False, ports=(31331,)):
 # -- reachability ------------------------------------------------------------
 
 
-def test_whoever_is_reached_where_it_announces_itself_is_reachable():
-    finding = verdict([DOOR], met(DOOR, "reached"))
-    assert (finding.verdict, finding.level, finding.fix) == ("reachable", "ok", "")
+DOCKER, PRIVATE = "/ip4/172.17.0.1/tcp/31331", "/ip4/192.168.1.5/tcp/31331"
+RELAY = "/ip4/9.9.9.9/tcp/1/p2p/12D3KooWrelay/p2p-circuit"
+VERDICTS = {
+    "reached where it announces itself": verdict([DOOR], met(DOOR, "reached")),
+    "one of the addresses that p2pd found is not tried": verdict(
+        [DOCKER, DOOR], met(DOCKER, "not_tried"), met(DOOR, "reached"), chosen=False
+    ),
+    "one of the addresses that p2pd found is silent": verdict(
+        [DOCKER, DOOR], met(DOCKER, "silent"), met(DOOR, "reached"), chosen=False
+    ),
+    "another peer is there": verdict([OTHER], met(OTHER, "other_peer", "12D3KooWelse"), met(DOOR, "reached")),
+    "a wrong address beside a right one": verdict([OTHER, DOOR], met(OTHER, "refused"), met(DOOR, "reached")),
+    "a forwarded port of which no peer learns": verdict(
+        [PRIVATE], met(PRIVATE, "not_tried"), met(DOOR, "reached"), chosen=False
+    ),
+    **{
+        f"the door answers: {outcome}": verdict([], met(DOOR, outcome, "detail"), chosen=False)
+        for outcome in ("silent", "refused", "no_way", "not_libp2p", "other_peer")
+    },
+    "a bootstrap behind a firewall": verdict([DOOR], met(DOOR, "silent"), must=True),
+    "a firewall, and a wrong address": verdict([OTHER], met(OTHER, "refused"), met(DOOR, "silent")),
+    "a firewall and a relay": verdict([RELAY], met(DOOR, "silent"), chosen=False),
+    "nothing could be tried": verdict([OTHER], met(OTHER, "not_tried", "no"), met(DOOR, "failed", "broke")),
+    "braces of a stranger": verdict([], met(DOOR, "no_way", "{0} {x}"), chosen=False),
+}
 
 
-def test_addresses_that_p2pd_found_itself_need_not_all_lead_here():
-    docker = "/ip4/172.17.0.1/tcp/31331"
-    finding = verdict([docker, DOOR], met(docker, "not_tried"), met(DOOR, "reached"), chosen=False)
-    assert finding.verdict == "reachable"
-    finding = verdict([docker, DOOR], met(docker, "silent"), met(DOOR, "reached"), chosen=False)
-    assert finding.verdict == "reachable"
-
-
-def test_a_wrongly_announced_peer_is_told_what_is_there_and_what_to_announce():
-    finding = verdict([OTHER], met(OTHER, "other_peer", "12D3KooWelse"), met(DOOR, "reached"))
-    assert (finding.verdict, finding.level) == ("wrongly_announced", "fail")
-    assert OTHER in finding.text
-    assert "12D3KooWelse" in finding.text
-    assert finding.fix == f"announce: [{DOOR}] in the peer file"
-
-
-def test_one_wrong_address_beside_a_right_one_is_a_warning_that_names_it():
-    finding = verdict([OTHER, DOOR], met(OTHER, "refused"), met(DOOR, "reached"))
-    assert (finding.verdict, finding.level) == ("wrongly_announced", "warn")
-    assert finding.fix == f"announce: [{DOOR}] in the peer file"
-
-
-def test_a_forwarded_port_that_nobody_is_told_of_is_wrongly_announced():
-    private = "/ip4/192.168.1.5/tcp/31331"
-    finding = verdict([private], met(private, "not_tried"), met(DOOR, "reached"), chosen=False)
-    assert (finding.verdict, finding.level) == ("wrongly_announced", "warn")
-    assert finding.fix == f"announce: [{DOOR}] in the peer file"
-    assert "nobody is told" in finding.text
-
-
-@pytest.mark.parametrize("outcome", ["silent", "refused", "no_way", "not_libp2p", "other_peer"])
-def test_where_nothing_leads_here_a_firewall_is_between(outcome):
-    finding = verdict([], met(DOOR, outcome, "detail"), chosen=False)
-    assert (finding.verdict, finding.level) == ("firewalled", "warn")
-    assert "forward TCP port 31331" in finding.fix
-    assert "connections that it opens itself" in finding.text
-
-
-def test_a_bootstrap_behind_a_firewall_is_of_no_use():
-    assert verdict([DOOR], met(DOOR, "silent"), must=True).level == "fail"
-
-
-def test_a_firewalled_peer_that_announces_wrongly_besides_hears_both():
-    finding = verdict([OTHER], met(OTHER, "refused"), met(DOOR, "silent"))
-    assert finding.verdict == "firewalled"
-    assert f"wrongly announced besides: {OTHER}" in finding.text
-
-
-def test_a_firewalled_peer_with_a_relay_is_told_of_it():
-    relay = "/ip4/9.9.9.9/tcp/1/p2p/12D3KooWrelay/p2p-circuit"
-    assert relay in verdict([relay], met(DOOR, "silent"), chosen=False).text
-    assert "not with peers that are firewalled too" in verdict([], met(DOOR, "silent"), chosen=False).text
-
-
-def test_nothing_that_could_be_tried_is_no_verdict():
-    finding = verdict([OTHER], met(OTHER, "not_tried", "no"), met(DOOR, "failed", "broke"))
-    assert (finding.verdict, finding.level) == ("unknown", "warn")
-
-
-def test_braces_in_what_a_stranger_says_are_only_braces():
-    assert "{0}" in verdict([], met(DOOR, "no_way", "{0} {x}"), chosen=False).text
+def test_each_finding_has_its_verdict_and_its_fix(golden):
+    told = [
+        f"{case}: {one.verdict}, {one.level}\n  {one.text}\n  -> {one.fix}\n"
+        for case, one in VERDICTS.items()
+    ]
+    golden("verdicts.txt", "\n".join(told))
 
 
 def test_the_own_door_is_always_asked_for_and_loopback_never_from_afar():

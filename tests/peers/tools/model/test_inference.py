@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from clocks import on_virtual_clock
 from holders import COMPUTE_SECONDS, Holders, Pushy, until
 from swarm import FOUR, TEXT, TINY_MODEL, tiny_manifest
 
@@ -398,15 +399,13 @@ def test_before_the_first_snapshot_a_visitor_waits_and_says_so():
     play(story)
 
 
-def test_nobody_there_is_an_error_that_says_so():
-    async def life() -> None:
-        holders = Holders(tiny_manifest(), {})
-        async with holders.visitor() as client:
-            with pytest.raises(NoAnswer, match="peers reached by stage: 0: 0, 1: 0, 2: 0"):
-                await client.forward(Conversation(), torch.tensor([[1, 2]]), deadline_seconds=20.0)
-            assert client.said == [("missing", "waiting for a peer of stage 0: this run leaves no stage out")]
-
-    run(life())
+@on_virtual_clock
+async def test_nobody_there_is_an_error_that_says_so():
+    holders = Holders(tiny_manifest(), {})
+    async with holders.visitor() as client:
+        with pytest.raises(NoAnswer, match="peers reached by stage: 0: 0, 1: 0, 2: 0"):
+            await client.forward(Conversation(), torch.tensor([[1, 2]]), deadline_seconds=20.0)
+        assert client.said == [("missing", "waiting for a peer of stage 0: this run leaves no stage out")]
 
 
 @pytest.mark.parametrize(

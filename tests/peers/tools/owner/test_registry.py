@@ -6,10 +6,10 @@ import asyncio
 from random import Random
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import OWNER, sign, tiny_manifest
 
 from peers.errors import NoAnswer
-from peers.lab.world.virtual_time import run
 from peers.network.discovery import visitor_session
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.orders.order_book import OrderBook
@@ -32,40 +32,36 @@ def book(signed) -> OrderBook:
     return OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
 
 
-def test_listed_runs_are_found_and_each_proves_itself():
-    async def story():
-        network = MemoryNetwork()
-        one, reader = member(network, "one"), member(network, "reader")
-        listed = [sign(tiny_manifest(name=name, listed=True)) for name in ("b", "a")]
-        private, lost = sign(tiny_manifest(name="private")), sign(tiny_manifest(name="lost", listed=True))
-        for signed in (*listed, private):
-            await one.put_manifest(signed.run_id, signed.wire(), 1.0)
-            await keep(book(signed), one, lambda *_, **__: None)
-        await keep(book(lost), one, lambda *_, **__: None)  # Nobody has its manifest.
-        entry = seal_listing(private.run_id, OWNER.peer_id, private.signature)
-        await one.put_listing(entry, 1.0)  # Somebody lists a run that does not want it.
-        found, entries = await runs(reader, 50, Random(1))
-        assert [signed.manifest.name for signed in found] == ["a", "b"]
-        assert entries == 4
-        few, _ = await runs(reader, 1, Random(1))
-        assert len(few) <= 1
-
-    run(story())
+@on_virtual_clock
+async def test_listed_runs_are_found_and_each_proves_itself():
+    network = MemoryNetwork()
+    one, reader = member(network, "one"), member(network, "reader")
+    listed = [sign(tiny_manifest(name=name, listed=True)) for name in ("b", "a")]
+    private, lost = sign(tiny_manifest(name="private")), sign(tiny_manifest(name="lost", listed=True))
+    for signed in (*listed, private):
+        await one.put_manifest(signed.run_id, signed.wire(), 1.0)
+        await keep(book(signed), one, lambda *_, **__: None)
+    await keep(book(lost), one, lambda *_, **__: None)  # Nobody has its manifest.
+    entry = seal_listing(private.run_id, OWNER.peer_id, private.signature)
+    await one.put_listing(entry, 1.0)  # Somebody lists a run that does not want it.
+    found, entries = await runs(reader, 50, Random(1))
+    assert [signed.manifest.name for signed in found] == ["a", "b"]
+    assert entries == 4
+    few, _ = await runs(reader, 1, Random(1))
+    assert len(few) <= 1
 
 
-def test_upkeep_takes_the_newer_order_and_hands_on_the_own():
-    async def story():
-        network = MemoryNetwork()
-        one, two = member(network, "one"), member(network, "two")
-        signed = sign(tiny_manifest())
-        has, lacks = book(signed), book(signed)
-        has.take(seal_order(OWNER, signed.run_id, Order(sequence=7, paused=True)).data)
-        for held, directory in ((lacks, two), (has, one), (lacks, two)):
-            await keep(held, directory, lambda *_, **__: None)
-        assert lacks.order.paused
-        assert lacks.held == has.held
-
-    run(story())
+@on_virtual_clock
+async def test_upkeep_takes_the_newer_order_and_hands_on_the_own():
+    network = MemoryNetwork()
+    one, two = member(network, "one"), member(network, "two")
+    signed = sign(tiny_manifest())
+    has, lacks = book(signed), book(signed)
+    has.take(seal_order(OWNER, signed.run_id, Order(sequence=7, paused=True)).data)
+    for held, directory in ((lacks, two), (has, one), (lacks, two)):
+        await keep(held, directory, lambda *_, **__: None)
+    assert lacks.order.paused
+    assert lacks.held == has.held
 
 
 class Nobody:

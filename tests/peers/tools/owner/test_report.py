@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import OWNER, expert_manifest, sign, tiny_manifest
 
 from peers.cli.course import is_archived
@@ -45,37 +46,38 @@ def facts(**changes) -> Facts:
     return replace(made, **changes)
 
 
-def test_every_source_stands_under_its_kind_with_licence_size_and_date():
-    text = as_markdown(facts())
-    for (_, title), source in zip(KINDS, SOURCES, strict=True):
-        section = text.split(f"### {title}")[1].split("###")[0]
-        assert source.name in section
-        assert "CC0-1.0" in section
-        assert "1,000 bytes" in section
-        assert "2023 to 2024" in section
-    assert "`" + "ab" * 32 + "`: its author asked" in text
-    assert "<script>" not in text
-
-
-@pytest.mark.parametrize("sources", [SOURCES, Data().sources, (*SOURCES, *Data().sources)])
-def test_text_is_called_held_out_only_of_the_source_that_holds_some_out(sources):
-    data = replace(MANIFEST.data, sources=sources)
-    told = json.loads(as_json(facts(signed=sign(replace(MANIFEST, data=data)))))["processing"]["held_out"]
-    has_library = "python-stdlib" in {source.path for source in sources}
-    assert ("argparse" in told, "modules" in told) == (has_library, has_library)
-
-
-def test_a_run_that_starts_from_a_model_names_it_and_says_what_of_it_is_trained():
+def started_from_a_model() -> Facts:
     start = Start("base", "cd" * 32, "https://example.org/base <b>", ("ab" * 32,) * 3)
     model = replace(MANIFEST.model, lora=Lora(rank=4))
-    text = as_markdown(facts(signed=sign(replace(MANIFEST, start=start, model=model))))
-    (line,) = [line for line in text.splitlines() if line.startswith("- Built on: ")]
-    assert line.startswith("- Built on: base (https://example.org/base")
-    assert "cd" * 32 in line
-    assert "LoRA factors of rank 4 are trained" in line
-    assert "<b>" not in line
-    assert "those that are not trained are counted as if they were" in text
-    assert "Built on: no other model" in as_markdown(facts())
+    return facts(signed=sign(replace(MANIFEST, start=start, model=model)))
+
+
+def read_in_epochs() -> Facts:
+    data = Data((Source("books", "books"),), order="epochs", sequence_tokens=16, microbatch_sequences=2)
+    made = from_manifest(sign(tiny_manifest(data=data)), Order(), 0.0)
+    return replace(made, read=((100, 30), (40, 130)))
+
+
+def of_experts() -> Facts:
+    signed = sign(expert_manifest(count=6, active=2, groups=3))
+    groups = (ExpertGroup(0, 0, 0, 1, 2, 95, 95), ExpertGroup(0, 1, 2, 3, 0, 60, 95),
+              ExpertGroup(1, 2, 4, 5, 1, None, 95))  # fmt: skip
+    return replace(from_manifest(signed, Order(), 0.0), rounds=(95, 95, 95), experts=groups)
+
+
+REPORTS = {
+    "manifest": facts,
+    "nothing-stated": lambda: from_manifest(sign(tiny_manifest()), Order(), 0.0),
+    "started": started_from_a_model,
+    "epochs": read_in_epochs,
+    "experts": of_experts,
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_says_what_is_known_and_what_is_not(golden, name):
+    found = REPORTS[name]()
+    golden(f"report-{name}.md", as_markdown(found), run=found.signed.run_id)
 
 
 def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
@@ -131,21 +133,6 @@ def test_the_energy_is_what_gpus_have_measured_and_assumed_only_of_the_others():
     assert "which is assumed where nothing was measured" in half[1]
 
 
-def test_how_much_of_a_text_that_is_read_in_epochs_has_come_is_told():
-    assert "Read: sequences are drawn from anywhere in the text" in as_markdown(facts())
-    data = Data((Source("books", "books"),), order="epochs")
-    signed = sign(tiny_manifest(data=replace(data, sequence_tokens=16, microbatch_sequences=2)))
-    found = replace(from_manifest(signed, Order(), 0.0), read=((100, 30), (40, 130)))
-    assert json.loads(as_json(found))["coverage"]["peers"] == [
-        {"shards": 40, "shards_read": 130, "epochs": 3.25},
-        {"shards": 100, "shards_read": 30, "epochs": 0.3},
-    ]
-    text = as_markdown(found)
-    assert "Read: each peer of the first stage reads every shard that it has once" in text
-    assert "peers have read it 3.25 times (130 shards, of 40), 0.3 times (30 shards, of 100)." in text
-    assert as_markdown(from_manifest(signed, Order(), 0.0)).count("By their own records") == 0
-
-
 def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():
     all_alike = facts(rounds=(99,) * len(MANIFEST.stages))
     left_out = facts(rounds=(99, *(49,) * (len(MANIFEST.stages) - 2), 99))
@@ -155,45 +142,12 @@ def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():
     assert facts(rounds=(99, *(-1,) * (len(MANIFEST.stages) - 1))).tokens == 0, "not every stage is known"
 
 
-def test_of_a_mixture_the_work_is_that_of_the_experts_that_a_token_takes_and_who_trains_which_is_told():
-    signed = sign(expert_manifest(count=6, active=2, groups=3))
-    groups = (ExpertGroup(0, 0, 0, 1, 2, 95, 95), ExpertGroup(0, 1, 2, 3, 0, 60, 95),
-              ExpertGroup(1, 2, 4, 5, 1, None, 95))  # fmt: skip
-    made = replace(from_manifest(signed, Order(), 0.0), rounds=(95, 95, 95), experts=groups)
-    model = signed.manifest.model
-    of_one = 3 * model.width * model.feed_forward
-    assert made.parameters - made.active_parameters == 4 * of_one * model.layers
-    told = json.loads(as_json(made))
-    compute = told["compute"]
+def test_the_work_of_a_mixture_is_that_of_the_experts_that_a_token_takes():
+    made = of_experts()
+    model = made.signed.manifest.model
+    assert made.parameters - made.active_parameters == 4 * 3 * model.width * model.feed_forward * model.layers
+    compute = json.loads(as_json(made))["compute"]
     assert compute["floating_point_operations"] == 6 * compute["active_parameters"] * compute["tokens"]
-    assert told["experts"]["trained"][1] == {
-        "stage": 0, "first": 2, "last": 3, "holders": 0, "round": 60, "stale_rounds": 35,
-    }  # fmt: skip
-    text = as_markdown(made)
-    assert "- Experts: 6 in each layer, of which a token takes 2, so that it goes through " in text
-    assert "- stage 0, experts 0 to 1: trained by 2 peers, last in round 95\n" in text
-    assert "experts 2 to 3: trained by nobody, last in round 60, 35 before the newest" in text
-    assert "- stage 1, experts 4 to 5: trained by 1 peer, since when is not known" in text
-    assert json.loads(as_json(facts()))["experts"] is None
-    assert "Experts" not in as_markdown(facts())
-
-
-def test_what_the_creator_did_not_state_is_said_to_be_missing():
-    told = json.loads(as_json(from_manifest(sign(tiny_manifest()), Order(), 0.0)))
-    assert told["general"]["provider"].startswith("not stated")
-    assert told["general"]["text_bytes"] is None
-    assert told["sources"][0]["name"] == "python-stdlib"
-
-
-def test_what_a_run_has_trained_is_not_known_from_its_manifest_alone():
-    compute = json.loads(as_json(facts()))["compute"]
-    assert compute["parameters"] > 0
-    for key in ("settled_rounds", "tokens", "floating_point_operations", "energy_kilowatt_hours"):
-        assert compute[key] is None
-    text = as_markdown(facts())
-    for what in ("Tokens", "Operations", "Energy"):
-        assert f"- {what}: not known\n" in text
-    assert " in 100 settled rounds" in as_markdown(facts(rounds=(99,) * len(MANIFEST.stages)))
 
 
 # -- of a live run ------------------------------------------------------------------------------------
@@ -228,55 +182,38 @@ async def a_live_run(network: MemoryNetwork) -> list[str]:
     return peers[:3]
 
 
-def test_a_live_run_is_told_by_what_its_peers_say_of_themselves():
-    async def story():
-        network = MemoryNetwork()
-        await asyncio.sleep(1000.0)
-        one, two, liar = await a_live_run(network)
-        await asyncio.sleep(60.0)
-        found = await from_directory(SIGNED, network.directory("reader"))
-        assert found.rounds == (10, 8, 12), "the middle one of a stage, and of those who train"
-        first, second, third, fourth = found.contributors
-        assert first == Contributor(liar, "liar", 10**15, None)
-        assert second == Contributor(two, "two | <b>", 700, None)
-        assert third == Contributor(one, "one", 500, None)
-        assert fourth.name == "three"
-        assert found.made_at.timestamp() == 1060.0
+@on_virtual_clock
+async def test_a_live_run_is_told_by_what_its_peers_say_of_themselves(golden):
+    network = MemoryNetwork()
+    await asyncio.sleep(1000.0)
+    one, two, liar = await a_live_run(network)
+    await asyncio.sleep(60.0)
+    found = await from_directory(SIGNED, network.directory("reader"))
+    assert found.rounds == (10, 8, 12), "the middle one of a stage, and of those who train"
+    first, second, third, fourth = found.contributors
+    assert first == Contributor(liar, "liar", 10**15, None)
+    assert second == Contributor(two, "two | <b>", 700, None)
+    assert third == Contributor(one, "one", 500, None)
+    assert fourth.name == "three"
+    assert found.made_at.timestamp() == 1060.0
 
-        text = as_markdown(found)
-        assert (
-            "from the run's directory as it was on 1970-01-01 00:17:40 UTC: what 7 peers (stage 0: 3, stage "
-            "1: 2, stage 2: 1, without a stage: 1) said of themselves in signed records, each at most 120 s "
-            "old, and the newest order of the run's owner of 1970-01-01 00:00:07 UTC.\n"
-        ) in text
-        assert "| peer | name | tokens, as it says itself | checkpoints signed |" in text
-        assert f"| `{two}` | two   &lt;b> | 700 | not known |" in text
-        assert "`" + "cd" * 32 + "`: a name in it" in text
-        assert "Assumed: settled rounds: of each stage what the middle one of its peers says" in text
-        assert "who had left or paused is missing" in text
-        told = json.loads(as_json(found))
-        assert told["contributors"][0]["signed"] is None
-        assert told["compute"]["tokens"] == 11 * MANIFEST.rounds.target_tokens
+    golden("report-live.md", as_markdown(found), run=SIGNED.run_id)
 
-        await asyncio.sleep(120.0)
-        gone = await from_directory(SIGNED, network.directory("reader"))
-        assert (gone.round, gone.contributors) == (-1, ()), "their records have run out"
-        assert "what 0 peers (stage 0: 0, " in as_markdown(gone)
-        assert "No contributors are known." in as_markdown(gone)
-
-    run(story())
+    await asyncio.sleep(120.0)
+    gone = await from_directory(SIGNED, network.directory("reader"))
+    assert (gone.round, gone.contributors) == (-1, ()), "their records have run out"
+    assert "what 0 peers (stage 0: 0, " in as_markdown(gone)
+    assert "No contributors are known." in as_markdown(gone)
 
 
-def test_of_two_peers_of_a_stage_the_one_that_claims_less_counts():
-    async def story():
-        network = MemoryNetwork()
-        for number, settled in enumerate((40, 7)):
-            await announce(network, f"peer {number}", 0, settled=settled)
-        found = await from_directory(SIGNED, network.directory("reader"))
-        assert found.rounds == (7, -1, -1)
-        assert found.origin.endswith("the newest order of the run's owner (none was found)")
-
-    run(story())
+@on_virtual_clock
+async def test_of_two_peers_of_a_stage_the_one_that_claims_less_counts():
+    network = MemoryNetwork()
+    for number, settled in enumerate((40, 7)):
+        await announce(network, f"peer {number}", 0, settled=settled)
+    found = await from_directory(SIGNED, network.directory("reader"))
+    assert found.rounds == (7, -1, -1)
+    assert found.origin.endswith("the newest order of the run's owner (none was found)")
 
 
 # -- commands -----------------------------------------------------------------------------------------

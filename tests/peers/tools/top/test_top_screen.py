@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -177,7 +177,6 @@ def test_a_curve_is_high_where_values_are():
     assert screen.spark([2.0] * 5, 5) == "▁▁▁▁▁"
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 100))
 def test_any_curve_fits(values, width):
     assert 1 <= len(screen.spark(values, width)) <= width

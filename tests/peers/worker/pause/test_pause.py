@@ -2,9 +2,9 @@
 
 import asyncio
 
+from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import LOOK_SECONDS
 from peers.network.discovery.claims import Claims
 from peers.telemetry.metrics import PAUSES
@@ -43,47 +43,41 @@ async def test_who_waits_for_a_pause_hears_that_it_was_taken_back():
     assert await waiting
 
 
-def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_again_when_it_is_back():
+@on_virtual_clock
+async def test_in_a_swarm_the_others_go_on_without_a_paused_peer_and_it_counts_again_when_it_is_back():
     swarm = Swarm(tiny_manifest(stages=(1, 2)))
-
-    async def story():
-        swarm.open()
-        first, second = swarm.start("a", stage=0), swarm.start("b", stage=0)
-        last = swarm.start("c", stage=1)
-        await swarm.until(lambda: swarm.committed(0) > 20, 60.0)
-        second.worker.leave(2.5, "pausing")
-        await swarm.until(lambda: second.task.done(), 5.0)
-        for member in (first, last):
-            others = member.worker.neighbourhood
-            assert second.peer not in others.membership.peers
-            assert others.departures["paused"] == 1
-            paused = second.worker.presence.record(NO_STAGE, Claims("paused"))
-            assert others.learn(paused) == second.peer
-            assert others.membership.peers[second.peer].stage == NO_STAGE
-            assert second.peer not in others.membership.to_dial(1e9), "known to rest"
-        before = swarm.committed(0)
-        await swarm.until(lambda: swarm.committed(0) > before + 20, 60.0)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    first, second = swarm.start("a", stage=0), swarm.start("b", stage=0)
+    last = swarm.start("c", stage=1)
+    await swarm.until(lambda: swarm.committed(0) > 20, 60.0)
+    second.worker.leave(2.5, "pausing")
+    await swarm.until(lambda: second.task.done(), 5.0)
+    for member in (first, last):
+        others = member.worker.neighbourhood
+        assert second.peer not in others.membership.peers
+        assert others.departures["paused"] == 1
+        paused = second.worker.presence.record(NO_STAGE, Claims("paused"))
+        assert others.learn(paused) == second.peer
+        assert others.membership.peers[second.peer].stage == NO_STAGE
+        assert second.peer not in others.membership.to_dial(1e9), "known to rest"
+    before = swarm.committed(0)
+    await swarm.until(lambda: swarm.committed(0) > before + 20, 60.0)
+    await swarm.close()
 
 
-def test_whoever_was_told_goodbye_does_not_dial_though_the_directory_still_has_the_last_record():
+@on_virtual_clock
+async def test_whoever_was_told_goodbye_does_not_dial_though_the_directory_still_has_the_last_record():
     swarm = Swarm(tiny_manifest(stages=(1, 2)))
-
-    async def story():
-        swarm.open()
-        first, second, last = swarm.start("a", stage=0), swarm.start("b", stage=0), swarm.start("c", stage=1)
-        await swarm.until(lambda: swarm.committed(0) > 20, 60.0)
-        known = [member.worker.neighbourhood.membership.peers[second.peer] for member in (first, last)]
-        before = max(one.sequence for one in known)
-        second.worker.leave(2.5, "pausing")
-        await swarm.until(lambda: second.task.done(), 5.0)
-        listed = await first.worker.presence.look_up(0)
-        assert open_record(listed[second.peer], swarm.signed.run_id).sequence > before, "made while it left"
-        said = len(swarm.of("linked")) + len(swarm.of("dial_failed"))
-        await swarm.during(3 * LOOK_SECONDS)
-        assert len(swarm.of("linked")) + len(swarm.of("dial_failed")) == said
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    first, second, last = swarm.start("a", stage=0), swarm.start("b", stage=0), swarm.start("c", stage=1)
+    await swarm.until(lambda: swarm.committed(0) > 20, 60.0)
+    known = [member.worker.neighbourhood.membership.peers[second.peer] for member in (first, last)]
+    before = max(one.sequence for one in known)
+    second.worker.leave(2.5, "pausing")
+    await swarm.until(lambda: second.task.done(), 5.0)
+    listed = await first.worker.presence.look_up(0)
+    assert open_record(listed[second.peer], swarm.signed.run_id).sequence > before, "made while it left"
+    said = len(swarm.of("linked")) + len(swarm.of("dial_failed"))
+    await swarm.during(3 * LOOK_SECONDS)
+    assert len(swarm.of("linked")) + len(swarm.of("dial_failed")) == said
+    await swarm.close()

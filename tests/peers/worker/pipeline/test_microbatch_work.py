@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from clocks import on_virtual_clock
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
 from peers.worker.pipeline.validate_act import unfit_way
 from protocols.messages.table import Act
@@ -67,47 +67,41 @@ def test_chance_where_nothing_is_rounded_is_refused():
         check(tiny_manifest(gradient_rounding="stochastic"))
 
 
-def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
+@on_virtual_clock
+async def test_of_what_the_last_stage_has_done_only_the_answer_is_kept():
     swarm = Swarm(tiny_manifest())
-
-    async def story() -> None:
-        swarm.open()
-        for name, stage in {"a": 0, "b": 1, "c": 2}.items():
-            swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
-        data = swarm.members["c"].worker.data
-        done = [data.bodies[key] for key, job in data.pipeline.jobs.items() if job.phase == "done"]
-        assert done
-        assert all(not kept.output and kept.text is None and kept.answer for kept in done)
-        await swarm.close()
-
-    run(story())
+    swarm.open()
+    for name, stage in {"a": 0, "b": 1, "c": 2}.items():
+        swarm.start(name, stage, in_flight=2)
+    await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
+    data = swarm.members["c"].worker.data
+    done = [data.bodies[key] for key, job in data.pipeline.jobs.items() if job.phase == "done"]
+    assert done
+    assert all(not kept.output and kept.text is None and kept.answer for kept in done)
+    await swarm.close()
 
 
-def test_a_microbatch_that_cannot_be_sent_goes_to_another_peer_at_once():
+@on_virtual_clock
+async def test_a_microbatch_that_cannot_be_sent_goes_to_another_peer_at_once():
     swarm = Swarm(tiny_manifest(stages=(1, 2)))
+    swarm.open()
+    for name, stage in {"a": 0, "b": 1, "c": 1}.items():
+        swarm.start(name, stage, in_flight=2)
+    await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
+    sender, cut_off = swarm.members["a"].worker.neighbourhood, swarm.members["b"].peer
+    posted = sender.post
 
-    async def story() -> None:
-        swarm.open()
-        for name, stage in {"a": 0, "b": 1, "c": 1}.items():
-            swarm.start(name, stage, in_flight=2)
-        await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
-        sender, cut_off = swarm.members["a"].worker.neighbourhood, swarm.members["b"].peer
-        posted = sender.post
+    def post(peer, lane, message, body=b""):
+        return not (peer == cut_off and isinstance(message, Act)) and posted(peer, lane, message, body)
 
-        def post(peer, lane, message, body=b""):
-            return not (peer == cut_off and isinstance(message, Act)) and posted(peer, lane, message, body)
-
-        sender.post = post
-        clock = asyncio.get_running_loop().time
-        since = clock()
-        await swarm.until(lambda: swarm.committed(0) >= 40, 30.0)
-        again = [note for note in swarm.of("rerouted") if note.time >= since]
-        assert {note.fields["code"] for note in again} == {"busy"}
-        assert clock() - since < FIRST_DEADLINE_SECONDS / 2
-        await swarm.close()
-
-    run(story())
+    sender.post = post
+    clock = asyncio.get_running_loop().time
+    since = clock()
+    await swarm.until(lambda: swarm.committed(0) >= 40, 30.0)
+    again = [note for note in swarm.of("rerouted") if note.time >= since]
+    assert {note.fields["code"] for note in again} == {"busy"}
+    assert clock() - since < FIRST_DEADLINE_SECONDS / 2
+    await swarm.close()
 
 
 def test_from_the_first_stage_only_its_origin_sends_a_microbatch():

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from clocks import on_virtual_clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reducer_world import (
@@ -25,7 +26,6 @@ from reducer_world import (
 )
 
 from peers.lab.world.stub_stage import StubReduced
-from peers.lab.world.virtual_time import run
 from peers.worker.rounds.update_compute import Made
 from protocols.messages.table import AskSlices, Contribution, Evidence, Lied, Slices
 from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
@@ -87,58 +87,52 @@ class Looking(World):
 HONEST = (slice_of(B), slice_of(D))
 
 
-def test_the_slices_behind_a_result_are_asked_for_and_it_stays_when_they_give_it():
-    def story() -> None:
-        world = Looking()
-        _, name = world.took(lies=False)
-        assert world.asks() == [(C.peer_id, AskSlices(name, SHARD))]
-        world.answer(C, name, HONEST)
-        assert world.codes() == ["agrees"]
-        assert C.peer_id in world.path.rounds.rounds[0].held
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_the_slices_behind_a_result_are_asked_for_and_it_stays_when_they_give_it():
+    world = Looking()
+    _, name = world.took(lies=False)
+    assert world.asks() == [(C.peer_id, AskSlices(name, SHARD))]
+    world.answer(C, name, HONEST)
+    assert world.codes() == ["agrees"]
+    assert C.peer_id in world.path.rounds.rounds[0].held
+    world.path.close()
 
 
-def test_a_result_that_its_slices_do_not_give_is_undone_and_its_maker_parted_from():
-    def story() -> None:
-        world = Looking()
-        data, name = world.took(lies=True)
-        world.answer(C, name, reversed(HONEST))
-        assert world.codes() == ["lied"]
-        assert world.audits.convicted.keys() == {C.peer_id}
-        assert world.parted == [(C.peer_id, "false_sums")]
-        assert world.path.rounds.rounds[0].held == {}
-        told = [(peer, message) for peer, message, _ in world.posted if isinstance(message, Lied)]
-        assert (B.peer_id, Lied(C.peer_id, 0, name, SHARD)) in told
-        world.posted.clear()
-        world.hear(B, AskSlices(name, SHARD))
-        given = [body for peer, message, body in world.posted if isinstance(message, Evidence)]
-        assert given[0] == data
-        assert set(given[1:]) == set(HONEST)
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_a_result_that_its_slices_do_not_give_is_undone_and_its_maker_parted_from():
+    world = Looking()
+    data, name = world.took(lies=True)
+    world.answer(C, name, reversed(HONEST))
+    assert world.codes() == ["lied"]
+    assert world.audits.convicted.keys() == {C.peer_id}
+    assert world.parted == [(C.peer_id, "false_sums")]
+    assert world.path.rounds.rounds[0].held == {}
+    told = [(peer, message) for peer, message, _ in world.posted if isinstance(message, Lied)]
+    assert (B.peer_id, Lied(C.peer_id, 0, name, SHARD)) in told
+    world.posted.clear()
+    world.hear(B, AskSlices(name, SHARD))
+    given = [body for peer, message, body in world.posted if isinstance(message, Evidence)]
+    assert given[0] == data
+    assert set(given[1:]) == set(HONEST)
+    world.path.close()
 
 
-def test_by_a_proof_that_somebody_hands_on_the_maker_is_convicted_though_its_result_was_never_here():
-    def story() -> None:
-        world = Looking()
-        data, name = result_of(C, lies=True)
-        said = Lied(C.peer_id, 0, name, SHARD)
-        world.hear(B, said)
-        assert world.asks() == [(B.peer_id, AskSlices(name, SHARD))]
-        world.answer(B, name, [HONEST[0], data, data, *HONEST, HONEST[0]])  # In whatever order.
-        assert world.audits.convicted.keys() == {C.peer_id}
-        assert world.codes() == ["lied"]
-        world.posted.clear()
-        world.hear(B, said)
-        assert world.posted == [], "b is known to know"
-        world.hear(D, said)
-        assert [peer for peer, message, _ in world.posted if message == said] == [D.peer_id], "once"
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_by_a_proof_that_somebody_hands_on_the_maker_is_convicted_though_its_result_was_never_here():
+    world = Looking()
+    data, name = result_of(C, lies=True)
+    said = Lied(C.peer_id, 0, name, SHARD)
+    world.hear(B, said)
+    assert world.asks() == [(B.peer_id, AskSlices(name, SHARD))]
+    world.answer(B, name, [HONEST[0], data, data, *HONEST, HONEST[0]])  # In whatever order.
+    assert world.audits.convicted.keys() == {C.peer_id}
+    assert world.codes() == ["lied"]
+    world.posted.clear()
+    world.hear(B, said)
+    assert world.posted == [], "b is known to know"
+    world.hear(D, said)
+    assert [peer for peer, message, _ in world.posted if message == said] == [D.peer_id], "once"
+    world.path.close()
 
 
 NOTHING = {
@@ -165,98 +159,90 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("what", NOTHING)
-def test_what_proves_nothing_costs_whoever_offers_it_its_link_and_the_accused_nothing(what):
-    def story() -> None:
-        world = Looking()
-        bodies, name = NOTHING[what]
-        world.hear(B, Lied(C.peer_id, 0, name, SHARD))
-        world.answer(B, name, bodies)
-        assert world.audits.convicted == {}
-        assert world.parted == [(B.peer_id, "malformed")]
-        world.posted.clear()
-        world.hear(B, Lied(C.peer_id, 0, name, SHARD))
-        assert world.asks() == [], "it has cried wolf"
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_what_proves_nothing_costs_whoever_offers_it_its_link_and_the_accused_nothing(what):
+    world = Looking()
+    bodies, name = NOTHING[what]
+    world.hear(B, Lied(C.peer_id, 0, name, SHARD))
+    world.answer(B, name, bodies)
+    assert world.audits.convicted == {}
+    assert world.parted == [(B.peer_id, "malformed")]
+    world.posted.clear()
+    world.hear(B, Lied(C.peer_id, 0, name, SHARD))
+    assert world.asks() == [], "it has cried wolf"
+    world.path.close()
 
 
-def test_nobody_is_asked_about_a_stranger_about_this_peer_or_by_a_stranger():
-    def story() -> None:
-        world = Looking()
-        for accused in (STRANGER, ME):
-            world.hear(B, Lied(accused.peer_id, 0, b"n" * 16, SHARD))
-        world.hear(STRANGER, Lied(C.peer_id, 0, b"n" * 16, SHARD))
-        world.hear(B, Lied(C.peer_id, 0, b"n" * 16, SHARDS))
-        assert world.posted == []
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_nobody_is_asked_about_a_stranger_about_this_peer_or_by_a_stranger():
+    world = Looking()
+    for accused in (STRANGER, ME):
+        world.hear(B, Lied(accused.peer_id, 0, b"n" * 16, SHARD))
+    world.hear(STRANGER, Lied(C.peer_id, 0, b"n" * 16, SHARD))
+    world.hear(B, Lied(C.peer_id, 0, b"n" * 16, SHARDS))
+    assert world.posted == []
+    world.path.close()
 
 
 @pytest.mark.parametrize(
     ("bodies", "code"),
     [([], "unanswered"), ([HONEST[0]], "unanswered"), ([slice_of(STRANGER)], "not_in_order")],
 )
-def test_who_does_not_give_the_slices_is_no_liar_but_reduces_nothing_here_for_a_while(bodies, code):
-    async def story() -> None:
-        world = Looking()
-        world.live = {B.peer_id: None, C.peer_id: None}
-        world.path.counted(3)
-        current = world.path.rounds.current
-        _, name = world.took(lies=True)
-        world.answer(C, name, bodies)
-        await asyncio.sleep(2 * world.path.manifest.rounds.deadline_seconds)
-        world.path.counted(3)
-        assert world.codes() == [code]
-        assert world.parted == []
-        assert world.audits.convicted == {}
-        reducing = world.path.rounds.reducing
-        block = range(current, current + DRAWN_FOR)
-        for number in block:
-            world.path.rounds.chain.append(SettledSet(4, b"%12d" % number))
-        assert not any(C.peer_id in reducing.reducers(number) for number in block)
-        assert any(C.peer_id in reducing.soon(number, reducing.members) for number in block)
-        world.answer(C, name, HONEST)
-        assert world.codes() == [code], "too late"
-        world.path.close()
-
-    run(story())
+@on_virtual_clock
+async def test_who_does_not_give_the_slices_is_no_liar_but_reduces_nothing_here_for_a_while(bodies, code):
+    world = Looking()
+    world.live = {B.peer_id: None, C.peer_id: None}
+    world.path.counted(3)
+    current = world.path.rounds.current
+    _, name = world.took(lies=True)
+    world.answer(C, name, bodies)
+    await asyncio.sleep(2 * world.path.manifest.rounds.deadline_seconds)
+    world.path.counted(3)
+    assert world.codes() == [code]
+    assert world.parted == []
+    assert world.audits.convicted == {}
+    reducing = world.path.rounds.reducing
+    block = range(current, current + DRAWN_FOR)
+    for number in block:
+        world.path.rounds.chain.append(SettledSet(4, b"%12d" % number))
+    assert not any(C.peer_id in reducing.reducers(number) for number in block)
+    assert any(C.peer_id in reducing.soon(number, reducing.members) for number in block)
+    world.answer(C, name, HONEST)
+    assert world.codes() == [code], "too late"
+    world.path.close()
 
 
-def test_what_this_peer_has_added_up_is_given_to_members_a_few_times_and_then_forgotten():
-    def story() -> None:
-        world = Looking()
-        for who in (B, C):
-            world.hear(who, Slices(0, ALL), body_of(who))
-        (added,) = world.added_up()
-        reduced = StubReduced(world.path.work.method.reduced.draw)
-        payload = reduced.reduce(added.slices)
-        table, length = reduced.head(payload)
-        head = seal(ME, RUN, Kind.CONTRIBUTION, 0, 0, 0, payload[:length])
-        name = open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
-        made = Made(0, head + payload[length:], 20, name, True, table, ENVELOPE_BYTES + length)
-        world.path._worked([made], 0.0)
-        world.posted.clear()
-        world.hear(STRANGER, AskSlices(name, 0))
-        world.hear(B, AskSlices(name, 7))
-        world.hear(B, AskSlices(b"never heard of it", 0))
-        assert world.posted == []
-        for _ in range(2 * MOST_OF_RESULT):
-            world.hear(B, AskSlices(name, 2))
-        given = [body for peer, message, body in world.posted if message == Evidence(name, 2)]
-        assert len(given) == 2 * MOST_OF_RESULT
-        assert set(given) == {slice_of(B, shard=2), slice_of(C, shard=2)}
-        world.path.reducers.audits.settled(0)
-        world.hear(C, AskSlices(name, 2))
-        assert len(world.posted) == 2 * MOST_OF_RESULT + 2, "whoever comes later gets it, too"
-        world.path.reducers.audits.settled(world.path.rounds.offers.delay)
-        world.posted.clear()
-        world.hear(D, AskSlices(name, 2))
-        assert world.posted == []
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_what_this_peer_has_added_up_is_given_to_members_a_few_times_and_then_forgotten():
+    world = Looking()
+    for who in (B, C):
+        world.hear(who, Slices(0, ALL), body_of(who))
+    (added,) = world.added_up()
+    reduced = StubReduced(world.path.work.method.reduced.draw)
+    payload = reduced.reduce(added.slices)
+    table, length = reduced.head(payload)
+    head = seal(ME, RUN, Kind.CONTRIBUTION, 0, 0, 0, payload[:length])
+    name = open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
+    made = Made(0, head + payload[length:], 20, name, True, table, ENVELOPE_BYTES + length)
+    world.path._worked([made], 0.0)
+    world.posted.clear()
+    world.hear(STRANGER, AskSlices(name, 0))
+    world.hear(B, AskSlices(name, 7))
+    world.hear(B, AskSlices(b"never heard of it", 0))
+    assert world.posted == []
+    for _ in range(2 * MOST_OF_RESULT):
+        world.hear(B, AskSlices(name, 2))
+    given = [body for peer, message, body in world.posted if message == Evidence(name, 2)]
+    assert len(given) == 2 * MOST_OF_RESULT
+    assert set(given) == {slice_of(B, shard=2), slice_of(C, shard=2)}
+    world.path.reducers.audits.settled(0)
+    world.hear(C, AskSlices(name, 2))
+    assert len(world.posted) == 2 * MOST_OF_RESULT + 2, "whoever comes later gets it, too"
+    world.path.reducers.audits.settled(world.path.rounds.offers.delay)
+    world.posted.clear()
+    world.hear(D, AskSlices(name, 2))
+    assert world.posted == []
+    world.path.close()
 
 
 def test_of_two_results_of_one_reducer_the_smaller_name_counts_with_everybody_and_both_are_looked_into():
@@ -280,16 +266,14 @@ def test_of_two_results_of_one_reducer_the_smaller_name_counts_with_everybody_an
 SAID = st.tuples(st.sampled_from([B, C, STRANGER]), st.integers(0, 3), st.binary(max_size=300))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(SAID, max_size=6))
-def test_whatever_comes_as_evidence_convicts_nobody(said):
-    def story() -> None:
-        world = Looking()
-        _, name = world.took(lies=False)
-        world.hear(B, Lied(C.peer_id, 0, name, SHARD))
-        for sender, shard, body in said:
-            world.hear(sender, Evidence(name, shard), body)
-        assert world.audits.convicted == {}
-        world.path.close()
-
-    played(story)
+@on_virtual_clock
+async def test_whatever_comes_as_evidence_convicts_nobody(said):
+    world = Looking()
+    _, name = world.took(lies=False)
+    world.hear(B, Lied(C.peer_id, 0, name, SHARD))
+    for sender, shard, body in said:
+        world.hear(sender, Evidence(name, shard), body)
+    assert world.audits.convicted == {}
+    world.path.close()

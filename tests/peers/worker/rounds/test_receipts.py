@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from hostile import Liar
+from clocks import on_virtual_clock
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, sign, tiny_manifest
@@ -550,50 +550,21 @@ def test_nought_is_explained_with_what_to_do(change, words):
     assert ("up 2 h 5 min" in text) == ("uptime_seconds" not in change)
 
 
-def test_in_a_swarm_every_peer_of_a_group_is_counted_by_the_others():
+@on_virtual_clock
+async def test_in_a_swarm_every_peer_of_a_group_is_counted_by_the_others():
     swarm = Swarm(tiny_manifest(stages=(3,)))
+    swarm.open()
+    members = [swarm.start(name, stage=0) for name in ("a", "b", "c")]
 
-    async def story():
-        swarm.open()
-        members = [swarm.start(name, stage=0) for name in ("a", "b", "c")]
+    def counted():
+        sums = [summary(member.worker.receipts.kept) for member in members]
+        return all(one["accepted"] >= 4 and one["signers"] == 2 and one["tokens"] > 0 for one in sums)
 
-        def counted():
-            sums = [summary(member.worker.receipts.kept) for member in members]
-            return all(one["accepted"] >= 4 and one["signers"] == 2 and one["tokens"] > 0 for one in sums)
-
-        await swarm.until(lambda: all(member.worker.state == "training" for member in members), 60.0)
-        await swarm.until(counted, 120.0)
-        ids = [member.worker.receipts.kept for member in members]
-        for kept in ids:
-            for (stage, block), held in kept.book.blocks.items():
-                assert stage == 0
-                assert accepted(held.values()) <= 4, f"block {block}"
-        await swarm.close()
-
-    run(story())
-
-
-def test_in_a_swarm_a_stranger_that_greets_leaves_no_receipt_and_neither_does_a_linked_liar():
-    swarm = Swarm(tiny_manifest(stages=(3,)))
-
-    async def story():
-        swarm.open()
-        victim, other = (swarm.start(name, stage=0) for name in ("a", "b"))
-        await swarm.until(lambda: victim.worker.state == "training", 60.0)
-        await swarm.until(lambda: len(victim.worker.receipts.kept.book.blocks) >= 2, 120.0)
-        for name, stage in (("stranger", 2), ("linked", 0)):
-            liar = Liar(swarm, stage, name)
-            for block in range(1000, 1200):
-                made_up = Receipt(liar.identity.peer_id, victim.peer, 0, 4 * block, 4 * block + 3, 4)
-                data = seal_receipt(liar.identity, swarm.signed.run_id, made_up, 1000.0)
-                await liar.say(victim.peer, ReceiptIs(data))
-            await swarm.during(1.0)
-            await liar.transport.close()
-        kept, refused = victim.worker.receipts.kept, victim.worker.neighbourhood.traffic.refused
-        assert {signer for held in kept.book.blocks.values() for signer in held} == {other.peer}
-        assert max(block for _, block in kept.book.blocks) < 1000
-        assert MOST_UNDUE < refused["not_due"] <= 400
-        assert refused["backlog"] >= 2, "the links of both were ended"
-        await swarm.close()
-
-    run(story())
+    await swarm.until(lambda: all(member.worker.state == "training" for member in members), 60.0)
+    await swarm.until(counted, 120.0)
+    ids = [member.worker.receipts.kept for member in members]
+    for kept in ids:
+        for (stage, block), held in kept.book.blocks.items():
+            assert stage == 0
+            assert accepted(held.values()) <= 4, f"block {block}"
+    await swarm.close()

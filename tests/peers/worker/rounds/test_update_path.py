@@ -7,9 +7,9 @@ from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
+from clocks import on_virtual_clock
 from swarm import tiny_manifest
 
-from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds import update_compute, update_path
 from peers.worker.rounds.update_compute import UpdateWork
@@ -60,47 +60,41 @@ class World:
             self.path.message(peer, Progress(9, 0, [], -1, True, -1, START, []), b"")
 
 
-def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
-    async def story() -> None:
-        world = World()
-        world.path.message(B, Contribution(), DATA)
-        assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
-        world.path.rounds.rounds[0].remove(MAKER.peer_id)  # As when others had settled the round without it.
-        world.path.message(C, Contribution(), DATA)
-        assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
-        world.path.message(B, Contribution(), DATA)
-        assert world.path.outcomes == {"accepted": 2, "repeated": 1}
-        world.path.close()
-
-    run(story())
+@on_virtual_clock
+async def test_a_body_that_left_the_set_enters_it_again_when_it_belongs_to_it_after_all():
+    world = World()
+    world.path.message(B, Contribution(), DATA)
+    assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
+    world.path.rounds.rounds[0].remove(MAKER.peer_id)  # As when others had settled the round without it.
+    world.path.message(C, Contribution(), DATA)
+    assert world.path.rounds.rounds[0].held.keys() == {MAKER.peer_id}
+    world.path.message(B, Contribution(), DATA)
+    assert world.path.outcomes == {"accepted": 2, "repeated": 1}
+    world.path.close()
 
 
 @pytest.mark.parametrize("size", [0, ENVELOPE_BYTES + len(PAYLOAD) - 1, 10**9])
-def test_names_of_contributions_of_another_size_are_refused(size):
-    async def story() -> None:
-        world = World()
-        world.path.message(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
-        assert world.refused == [(B, "malformed")]
-        assert not len(world.path.rounds.pulls)
-        right = WireReference(0, MAKER.peer_id, b"i" * 16, ENVELOPE_BYTES + len(PAYLOAD))
-        world.path.message(B, Announce([right], []), b"")
-        assert len(world.path.rounds.pulls) == 1
-        world.path.close()
-
-    run(story())
+@on_virtual_clock
+async def test_names_of_contributions_of_another_size_are_refused(size):
+    world = World()
+    world.path.message(B, Announce([WireReference(0, MAKER.peer_id, b"i" * 16, size)], []), b"")
+    assert world.refused == [(B, "malformed")]
+    assert not len(world.path.rounds.pulls)
+    right = WireReference(0, MAKER.peer_id, b"i" * 16, ENVELOPE_BYTES + len(PAYLOAD))
+    world.path.message(B, Announce([right], []), b"")
+    assert len(world.path.rounds.pulls) == 1
+    world.path.close()
 
 
-def test_who_asks_for_one_round_many_times_is_told_once():
-    async def story() -> None:
-        world = World()
-        world.path.message(B, Contribution(), DATA)
-        world.posted.clear()
-        world.path.message(C, AskIds([0] * 256), b"")
-        told = [message for peer, message in world.posted if isinstance(message, Announce) and peer == C]
-        assert [len(message.references) for message in told] == [1]
-        world.path.close()
-
-    run(story())
+@on_virtual_clock
+async def test_who_asks_for_one_round_many_times_is_told_once():
+    world = World()
+    world.path.message(B, Contribution(), DATA)
+    world.posted.clear()
+    world.path.message(C, AskIds([0] * 256), b"")
+    told = [message for peer, message in world.posted if isinstance(message, Announce) and peer == C]
+    assert [len(message.references) for message in told] == [1]
+    world.path.close()
 
 
 def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(monkeypatch):
@@ -115,33 +109,28 @@ def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(mon
     assert [name[0] for name in work.own] == [0, 3, 6, 7], "four fit, and two are undecided"
 
 
-def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
-    async def story() -> None:
-        world, told = World(), []
-        world.path.settled = told.append
-        settled = update_compute.Settled(0, b"d" * 32, START, ())
-        world.path._worked([settled], 0.0)
-        world.path.close()
-        world.path._worked([settled], 0.0)
-        assert told == [settled]
-
-    run(story())
+@on_virtual_clock
+async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
+    world, told = World(), []
+    world.path.settled = told.append
+    settled = update_compute.Settled(0, b"d" * 32, START, ())
+    world.path._worked([settled], 0.0)
+    world.path.close()
+    world.path._worked([settled], 0.0)
+    assert told == [settled]
 
 
-def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, monkeypatch):
+@on_virtual_clock
+async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(update_path, "LEAST_ON_DISK", 1)
-
-    async def story() -> None:
-        world = World()
-        world.path.folder = tmp_path
-        world.path.message(B, Contribution(), DATA)
-        (reference,) = references = tuple(world.path.rounds.rounds[0].held.values())
-        world.path._carry_out(events.SettleRound(0, references, START), [])
-        stored = world.path.stored[reference.id]
-        assert isinstance(stored.data, memoryview)
-        assert stored.data == DATA
-        world.path.message(C, Want([reference.id]), b"")
-        assert (C, Contribution()) in world.posted
-        world.path.close()
-
-    run(story())
+    world = World()
+    world.path.folder = tmp_path
+    world.path.message(B, Contribution(), DATA)
+    (reference,) = references = tuple(world.path.rounds.rounds[0].held.values())
+    world.path._carry_out(events.SettleRound(0, references, START), [])
+    stored = world.path.stored[reference.id]
+    assert isinstance(stored.data, memoryview)
+    assert stored.data == DATA
+    world.path.message(C, Want([reference.id]), b"")
+    assert (C, Contribution()) in world.posted
+    world.path.close()

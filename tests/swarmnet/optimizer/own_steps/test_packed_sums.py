@@ -5,7 +5,7 @@ from math import floor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.optimizer.moved.bits import Signs
@@ -19,7 +19,6 @@ SUMS = st.lists(
 COUNTS = st.lists(st.integers(1, 300), min_size=5, max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
 @given(SUMS, COUNTS, st.sampled_from([torch.int32, torch.int64]))
 def test_means_are_those_of_whole_numbers_with_halves_upwards(said, counts, kind):
     sums = [[number << shift for number in row] for row, shift in said]

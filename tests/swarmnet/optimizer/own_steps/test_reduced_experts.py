@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, bent, gradient_of, moved_by
 
@@ -253,7 +253,6 @@ def test_the_longest_result_is_that_of_all_groups_and_the_most_contributors():
     assert size == made.longest_result - longest_head(SHARDS) - SHARDS * MOST_CONTRIBUTORS
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_sums_that_a_liar_has_signed_are_refused_by_the_check_and_by_the_tally_alike(data):
     made = method()

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_cases import PEERS, bent, manifest, replica_of, shapes_of, stepped
 
@@ -199,7 +199,6 @@ def test_a_step_is_as_near_to_the_mean_as_four_bits_go(count, round):
 SUMS = st.lists(st.integers(-(2**22), 2**22), min_size=5, max_size=5)
 
 
-@settings(deadline=None)
 @given(st.lists(SUMS, max_size=4), st.integers(1, 700))
 def test_numbers_are_read_as_they_were_written_and_as_near_as_they_can_be(sums, count):
     """Odd widths and no chunk at all too."""
@@ -303,7 +302,6 @@ FROM = {layout: told_by(2, layout, WIDE) for layout in (SMALL, TINY)}
 
 
 @pytest.mark.parametrize("layout", [SMALL, TINY], ids=["small", "tiny"])
-@settings(deadline=None)
 @given(st.data())
 def test_bent_results_are_refused_by_the_check_and_by_the_tally_alike(layout, data):
     method, payloads = method_of(WIDE, layout), FROM[layout]
@@ -327,7 +325,6 @@ def resigned(result, method, change):
     return head_of(table, sums) + sums
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_sums_that_a_liar_has_signed_are_refused_or_are_numbers_of_the_method(data):
     method, payloads = method_of(WIDE, SMALL), FROM[SMALL]
@@ -369,7 +366,6 @@ def test_four_bits_past_the_end_are_zero():
         Numbers.read(memoryview(written), 1, 3, torch.device("cpu"))
 
 
-@settings(deadline=None)
 @given(st.integers(0, SHARDS - 1), st.data())
 def test_bent_slices_are_refused_or_can_be_added_up(shard, data):
     method, payloads = method_of(WIDE, SMALL), FROM[SMALL]

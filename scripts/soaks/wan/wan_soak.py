@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--boundary", type=int, default=0, help="tokens: model.boundary anchored, so wide")
     parser.add_argument("--sequence-tokens", type=int, default=0, help="tokens; 0: the default")
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
-    parser.add_argument("--paced", type=float, default=0.0, help="tokens: tests/wan/wan_paced.py")
+    parser.add_argument("--paced", type=float, default=0.0, help="tokens: scripts/soaks/wan/wan_paced.py")
     parser.add_argument(
         "--subflows", type=int, default=2, help="links, tokens --paced: at most so many per link"
     )

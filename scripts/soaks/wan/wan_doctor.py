@@ -1,6 +1,6 @@
 """`swarmnet doctor` on the emulated network: three peers that hivemind's own check finds reachable alike.
 
-    .venv/bin/python tests/wan/wan_doctor.py [NAME ...]       needs root
+    scripts/soak wan-doctor [NAME ...]       needs root
 
     reachable    announces nothing of its own, everybody gets in
     firewalled   nothing comes in but answers; the bootstrap is its relay

@@ -92,7 +92,7 @@ async def liar(_folder, arguments):
         "lies": dict(Counter(lie for lie, *_ in found)),
         "chunks_refused": sum(refused for _, _, refused, _ in found),
         "longest_seconds": {
-            kind: max(seconds for lie, _, _, seconds in found if lie == kind) for kind in LIES
+            kind: max((seconds for lie, _, _, seconds in found if lie == kind), default=None) for kind in LIES
         },
     }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Peers that nobody can dial, on the emulated network: what carries their links, and what comes of it.
 
-    .venv/bin/python tests/wan/wan_relay.py [--seconds S] [--cut S] [--open PEER]       needs root
+    scripts/soak wan-relay [--seconds S] [--cut S] [--open PEER]       needs root
 
 Three workers in two stages, all firewalled but those that are opened, and a bootstrap that relays. With
 `--cut` the bootstrap is killed after so long and started again: every circuit ends at once.

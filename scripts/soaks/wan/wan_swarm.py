@@ -23,7 +23,7 @@ class WanSwarm(ChaosSwarm):
     quic = False
     subflows = 2
     paced = 0.0
-    """Seconds a microbatch takes on each stage without the processor (tests/wan/wan_paced.py); 0: it
+    """Seconds a microbatch takes on each stage without the processor (scripts/soaks/wan/wan_paced.py); 0: it
     computes."""
 
     def __init__(self, options, folder, net, model, keys=(), run=(), line=HOME):

@@ -34,7 +34,7 @@ import psutil
 import torch
 from fuzz_inputs import Decoder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DECODERS = (*fuzz_wire.DECODERS, *fuzz_files.DECODERS)
 SLOW_SECONDS = 0.25
 """Of CPU for one input: an event loop that stands still for so long is late with what neighbours wait for,

@@ -2,7 +2,7 @@
 
 Four holders in stage 1 and one peer above them train for some rounds. Then they rest (with --training they go
 on), and a fifth joins stage 1. With `--holders lies,stalls` the first holders do so
-(tests/wan/wan_holder.py).
+(scripts/soaks/wan/wan_holder.py).
 """
 
 import asyncio
