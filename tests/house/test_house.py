@@ -94,6 +94,12 @@ def test_a_file_fits_in_the_head():
     keep("file", [f"{name}: {count} lines" for name, count in lines.items() if count > FILE_LINES])
 
 
+def test_a_decision_has_60_lines_at_most_and_the_lessons_150():
+    most = dict.fromkeys((ROOT / "docs" / "decisions").glob("*.md"), 60) | {ROOT / "docs" / "lessons.md": 150}
+    too_long = [name_of(path) for path, lines in most.items() if len(path.read_text().splitlines()) > lines]
+    assert not too_long, "shorten what stands there, or drop what nobody needs any more"
+
+
 def test_a_folder_fits_in_the_head():
     files = Counter(name_of(path.parent) for path in EVERYTHING if path.name != "__init__.py")
     keep("folder", [f"{name}: {count} files" for name, count in files.items() if count > FOLDER_FILES])

@@ -145,13 +145,13 @@ def _cost(swarm: Swarm, number: int) -> Callable[[int], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_eleven_seeded_swarms_settle_what_they_settled_before():
     """In a process of its own, because torch and MKL read their switches when they are loaded."""
     path = f"{ROOT}:{ROOT / 'tests' / 'support'}"
     done = subprocess.run(
         [sys.executable, __file__], env={**os.environ, **PORTABLE, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=580,
+        capture_output=True, text=True, timeout=1700,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == SETTLED
