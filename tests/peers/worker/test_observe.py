@@ -92,7 +92,6 @@ def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
         ("microbatch_duration_seconds", "forward backward", "cdg"),
         ("microbatch_duration_seconds", "backward", "ef"),
         ("microbatches_total", "committed", "abcdefg"),
-        ("microbatches_rerouted_total", "gone", "d"),
         ("departures_total", "connection_lost left", "a"),
         ("state", "training", "adefg"),
         ("stage_peers", "", "abdefg"),
