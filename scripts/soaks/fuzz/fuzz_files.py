@@ -47,7 +47,7 @@ from peers.state.archive_store import FolderStore
 from peers.state.checkpoint_file import CheckpointError
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.state_path import StatePath
-from peers.telemetry import event_log, picture
+from peers.telemetry import event_log, snapshot
 from peers.tools.model import provenance
 from peers.tools.model.export import load_shape, load_weights
 from peers.tools.model.export_folder import ExportError
@@ -531,8 +531,8 @@ def read_peer_cache(data: bytes, folder: Path) -> None:
 
 
 def _picture(_chance: Random) -> dict[str, Any]:
-    seen = picture.PeerSeen(ALICE.peer_id, 0, "trains", loss=3.5)
-    return picture.as_json(picture.Picture("here", 1.0, peers=(seen,), losses=(3.5,), sent={"act": 5}))
+    seen = snapshot.PeerSeen(ALICE.peer_id, 0, "trains", loss=3.5)
+    return snapshot.as_json(snapshot.Picture("here", 1.0, peers=(seen,), losses=(3.5,), sent={"act": 5}))
 
 
 async def answer_control(data: bytes, folder: Path) -> None:
@@ -545,7 +545,7 @@ async def answer_control(data: bytes, folder: Path) -> None:
 
 
 def read_control_answer(data: bytes, folder: Path) -> None:
-    picture.from_json(control_client._decoded(data, folder))
+    snapshot.from_json(control_client._decoded(data, folder))
 
 
 FILE = (UserError,)

@@ -13,7 +13,6 @@ from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, shared_rounds, 
 from torch import Tensor
 
 from peers.lab.world.virtual_time import run
-from peers.telemetry.counters import Coded
 from peers.worker.pipeline.microbatch_compute import MicrobatchWork
 from swarmnet.routing.load_balancer import FIRST_SHUN_SECONDS
 from swarmnet.run.manifest import Paths, Sync
@@ -24,14 +23,14 @@ Change = Callable[[Tensor], Tensor]
 
 def in_gradients(work: MicrobatchWork, change: Change) -> None:
     encode = work._encode_gradient
-    work._encode_gradient = lambda key, gradient, exact: encode(key, change(gradient), exact)
+    work._encode_gradient = lambda key, gradient: encode(key, change(gradient))
 
 
 def in_hidden_states(work: MicrobatchWork, change: Change) -> None:
     encode = work._encode
 
-    def changed(kind: Coded, tensor: Tensor, exact: bool, chance: torch.Generator | None = None) -> bytes:
-        return encode(kind, change(tensor) if kind == "activation" else tensor, exact, chance)
+    def changed(kind: str, tensor: Tensor, chance: torch.Generator | None = None) -> bytes:
+        return encode(kind, change(tensor) if kind == "activation" else tensor, chance)
 
     work._encode = changed
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from swarmnet.model.computing.choices import Computing
-from swarmnet.model.experts.load import busiest_ratio, by_expert
+from swarmnet.model.experts.load import busiest_ratio
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.stage_compute import StageCompute, copied
@@ -34,7 +34,6 @@ def test_a_microbatch_counts_once_whether_its_layers_are_computed_once_or_twice(
     hidden = made.forward("m", TOKENS)
     made.backward("m", torch.ones_like(hidden))
     assert [sum(tokens) for tokens in made.routed.values()] == [2 * TOKENS.numel()] * 2
-    assert by_expert(made.routed) == [sum(pair) for pair in zip(*made.routed.values(), strict=True)]
 
 
 def test_each_layer_counts_what_its_own_router_chose():
@@ -54,12 +53,11 @@ def test_what_is_only_computed_with_counts_nothing_and_a_model_without_experts_h
     made, _, _ = computing(whole(SHAPE))
     with torch.no_grad():
         made._weights.run(made._weights.version, TOKENS, None, 1.0, made._weights.rows(2))
-    assert by_expert(made.routed) == [0, 0, 0, 0]
+    assert all(not any(tokens) for tokens in made.routed.values())
     plain = replace(SHAPE, experts=Experts(), feed_forward=16)
     made, _, _ = computing(whole(plain), shape=plain)
     made.finish("m", TOKENS, TOKENS)
     assert made.routed == {}
-    assert by_expert(made.routed) == []
 
 
 def test_counting_changes_no_bit_of_what_is_computed():

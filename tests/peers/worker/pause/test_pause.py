@@ -7,8 +7,7 @@ from swarm import Swarm, tiny_manifest
 
 from peers.network.discovery.announcer import LOOK_SECONDS
 from peers.network.discovery.claims import Claims
-from peers.telemetry.metrics import PAUSES
-from peers.worker.pause.pausing import REASONS, Pausing
+from peers.worker.pause.pausing import Pausing
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
 
@@ -22,11 +21,6 @@ def test_a_peer_is_paused_while_any_reason_stands():
     assert pausing.texts == {"idle": "a game runs"}
     pausing.resume("idle")
     assert not pausing
-
-
-def test_the_metrics_know_every_reason_and_none_that_cannot_be():
-    """The owner's order pauses the run, and no peer of it; other: what nobody has thought of."""
-    assert set(PAUSES) == {*REASONS, "owner", "other"}
 
 
 async def test_who_waits_for_a_pause_hears_that_it_was_taken_back():
