@@ -530,9 +530,9 @@ def read_peer_cache(data: bytes, folder: Path) -> None:
 # -- between the programs of one machine ------------------------------------------------------------------
 
 
-def _picture(_chance: Random) -> dict[str, Any]:
-    seen = snapshot.PeerSeen(ALICE.peer_id, 0, "trains", loss=3.5)
-    return snapshot.as_json(snapshot.Picture("here", 1.0, peers=(seen,), losses=(3.5,), sent={"act": 5}))
+def _snapshot(_chance: Random) -> dict[str, Any]:
+    row = snapshot.PeerRow(ALICE.peer_id, 0, "trains", loss=3.5)
+    return snapshot.as_json(snapshot.SwarmSnapshot("here", 1.0, rows=(row,), losses=(3.5,), sent={"act": 5}))
 
 
 async def answer_control(data: bytes, folder: Path) -> None:
@@ -574,5 +574,5 @@ DECODERS = (
     Decoder("lists of receipts", lines_of(_receipt), read_receipts, FILE),
     Decoder("remembered peers", lines_of(_addresses), read_peer_cache, ()),
     Decoder("control requests", lines_of(lambda _: {"do": "status"}), answer_control, ()),
-    Decoder("control answers", lines_of(_picture), read_control_answer, FILE),
+    Decoder("control answers", lines_of(_snapshot), read_control_answer, FILE),
 )
