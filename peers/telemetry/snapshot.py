@@ -160,8 +160,6 @@ class Happened:
     text: str
     level: str = "info"
     """info, warning or error."""
-    who: str = ""
-    """Which of several peers says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,39 +376,3 @@ def _no_snapshot(role: str) -> str:
         f"this peer is {_NO_STAGE[role]}: it holds no stage, so `swarmnet top` cannot show it; "
         "to watch its run: swarmnet top --run RUN --bootstrap MULTIADDR"
     )
-
-
-def together(snapshots: Sequence[SwarmSnapshot]) -> SwarmSnapshot:
-    """One snapshot of a process that holds several stages: the first one's, with all that the others know."""
-    first = snapshots[0]
-    if len(snapshots) == 1:
-        return first
-    peers: dict[str, PeerRow] = {}
-    for seen in (seen for snapshot in snapshots for seen in snapshot.rows):
-        if seen.here or seen.peer not in peers:
-            peers[seen.peer] = seen
-    events = [replace(one, who=_stage(snapshot)) for snapshot in snapshots for one in snapshot.events]
-    return replace(
-        complete(replace(first, rows=tuple(peers.values())), [stage.layers for stage in first.stages]),
-        lag=max((snapshot.lag for snapshot in snapshots if snapshot.lag is not None), default=None),
-        sent=_summed(snapshot.sent for snapshot in snapshots),
-        received=_summed(snapshot.received for snapshot in snapshots),
-        microbatches=_summed(snapshot.microbatches for snapshot in snapshots),
-        rounds=_summed(snapshot.rounds for snapshot in snapshots),
-        events=tuple(sorted(events, key=lambda one: one.time)[-MOST_EVENTS + 1 :]),
-        waits_for=tuple(sorted({stage for snapshot in snapshots for stage in snapshot.waits_for})),
-        warnings=tuple(sorted({line for snapshot in snapshots for line in snapshot.warnings})),
-    )
-
-
-def _stage(snapshot: SwarmSnapshot) -> str:
-    own = next((seen for seen in snapshot.rows if seen.here), None)
-    return f"stage {own.stage}" if own is not None else ""
-
-
-def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """By key."""
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)

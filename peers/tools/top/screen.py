@@ -229,11 +229,9 @@ def _events(events: Sequence[Happened], most: int) -> list[Text]:
     if not events:
         return []
     lines = [Text("events", style="bold")]
-    names = any(event.who for event in events)
     for event, times in _once(events)[-most:]:
         at = datetime.fromtimestamp(event.time, UTC).strftime("%H:%M:%S")
-        who = f"{printable(event.who)[:10]:<11}" if names else ""
-        line = Text(f"{at} {who}{printable(event.code)[:15]:<16}")
+        line = Text(f"{at} {printable(event.code)[:15]:<16}")
         again = f"({times} times) " if times > 1 else ""
         lines.append(line.append(printable(again + event.text), style=STYLES.get(event.level, "")))
     return lines
@@ -241,8 +239,8 @@ def _events(events: Sequence[Happened], most: int) -> list[Text]:
 
 def _once(events: Sequence[Happened]) -> list[tuple[Happened, int]]:
     """The newest of those that say the same, and how often it was said."""
-    said: dict[tuple[str, str, str], tuple[Happened, int]] = {}
+    said: dict[tuple[str, str], tuple[Happened, int]] = {}
     for event in events:
-        _, times = said.pop((event.who, event.code, event.text), (event, 0))
-        said[event.who, event.code, event.text] = (event, times + 1)
+        _, times = said.pop((event.code, event.text), (event, 0))
+        said[event.code, event.text] = (event, times + 1)
     return list(said.values())
