@@ -162,7 +162,7 @@ HOSTILE = "a\x1b[2Jb\nc\u202e"
 
 def test_what_strangers_write_does_not_steer_the_terminal():
     peer = replace(PEERS[0], name=HOSTILE, state=HOSTILE)
-    event = Happened(EPOCH, HOSTILE, HOSTILE, "info", HOSTILE)
+    event = Happened(EPOCH, HOSTILE, HOSTILE, "info")
     said = {"run": HOSTILE, "source": HOSTILE, "sent": {HOSTILE: 5}}
     snapshot = replace(SNAPSHOT, rows=(peer,), events=(event,), **said)
     text = drawn(snapshot)
