@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,7 +83,9 @@ class FolderStore:
             if is_there(self.folder / name) and not is_file(self.folder / name):
                 raise ArchiveError(f"{self.folder / name}: is no file (a link to a device?): remove it")
             with (self.folder / name).open("rb") as file:
-                return _within(file.read(limit + 1), limit, str(self.folder / name))
+                # `read` allocates what it is asked for, and an index may claim any size.
+                count = min(limit, os.fstat(file.fileno()).st_size) + 1
+                return _within(file.read(count), limit, str(self.folder / name))
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -24,6 +24,14 @@ def test_a_folder_with_a_link_to_a_device_in_it_is_said_and_not_read(tmp_path):
     assert FolderStore(tmp_path).read("none.bin") is None
 
 
+def test_a_file_is_read_whatever_length_an_index_claims(tmp_path):
+    (tmp_path / "small").write_bytes(b"abc")
+    assert FolderStore(tmp_path).read("small", 1 << 62) == b"abc"
+    with pytest.raises(ArchiveError):
+        FolderStore(tmp_path).read("small", 2)
+
+
+
 @pytest.mark.parametrize(
     ("broken", "use", "words"),
     [

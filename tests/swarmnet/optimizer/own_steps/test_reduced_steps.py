@@ -159,7 +159,7 @@ def test_shards_of_which_nothing_came_are_in_no_table():
     assert method.head(result)[0] == table
     head = result[: method.head(result)[1]]
     assert method.head(head)[0] == table, "also without its sums"
-    with pytest.raises(ContributionError, match="not those"):
+    with pytest.raises(ContributionError, match="do not match the hash in the head"):
         method.check(head)
 
 
