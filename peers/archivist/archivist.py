@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from peers.archivist.links import Circle, Surroundings
+from peers.archivist.links import ArchivistLinks, Surroundings
 from peers.errors import UserError
 from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.orders.order_book import OrderBook
 from peers.state import checkpoint_file
 from peers.state.archive import Archive, Entry, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
+from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.state.state_path import SNAPSHOTS_ALONE, NoState, StatePath, start_digest
 from peers.telemetry import events as noted
 from peers.telemetry.console import counted
 from peers.telemetry.events import Say
@@ -84,7 +84,7 @@ class Archivist:
         policy: Policy,
         identity: Identity,
         book: OrderBook,
-        circle: Circle,
+        circle: ArchivistLinks,
         note: noted.Note,
         say: Say,
     ) -> None:
@@ -110,7 +110,7 @@ class Archivist:
             self._layouts[stage] = state_layout(self.manifest, stage)
             around = Surroundings(circle, stage)
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
-            path = StatePath(snapshots, around, self._layouts[stage].size * 4, note, say)
+            path = SnapshotService(snapshots, around, self._layouts[stage].size * 4, note, say)
             path.signed = around.roots
             path.start = start_digest(self.manifest, stage)
             circle.states[stage] = (around, path)

@@ -1,8 +1,8 @@
 """The archivist's links: to some peers of every stage, as a visitor, and to newcomers of stages without
 peers.
 
-The latter are served by serve.py. `Surroundings` gives a `StatePath` what it needs of a neighbourhood. Thus
-the archivist fetches snapshots with the same code as a newcomer.
+The latter are served by serve.py. `Surroundings` gives a `SnapshotService` what it needs of a neighbourhood.
+Thus the archivist fetches snapshots with the same code as a newcomer.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.state.checkpoint_file import STATEMENT_BYTES
-from peers.state.state_path import StatePath
+from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import events as noted
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import (
     STATE_MESSAGES,
-    AskChunk,
-    AskState,
     Chunk,
+    GetChunk,
+    GetState,
     Hello,
     Lane,
     Message,
-    OrderIs,
+    OrderUpdate,
     Refuse,
     State,
     Statements,
 )
 from protocols.messages.terms import Terms
 from protocols.ports import Directory, Link, Transport
-from protocols.signed.envelope import Kind, open_envelope, run_bytes
+from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes
 from protocols.signed.records import SignedRecord, open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Known
+from swarmnet.membership.machine import PeerInfo
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import WIRE_VERSION
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT
 from swarmnet.snapshots.fetch import chunk_bytes
 
-MOST_ASKED = 8
+MAX_ASKED = 8
 """Peers of a stage that are asked at a time; two thirds of them must agree on a snapshot."""
 DIAL_SECONDS = 8.0
 
 
 class Surroundings:
-    """The peers of one stage, as its `StatePath` sees them."""
+    """The peers of one stage, as its `SnapshotService` sees them."""
 
-    def __init__(self, circle: Circle, stage: int) -> None:
+    def __init__(self, circle: ArchivistLinks, stage: int) -> None:
         self.circle = circle
         self.stage = stage
         self.clock = circle.clock
-        self.peers: dict[PeerId, Known] = {}
+        self.peers: dict[PeerId, PeerInfo] = {}
         """Peers that are linked now."""
         self.statements: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}
         """Maps signer to round to (chain + digest, envelope)."""
@@ -67,7 +67,7 @@ class Surroundings:
     def transport(self) -> Transport:
         return self.circle.transport
 
-    def known(self) -> dict[PeerId, Known]:
+    def known(self) -> dict[PeerId, PeerInfo]:
         return self.peers
 
     def answer(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> None:
@@ -104,7 +104,9 @@ class Surroundings:
         """Keep the newest statements of each signer. A signer of rounds far ahead displaces only its own.
         Raises WireError for an invalid statement."""
         for data in message.statements:
-            envelope = open_envelope(data, self.circle.book.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
+            envelope = open_envelope(
+                data, self.circle.book.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES
+            )
             if envelope.stage == self.stage and envelope.sender in self.told:
                 held = self.statements.setdefault(envelope.sender, {})
                 held[envelope.round] = (bytes(envelope.payload), data)
@@ -112,7 +114,7 @@ class Surroundings:
                     del held[min(held)]
 
 
-class Circle:
+class ArchivistLinks:
     """The `Receiver` of the archivist's transport."""
 
     def __init__(
@@ -133,7 +135,7 @@ class Circle:
         self.chance = chance
         self.note = note
         self.clock = Clock(lambda seconds: note(noted.StoodStill(seconds=round(seconds, 3))))
-        self.states: dict[int, tuple[Surroundings, StatePath]] = {}
+        self.states: dict[int, tuple[Surroundings, SnapshotService]] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
         self._met: set[PeerId] = set()
@@ -173,7 +175,7 @@ class Circle:
         busy = {self.transport.peer, *self.serving.served()}  # A newcomer has nothing to give yet.
         chosen = [peer for peer in records if peer not in busy]
         self.chance.shuffle(chosen)
-        await asyncio.gather(*(self._dial(surroundings, records[peer]) for peer in chosen[:MOST_ASKED]))
+        await asyncio.gather(*(self._dial(surroundings, records[peer]) for peer in chosen[:MAX_ASKED]))
         return records
 
     def part(self, stage: int) -> None:
@@ -194,7 +196,7 @@ class Circle:
             self.note(noted.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
-        known = Known(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
+        known = PeerInfo(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
         known.linked = True
         surroundings.peers[peer] = known
 
@@ -228,13 +230,13 @@ class Circle:
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         """Handle a message; see `Receiver.received`."""
         stage = self._stages.get(peer)
-        if isinstance(message, OrderIs):
+        if isinstance(message, OrderUpdate):
             self.book.take(message.order)
         elif isinstance(message, Hello):
             # Responses to a visitor come on another lane.
             if lane == "group" and self.serving.greeted(peer, message, self._release(peer)):
                 self._met.add(peer)
-        elif isinstance(message, (AskState, AskChunk)):
+        elif isinstance(message, (GetState, GetChunk)):
             self._handle_request(peer, message)
         elif stage is None:
             return  # The archivist asks nothing of such a peer.
@@ -247,11 +249,11 @@ class Circle:
             self.note(noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200]))
             self._drop(peer)
 
-    def _handle_request(self, peer: PeerId, message: AskState | AskChunk) -> None:
+    def _handle_request(self, peer: PeerId, message: GetState | GetChunk) -> None:
         stage = self.serving.stage_of(peer)
         if stage is None or not self.serving.asked(peer, message):
             return
-        if isinstance(message, AskState):
+        if isinstance(message, GetState):
             self.serving.post(peer, self.serving.statements(peer))
         self.states[stage][1].message(peer, message, b"")
 

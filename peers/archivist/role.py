@@ -9,11 +9,11 @@ from importlib.metadata import version
 from random import Random
 
 from peers.archivist.archivist import Archivist, Policy
-from peers.archivist.links import Circle
+from peers.archivist.links import ArchivistLinks
 from peers.archivist.sampler import ArchiveObserver
 from peers.archivist.serve import Serving
 from peers.config.remote_files import until_reached
-from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
+from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.orders.exclusion import first_look, until_excluded
@@ -56,7 +56,7 @@ class ArchivistRole(Role):
             await asyncio.to_thread(open_model, model, signed.manifest)
         note = process.log.record
         book = OrderBook(signed, config.state / "order.bin", note, process.say)
-        presence = Presence(
+        presence = RecordAnnouncer(
             signed, process.identity, network.transport, directory, version("swarmnet"), note,
             process.own_start,
         )  # fmt: skip
@@ -73,7 +73,7 @@ class ArchivistRole(Role):
         gatekeeper = Gatekeeper(book, shown, directory.now)
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, note)
         serving = Serving(archive, signed, network.transport, gatekeeper, record, note, model)
-        circle = Circle(book, network.transport, directory, shown, Random(), note, serving)
+        circle = ArchivistLinks(book, network.transport, directory, shown, Random(), note, serving)
         rules = config.archiving
         archivist = Archivist(
             archive, Policy(rules.seconds, rules.newest, rules.every), process.identity, book, circle, note,

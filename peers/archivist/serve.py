@@ -30,12 +30,12 @@ from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import (
-    MOST_STATEMENTS,
-    AskChunk,
-    AskState,
-    Beat,
+    MAX_STATEMENTS,
     Bye,
     Chunk,
+    GetChunk,
+    GetState,
+    Heartbeat,
     Hello,
     Message,
     Refuse,
@@ -56,7 +56,7 @@ OPEN_SECONDS = 8.0
 IDLE_SECONDS = 10.0
 """A newcomer without requests for this many seconds is dropped. A waiting newcomer repeats its request every
 few seconds. While it is served, it is not asked for its own weights, which it may have by now."""
-MOST_NEWCOMERS = 16
+MAX_NEWCOMERS = 16
 """Maximum number of newcomers at once. Others start as if there were no archivist, or try again."""
 
 
@@ -136,7 +136,7 @@ class Serving:
 
     def _greet_back(self, peer: PeerId, hello: Hello, link: Link | None) -> bool:
         """Start to serve the peer if it is an admitted newcomer. Returns True if it is."""
-        if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MOST_NEWCOMERS:
+        if peer in self._greeting or len(self._newcomers) + len(self._greeting) >= MAX_NEWCOMERS:
             return False
         if hello.wire_version != WIRE_VERSION or hello.run_id != run_bytes(self.signed.run_id):
             return False
@@ -187,7 +187,7 @@ class Serving:
                 self._spawn(None, self._part(newcomer.link))
                 self._forget(peer, close=False)
             else:
-                self.post(peer, Beat(0, -1, 0.0, NO_STAGE, False, 0, 0.0, 0, True))
+                self.post(peer, Heartbeat(0, -1, 0.0, NO_STAGE, False, 0, 0.0, 0, True))
         if self._newcomers:
             self._timer.arm(now + BEAT_SECONDS)
 
@@ -233,7 +233,7 @@ class Serving:
         if isinstance(message, Chunk):
             self.served_bytes[newcomer.stage] += len(body)
 
-    def asked(self, peer: PeerId, message: AskState | AskChunk) -> bool:
+    def asked(self, peer: PeerId, message: GetState | GetChunk) -> bool:
         """Handle a request of a newcomer. Returns True if it can be answered now. If not, or if the archive
         has newer weights than those in memory, they are loaded, and the newcomer asks again."""
         newcomer = self._newcomers[peer]
@@ -252,7 +252,7 @@ class Serving:
             self._spawn(None, self._load(newcomer.stage, newest))
         # A newcomer that is fetching older weights gets their remaining chunks, which are not requested
         # again.
-        return bool(snapshots.held) and isinstance(message, AskChunk)
+        return bool(snapshots.held) and isinstance(message, GetChunk)
 
     def gave(self, stage: int, size: int) -> None:
         """Count a chunk that was sent on a carrier's connection, which does not name its peer. All newcomers
@@ -264,7 +264,7 @@ class Serving:
 
     def statements(self, peer: PeerId) -> Statements:
         """Return the signed statements about the weights offered to a newcomer."""
-        return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MOST_STATEMENTS])
+        return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MAX_STATEMENTS])
 
     async def _load(self, stage: int, newest: list[Entry]) -> None:
         """Load the newest usable checkpoint of a stage into memory."""

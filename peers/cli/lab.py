@@ -15,16 +15,16 @@ from peers.config.atomic_files import require_free, write_atomically
 from peers.config.compute_file import DeviceName
 from peers.errors import UserError
 from swarmnet.model.computing.choices import Computing, DtypeName, MomentsPlace, Recompute
+from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import MethodName
-from swarmnet.run.own_steps import AUTHORS
 
 if TYPE_CHECKING:
-    from peers.lab.bench.learning.bench import Question
+    from peers.lab.bench.learning.bench import BenchConfig
     from peers.lab.bench.learning.report import Report as Learned
     from peers.lab.bench.learning.trials import Trial
     from peers.lab.faults.report import Result
     from peers.lab.planner.links import Links
-    from peers.lab.planner.question import Question as Asked
+    from peers.lab.planner.plan_request import PlanRequest as Asked
     from peers.lab.planner.speeds import PeerClass
     from swarmnet.run.manifest import Manifest, Rounds
 
@@ -101,7 +101,7 @@ def training(
         typer.echo(training_processes.render(costs))
         return
     where = device_of(device)
-    place = training.Place(where, computing_of(ComputeFile(compile=compiled), where))
+    place = training.ComputeSetup(where, computing_of(ComputeFile(compile=compiled), where))
     typer.echo(training.render(training.bench(manifest, microbatches, repeats, place)))
 
 
@@ -184,14 +184,14 @@ def learning(
     """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on
     where it was."""
     from peers.compute.stage_part import device_of
-    from peers.lab.bench.learning.bench import Question
+    from peers.lab.bench.learning.bench import BenchConfig
     from peers.lab.bench.learning.report import as_json, demo_curve, draw, render
 
     demos = {file.stem: demo_curve(file) for file in demo or ()}
     for run_file in run_files:
         folder = out / run_file.stem
         report = _learned(
-            Question(
+            BenchConfig(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
                 away, late, rate, own_steps, device_of(device), jobs,
             )
@@ -202,7 +202,7 @@ def learning(
             typer.echo(f"wrote  {file}")
 
 
-def _learned(question: Question) -> Learned:
+def _learned(question: BenchConfig) -> Learned:
     """With a bar for each trial that is played."""
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -222,7 +222,7 @@ def _learned(question: Question) -> Learned:
         return bench(question, said)
 
 
-MOST_PEERS = 64
+MAX_PEERS = 64
 """Of one world; groups of hundreds are measured by scripts/bench."""
 
 
@@ -265,8 +265,17 @@ def simulate(
     _check_size(peers, stages)
     options = [
         Options(
-            seed + number, peers, stages, rules, tuple(kind or ()), real, rounds,
-            moves=moves, sharded=sharded, method=method, experts=experts,
+            seed + number,
+            peers,
+            stages,
+            rules,
+            tuple(kind or ()),
+            real,
+            rounds,
+            moves=moves,
+            sharded=sharded,
+            method=method,
+            experts=experts,
         )
         for number in range(schedules)
     ]
@@ -283,8 +292,8 @@ def simulate(
 
 def _check_size(peers: int | None, stages: int | None) -> None:
     """Raises UserError."""
-    if (peers is not None and not 2 <= peers <= MOST_PEERS) or (stages is not None and stages < 1):
-        raise UserError(f"a world has 2 to {MOST_PEERS} peers and at least one stage")
+    if (peers is not None and not 2 <= peers <= MAX_PEERS) or (stages is not None and stages < 1):
+        raise UserError(f"a world has 2 to {MAX_PEERS} peers and at least one stage")
     if peers is not None and peers < 2 * (stages or 1):
         raise UserError(f"{peers} peers for {stages or 1} stages: each needs two, one to spare")
 
@@ -293,7 +302,7 @@ def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
     """Raises UserError."""
     if method is not None and not real:
         raise UserError(f"--method {method}: without a model nobody learns; add --real")
-    if experts and (not real or method not in (None, *AUTHORS)):
+    if experts and (not real or method not in (None, *PRESETS)):
         raise UserError("--experts: goes with --real and a --method whose peers step by themselves")
 
 
@@ -365,7 +374,7 @@ def plan(
     of churn; and with --shape, how the run should be cut for them."""
     from peers.config.run_file import load_manifest
     from peers.lab.planner.plan import plan as answer
-    from peers.lab.planner.question import Question
+    from peers.lab.planner.plan_request import PlanRequest
     from peers.lab.planner.report import render
     from swarmnet.identifiers import PeerId
 
@@ -373,7 +382,7 @@ def plan(
         raise UserError("--out writes the shape that was found: add --shape")
     classes, between, table = _swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
-    question = Question(
+    question = PlanRequest(
         classes, between, churn, tokens, cores, slots, simulated=simulate, seed=seed, links=table
     )
     if shape:

@@ -13,8 +13,8 @@ import typer
 from peers.config.peer_file import DemoOptions, PeerFile, check_typed, default_state, load
 from peers.config.yaml_lines import Typed
 from peers.errors import ConfigError, UserError, as_user_errors
+from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import MethodName
-from swarmnet.run.own_steps import AUTHORS
 
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
@@ -193,16 +193,14 @@ def demo(
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
     method = method or ("local-steps" if experts else "demo-votes")
-    if experts and method not in AUTHORS:
+    if experts and method not in PRESETS:
         raise UserError("--experts: goes with a --method whose peers step by themselves, as local-steps")
-    if sharded and method not in AUTHORS:
+    if sharded and method not in PRESETS:
         raise UserError(
             "--sharded: only what peers that step by themselves contribute can be sharded; add "
             "--method local-steps"
         )
     from peers.lab.processes.demo import run_demo
 
-    options = DemoOptions(
-        peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed
-    )
+    options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed)
     raise typer.Exit(run_demo(options))

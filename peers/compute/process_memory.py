@@ -14,7 +14,7 @@ import torch
 
 LET_GO_SECONDS = 0.15
 """Interval between attempts. Tasks and threads that have just ended keep their objects for a moment."""
-MOST_LOOKS = 10
+MAX_LOOKS = 10
 """Maximum number of attempts. With the 3 s of a pause until the stage is dropped
 (`peers/worker/pause/pausing.py`), this stays within the promised 5 s."""
 UNKNOWN_MEMORY_BYTES = 4 << 30
@@ -29,7 +29,7 @@ def resident_bytes() -> int:
 async def let_go(of: Callable[[], object | None]) -> int:
     """Free memory until the weak reference `of` is dead, and once more then. Returns the resident bytes. An
     object that is held by mistake is not waited for longer than 1.5 s."""
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         await asyncio.sleep(LET_GO_SECONDS)
         gone = of() is None
         give_back()

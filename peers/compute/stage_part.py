@@ -26,7 +26,7 @@ from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
 from swarmnet.model.state_layout import behind, first_state
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
-from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ class Holds(Protocol):
 
     def apply(self, round: int) -> None: ...
 
-    def concord(self, round: int, me: PeerId) -> Concord | None: ...
+    def concord(self, round: int, me: PeerId) -> VoteAgreement | None: ...
 
     def settle(self, round: int, hashed: bool = True) -> bytes: ...
 
@@ -154,9 +154,7 @@ def real_part(
 
     return StagePart(
         layout,
-        StageCompute(
-            manifest.model, manifest.span(stage), layout, computing, torch.device(device), frozen
-        ),
+        StageCompute(manifest.model, manifest.span(stage), layout, computing, torch.device(device), frozen),
         method,
         partial(first_state, manifest, stage),
         torch.device(device),

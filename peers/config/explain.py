@@ -18,7 +18,7 @@ FILLED_IN = ("owner", "wire_version")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ExplainedKey:
     """One key, by its full name (`metrics.listen`, `data.sources[].name`)."""
 
     name: str
@@ -27,7 +27,7 @@ class Line:
     meaning: str
 
 
-def lines(cls: type, prefix: str = "") -> Iterator[Line]:
+def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
     """Every key below a class, sections opened."""
     for key in keys(cls):
         name = prefix + key.name
@@ -40,7 +40,7 @@ def lines(cls: type, prefix: str = "") -> Iterator[Line]:
         default = "required" if key.default is None else key.default
         if cls is Manifest and key.name == "name":
             default = "the file's name"
-        yield Line(name, kind_text(key.kind), default, key.meaning)
+        yield ExplainedKey(name, kind_text(key.kind), default, key.meaning)
         if items is not None:
             yield from lines(items, f"{name}[].")
 

@@ -24,7 +24,7 @@ FETCH_SECONDS = 20.0
 """From looking up the server's name to the last byte: 64 KiB in it are 26 kbit/s."""
 ANSWER_SECONDS = 10.0
 """Longest silence of the server."""
-MOST_BYTES = 4 * MANIFEST_LIMIT
+MAX_BYTES = 4 * MANIFEST_LIMIT
 """As for a file (run_file.py)."""
 _PART_BYTES = 16 * 1024
 
@@ -128,8 +128,8 @@ def _download(address: str) -> bytes:
         with urllib.request.build_opener(_Redirects).open(address, timeout=ANSWER_SECONDS) as answer:
             while part := answer.read1(_PART_BYTES):
                 parts.append(part)
-                if sum(map(len, parts)) > MOST_BYTES:
-                    raise UserError(f"{address}: is longer than a published run may be ({MOST_BYTES} bytes)")
+                if sum(map(len, parts)) > MAX_BYTES:
+                    raise UserError(f"{address}: is longer than a published run may be ({MAX_BYTES} bytes)")
                 if time.monotonic() > until:
                     raise _too_slow(address)
     except urllib.error.HTTPError as error:

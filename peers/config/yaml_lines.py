@@ -24,7 +24,7 @@ Location = tuple[str | int, ...]
 FILE_LIMIT = 64 * 1024
 """Bytes of the longest configuration file that is read: what a person types is a tenth of it, and the parser
 takes a second for it."""
-MOST_LEVELS = 32
+MAX_LEVELS = 32
 """Of values inside each other: the deepest of our files have four, and each level costs the parser at every
 word (3 kB of open brackets took 18 s)."""
 
@@ -136,7 +136,7 @@ class _Shallow(Parser):
     def get_event(self) -> Event:
         event: Event = super().get_event()
         self.levels += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if self.levels > MOST_LEVELS:
+        if self.levels > MAX_LEVELS:
             raise RecursionError
         return event
 

@@ -52,7 +52,7 @@ LONGEST_CORPUS_BYTES = 64 * 2**20
 BETWEEN_DOCUMENTS = b"\n\n"
 BLOCK_BYTES = 2**20
 """Read at a time."""
-LEAST_UNPACKED_BYTES = 64 * 2**10
+MIN_UNPACKED_BYTES = 64 * 2**10
 """A text may unpack to as many, however small its files are."""
 MAX_LOST_SHARE = 0.001
 """More of a text that its tokens do not give back is worth a warning: 1 byte of 1,000."""
@@ -177,7 +177,7 @@ class Text:
         if self._all_bytes > self._longest_bytes:
             chance.shuffle(files)
         room = self._longest_bytes
-        self._unpacked_left = max(LEAST_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self._all_bytes)
+        self._unpacked_left = max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * self._all_bytes)
         for file in files:
             before = self.reading.documents
             for starts, block in self._of_file(file, room, chance):

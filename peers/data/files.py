@@ -32,7 +32,7 @@ PROSE_SUFFIXES = (".txt", ".md")
 _PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES)
 SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + PACKED for suffix in _PLAIN_SUFFIXES), ROWS)
 """Files of a folder with another ending are no text."""
-MOST_WINDOW_BYTES = 2**27
+MAX_WINDOW_BYTES = 2**27
 """What a Zstandard frame may ask for as memory: the most that its own command unpacks without more ado."""
 LINE_LIMIT = 16 * 2**20
 """A longer line of JSON, or string of Parquet, is left out: it would be in memory three times."""
@@ -288,7 +288,7 @@ def _unpacked(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
         import zstandard
     except ImportError:
         raise TextError(f"{name} needs the package zstandard: {how_to_install('text')}") from None
-    unpacking = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
+    unpacking = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     try:
         with unpacking.stream_reader(stream, read_across_frames=True) as reader:
             yield BufferedReader(reader, BUFFER_BYTES)

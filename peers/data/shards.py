@@ -26,12 +26,12 @@ from peers.data.files import SUFFIXES, File, RemoteFolder, Unreadable, has_suffi
 from swarmnet.run.manifest import Data, Source
 
 FORM = "swarmnet index 1"
-LEAST_SHARD_BYTES = 2**20
+MIN_SHARD_BYTES = 2**20
 """Smaller files, in the order of their names, are read as one shard until it has so many: a file that is
 shorter than a sequence would never be read by itself, and each shard costs a look at the disk."""
-MOST_INDEX_BYTES = 64 * 2**20
+MAX_INDEX_BYTES = 64 * 2**20
 """Some 400,000 files."""
-_MOST_NAME = 512
+_MAX_NAME = 512
 
 
 class Pinned(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def shards_of(source: Source, place: str, reading: Reading) -> list[Shard]:
     found = sorted(named, key=lambda one: one[0])
     for number, one in enumerate(found, 1):
         waiting.append(one)
-        if sum(file.bytes for _, file in waiting) >= LEAST_SHARD_BYTES or number == len(found):
+        if sum(file.bytes for _, file in waiting) >= MIN_SHARD_BYTES or number == len(found):
             shards.append(Shard(f"{source.name}/{waiting[0][0]}", tuple(file for _, file in waiting)))
             waiting = []
     return shards
@@ -139,7 +139,7 @@ def _index_of(source: Source, place: str, folder: RemoteFolder | Path) -> list[P
     where = f"the index of the source `{source.name}`, {INDEX} in {without_secret(place)}"
     try:
         with _below(folder, INDEX).open() as opened:
-            data = opened.read(MOST_INDEX_BYTES + 1)
+            data = opened.read(MAX_INDEX_BYTES + 1)
     except OSError as error:
         why = error.strerror or error
         raise TextError(f"{where}: {why}; it comes from whoever published the text") from None
@@ -153,8 +153,8 @@ def _index_of(source: Source, place: str, folder: RemoteFolder | Path) -> list[P
 
 def parsed(data: bytes) -> list[Pinned]:
     """An index: from whoever published the text. Raises Unreadable."""
-    if len(data) > MOST_INDEX_BYTES:
-        raise Unreadable(f"is longer than {MOST_INDEX_BYTES:,} bytes")
+    if len(data) > MAX_INDEX_BYTES:
+        raise Unreadable(f"is longer than {MAX_INDEX_BYTES:,} bytes")
     try:
         index = msgspec.json.decode(data, type=_Index)
     except (ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def is_plain(name: str) -> bool:
     """Whether it is a file of text below its folder: it becomes part of a path, or of a URL."""
     path = PurePosixPath(name)
     return (
-        0 < len(name) <= _MOST_NAME and name.isprintable() and not path.is_absolute()
+        0 < len(name) <= _MAX_NAME and name.isprintable() and not path.is_absolute()
         and not any(part == ".." or part.startswith(".") for part in path.parts)
         and not set(name) & set('\\:?#%*|"<>') and str(path) == name and has_suffix(name, SUFFIXES)
     )  # fmt: skip

@@ -32,7 +32,7 @@ _LONGEST_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class DocumentSeparator:
     """What stands between two documents."""
 
     text: bytes = BETWEEN_DOCUMENTS
@@ -49,7 +49,7 @@ class Tokenizer(ABC):
     """Tokens are 0 to this, exclusive."""
     warning = ""
     """What of the file was switched off; empty: nothing."""
-    end = Ending()
+    end = DocumentSeparator()
 
     @abstractmethod
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
@@ -152,7 +152,7 @@ class FileTokenizer(Tokenizer):
         """The largest id, and 1: ids may have gaps."""
         self.encode_pieces([_PROBE.encode()])
         if end_of_text:
-            self.end = Ending(end_of_text.encode(), self._token_of(end_of_text))
+            self.end = DocumentSeparator(end_of_text.encode(), self._token_of(end_of_text))
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
         """See `Tokenizer.encode_pieces`."""
@@ -230,7 +230,7 @@ def open_tokenizer(file: Path | None, vocabulary: int, end_of_text: str = "") ->
     tokenizer = FileTokenizer(file, end_of_text) if file is not None else ByteTokenizer()
     if file is None and end_of_text:
         end = end_of_text.encode()
-        tokenizer.end = Ending(end, _only_token(list(end), end_of_text, BYTES))
+        tokenizer.end = DocumentSeparator(end, _only_token(list(end), end_of_text, BYTES))
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
             f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} "

@@ -10,9 +10,7 @@ from peers.data.tokens import Progress
 from peers.errors import how_to_install
 
 
-def train_tokenizer(
-    text: Text, vocabulary: int, end_of_text: str, progress: Progress
-) -> tuple[bytes, int]:
+def train_tokenizer(text: Text, vocabulary: int, end_of_text: str, progress: Progress) -> tuple[bytes, int]:
     """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `end_of_text` is one. The
     text is never whole in memory; `progress` hears how much of it was read. Raises TextError: no text, or no
     package."""

@@ -1,5 +1,5 @@
-"""The addresses of a peer: those announced to others, those it listens on, and which are publicly reachable.
-"""
+"""The addresses of a peer: those announced to others, those it listens on, and which are publicly
+reachable."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class Addresses:
         return tuple(each for each in self.announced if is_circuit(each))
 
 
-
 def in_the_open(address: str) -> bool:
     """Return True if the address is on the public internet, so that its peer reaches only what any peer can
     reach. A name counts as public. Text that is neither a name nor an IP does not, because records may
@@ -64,7 +63,6 @@ def in_the_open(address: str) -> bool:
     kind, host = beginning(address)
     ip = host_ip(host) if kind in NAME_KINDS else ip_of(host)
     return kind in NAME_KINDS if ip is None else is_public(ip)
-
 
 
 def has_untried(dialled: Sequence[Dialled]) -> bool:

@@ -20,7 +20,7 @@ DIAL_SECONDS = 8.0
 (measured)."""
 DRAIN_SECONDS = 0.5
 """Seconds that the last messages have to be sent before the links end."""
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Maximum number of long bodies that wait for their lane to open; further requests must be repeated."""
 LANES: tuple[Lane, ...] = ("group", "data", "bulk")
 
@@ -34,7 +34,7 @@ class Traffic:
     refused: Counter[str] = field(default_factory=Counter)
 
 
-class Lanes:
+class LinkPool:
     """The links of this peer by (peer, lane). Each begins with `Hello`; the bulk lane is opened on demand."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Lanes:
             if lane != "bulk" or (peer, "group") not in self._links:
                 return False
             waiting = self.waiting.setdefault(peer, [])
-            if len(waiting) >= MOST_WAITING:
+            if len(waiting) >= MAX_WAITING:
                 return False
             waiting.append((message, body))
             if len(waiting) == 1:

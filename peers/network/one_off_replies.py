@@ -12,7 +12,7 @@ from protocols.ports import Transport
 from swarmnet.identifiers import PeerId
 
 
-class Strangers:
+class OneOffReplies:
     """Sends at most one response of a kind per peer at a time, so that a flood costs the requester more than
     us."""
 

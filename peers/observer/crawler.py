@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.observer.owner_orders import Orders
-from peers.observer.sightings import Miss, Sightings
+from peers.observer.sightings import Miss, PeerObservations
 from peers.runtime.supervision import until_one_ends
 from peers.telemetry import events as noted
 from protocols.dht.directory import split_multiaddr
@@ -26,9 +26,9 @@ WALK_SECONDS_PER_PEER = 0.02
 walk, so 100 kB/s however many there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
-MOST_ASKED = 32
+MAX_ASKED = 32
 """At a time; of peers that are gone without a word each takes its whole deadline."""
-MOST_ADDRESSES = 4
+MAX_ADDRESSES = 4
 """Dialled of one peer: a record may name 16, and what they lead to is anybody's choice."""
 BOOTSTRAP_SECONDS = 15.0
 FUTURE_SECONDS = 3.0
@@ -45,7 +45,7 @@ class Walk:
         run: RunId,
         me: PeerId,
         directory: Directory,
-        sightings: Sightings,
+        sightings: PeerObservations,
         orders: Orders,
         bootstraps: Sequence[str],
         note: noted.Note,
@@ -114,14 +114,14 @@ class Walk:
         while True:
             now = self.directory.now()
             self.sightings.look(now)
-            for peer in self.sightings.due(now, MOST_ASKED - len(self._asks)):
+            for peer in self.sightings.due(now, MAX_ASKED - len(self._asks)):
                 task = asyncio.create_task(self._ask(peer), name="ask a peer")
                 self._asks.add(task)
                 task.add_done_callback(self._asks.discard)
             await asyncio.sleep(TURN_SECONDS)
 
     async def _ask(self, peer: PeerId) -> None:
-        addresses = self.sightings.peers[peer].record.addresses[:MOST_ADDRESSES]
+        addresses = self.sightings.peers[peer].record.addresses[:MAX_ADDRESSES]
         code: Miss | None = None
         try:
             await self.directory.ask(peer, addresses, ASK_DEADLINE_SECONDS)

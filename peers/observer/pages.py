@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.page_json import Board
-from peers.runtime.http_server import Answer, Page, Probe, probed
+from peers.runtime.http_server import HttpResponse, Page, Probe, probed
 
 JSON = "application/json; charset=utf-8"
 ICON = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#2f7d5b">
@@ -26,18 +26,18 @@ def pages(
     """`board`: None until the run is known. The HTML holds nothing of the swarm: it asks for the JSON."""
     html = files("peers.observer").joinpath("page.html").read_bytes()
 
-    def swarm(query: Mapping[str, str]) -> Answer:
+    def swarm(query: Mapping[str, str]) -> HttpResponse:
         shown = board()
         if shown is None:
-            return Answer(503, JSON, b'{"error": "the run is not known yet: looking for its manifest"}')
-        return Answer(200, JSON, shown.answer(query.get("search", "")))
+            return HttpResponse(503, JSON, b'{"error": "the run is not known yet: looking for its manifest"}')
+        return HttpResponse(200, JSON, shown.answer(query.get("search", "")))
 
     return {
-        "/": lambda _: Answer(200, "text/html; charset=utf-8", html),
-        "/icon.svg": lambda _: Answer(200, "image/svg+xml", ICON),
+        "/": lambda _: HttpResponse(200, "text/html; charset=utf-8", html),
+        "/icon.svg": lambda _: HttpResponse(200, "image/svg+xml", ICON),
         "/swarm.json": swarm,
-        "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics.text()),
-        "/sd": lambda _: Answer(200, JSON, _discovery(board(), targets)),
+        "/metrics": lambda _: HttpResponse(200, CONTENT_TYPE_LATEST, metrics.text()),
+        "/sd": lambda _: HttpResponse(200, JSON, _discovery(board(), targets)),
         "/healthz": lambda _: probed(healthy),
     }
 

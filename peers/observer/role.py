@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
@@ -17,7 +17,7 @@ from peers.observer.metrics import SwarmMetrics
 from peers.observer.owner_orders import Orders
 from peers.observer.page_json import Board
 from peers.observer.pages import pages
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
@@ -49,7 +49,7 @@ class ObserverRole(Role):
         self.process = process
         self.evaluator = evaluator
         self.board: Board | None = None
-        self.sightings: Sightings | None = None
+        self.sightings: PeerObservations | None = None
         self.orders: Orders | None = None
         self.metrics = SwarmMetrics(self._snapshot)
 
@@ -73,13 +73,13 @@ class ObserverRole(Role):
     async def _observe(self, signed: SignedManifest, network: Network) -> None:
         process, directory = self.process, network.directory
         if self.sightings is None:
-            self.sightings = Sightings(len(signed.manifest.stages))
+            self.sightings = PeerObservations(len(signed.manifest.stages))
         if self.orders is None:
             self.orders = Orders(signed, process.log.record, self.sightings.events.append)
         if self.board is None:
             self.board = Board(signed, self._join_line(signed, network), version("swarmnet"))
         me = process.identity.peer_id
-        presence = Presence(
+        presence = RecordAnnouncer(
             signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record,
             process.own_start,
         )  # fmt: skip

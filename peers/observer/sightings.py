@@ -33,7 +33,7 @@ MISSES = 2
 """Asks in a row that fail before a peer counts as gone."""
 FRESH_SECONDS = 1.5 * ANNOUNCE_SECONDS
 """How old the record of a peer may be that does not answer here: one announcement may be lost on the way."""
-MOST_PEERS = 4096
+MAX_PEERS = 4096
 """Keys cost nothing to make; whoever comes after so many is counted and otherwise left out."""
 KEPT_EVENTS = 50
 
@@ -65,7 +65,7 @@ class Sighting:
 
 
 @dataclass(slots=True)
-class Sightings:
+class PeerObservations:
     """All peers of a run that are in its directory, and those that have been."""
 
     stages: int
@@ -89,7 +89,7 @@ class Sightings:
         if record.stage >= self.stages or expired or (known and known.sequence >= signed.sequence):
             return
         if known is None:
-            if len(self.peers) >= MOST_PEERS:
+            if len(self.peers) >= MAX_PEERS:
                 self._finding_no_room += 1
                 return
             self.peers[signed.peer] = Sighting(record, signed.sequence, now)

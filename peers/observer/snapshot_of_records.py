@@ -22,7 +22,7 @@ from peers.network.discovery.record_reader import (
     usual_round,
     waits_for_weights,
 )
-from peers.observer.sightings import Sighting, Sightings
+from peers.observer.sightings import PeerObservations, Sighting
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
     HOLDING,
@@ -42,12 +42,12 @@ from protocols.signed.peer_record import PeerRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.placement import policy
 
-MOST_CONTRIBUTORS = 20
+MAX_CONTRIBUTORS = 20
 NO_BOOTSTRAPS: Mapping[str, bool] = {}
 
 
 def snapshot_of(
-    sightings: Sightings, signed: SignedManifest, now: float, ordered: Ordered = UNASKED, *,
+    sightings: PeerObservations, signed: SignedManifest, now: float, ordered: Ordered = UNASKED, *,
     own_eval_loss: float | None = None, walked_at: float = 0.0,
     bootstraps: Mapping[str, bool] = NO_BOOTSTRAPS,
 ) -> SwarmSnapshot:  # fmt: skip
@@ -88,7 +88,7 @@ def snapshot_of(
         waits_for=tuple(stage for stage in stages if stage not in held) if here else (),
         warnings=stuck_lines(stuck, signed.run_id),
         checkpoint=_checkpoint(sightings.peers.values(), len(stages), now),
-        contributors=tuple(contributions.largest(MOST_CONTRIBUTORS, most)),
+        contributors=tuple(contributions.largest(MAX_CONTRIBUTORS, most)),
         experts=tuple(expert_groups(manifest, (known.record for known in here))),
         ordered=ordered,
         left_out=sightings.left_out,

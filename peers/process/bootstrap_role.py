@@ -10,10 +10,10 @@ from importlib.metadata import version
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.network.dht_sampler import RelayObserver
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
-from peers.network.discovery.height import Height
+from peers.network.discovery.height import HighestFinalizedRound
 from peers.network.discovery.record_reader import look
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep
@@ -66,9 +66,11 @@ class Bootstrap(Role):
     async def _remember(self, network: Network, signed: SignedManifest) -> None:
         """How far the run has come, and say so in an own record while nobody trains it."""
         process, directory = self.process, network.directory
-        height = Height(process.config.state / "height.json")
+        height = HighestFinalizedRound(process.config.state / "height.json")
         note = process.log.record
-        presence = Presence(signed, process.identity, network.transport, directory, version("swarmnet"), note)
+        presence = RecordAnnouncer(
+            signed, process.identity, network.transport, directory, version("swarmnet"), note
+        )
         while True:
             try:
                 records = await look(directory, signed.run_id, len(signed.manifest.stages))

@@ -18,7 +18,7 @@ from typing import Any
 from peers.errors import UserError
 from peers.runtime.control_socket import LINE_BYTES, LONGEST_ANSWER_BYTES, SOCKET_NAME, socket_path
 
-MOST_CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 SILENT_SECONDS = 60.0
 """A connection without a request for this many seconds is closed; `top` sends one every second."""
 ANSWER_SECONDS = 60.0
@@ -83,7 +83,7 @@ class Control:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, unless there are too many."""
         task = asyncio.current_task()
-        if task is None or len(self._connections) >= MOST_CONNECTIONS:
+        if task is None or len(self._connections) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
         self._connections.add(task)

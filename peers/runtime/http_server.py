@@ -33,14 +33,14 @@ from peers.errors import UserError
 
 REQUEST_SECONDS = 5.0
 """Time limit of a connection in seconds. Scrapers send at once, and pages have about 100 kB."""
-MOST_REQUESTS = 64
+MAX_REQUESTS = 64
 """Maximum number of simultaneous requests; each takes a thread."""
 OF_A_CLIENT = 8
 """Maximum connections of one client. A browser opens 6 to a host, a scraper or a probe one."""
 FOR_LOOPBACK = 16
 """Connections reserved for this machine: its probes, and clients of a local proxy or tunnel."""
 LOOPBACK = "loopback"
-MOST_FIELDS = 8
+MAX_FIELDS = 8
 """Maximum number of fields in a query."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
@@ -54,7 +54,7 @@ Probe = Callable[[], str | None]
 """Returns the problem, or None if there is none. Called from the server's threads, so it may only read."""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """An HTTP response."""
 
     status: int
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-Page = Callable[[Mapping[str, str]], Answer]
+Page = Callable[[Mapping[str, str]], HttpResponse]
 """Returns the response to the fields of a query. Called from the server's threads."""
 
 
@@ -76,7 +76,7 @@ class PageServer:
         """Bind and start. `hosts` are accepted host names in lower case; port 0 takes any free port. Raises
         UserError with the port and the peer file's `key` if the port is taken."""
         host, port = address
-        asked_by = Answer(
+        asked_by = HttpResponse(
             403, "text/plain; charset=utf-8",
             f"asked by another name than an address, localhost or one of {key.partition('.')[0]}.hosts in "
             "the peer file\n".encode(),
@@ -132,7 +132,7 @@ class Exporter(PageServer):
     ) -> None:  # fmt: skip
         """Start like `PageServer`. `others` are ports to try after its own."""
         pages: dict[str, Page] = {
-            "/metrics": lambda _: Answer(200, CONTENT_TYPE_LATEST, metrics()),
+            "/metrics": lambda _: HttpResponse(200, CONTENT_TYPE_LATEST, metrics()),
             "/healthz": lambda _: probed(healthy),
             "/readyz": lambda _: probed(ready),
         }
@@ -156,7 +156,7 @@ class _Visit:
     until: float
 
 
-class Places:
+class ConnectionSlots:
     """The connections that are being served. If there is no free place, a newcomer displaces the oldest
     connection, of the same client or of the client with most. Normal requests take only a moment, so slow
     ones are displaced."""
@@ -174,7 +174,7 @@ class Places:
         """Admit a connection at time `now` in seconds. Returns False if there is no place. `client`: see
         `client_of`."""
         with self._lock:
-            if len(self._visits) + len(self._ending) >= 2 * MOST_REQUESTS:
+            if len(self._visits) + len(self._ending) >= 2 * MAX_REQUESTS:
                 return False
             counts = Counter(visit.client for visit in self._visits.values())
             if displaceable := _displaceable(client, counts):
@@ -220,9 +220,9 @@ def _displaceable(client: str, counts: Counter[str]) -> Collection[str]:
     others = [other for other in counts if other != LOOPBACK]
     if client != LOOPBACK and counts[client] >= OF_A_CLIENT:
         return [client]
-    if client != LOOPBACK and sum(counts[other] for other in others) >= MOST_REQUESTS - FOR_LOOPBACK:
+    if client != LOOPBACK and sum(counts[other] for other in others) >= MAX_REQUESTS - FOR_LOOPBACK:
         return others
-    return [LOOPBACK] if counts.total() >= MOST_REQUESTS else []
+    return [LOOPBACK] if counts.total() >= MAX_REQUESTS else []
 
 
 def _cut(connection: socket.socket) -> None:
@@ -246,15 +246,15 @@ _Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class _Server(ThreadingHTTPServer):
-    """A threading HTTP server that admits connections through `Places`."""
+    """A threading HTTP server that admits connections through `ConnectionSlots`."""
 
     daemon_threads = True
-    request_queue_size = MOST_REQUESTS  # socketserver's 5 make a burst of visitors wait for whole seconds.
+    request_queue_size = MAX_REQUESTS  # socketserver's 5 make a burst of visitors wait for whole seconds.
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], ipv6: bool) -> None:
         if ipv6:
             self.address_family = socket.AF_INET6
-        self.places = Places()
+        self.places = ConnectionSlots()
         super().__init__(address, handler)
 
     def process_request(self, request: _Request, client: object) -> None:
@@ -288,11 +288,11 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-def probed(probe: Probe) -> Answer:
+def probed(probe: Probe) -> HttpResponse:
     """Return the response of a health probe."""
     problem = probe()
     text = "ok" if problem is None else problem
-    return Answer(200 if problem is None else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
+    return HttpResponse(200 if problem is None else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> bool:
@@ -309,10 +309,10 @@ def is_named(fields: Sequence[str], version: str, names: Collection[str]) -> boo
 
 
 def _handler(
-    pages: Mapping[str, Page], names: Collection[str], refused: Answer
+    pages: Mapping[str, Page], names: Collection[str], refused: HttpResponse
 ) -> type[BaseHTTPRequestHandler]:
     """Return a handler class that serves these pages."""
-    others = Answer(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
+    others = HttpResponse(404, "text/plain; charset=utf-8", (", ".join(pages) + "\n").encode())
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -360,6 +360,6 @@ def _handler(
 
 def _fields(query: str) -> dict[str, str]:
     try:
-        return dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
+        return dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
     except ValueError:  # Too many of them.
         return {}

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.config.run_file import RunFileError, SignedManifest, from_published, published_text
-from peers.config.run_url import MOST_BYTES
+from peers.config.run_url import MAX_BYTES
 from peers.state.archive_store import ArchiveError, Store, sha256
 from swarmnet.identifiers import RunId
 
@@ -64,7 +64,7 @@ class Archive:
     def open(self, signed: SignedManifest | None = None) -> SignedManifest:
         """Read the index and return the run. `signed` is the expected run, which an empty archive adopts.
         Raises ArchiveError."""
-        held = self.store.read(RUN, MOST_BYTES)
+        held = self.store.read(RUN, MAX_BYTES)
         if held is None:
             if signed is None:
                 raise ArchiveError(f"{self.store.url} is no archive of a run: it has no {RUN}")

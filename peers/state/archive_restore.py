@@ -24,7 +24,7 @@ from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointE
 from peers.telemetry.console import counted
 from peers.telemetry.events import Say
 from protocols.errors import WireError
-from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.envelope import EnvelopeKind, open_envelope
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.rounds.own_contributions import NOTHING_PAST
@@ -35,7 +35,7 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
     found = set()
     for data in checkpoint.signed:
         try:
-            envelope = open_envelope(data, checkpoint.run_id, Kind.SETTLED, STATEMENT_BYTES)
+            envelope = open_envelope(data, checkpoint.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
         except WireError:
             continue
         is_signed = bytes(envelope.payload) == checkpoint.chain + checkpoint.digest

@@ -6,27 +6,27 @@ Their snapshots are accepted only if peers of the stage have signed them.
 
 from __future__ import annotations
 
-from peers.network.discovery.announcer import Presence
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.discovery.announcer import RecordAnnouncer
+from peers.network.peer_links import PeerLinks
 from peers.state.checkpoint_file import STATEMENT_BYTES
 from protocols.errors import WireError
-from protocols.messages.table import MOST_STATEMENTS, SnapshotRoot, Statements
-from protocols.signed.envelope import Kind, open_envelope
+from protocols.messages.table import MAX_STATEMENTS, SnapshotRoot, Statements
+from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Known
+from swarmnet.membership.machine import PeerInfo
 
 ROLE = "archivist"
-MOST_ASKED = 2
+MAX_ASKED = 2
 PATIENCE_SECONDS = 60.0
 """Seconds that an archivist has to read a checkpoint from its store."""
 
 
-class Keepers:
+class ArchivistClients:
     """Links to archivists and keeps the signatures that they present."""
 
-    def __init__(self, presence: Presence, neighbourhood: Neighbourhood, stage: int) -> None:
+    def __init__(self, presence: RecordAnnouncer, neighbourhood: PeerLinks, stage: int) -> None:
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.stage = stage
@@ -42,7 +42,7 @@ class Keepers:
                 record = open_record(data, self.presence.signed.run_id).record
             except WireError:
                 continue
-            if record.role == ROLE and asked < MOST_ASKED:
+            if record.role == ROLE and asked < MAX_ASKED:
                 asked += 1
                 await self.neighbourhood.reach(data)
 
@@ -59,8 +59,8 @@ class Keepers:
 
     def hear(self, peer: PeerId, message: Statements) -> None:
         """Keep signatures that an archivist presents from other peers. Raises WireError if one is invalid."""
-        for data in message.statements[:MOST_STATEMENTS]:
-            envelope = open_envelope(data, self.presence.signed.run_id, Kind.SETTLED, STATEMENT_BYTES)
+        for data in message.statements[:MAX_STATEMENTS]:
+            envelope = open_envelope(data, self.presence.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
             if envelope.stage == self.stage and envelope.sender != peer:
                 self._vouched.add((envelope.round, bytes(envelope.payload)))
 
@@ -70,5 +70,5 @@ class Keepers:
         return not self.is_one(peer) or (root.round, root.chain + root.digest) in self._vouched
 
 
-def _is_archivist(known: Known) -> bool:
+def _is_archivist(known: PeerInfo) -> bool:
     return (known.role, known.stage) == (ROLE, NO_STAGE)

@@ -32,7 +32,7 @@ from swarmnet.model.state_layout import MOMENTUM, state_layout
 from swarmnet.placement.standstill import OnDisk
 from swarmnet.rounds.events import Reference, Sets
 from swarmnet.rounds.history import START, Earlier
-from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MOST_REFERENCES, NOTHING_PAST, Past
+from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MAX_REFERENCES, NOTHING_PAST, Past
 from swarmnet.run.manifest import Manifest
 
 STATEMENT_BYTES = len(START) + 32
@@ -196,10 +196,10 @@ def _written(sets: Sets) -> str:
 def _sets(text: str) -> Sets:
     """Decode settled sets. Raises msgspec.MsgspecError, or ValueError for more than a peer keeps
     (`Offers.known`)."""
-    if len(text) > REFERENCE_CHARACTERS * MOST_REFERENCES:
+    if len(text) > REFERENCE_CHARACTERS * MAX_REFERENCES:
         raise ValueError(f"it has {len(text)} characters of sets")
     members = msgspec.json.decode(text, type=dict[int, list[tuple[str, bytes, int]]])
-    if len(members) > LEARNED_ROUNDS or sum(map(len, members.values())) > MOST_REFERENCES:
+    if len(members) > LEARNED_ROUNDS or sum(map(len, members.values())) > MAX_REFERENCES:
         raise ValueError(f"it has the sets of {len(members)} rounds")
     return {
         round: tuple(Reference(round, PeerId(peer), ContributionId(id), size) for peer, id, size in entries)

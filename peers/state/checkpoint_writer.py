@@ -44,7 +44,7 @@ class KeepsStatements(Protocol):
     def restore(self, kept: Iterable[bytes]) -> None: ...
 
 
-class Disk:
+class CheckpointWriter:
     """The checkpoints of a worker on disk. With `folder` None, nothing is stored."""
 
     def __init__(

@@ -15,7 +15,7 @@ from torch import Tensor
 from peers.state.checkpoint_file import state_digest
 from peers.state.unnamed_file import laid_down
 from protocols.messages.table import SnapshotRoot
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.told_tokens import told
 from swarmnet.identifiers import RunId
@@ -129,9 +129,7 @@ class Snapshots:
         in_use = [snapshot for snapshot in held[SNAPSHOTS_KEPT:] if snapshot.root.digest == self.asked]
         self.held = (*held[:SNAPSHOTS_KEPT], *in_use)
 
-    def _made(
-        self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None
-    ) -> Snapshot:
+    def _made(self, round: int, units: Tensor, digest: bytes, chain: bytes, tokens: int | None) -> Snapshot:
         """Build and sign a snapshot of these weights."""
         view = units.cpu().numpy().astype("<i4", copy=False).data.cast("B")
         size = chunk_bytes(len(view))
@@ -139,9 +137,14 @@ class Snapshots:
         root = SnapshotRoot(round, self.stage, len(view), digest, chain, hashes)
         (data,) = laid_down([view], self._folder)
         signed = seal(
-            self.identity, self.run_id, Kind.SNAPSHOT, self.stage, sealed_round(round), told(tokens, round),
+            self.identity,
+            self.run_id,
+            EnvelopeKind.SNAPSHOT,
+            self.stage,
+            sealed_round(round),
+            told(tokens, round),
             msgspec.msgpack.encode(root),
-        )  # fmt: skip
+        )
         return Snapshot(root, signed, data, tokens)
 
     def offered(self) -> list[Snapshot]:

@@ -31,7 +31,7 @@ from peers.config.atomic_files import is_there
 from peers.config.peer_file import default_state
 from peers.config.remote_files import connect, is_web, reached
 from peers.config.run_url import is_url, without_secret
-from peers.state.start_folder import CONFIG, INDEX, MOST_JSON_BYTES, StartError, hash_of, read_json
+from peers.state.start_folder import CONFIG, INDEX, MAX_JSON_BYTES, StartError, hash_of, read_json
 from peers.telemetry.events import Say
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Lora, Manifest, ModelShape
@@ -138,7 +138,7 @@ def _fetch(
     try:
         most = _most_bytes(manifest.model)
         budget = _Budget(most, time.monotonic() + BEGIN_SECONDS + most / SLOWEST, is_stopped)
-        hashes = {CONFIG: source.copy(CONFIG, part, budget, MOST_JSON_BYTES)}
+        hashes = {CONFIG: source.copy(CONFIG, part, budget, MAX_JSON_BYTES)}
         for name in source.weights(part, budget):
             say(f"fetches {name} of the model that the run starts from: {source.url}")
             hashes[name] = source.copy(name, part, budget)
@@ -199,7 +199,7 @@ class _Source:
 
     def weights(self, part: Path, budget: _Budget) -> list[str]:
         """Return the sorted names of the files with weights. Raises StartError."""
-        if not self.copy_if_there(INDEX, part, budget, MOST_JSON_BYTES):
+        if not self.copy_if_there(INDEX, part, budget, MAX_JSON_BYTES):
             return [WEIGHTS]
         weight_map = read_json(part / INDEX).get("weight_map")
         names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []

@@ -27,7 +27,7 @@ from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-MOST_JSON_BYTES = 16 << 20
+MAX_JSON_BYTES = 16 << 20
 """Maximum size of config.json (a few KB) and of an index (about 100 bytes a tensor)."""
 LARGEST = 2.0 ** (31 - GRID_BITS)
 """Bound of the weights: the int32 of the fixed-point format ends there."""
@@ -208,8 +208,8 @@ def _hash(file: Path) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises StartError."""
     try:
-        if file.stat().st_size > MOST_JSON_BYTES:
-            raise StartError(f"{file} is longer than {MOST_JSON_BYTES >> 20} MiB")
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise StartError(f"{file} is longer than {MAX_JSON_BYTES >> 20} MiB")
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise StartError(f"cannot read {file}: {error.strerror}") from None

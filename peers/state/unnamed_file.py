@@ -9,9 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 
-def laid_down(
-    parts: Sequence[bytes | memoryview], folder: Path | None
-) -> list[bytes | memoryview]:
+def laid_down(parts: Sequence[bytes | memoryview], folder: Path | None) -> list[bytes | memoryview]:
     """Store these parts in one file in `folder` and return views of them. Returns copies in memory if there
     is no folder, no space, or nothing to write."""
     ends = list(accumulate(map(len, parts)))

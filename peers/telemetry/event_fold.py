@@ -6,12 +6,12 @@ from collections import deque
 
 from peers.telemetry import events as noted
 from peers.telemetry.event import Event, words_of
-from peers.telemetry.event_log import Line
+from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import Curve, Happened
 from swarmnet.pipeline.ledger import RecentLoss
 from swarmnet.resources.upload_need import ContributionFates
 
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 
 
 class SettledRounds(dict[int, noted.Settled]):
@@ -36,9 +36,9 @@ class Story:
         self.recent = RecentLoss()
         self.losses: Curve[float] = Curve()
         self.contributions = ContributionFates()
-        self.events: deque[Happened] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """The next event."""
         self._follow(line.event, line.time)
         happened = self._news(line)
@@ -64,7 +64,7 @@ class Story:
             case _:
                 pass
 
-    def _news(self, line: Line) -> Happened | None:
+    def _news(self, line: LogLine) -> Happened | None:
         """A line for people, if it is worth one."""
         event = line.event
         if (words := words_of(event)) is not None:

@@ -43,7 +43,7 @@ CONTINUED = "continued"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of the log."""
 
     time: float
@@ -83,7 +83,7 @@ class EventLog:
         self._limit_bytes = limit_bytes
         self.trouble: Callable[[str], None] = lambda text: None
         """Told once when the disk refuses, and once when it takes again."""
-        self.listeners: list[Callable[[Line], None]] = []
+        self.listeners: list[Callable[[LogLine], None]] = []
         """Told of every event at once, with its fields as they were given."""
         self._lines: list[str] = []
         self._oldest = 0.0
@@ -102,7 +102,7 @@ class EventLog:
         at = self._clock()
         line = {"time": round(at, 6), "monotonic": round(now, 6), "event": event.name, **event.fields}
         for listener in self.listeners:
-            listener(Line(at, now, event))
+            listener(LogLine(at, now, event))
         if not self._lines:
             self._oldest = now
         self._lines.append(json.dumps(line, separators=(",", ":")))
@@ -193,7 +193,7 @@ class EventLog:
         self.close()
 
 
-def read(path: Path) -> Iterator[Line]:
+def read(path: Path) -> Iterator[LogLine]:
     """The events in a log, oldest first; a last line without its end is left out. Raises UserError."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -201,7 +201,7 @@ def read(path: Path) -> Iterator[Line]:
                 return
             try:
                 fields = json.loads(line)
-                yield Line(fields.pop("time"), fields.pop("monotonic"), parse(fields.pop("event"), fields))
+                yield LogLine(fields.pop("time"), fields.pop("monotonic"), parse(fields.pop("event"), fields))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(f"{path}:{number}: is no event; the file was changed or damaged") from None
 
@@ -211,7 +211,7 @@ def parts(path: Path) -> list[Path]:
     return [file for file in (_older(path), path) if file.is_file()]
 
 
-def read_part(file: Path) -> Iterator[Line]:
+def read_part(file: Path) -> Iterator[LogLine]:
     """One of the `parts`; what held already when it was begun comes first. Raises UserError."""
     for line in read(file):
         if line.name == CONTINUED:
@@ -220,7 +220,7 @@ def read_part(file: Path) -> Iterator[Line]:
             yield line
 
 
-def read_lately(path: Path) -> Iterator[Line]:
+def read_lately(path: Path) -> Iterator[LogLine]:
     """What tells how the peer stands now: the log, after its older part where it does not begin with that
     itself. Where nobody `started` in it that is lost. Raises UserError."""
     files = parts(path)
@@ -231,11 +231,11 @@ def read_lately(path: Path) -> Iterator[Line]:
         yield from read_part(file)
 
 
-def _standing_in(line: Line, file: Path) -> Iterator[Line]:
+def _standing_in(line: LogLine, file: Path) -> Iterator[LogLine]:
     try:
         for fields in line.fields["standing"]:
             kept = {key: value for key, value in fields.items() if key not in _RESERVED}
-            yield Line(line.time, line.monotonic, parse(fields["event"], kept))
+            yield LogLine(line.time, line.monotonic, parse(fields["event"], kept))
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: says wrongly what held before; the file was changed or damaged") from None
 

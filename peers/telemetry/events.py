@@ -575,9 +575,7 @@ NOT_AMONG_NEWS = frozenset(
 )
 """Names of lines that people are told at the start, or by another event too."""
 NOTED = {
-    kind.tag(): kind
-    for kind in Event.__subclasses__()
-    if kind.__module__ == __name__ and kind is not Said
+    kind.tag(): kind for kind in Event.__subclasses__() if kind.__module__ == __name__ and kind is not Said
 }
 """By name."""
 SAID = {kind.tag(): kind for kind in Said.__subclasses__() if kind is not Remark}

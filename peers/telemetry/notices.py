@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from peers.telemetry.console import Report
 from peers.telemetry.event import words_of
-from peers.telemetry.event_log import Line
+from peers.telemetry.event_log import LogLine
 from peers.telemetry.events import Applied
 
 QUIET_SECONDS = 30.0
 """The same trouble with the same peer is told once in so long: strangers decide how often it comes."""
-MOST_REMEMBERED = 256
+MAX_REMEMBERED = 256
 ALONE = "alone"
 """Said once, until another peer of the stage has been there: some runs have one peer per stage on purpose."""
 
@@ -23,7 +23,7 @@ class Teller:
         self._kept: dict[tuple[str, str, str], int] = {}
         self._alone = False
 
-    def heard(self, line: Line) -> None:
+    def heard(self, line: LogLine) -> None:
         """`line.monotonic` is the time by which repetitions are held back."""
         event = line.event
         if isinstance(event, Applied):
@@ -37,7 +37,7 @@ class Teller:
         if line.monotonic < self._said.get(which, float("-inf")) + QUIET_SECONDS:
             self._kept[which] = self._kept.get(which, 0) + 1
             return
-        if len(self._said) >= MOST_REMEMBERED:
+        if len(self._said) >= MAX_REMEMBERED:
             oldest = next(iter(self._said))
             del self._said[oldest]
             self._kept.pop(oldest, None)

@@ -119,6 +119,7 @@ LINKS = Codes("Not sent, not found", "", {
     "wire": Reason("another failure of the wire; the event says which", DOCTOR),
 })  # fmt: skip
 
+
 def join_line(run: str, stage: int) -> str:
     """Return what a peer that took part before types. `run`: the run's id; its first digits are enough."""
     return f"swarmnet join {run[:RUN_DIGITS]} --stage {stage}"

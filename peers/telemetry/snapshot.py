@@ -20,9 +20,9 @@ from peers.errors import UserError
 from peers.telemetry.console import printable
 from swarmnet.run.owner_orders import NO_ORDER, Order
 
-MOST_PEERS = 4096
-MOST_LOSSES = 512
-MOST_EVENTS = 256
+MAX_PEERS = 4096
+MAX_LOSSES = 512
+MAX_EVENTS = 256
 SHOWN_VERSIONS = 8
 ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "held", "ended", "paused", "leaving", "other", "gone")
@@ -247,7 +247,7 @@ class SwarmSnapshot:
         return sum(row.state != "gone" for row in self.rows)
 
 
-MOST_POINTS = 360
+MAX_POINTS = 360
 """More than a page is wide in points that can be told apart."""
 FIRST_STEP_SECONDS = 5.0
 
@@ -266,7 +266,7 @@ class Curve(Generic[Point]):
         if self.points and now < self.points[-1][0] + self.step_seconds:
             return
         self.points.append((now, point))
-        if len(self.points) > MOST_POINTS:
+        if len(self.points) > MAX_POINTS:
             del self.points[1::2]
             self.step_seconds *= 2
 
@@ -362,10 +362,10 @@ def from_json(data: Mapping[str, Any]) -> SwarmSnapshot:
             f"the peer's answer is no snapshot of a swarm ({error}); its version is another: swarmnet version"
         ) from None
     if max(
-        len(snapshot.rows) // MOST_PEERS,
-        len(snapshot.stages) // MOST_PEERS,
-        len(snapshot.losses) // MOST_LOSSES,
-        len(snapshot.events) // MOST_EVENTS,
+        len(snapshot.rows) // MAX_PEERS,
+        len(snapshot.stages) // MAX_PEERS,
+        len(snapshot.losses) // MAX_LOSSES,
+        len(snapshot.events) // MAX_EVENTS,
     ):
         raise UserError("the peer's answer is longer than a snapshot of a swarm is")
     return snapshot

@@ -83,9 +83,7 @@ def _why_none(me: Mapping[str, Any]) -> list[str]:
         return [f"no other peer holds its stage, so none can confirm its work; ask others to join: {JOIN}"]
     if not me["made"] or (me.get("uptime_seconds") or 0.0) < YOUNG_SECONDS:
         return [f"nothing to count yet: others confirm its work after every {every} settled rounds"]
-    return [
-        f"others confirm its work after every {every} settled rounds; if it stays 0: `swarmnet doctor`"
-    ]
+    return [f"others confirm its work after every {every} settled rounds; if it stays 0: `swarmnet doctor`"]
 
 
 def _duration(seconds: float) -> str:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from peers.network.ports import Load
-from peers.worker.order_enforcement import Obedience
-from peers.worker.parts import Parts
+from peers.worker.order_enforcement import OrderEnforcer
+from peers.worker.worker_context import WorkerContext
 from protocols.messages.table import (
     AUDIT_MESSAGES,
     DATA_MESSAGES,
     STATE_MESSAGES,
-    AskForward,
-    AskState,
+    ForwardRequest,
+    GetState,
     Message,
-    OrderIs,
-    ReceiptIs,
+    OrderUpdate,
+    ReceiptMessage,
     Slices,
     Statements,
 )
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.events import StoodStill
+from swarmnet.rounds.events import ProcessStalled
 
 
-class Hearing:
+class MessageDispatcher:
     """`Listener` of the neighbourhood. `wake()`: what in the worker waits for a condition looks again."""
 
-    def __init__(self, worker: Parts, orders: Obedience, wake: Callable[[], None]) -> None:
+    def __init__(self, worker: WorkerContext, orders: OrderEnforcer, wake: Callable[[], None]) -> None:
         self.worker, self.orders, self.wake = worker, orders, wake
 
     def load(self) -> Load:
@@ -46,7 +46,7 @@ class Hearing:
 
     def stood_still(self, seconds: float) -> None:
         if self.worker.update is not None:
-            self.worker.update.feed(StoodStill(seconds))
+            self.worker.update.feed(ProcessStalled(seconds))
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         worker = self.worker
@@ -72,7 +72,7 @@ class Hearing:
             if worker.data is not None:
                 worker.data.message(peer, message, body)
         elif isinstance(message, STATE_MESSAGES):
-            if isinstance(message, AskState):
+            if isinstance(message, GetState):
                 worker.digests.tell(peer)
                 self.orders.asked(peer)
             if worker.states is not None:
@@ -82,11 +82,11 @@ class Hearing:
                 worker.recovery.keepers.hear(peer, message)
             else:
                 worker.digests.message(peer, message)
-        elif isinstance(message, OrderIs):
+        elif isinstance(message, OrderUpdate):
             self.orders.message(peer, message)
-        elif isinstance(message, ReceiptIs):
+        elif isinstance(message, ReceiptMessage):
             worker.receipts.message(peer, message)
-        elif isinstance(message, AskForward):
+        elif isinstance(message, ForwardRequest):
             worker.inference.message(peer, message, body)
         elif worker.update is not None and (
             peer in worker.update.rounds.neighbours or isinstance(message, (Slices, *AUDIT_MESSAGES))

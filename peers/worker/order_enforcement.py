@@ -1,8 +1,8 @@
 """What a worker does about the owner's orders: hands them on, and obeys.
 
 Nothing of it touches the sets of contributions that are open: whoever was banned has no links any more, and
-nothing that it makes for rounds some way ahead is taken from anybody (swarmnet/rounds/makers.py), but what
-some peer took before stays in the sets that all come to agree on.
+nothing that it makes for rounds some way ahead is taken from anybody (swarmnet/rounds/contributors.py), but
+what some peer took before stays in the sets that all come to agree on.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from peers.network.orders.exclusion import first_look
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep_forever
-from peers.worker.parts import Parts
-from peers.worker.pipeline.data_path import Text
-from peers.worker.run_end import Ending
+from peers.worker.pipeline.pipeline_service import Text
+from peers.worker.run_end import RunShutdown
+from peers.worker.worker_context import WorkerContext
 from protocols.errors import WireError
-from protocols.messages.table import OrderIs
+from protocols.messages.table import OrderUpdate
 from protocols.signed.invites import prove_invite
 from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import NO_ORDER, Order, told
@@ -28,14 +28,14 @@ LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 """The run's text without the documents of these hashes."""
 
 
-class Obedience:
+class OrderEnforcer:
     """Made with the worker; `begin` when its parts are there."""
 
     def __init__(
         self,
-        worker: Parts,
+        worker: WorkerContext,
         book: OrderBook,
-        ending: Ending,
+        ending: RunShutdown,
         invite: bytes,
         load_text: LoadText,
         task_ended: Callable[[asyncio.Task[None]], None],
@@ -105,9 +105,9 @@ class Obedience:
         """It asks for the state: a visitor has no link on which it was told."""
         neighbourhood, held = self.worker.neighbourhood, self.book.held
         if held is not None and neighbourhood is not None and peer not in neighbourhood.known():
-            neighbourhood.answer(peer, "group", OrderIs(held.data))
+            neighbourhood.answer(peer, "group", OrderUpdate(held.data))
 
-    def message(self, peer: PeerId, message: OrderIs) -> None:
+    def message(self, peer: PeerId, message: OrderUpdate) -> None:
         """From anybody, even from one who has not greeted."""
         neighbourhood = self.worker.neighbourhood
         assert neighbourhood is not None
@@ -123,7 +123,7 @@ class Obedience:
     def _tell(self, peer: PeerId) -> None:
         neighbourhood, held = self.worker.neighbourhood, self.book.held
         if held is not None and neighbourhood is not None:
-            neighbourhood.post(peer, "group", OrderIs(held.data))
+            neighbourhood.post(peer, "group", OrderUpdate(held.data))
 
     # -- obeying --------------------------------------------------------------------------------------
 

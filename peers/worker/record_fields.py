@@ -6,14 +6,14 @@ from math import isfinite
 from pathlib import Path
 
 from peers.network.discovery.claims import Claims, plain_name
-from peers.worker.parts import Parts
 from peers.worker.pipeline.text_reader import coverage_of
+from peers.worker.worker_context import WorkerContext
 
 HIGHEST_LOSS = 1e6
 """Nats per token; a record holds no more, and no model means more."""
 
 
-def claims_of(worker: Parts) -> Claims:
+def claims_of(worker: WorkerContext) -> Claims:
     """As it is now; also before its parts are there."""
     data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
     shape = worker.manifest.data

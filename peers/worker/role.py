@@ -122,8 +122,11 @@ class WorkerRole(Role):
         self._gpu: GpuWatch | None = None
         self.watch = LimitsWatch(config.limits, self, gpu=gpu)
         process.control.answers.update(
-            pause=self._asked_to_pause, resume=self._asked_to_resume, checkpoint=self._asked_to_save,
-            status=self._asked_how_it_is, me=self._asked_what_it_did,
+            pause=self._asked_to_pause,
+            resume=self._asked_to_resume,
+            checkpoint=self._asked_to_save,
+            status=self._asked_how_it_is,
+            me=self._asked_what_it_did,
         )
 
     async def run(self, network: Network) -> None:
@@ -302,9 +305,9 @@ class WorkerRole(Role):
         every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)
         at_most = min(graphs, max(config.slots, config.in_flight))
-        self.process.say("machine", machine_line(
-            every[stage], at_most, allowed, limited, self.device.type, self.computing
-        ))
+        self.process.say(
+            "machine", machine_line(every[stage], at_most, allowed, limited, self.device.type, self.computing)
+        )
         if not self._taken.is_set():
             self._first = stage
             self._taken.set()

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peers.errors import UserError
-from peers.network.discovery.height import Elsewhere
+from peers.network.discovery.height import RemoteProgressGuard
 from peers.network.orders.order_book import OrderBook
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
 from peers.telemetry.snapshot import IN_STEP
-from peers.worker.parts import Parts
+from peers.worker.worker_context import WorkerContext
 
 LOOK_SECONDS = 1.0
 SERVE_SECONDS = 60.0
@@ -24,14 +24,14 @@ SERVE_SECONDS = 60.0
 other stages to read in the directory that the first has ended."""
 
 
-class Ending:
+class RunShutdown:
     """Of one worker. It does nothing before an end is ordered."""
 
     def __init__(
         self,
-        worker: Parts,
+        worker: WorkerContext,
         book: OrderBook,
-        elsewhere: Elsewhere,
+        elsewhere: RemoteProgressGuard,
         stands: Callable[[], None],
         leave: Callable[[], None],
         *,

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.telemetry import events as noted
 from peers.telemetry.console import Report, Status
 from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
@@ -27,7 +27,7 @@ from peers.telemetry.snapshot import SwarmSnapshot
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.rounds.receipts import summary
-from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.rounds.round_service import RoundService
 from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
 from swarmnet.model.experts.load import Routed, busiest_ratio
@@ -90,7 +90,7 @@ class Observer:
         self.ready = False
         self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
-        self._update: UpdatePath | None = None
+        self._update: RoundService | None = None
         self._saved_round: int | None = None
         self._routed: tuple[float, Routed, Routed] | None = None
         """What routers had chosen at some moment: when, what goes on counting, and as it was."""
@@ -149,7 +149,7 @@ class Observer:
                 stages=len(worker.manifest.stages),
             ))  # fmt: skip
 
-    def _active(self, worker: Worker, neighbourhood: Neighbourhood, ledger: Ledger) -> None:
+    def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: Ledger) -> None:
         if self.directory is not None:  # Beside what messages cost: a line carries both.
             traffic = neighbourhood.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
@@ -211,7 +211,7 @@ class Observer:
         (first_at, first), (last_at, last) = self._tokens[0], self._tokens[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None
 
-    def _network(self, neighbourhood: Neighbourhood) -> None:
+    def _network(self, neighbourhood: PeerLinks) -> None:
         network, neighbours = self.metrics.network, self.metrics.neighbours
         traffic, growth = neighbourhood.traffic, self.growth
         for kind, count in _of_messages(traffic.sent):
@@ -308,7 +308,7 @@ def _of_messages(counted: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(kind, count) for kind, count in counted.items() if kind != "directory"]
 
 
-def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
+def _waits_for(worker: Worker, neighbourhood: PeerLinks) -> int | None:
     """A stage below, else above, of which nobody is there and that cannot be left out."""
     if worker.state != "training" or worker.data is None:
         return None
@@ -317,5 +317,3 @@ def _waits_for(worker: Worker, neighbourhood: Neighbourhood) -> int | None:
         return missing[0]
     above = [stage for stage in membership.beside if 0 <= stage < worker.stage]
     return worker.stage - 1 if above and not any(membership.live(stage) for stage in above) else None
-
-

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnet.membership.own_start import OwnStart
-from swarmnet.resources.lines import UNKNOWN, Line
+from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Settings:
     """Of the process."""
     moved: int = 0
     """How often it has done so."""
-    line: Line = UNKNOWN
+    line: LinkBandwidth = UNKNOWN
     """This machine's, for this peer; what is not known limits nothing."""
     version: str = ""
     name: str = ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from peers.compute.process_memory import resident_bytes
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.telemetry import events as noted
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
 from peers.worker.worker import Worker
-from swarmnet.membership.machine import BEAT_SECONDS, Known
+from swarmnet.membership.machine import BEAT_SECONDS, PeerInfo
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.placement.standstill import Standing, stuck_stages
 from swarmnet.rounds.machine import GroupRounds
@@ -109,7 +109,7 @@ def _stuck(worker: Worker) -> dict[int, int]:
     return stuck_stages(standing, worker.manifest.rounds.snapshot_rounds)
 
 
-def _neighbours(worker: Worker, neighbourhood: Neighbourhood) -> list[PeerRow]:
+def _neighbours(worker: Worker, neighbourhood: PeerLinks) -> list[PeerRow]:
     now = neighbourhood.clock.time()
     return [
         PeerRow(peer, known.stage, _state(known, now), round=known.round if known.linked else None,
@@ -123,7 +123,7 @@ def _lag(rounds: GroupRounds) -> int:
     return max(0, newest - rounds.current)
 
 
-def _state(known: Known, now: float) -> str:
+def _state(known: PeerInfo, now: float) -> str:
     if not known.linked:
         return "gone" if known.failures else "known"
     if now - known.heard_at > 2 * BEAT_SECONDS:

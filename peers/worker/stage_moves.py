@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import line_of
 from peers.network.discovery.record_reader import look, waits_for_weights
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.network.ports import Load
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import on_disk
@@ -42,7 +42,7 @@ from swarmnet.placement.machine import (
 )
 from swarmnet.placement.policy import Seen, choose_stage, move_rules, view_of
 from swarmnet.placement.standstill import OnDisk, stage_to_restore
-from swarmnet.resources.lines import UNKNOWN, Line
+from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 from swarmnet.run.manifest import Manifest
 
 GUESSED_BYTES_PER_SECOND = 1_250_000
@@ -71,7 +71,7 @@ class Serves(Protocol):
 
 
 async def first_stage(
-    presence: Presence, chance: Random, say: Say, never: frozenset[int], line: Line = UNKNOWN,
+    presence: RecordAnnouncer, chance: Random, say: Say, never: frozenset[int], line: LinkBandwidth = UNKNOWN,
     checkpoints: Path | None = None,
 ) -> int:  # fmt: skip
     """The stage that needs a newcomer with that line most, counting the peers that are there, and is not in
@@ -97,7 +97,7 @@ async def first_stage(
     return chosen
 
 
-async def _on_disk(presence: Presence, checkpoints: Path | None) -> list[OnDisk]:
+async def _on_disk(presence: RecordAnnouncer, checkpoints: Path | None) -> list[OnDisk]:
     """What the own disk holds of this run, newest file first."""
     if checkpoints is None:
         return []
@@ -106,11 +106,11 @@ async def _on_disk(presence: Presence, checkpoints: Path | None) -> list[OnDisk]
     return [one for one in held if one.stage < stages]
 
 
-class Moving:
+class StageMover:
     """One worker's `Mover`; nothing happens before `begin`."""
 
     def __init__(
-        self, presence: Presence, neighbourhood: Neighbourhood, worker: Serves, chance: Random,
+        self, presence: RecordAnnouncer, neighbourhood: PeerLinks, worker: Serves, chance: Random,
         note: noted.Note, say: Say,
     ) -> None:  # fmt: skip
         self.presence = presence
@@ -236,7 +236,7 @@ def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
     return membership.concerns_us(known.stage)
 
 
-def _linked(membership: Membership, lines: Mapping[PeerId, Line]) -> Iterable[tuple[PeerId, Seen]]:
+def _linked(membership: Membership, lines: Mapping[PeerId, LinkBandwidth]) -> Iterable[tuple[PeerId, Seen]]:
     """By their beats, which are newer; of their lines records tell."""
     for peer, known in membership.peers.items():
         if known.linked:
@@ -260,7 +260,7 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
     return Seen(record.stage, rate, record.moving_to, age, record.round, line, waits)
 
 
-async def _records(presence: Presence, stages: int) -> dict[PeerId, SignedRecord] | None:
+async def _records(presence: RecordAnnouncer, stages: int) -> dict[PeerId, SignedRecord] | None:
     """Of peers that hold a stage; None if the directory is silent about one."""
     try:
         records = await look(presence.directory, presence.signed.run_id, stages)

@@ -13,18 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
-from peers.network.discovery.announcer import Presence
-from peers.network.neighbourhood import Neighbourhood
-from peers.state.archivists import PATIENCE_SECONDS, Keepers
-from peers.state.checkpoint_writer import Disk
+from peers.network.discovery.announcer import RecordAnnouncer
+from peers.network.peer_links import PeerLinks
+from peers.state.archivists import PATIENCE_SECONDS, ArchivistClients
+from peers.state.checkpoint_writer import CheckpointWriter
+from peers.state.snapshot_service import NOTHING, NoState, SnapshotService
 from peers.state.snapshot_store import Weights
 from peers.state.start_folder import start_state
-from peers.state.state_path import NOTHING, NoState, StatePath
 from peers.telemetry import events as noted
 from peers.telemetry.events import Say
-from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.rounds.round_service import RoundService
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.events import Resync
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
 
@@ -38,7 +38,7 @@ AGREE_SECONDS = 10.0
 have begun from something else, its disk or the seed, and waits in turn for this one (`Worker._in_step`)."""
 
 
-def newest_wish(held: Resynchronise | None, wish: Resynchronise) -> Resynchronise:
+def newest_wish(held: Resync | None, wish: Resync) -> Resync:
     """What to go by while the state is not there yet. More peers are in sight by then than at first, so a
     later wish names whom to ask; but a history that was given up stays given up, now to an unknown one."""
     if held is None or held.fork_round is None or wish.fork_round is not None:
@@ -46,13 +46,13 @@ def newest_wish(held: Resynchronise | None, wish: Resynchronise) -> Resynchronis
     return replace(wish, fork_round=held.fork_round, exact=False)
 
 
-class Recovery:
+class StateRecovery:
     def __init__(
         self,
-        disk: Disk,
-        states: StatePath,
-        presence: Presence,
-        neighbourhood: Neighbourhood,
+        disk: CheckpointWriter,
+        states: SnapshotService,
+        presence: RecordAnnouncer,
+        neighbourhood: PeerLinks,
         compute: Compute,
         note: noted.Note,
         say: Say,
@@ -69,7 +69,7 @@ class Recovery:
         """By round and chain value, of the histories that the own checkpoints are of."""
         self._own: Weights | None = None
         """The newest of them, until this peer has begun."""
-        self.keepers = Keepers(presence, neighbourhood, neighbourhood.membership.stage)
+        self.keepers = ArchivistClients(presence, neighbourhood, neighbourhood.membership.stage)
         states.vouched = self.keepers.vouched
         states.kept = disk.chunks
         self.elsewhere = elsewhere
@@ -91,7 +91,7 @@ class Recovery:
         known = self.neighbourhood.known()
         return any(known[peer].ready for peer in self.group())
 
-    async def weights(self, update: UpdatePath | None, wish: Callable[[], Resynchronise | None]) -> Weights:
+    async def weights(self, update: RoundService | None, wish: Callable[[], Resync | None]) -> Weights:
         """The newest that the group offers, else what this peer has itself. `wish`: why the state is
         fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
         on top of the own one."""
@@ -165,7 +165,7 @@ class Recovery:
             own = self.disk.first_weights(self.states.snapshots)
         return own.settled_round if own is not None else NOTHING
 
-    async def _waits_for_weights(self, own: Weights | None, update: UpdatePath | None) -> bool:
+    async def _waits_for_weights(self, own: Weights | None, update: RoundService | None) -> bool:
         """Whether this peer, which would begin from the seed, has waited a moment instead."""
         begins = (own is None or own.settled_round < 0) and update is None
         if not begins or not await self.elsewhere():
@@ -217,7 +217,7 @@ class Recovery:
         own, self._own = self._own, None
         return own if own is not None else self.disk.first_weights(self.states.snapshots)
 
-    async def _settled(self, update: UpdatePath) -> Weights:
+    async def _settled(self, update: RoundService) -> Weights:
         taken: asyncio.Future[Weights] = asyncio.get_running_loop().create_future()
 
         def deliver(weights: Weights, _seconds: float) -> None:

@@ -18,36 +18,36 @@ from peers.compute.executor import UPDATE, Compute
 from peers.compute.stage_part import Holds, MakePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.errors import IdentityInUse
-from peers.network.discovery.announcer import OPERATION_SECONDS, Presence
-from peers.network.discovery.discovery import Looking, met
-from peers.network.discovery.height import Elsewhere
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
+from peers.network.discovery.discovery import PeerDiscovery, met
+from peers.network.discovery.height import RemoteProgressGuard
 from peers.network.orders.order_book import OrderBook
+from peers.network.peer_links import PeerLinks
 from peers.runtime.supervision import Left, until_left
 from peers.state.archive_restore import Restoring
-from peers.state.checkpoint_writer import Disk
+from peers.state.checkpoint_writer import CheckpointWriter
+from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Standing
-from peers.state.state_path import StatePath, start_digest
 from peers.telemetry import events as noted
 from peers.telemetry.events import Say
 from peers.telemetry.snapshot import IN_STEP
-from peers.worker.dispatch import Hearing
+from peers.worker.dispatch import MessageDispatcher
 from peers.worker.inference.server import Inference
-from peers.worker.order_enforcement import Obedience
-from peers.worker.parts import Parts
-from peers.worker.pipeline.data_path import DataPath, Text
+from peers.worker.order_enforcement import OrderEnforcer
+from peers.worker.pipeline.pipeline_service import PipelineService, Text
 from peers.worker.record_fields import claims_of
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
+from peers.worker.rounds.round_service import RoundService
 from peers.worker.rounds.update_compute import Settled, UpdateWork, experts_line
-from peers.worker.rounds.update_path import UpdatePath
-from peers.worker.run_end import Ending
+from peers.worker.run_end import RunShutdown
 from peers.worker.settings import Settings
-from peers.worker.stage_moves import Moving, first_stage
-from peers.worker.starting_state import Recovery, newest_wish
+from peers.worker.stage_moves import StageMover, first_stage
+from peers.worker.starting_state import StateRecovery, newest_wish
+from peers.worker.worker_context import WorkerContext
 from protocols.messages.body_limits import bodies_for_workers
-from protocols.messages.table import Known
+from protocols.messages.table import PeerRecords
 from protocols.messages.terms import Bodies
 from protocols.ports import Directory, Transport
 from protocols.signed.identity import Identity
@@ -55,9 +55,9 @@ from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
-from swarmnet.rounds.events import HistorySigned, Resynchronise
-from swarmnet.rounds.makers import Makers
-from swarmnet.rounds.own_contributions import NOTHING_PAST, Offers, Past
+from swarmnet.rounds.contributors import Makers
+from swarmnet.rounds.events import HistorySigned, Resync
+from swarmnet.rounds.own_contributions import NOTHING_PAST, OwnContributions, Past
 
 AUDITS_OF = b"swarmnet audits 1\0"
 """Signed with the run's id it is a secret, and the same after a restart: by it results are drawn to be looked
@@ -73,7 +73,7 @@ STEP_SECONDS = 60.0
 Result = TypeVar("Result")
 
 
-class Worker(Parts):
+class Worker(WorkerContext):
     """One worker. `run()` returns when `leave()` was called and it is done, or raises what ended it."""
 
     def __init__(
@@ -95,18 +95,18 @@ class Worker(Parts):
         self.manifest = signed.manifest
         self.identity = identity
         self.transport = transport
-        self.presence = Presence(
+        self.presence = RecordAnnouncer(
             signed, identity, transport, directory, settings.version, note, settings.own_start
         )
         book = OrderBook(signed, settings.orders, note, say)
-        self.elsewhere = Elsewhere(
+        self.elsewhere = RemoteProgressGuard(
             self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty,
             lambda: self.stage, say,
         )  # fmt: skip
-        self.ending = Ending(
+        self.ending = RunShutdown(
             self, book, self.elsewhere, self.stands, self.leave, hint=settings.export_hint
         )
-        self.orders = Obedience(
+        self.orders = OrderEnforcer(
             self, book, self.ending, settings.invite, load_text, self.task_ended, self.stands
         )
         self.compute = compute
@@ -124,7 +124,7 @@ class Worker(Parts):
         self._leaving = asyncio.Event()
         self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
         self._behind = asyncio.Event()
-        self._given_up: Resynchronise | None = None
+        self._given_up: Resync | None = None
         """Why the state is fetched again, while it is."""
         self._in_step_before = False
         self._answered_own = 0
@@ -213,14 +213,14 @@ class Worker(Parts):
             self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
         )
         self.makers.convicted = self.orders.gatekeeper.convicted = self.audits.convicted
-        self.neighbourhood = Neighbourhood(
+        self.neighbourhood = PeerLinks(
             self.transport, self.signed.run_id, membership,
-            Hearing(self, self.orders, self._changed.set), self.signed.wire(), self.note,
+            MessageDispatcher(self, self.orders, self._changed.set), self.signed.wire(), self.note,
             self._longest_bodies(),
         )  # fmt: skip
         self.neighbourhood.own_record = self._see_own
         self.neighbourhood.met = self.presence.directory.met
-        self.looking = Looking(self.presence, self.neighbourhood, len(manifest.stages), self.say)
+        self.looking = PeerDiscovery(self.presence, self.neighbourhood, len(manifest.stages), self.say)
         self.digests = SignedDigests(
             self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
         )
@@ -228,23 +228,23 @@ class Worker(Parts):
             self.identity, self.signed, self.stage, self.settings.receipts, self.neighbourhood,
             self.presence.directory.now, self.note,
         )  # fmt: skip
-        self.disk = Disk(
+        self.disk = CheckpointWriter(
             self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
             self.digests, self._past,
         )  # fmt: skip
         self.snapshots = Snapshots(
             self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
         )
-        self.states = StatePath(
+        self.states = SnapshotService(
             self.snapshots, self.neighbourhood, self.part.state.size * 4, self.note, self.say
         )
         self.states.signed = self.digests.roots
         self.states.start = start_digest(manifest, self.stage)
-        self.recovery = Recovery(
+        self.recovery = StateRecovery(
             self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
             lambda: self.elsewhere.waits(self.disk.lost_round), self.settings.start,
         )  # fmt: skip
-        self.data = DataPath(
+        self.data = PipelineService(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
             self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
             self.settings.line,
@@ -257,7 +257,7 @@ class Worker(Parts):
         # A peer that restarts keeps its identity and must not name its microbatches as before: the others
         # would take them for done. Nobody starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
-        self.moving = Moving(self.presence, self.neighbourhood, self, self.chance, self.note, self.say)
+        self.moving = StageMover(self.presence, self.neighbourhood, self, self.chance, self.note, self.say)
         self._record()
         self.transport.when_moved(self.presence.announce_now)
         self.orders.begin()
@@ -337,7 +337,7 @@ class Worker(Parts):
         replica = await until_left(self._leaving, self._computed(begin)) if elsewhere else begin()
         reduced = self.part.method.reduced
         draw = reduced.draw if reduced is not None else None
-        offers = old.rounds.offers if old is not None else Offers(self.manifest.rounds, draw)
+        offers = old.rounds.offers if old is not None else OwnContributions(self.manifest.rounds, draw)
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, partial(self._settled, replica),
@@ -351,7 +351,7 @@ class Worker(Parts):
                 offers.replaced(given_up, old.rounds.histories, weights.settled_round, weights.chain)
         offers.restored(weights.past.sets)
         offers.jumped(weights.settled_round)
-        update = self.update = UpdatePath(
+        update = self.update = RoundService(
             self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
             self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
             self.audits,
@@ -405,7 +405,7 @@ class Worker(Parts):
             self.note(
                 noted.Resynchronise(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
             )
-            self._resynchronise(Resynchronise(group, reason))
+            self._resynchronise(Resync(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
             is_new = not self._in_step_before and rounds.applied >= 0
             if self.part.method.own is not None and is_new:
@@ -501,7 +501,7 @@ class Worker(Parts):
             self.presence.announce_now()
             self._record()
             for peer in self.linked():
-                self.neighbourhood.post(peer, "group", Known([self.neighbourhood.record]))
+                self.neighbourhood.post(peer, "group", PeerRecords([self.neighbourhood.record]))
 
     # -- between the parts ----------------------------------------------------------------------------
 
@@ -536,7 +536,7 @@ class Worker(Parts):
         """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
         self.snapshots.keep(settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens)
 
-    def _resynchronise(self, wish: Resynchronise) -> None:
+    def _resynchronise(self, wish: Resync) -> None:
         self._given_up = newest_wish(self._given_up, wish)
         if self._behind.is_set():
             return

@@ -1,5 +1,5 @@
-"""Temporary folders whose names contain the process id, so that leftovers of killed processes are recognized.
-"""
+"""Temporary folders whose names contain the process id, so that leftovers of killed processes are
+recognized."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
 from protocols.dht.answers import Uploads
 from protocols.dht.storage import Name
 from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
-from protocols.dht.swarm_time import Told, changed, correction, told
+from protocols.dht.swarm_time import ClockVote, changed, correction, told
 from protocols.dht.validator import Gate
 from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.signed.envelope import run_bytes
@@ -75,12 +75,12 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 CLOCK_SECONDS, WITNESSES = 60.0, 5
 """Interval in seconds for asking other peers for the time, and how many are asked: a ping of 100 bytes each.
 """
-MOST_NAMED = 256
+MAX_NAMED = 256
 """Maximum number of named peers kept as clock witnesses: bootstraps, remembered and nearby peers, the newest.
 """
-MOST_TOLD = 3
+MAX_TOLD = 3
 """Maximum number of unreachable bootstraps in one message. A peer remembers 64."""
-MOST_PINGED = 16
+MAX_PINGED = 16
 """Maximum number of pings to rejoin the DHT after losing all other nodes."""
 
 
@@ -94,7 +94,7 @@ class DhtDirectory:
         """Peers that were passed to `bootstrap`."""
         self._reasons: dict[tuple[PeerId, str], str] = {}
         """The reason why each bootstrap that was tried last did not answer."""
-        self._votes = Told(None, None, 0)
+        self._votes = ClockVote(None, None, 0)
         self._warned = False
         self.say: Callable[[str], None] = logger.warning
         """Called with messages for the user about this machine's clock."""
@@ -199,7 +199,7 @@ class DhtDirectory:
             return True
 
         others = [(peer, address) for peer, address in targets if peer != own]
-        self._named = dict.fromkeys([*self._named, *(peer for peer, _ in others)][-MOST_NAMED:])
+        self._named = dict.fromkeys([*self._named, *(peer for peer, _ in others)][-MAX_NAMED:])
         self._gate.witnesses = {*self._gate.witnesses, *(peer for peer, _ in others)}
         tasks = [asyncio.create_task(join(peer, address)) for peer, address in others]
         if tasks:
@@ -211,8 +211,8 @@ class DhtDirectory:
         if not answered:
             tried = [f"{address}: {reasons.get((peer, address), 'no answer in time')}"
                      for peer, address in others]  # fmt: skip
-            more = f"; and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
-            listed = "; ".join(tried[:MOST_TOLD]) or "none was given"
+            more = f"; and {len(tried) - MAX_TOLD} more" if len(tried) > MAX_TOLD else ""
+            listed = "; ".join(tried[:MAX_TOLD]) or "none was given"
             raise Unreachable(f"no bootstrap answered: {listed}{more}")
         await self._set_clock()
         if self._votes.refusal:
@@ -406,7 +406,7 @@ class DhtDirectory:
         all."""
         if self.known_nodes:
             return
-        asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MOST_PINGED]
+        asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MAX_PINGED]
         await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
 
     async def _get(self, key: bytes, latest: bool = True) -> ValueWithExpiration[Any] | None:

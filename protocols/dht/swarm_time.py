@@ -2,7 +2,7 @@
 
 A peer that lies about the time could make invites expire and make valid records look outdated. Therefore only
 peers that the user named and linked peers are asked, and each address range has one vote. Offsets of more
-than `MOST_OFFSET_SECONDS` are ignored: either the peers lie, or this clock is wrong and a person must set it.
+than `MAX_OFFSET_SECONDS` are ignored: either the peers lie, or this clock is wrong and a person must set it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from protocols.signed.records import SKEW_SECONDS
 
-MOST_OFFSET_SECONDS = 300.0
+MAX_OFFSET_SECONDS = 300.0
 """Maximum correction, as in Kerberos (RFC 4120). Clocks that are never set drift by seconds a day (quartz: 20
 parts in a million are 1.7 s). Larger errors are hours or days: an empty battery, or a wrong time zone."""
 SET_IT = "Set the clock (sudo timedatectl set-ntp true)"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ClockVote:
     """The combined clock reports of other peers: seconds that their time is ahead of this machine's clock."""
 
     offset: float | None
@@ -35,22 +35,22 @@ class Told:
             return ""
         return (
             f"this machine's clock is {_difference(self.unbelieved)} that of all who were asked (in "
-            f"{self.voices} networks): more than the {MOST_OFFSET_SECONDS:.0f} s that a peer corrects by "
+            f"{self.voices} networks): more than the {MAX_OFFSET_SECONDS:.0f} s that a peer corrects by "
             f"itself, and others refuse what it signs. {SET_IT}; if it is right, those who were asked are "
             "wrong: name other bootstraps"
         )
 
 
-def told(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> Told:
+def told(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> ClockVote:
     """Combine the offsets of several peers. Peers without a known address range are ignored."""
     voices: dict[str, list[float]] = {}
     for peer, offset in offsets.items():
         if ranges.get(peer):
             voices.setdefault(ranges[peer], []).append(offset)
     middles = [middle(each) for each in voices.values()]
-    believed = [each for each in middles if abs(each) <= MOST_OFFSET_SECONDS]
-    others = [each for each in middles if abs(each) > MOST_OFFSET_SECONDS]
-    return Told(
+    believed = [each for each in middles if abs(each) <= MAX_OFFSET_SECONDS]
+    others = [each for each in middles if abs(each) > MAX_OFFSET_SECONDS]
+    return ClockVote(
         middle(believed) if believed else None, middle(others) if others else None, len(middles)
     )  # fmt: skip
 

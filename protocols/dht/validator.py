@@ -84,9 +84,7 @@ Handler = Callable[[Request, P2PContext], Awaitable[Response]]
 class Gate:
     """Replaces `P2P` in `DHTNode.create(p2p=...)`."""
 
-    def __init__(
-        self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()) -> None:
         """Create the gate. `refused(peer, reason)` is called for everything that is removed. `ways` are relay
         circuits by which peers may be reached that cannot be dialled directly."""
         self._daemon, self._ways = daemon, ways

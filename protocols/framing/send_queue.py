@@ -1,5 +1,5 @@
-"""The common part of all transports' links: the send queue, its limit, and tasks that wait for it to drain.
-"""
+"""The common part of all transports' links: the send queue, its limit, and tasks that wait for it to
+drain."""
 
 from __future__ import annotations
 
@@ -168,9 +168,7 @@ class LocalLink(QueuedLink):
             self._receiver.refused(self.peer, refusal.code, str(refusal))
 
 
-def deliver(
-    receiver: Receiver, peer: PeerId, lane: Lane, messages: Iterable[Received]
-) -> WireError | None:
+def deliver(receiver: Receiver, peer: PeerId, lane: Lane, messages: Iterable[Received]) -> WireError | None:
     """Hand on these messages as they are parsed; the WireError for which the link must be closed, if there is
     one."""
     try:

@@ -35,7 +35,7 @@ class Conditions:
 
 
 @dataclass(slots=True)
-class Line:
+class SimulatedLink:
     """A channel that carries one piece at a time: a direction between two peers, or a peer's uplink."""
 
     bytes_per_second: float = float("inf")
@@ -47,7 +47,7 @@ class Way(Generic[Carried]):
     """One direction between two peers."""
 
     conditions: Conditions
-    line: Line = field(default_factory=Line)
+    line: SimulatedLink = field(default_factory=SimulatedLink)
     blocked: bool = False
     blocked_count: int = 0
     links: dict[Carried, None] = field(default_factory=dict)

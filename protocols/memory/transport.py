@@ -19,7 +19,7 @@ from protocols.fields import Body
 from protocols.framing.frames import wire_bytes
 from protocols.framing.intake import Intake
 from protocols.framing.send_queue import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
-from protocols.memory.conditions import Conditions, Line, Timers, Way
+from protocols.memory.conditions import Conditions, SimulatedLink, Timers, Way
 from protocols.memory.directory import MemoryDirectory
 from protocols.messages.table import Lane, Message, encode
 from protocols.messages.terms import ANYTHING, Terms
@@ -184,7 +184,7 @@ class MemoryTransport:
         self.ear = Ear()
         self.intake = Intake()
         self.subflows: dict[str, int] = {}
-        self.uplink = Line()
+        self.uplink = SimulatedLink()
         self.frozen = False
         self.closed = False
         self.held: list[Callable[[], None]] = []

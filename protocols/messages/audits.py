@@ -7,9 +7,9 @@ from typing import ClassVar
 from protocols.fields import Identifier, Message, Name, Number, RoundNumber
 
 
-class AskSlices(Message, frozen=True, tag=80):
+class GetSlices(Message, frozen=True, tag=80):
     """Request the slices of one shard that went into a result. The reducer that made the result, or a peer
-    that sent `Lied` about it, replies with one `Evidence` per slice."""
+    that sent `FraudProof` about it, replies with one `Evidence` per slice."""
 
     kind: ClassVar[str] = "audit"
     result: Identifier
@@ -17,8 +17,8 @@ class AskSlices(Message, frozen=True, tag=80):
 
 
 class Evidence(Message, frozen=True, tag=81):
-    """Body: one slice with its signed head (protocols/signed/slices.py). A peer that sent `Lied` about the
-    result sends the signed result first."""
+    """Body: one slice with its signed head (protocols/signed/slices.py). A peer that sent `FraudProof` about
+    the result sends the signed result first."""
 
     kind: ClassVar[str] = "audit"
     priority: ClassVar[int] = 1
@@ -27,9 +27,9 @@ class Evidence(Message, frozen=True, tag=81):
     shard: Number
 
 
-class Lied(Message, frozen=True, tag=82):
+class FraudProof(Message, frozen=True, tag=82):
     """The sender has proof that `peer` published a false result for `round`: its `shard` does not match the
-    slices. It is repeated once a second until the receiver also sends `Lied` for this result."""
+    slices. It is repeated once a second until the receiver also sends `FraudProof` for this result."""
 
     kind: ClassVar[str] = "audit"
     peer: Name

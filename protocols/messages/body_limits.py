@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from protocols.messages.table import (
     Act,
-    AskForward,
     Chunk,
     Contribution,
     Evidence,
     Forwarded,
+    ForwardRequest,
     Grad,
-    ManifestIs,
+    ManifestResponse,
     Message,
     Slices,
 )
@@ -18,7 +18,7 @@ from protocols.messages.terms import Bodies
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
-from swarmnet.inference.machine import MOST_SEQUENCES
+from swarmnet.inference.machine import MAX_SEQUENCES
 from swarmnet.run.activation_sizes import LABEL_BYTES, encoded_bytes
 from swarmnet.run.manifest import MANIFEST_LIMIT, Manifest
 from swarmnet.snapshots.fetch import chunk_bytes
@@ -32,7 +32,7 @@ def longest_bodies(
     `slices_bytes` is the size of a sliced contribution; 0 if the run has no reducers."""
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
     beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
-    logits = LABEL_BYTES * MOST_SEQUENCES * manifest.model.vocabulary  # fp32, the size of a label
+    logits = LABEL_BYTES * MAX_SEQUENCES * manifest.model.vocabulary  # fp32, the size of a label
     contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
     grant = SIGNATURE_BYTES if slices_bytes else 0
@@ -43,8 +43,8 @@ def longest_bodies(
         Slices: grant + slices,
         Evidence: max(contribution, slices) if slices else 0,
         Chunk: min(state_bytes, chunk_bytes(state_bytes)),
-        ManifestIs: MANIFEST_LIMIT,
-        AskForward: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
+        ManifestResponse: MANIFEST_LIMIT,
+        ForwardRequest: max(exact + beside, LABEL_BYTES * tokens) + LABEL_BYTES * tokens,
         Forwarded: max(exact, logits),
     }
 
@@ -53,7 +53,7 @@ def bodies_for_workers(
     manifest: Manifest, payload_bytes: int, state_bytes: int, slices_bytes: int = 0
 ) -> Bodies:
     """Return the largest bodies that a worker accepts from peers that have sent `Hello`. Answers to requests
-    that a worker never sends (`ManifestIs`, `Forwarded`) are left out."""
+    that a worker never sends (`ManifestResponse`, `Forwarded`) are left out."""
     bodies = longest_bodies(manifest, payload_bytes, state_bytes, slices_bytes)
-    del bodies[ManifestIs], bodies[Forwarded]
+    del bodies[ManifestResponse], bodies[Forwarded]
     return bodies

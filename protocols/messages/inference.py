@@ -10,7 +10,7 @@ from typing import ClassVar
 from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, Seconds, StageNumber
 
 
-class AskForward(Message, frozen=True, tag=50):
+class ForwardRequest(Message, frozen=True, tag=50):
     """A visitor's request for a forward pass at one stage. Body for stage 0: tokens as int32 [B, T]. For
     later stages: hidden states [B, T, D], followed by their tokens if the boundary is narrow. On the last
     stage with `scores`, labels as int32 [B, T] come last."""
@@ -40,8 +40,8 @@ class AskForward(Message, frozen=True, tag=50):
 
 
 class Forwarded(Message, frozen=True, tag=51):
-    """The answer to `AskForward`. Body: hidden states [B, T, D]. The last stage sends the logits of each last
-    token as fp32 [B, V], or nothing with `scores`."""
+    """The answer to `ForwardRequest`. Body: hidden states [B, T, D]. The last stage sends the logits of each
+    last token as fp32 [B, V], or nothing with `scores`."""
 
     kind: ClassVar[str] = "inference"
     priority: ClassVar[int] = 3

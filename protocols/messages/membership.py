@@ -40,13 +40,13 @@ class Refuse(Message, frozen=True, tag=2):
     reason: Reason
 
 
-class Known(Message, frozen=True, tag=3):
+class PeerRecords(Message, frozen=True, tag=3):
     """Signed PeerRecords of other peers, so that a newcomer need not wait for the DHT."""
 
     records: list[bytes]
 
 
-class Beat(Message, frozen=True, tag=4):
+class Heartbeat(Message, frozen=True, tag=4):
     """A heartbeat with the sender's load, sent at least every `BEAT_SECONDS` on the group lane."""
 
     sequence: Number
@@ -75,12 +75,12 @@ class Bye(Message, frozen=True, tag=5):
     reason: Reason
 
 
-class AskManifest(Message, frozen=True, tag=40):
+class GetManifest(Message, frozen=True, tag=40):
     """Request the manifest. It is allowed before `Hello` is answered, so that a newcomer can learn the
     run."""
 
 
-class ManifestIs(Message, frozen=True, tag=41):
+class ManifestResponse(Message, frozen=True, tag=41):
     """The manifest. Body: the canonical manifest, then the owner's 64-byte signature."""
 
     body: ClassVar[bool] = True

@@ -10,7 +10,7 @@ from protocols.fields import Message
 from swarmnet.run.owner_orders import ORDER_LIMIT
 
 
-class OrderIs(Message, frozen=True, tag=60):
+class OrderUpdate(Message, frozen=True, tag=60):
     """The newest order that the sender knows; sent when a link opens and when a newer order arrives. An order
     is verified from its own signature, so it is accepted even before `Hello`."""
 

@@ -13,7 +13,7 @@ from protocols.fields import Message
 from protocols.signed.receipts import RECEIPT_LIMIT
 
 
-class ReceiptIs(Message, frozen=True, tag=70):
+class ReceiptMessage(Message, frozen=True, tag=70):
     """Signed statement about those of the receiver's contributions that the sender saw settle. It needs no
     reply."""
 

@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 
 from protocols.fields import Message, Name, Number, Path, Seconds, StageNumber
 
-MOST_BOOKINGS = 32
+MAX_BOOKINGS = 32
 """Maximum number of bookings in a `Prospect`. More would make each choice of a neighbour take over 1 ms."""
-MOST_COSTS = 256
+MAX_COSTS = 256
 """Maximum number of entries in a cost table: frontiers times stages left."""
 Moment = Annotated[float, Meta(ge=-86400.0, le=86400.0)]
 
@@ -44,12 +44,13 @@ class Prospect(Message, frozen=True, tag=16):
     """Maximum number of microbatches that the sender can hold at once."""
     forward_seconds: Seconds
     backward_seconds: Seconds
-    bookings: Annotated[list[Booked], Meta(max_length=MOST_BOOKINGS)]
-    costs: Annotated[list[Cost], Meta(max_length=MOST_COSTS)]
+    bookings: Annotated[list[Booked], Meta(max_length=MAX_BOOKINGS)]
+    costs: Annotated[list[Cost], Meta(max_length=MAX_COSTS)]
 
 
 class Ask(Message, frozen=True, tag=17):
-    """Request a reservation for a microbatch. The answer is `Place`; `Cancel` releases the reservation."""
+    """Request a reservation for a microbatch. The answer is `ReservationReply`; `Cancel` releases the
+    reservation."""
 
     origin: Name
     counter: Number
@@ -64,7 +65,7 @@ class Ask(Message, frozen=True, tag=17):
     path: Path
 
 
-class Place(Message, frozen=True, tag=18):
+class ReservationReply(Message, frozen=True, tag=18):
     """The answer to `Ask`."""
 
     origin: Name

@@ -21,7 +21,7 @@ from protocols.fields import (
     SetDigest,
 )
 
-MOST_STATEMENTS = 256
+MAX_STATEMENTS = 256
 """Maximum number of statements in one message; each takes 164 bytes."""
 
 
@@ -107,21 +107,22 @@ class Slices(Message, frozen=True, tag=28):
     shards: list[Number]
 
 
-class AskIds(Message, frozen=True, tag=24):
+class GetIds(Message, frozen=True, tag=24):
     """Request the ids of these rounds. The answer is an `Announce` with all contributions held."""
 
     kind: ClassVar[str] = "update"
     rounds: list[RoundNumber]
 
 
-class AskChain(Message, frozen=True, tag=25):
-    """Request the settled sets up to round `last`, because the branches differ. The answer is `ChainIs`."""
+class GetChain(Message, frozen=True, tag=25):
+    """Request the settled sets up to round `last`, because the branches differ. The answer is
+    `ChainResponse`."""
 
     kind: ClassVar[str] = "update"
     last: RoundNumber
 
 
-class ChainIs(Message, frozen=True, tag=26):
+class ChainResponse(Message, frozen=True, tag=26):
     """Settled sets of the rounds first, first + 1, ...: for each a count and a 12-byte digest."""
 
     kind: ClassVar[str] = "update"

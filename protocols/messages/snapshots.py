@@ -12,7 +12,7 @@ from msgspec import Struct
 from protocols.fields import Digest, Message, Number, RoundNumber, StageNumber
 
 
-class AskState(Message, frozen=True, tag=30):
+class GetState(Message, frozen=True, tag=30):
     """Request what the receiver can provide. The answer is `State`."""
 
     kind: ClassVar[str] = "snapshot"
@@ -48,7 +48,7 @@ class SnapshotRoot(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """SHA-256 of each chunk."""
 
 
-class AskChunk(Message, frozen=True, tag=32):
+class GetChunk(Message, frozen=True, tag=32):
     """Request one chunk of the state with this digest."""
 
     kind: ClassVar[str] = "snapshot"

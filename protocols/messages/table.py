@@ -15,18 +15,18 @@ import msgspec
 from protocols.errors import Malformed
 from protocols.fields import Message as Message
 from protocols.fields import Path as Path
-from protocols.messages.audits import AskSlices as AskSlices
 from protocols.messages.audits import Evidence as Evidence
-from protocols.messages.audits import Lied as Lied
-from protocols.messages.inference import AskForward as AskForward
+from protocols.messages.audits import FraudProof as FraudProof
+from protocols.messages.audits import GetSlices as GetSlices
 from protocols.messages.inference import Declined as Declined
 from protocols.messages.inference import Forwarded as Forwarded
-from protocols.messages.membership import AskManifest as AskManifest
-from protocols.messages.membership import Beat as Beat
+from protocols.messages.inference import ForwardRequest as ForwardRequest
 from protocols.messages.membership import Bye as Bye
+from protocols.messages.membership import GetManifest as GetManifest
+from protocols.messages.membership import Heartbeat as Heartbeat
 from protocols.messages.membership import Hello as Hello
-from protocols.messages.membership import Known as Known
-from protocols.messages.membership import ManifestIs as ManifestIs
+from protocols.messages.membership import ManifestResponse as ManifestResponse
+from protocols.messages.membership import PeerRecords as PeerRecords
 from protocols.messages.membership import Refuse as Refuse
 from protocols.messages.microbatches import NO_ATTEMPT as NO_ATTEMPT
 from protocols.messages.microbatches import Act as Act
@@ -35,27 +35,27 @@ from protocols.messages.microbatches import Cancel as Cancel
 from protocols.messages.microbatches import Credit as Credit
 from protocols.messages.microbatches import Grad as Grad
 from protocols.messages.microbatches import Nack as Nack
-from protocols.messages.orders import OrderIs as OrderIs
-from protocols.messages.receipts import ReceiptIs as ReceiptIs
+from protocols.messages.orders import OrderUpdate as OrderUpdate
+from protocols.messages.receipts import ReceiptMessage as ReceiptMessage
 from protocols.messages.reservations import Ask as Ask
 from protocols.messages.reservations import Held as Held
-from protocols.messages.reservations import Place as Place
 from protocols.messages.reservations import Prospect as Prospect
-from protocols.messages.rounds import MOST_STATEMENTS as MOST_STATEMENTS
+from protocols.messages.reservations import ReservationReply as ReservationReply
+from protocols.messages.rounds import MAX_STATEMENTS as MAX_STATEMENTS
 from protocols.messages.rounds import Announce as Announce
-from protocols.messages.rounds import AskChain as AskChain
-from protocols.messages.rounds import AskIds as AskIds
-from protocols.messages.rounds import ChainIs as ChainIs
+from protocols.messages.rounds import ChainResponse as ChainResponse
 from protocols.messages.rounds import Contribution as Contribution
+from protocols.messages.rounds import GetChain as GetChain
+from protocols.messages.rounds import GetIds as GetIds
 from protocols.messages.rounds import OpenRound as OpenRound
 from protocols.messages.rounds import Progress as Progress
 from protocols.messages.rounds import Reference as Reference
 from protocols.messages.rounds import Slices as Slices
 from protocols.messages.rounds import Statements as Statements
 from protocols.messages.rounds import Want as Want
-from protocols.messages.snapshots import AskChunk as AskChunk
-from protocols.messages.snapshots import AskState as AskState
 from protocols.messages.snapshots import Chunk as Chunk
+from protocols.messages.snapshots import GetChunk as GetChunk
+from protocols.messages.snapshots import GetState as GetState
 from protocols.messages.snapshots import NoChunk as NoChunk
 from protocols.messages.snapshots import SnapshotRoot as SnapshotRoot
 from protocols.messages.snapshots import State as State
@@ -73,17 +73,52 @@ BODY_LIMIT = 64 * 1024 * 1024
 """Largest body in bytes if the receiver knows no tighter bound."""
 
 AnyMessage = (
-    Hello | Refuse | Known | Beat | Bye | Act | Grad | Busy | Nack | Cancel | Credit
-    | Prospect | Ask | Place | Held | Progress | Announce | Want | Contribution | AskIds | AskChain
-    | ChainIs | Statements | Slices | AskState | State | AskChunk | Chunk | NoChunk | AskManifest | ManifestIs
-    | AskForward | Forwarded | Declined | OrderIs | ReceiptIs | AskSlices | Evidence | Lied
-)  # fmt: skip
+    Hello
+    | Refuse
+    | PeerRecords
+    | Heartbeat
+    | Bye
+    | Act
+    | Grad
+    | Busy
+    | Nack
+    | Cancel
+    | Credit
+    | Prospect
+    | Ask
+    | ReservationReply
+    | Held
+    | Progress
+    | Announce
+    | Want
+    | Contribution
+    | GetIds
+    | GetChain
+    | ChainResponse
+    | Statements
+    | Slices
+    | GetState
+    | State
+    | GetChunk
+    | Chunk
+    | NoChunk
+    | GetManifest
+    | ManifestResponse
+    | ForwardRequest
+    | Forwarded
+    | Declined
+    | OrderUpdate
+    | ReceiptMessage
+    | GetSlices
+    | Evidence
+    | FraudProof
+)
 
-DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, Place, Held)
+DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, ReservationReply, Held)
 """Messages of the data path."""
-AUDIT_MESSAGES = (AskSlices, Evidence, Lied)
+AUDIT_MESSAGES = (GetSlices, Evidence, FraudProof)
 """Messages about results, in runs with reducers."""
-STATE_MESSAGES = (AskState, State, AskChunk, Chunk, NoChunk)
+STATE_MESSAGES = (GetState, State, GetChunk, Chunk, NoChunk)
 """Messages of the state path."""
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode

@@ -27,7 +27,7 @@ KNOCKS = 4
 """Number of addresses of one peer that are probed at once."""
 SHUT_SECONDS = 600.0
 """Direct addresses that did not answer are not probed again for this many seconds."""
-MOST_SHUT = 4096
+MAX_SHUT = 4096
 LOOK_SECONDS = 5.0
 """Interval of the checks whether a direct connection exists in addition to a circuit, in seconds."""
 _GREETING = b"\x13/multistream/1.0.0\n"
@@ -143,7 +143,7 @@ class Dialling:
         """Stop probing the peer's direct addresses for a while."""
         self._unreachable_until.pop(peer, None)
         self._unreachable_until[peer] = self._clock() + SHUT_SECONDS
-        while len(self._unreachable_until) > MOST_SHUT:
+        while len(self._unreachable_until) > MAX_SHUT:
             del self._unreachable_until[next(iter(self._unreachable_until))]
 
     def _left(self, until: float) -> float:

@@ -13,7 +13,7 @@ from protocols.signed.identity import Identity
 from swarmnet.run.manifest import WIRE_VERSION
 
 SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
-MOST_CARRIERS = 2
+MAX_CARRIERS = 2
 """Maximum number of carriers, so a link has at most three streams. A carrier takes about 60 MB.
 
 If loss leaves each connection 2.7 Mbit/s, three to each of three neighbours carry 24 Mbit/s: more than a home
@@ -90,7 +90,7 @@ class SubflowDialer:
             for carrier in self._carriers.running:
                 if carrier.peer not in link.carriers:
                     return carrier
-            if len(self._carriers.running) >= MOST_CARRIERS:
+            if len(self._carriers.running) >= MAX_CARRIERS:
                 return None
             (carrier,) = await self._carriers.start(1)
             return carrier

@@ -43,7 +43,7 @@ from swarmnet.membership.address_ranges import public_ranges
 from swarmnet.run.manifest import WIRE_VERSION
 
 STREAMS_PER_PEER = 32
-MOST_SUBFLOWS = 8
+MAX_SUBFLOWS = 8
 """Maximum subflows of one peer; honest peers open two (multipath_dialer.py)."""
 STREAMS = 512
 """Maximum accepted streams. Without it, an attacker opened 1 500 in 1.9 s and took all descriptors
@@ -283,7 +283,7 @@ class P2pdTransport:
                     shown = await reader.readexactly(INTRODUCTION_BYTES)
                 peer = carried_peer(shown, carrier, self.peer)
                 subflows = self._carried.get(peer)
-                if subflows is None or len(subflows.writers) >= MOST_SUBFLOWS:
+                if subflows is None or len(subflows.writers) >= MAX_SUBFLOWS:
                     return  # Its link has ended meanwhile; or it wants too many.
                 subflows.writers.add(writer)
                 try:

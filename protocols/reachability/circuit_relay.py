@@ -37,7 +37,7 @@ NO_LIMIT = {1: 0, 2: 0}
 direct connection."""
 STEP_SECONDS = 10.0
 """Timeout for a message in seconds."""
-LEAST_BYTES = 1 << 30
+MIN_BYTES = 1 << 30
 """Minimum bytes each way of a useful circuit; one that carries less is cut within minutes. p2pd's own relay
 mostly carries 128 KiB (relay_service.py)."""
 _VARINT, _BYTES = 0, 2
@@ -124,8 +124,8 @@ async def reserve(daemon: Daemon, relay: PeerId) -> Reservation:
         expires, most = number_in(_part(answer, 3), 1), number_in(_part(answer, 4), 2)
     finally:
         writer.transport.abort()
-    if 0 < most < LEAST_BYTES:
-        raise PeerGone(f"{relay} carries {most} bytes through a circuit; {LEAST_BYTES} are needed")
+    if 0 < most < MIN_BYTES:
+        raise PeerGone(f"{relay} carries {most} bytes through a circuit; {MIN_BYTES} are needed")
     return Reservation(float(expires), most)
 
 

@@ -62,7 +62,7 @@ class Ask(Part, frozen=True):
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class Answer(Part, frozen=True):
+class DialBackResponse(Part, frozen=True):
     """The helper's answer with the outcomes."""
 
     code: Literal["done", "busy", "unable"]
@@ -125,7 +125,7 @@ async def ask_dial_back(
             return DialBack(greeting.observed, "done", ())
         signed = statement(greeting.challenge, helper, identity.peer_id, wanted)
         writer.write(encode(Ask(identity.peer_id, wanted, identity.sign(signed))))
-        answer = await read_part(reader, Answer, ANSWER_SECONDS)
+        answer = await read_part(reader, DialBackResponse, ANSWER_SECONDS)
         if answer.code == "done" and tuple(each.address for each in answer.dialled) != wanted:
             raise Malformed(f"{helper} answered for other addresses than it was asked for")
         return DialBack(greeting.observed, answer.code, answer.dialled)

@@ -26,8 +26,8 @@ from protocols.reachability.dial_back import (
     CHALLENGE_BYTES,
     DIAL_BACK_PROTOCOL,
     STEP_SECONDS,
-    Answer,
     Ask,
+    DialBackResponse,
     Greeting,
     encode,
     read_part,
@@ -46,7 +46,7 @@ OWN_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DialBackSlot:
     """The target of an address."""
 
     host: str
@@ -55,7 +55,7 @@ class Place:
     port: int
 
 
-def place_of(address: str) -> Place | None:
+def place_of(address: str) -> DialBackSlot | None:
     """Return host and port of a multiaddr that is plain TCP, else None."""
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp" or not parts[4].isdecimal():
@@ -64,11 +64,11 @@ def place_of(address: str) -> Place | None:
     if not 0 < port < 65536:
         return None
     if kind in NAME_KINDS:
-        return Place(host, True, port)
+        return DialBackSlot(host, True, port)
     ip = ip_of(host)
     if ip is None or kind != f"ip{ip.version}":
         return None
-    return Place(host, False, port)
+    return DialBackSlot(host, False, port)
 
 
 def observed_ip(address: str) -> IP | None:
@@ -131,9 +131,9 @@ class DialBackService:
         if not verify(peer, statement(challenge, self._peer, peer, ask.addresses), ask.signature):
             return
         if not self._able():
-            answer = Answer("unable", ())
+            answer = DialBackResponse("unable", ())
         elif not self._admit(asker):
-            answer = Answer("busy", ())
+            answer = DialBackResponse("busy", ())
         else:
             work = self._work = asyncio.create_task(self._dial(peer, ask.addresses, asker), name="dial back")
             try:
@@ -142,7 +142,7 @@ class DialBackService:
                 self._work = None
             if work.cancelled():
                 return
-            answer = Answer("done", work.result())
+            answer = DialBackResponse("done", work.result())
         writer.write(encode(answer))
         async with asyncio.timeout(STEP_SECONDS):
             await writer.drain()

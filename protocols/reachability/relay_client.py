@@ -17,7 +17,7 @@ from protocols.errors import PeerGone, WireError
 from protocols.reachability.circuit_relay import PING_PROTOCOL, STEP_SECONDS, reserve
 from swarmnet.identifiers import PeerId
 
-MOST_RELAYS = 3
+MAX_RELAYS = 3
 """Maximum number of relays. One is enough; each more is a fallback and adds two addresses to the record."""
 ADDRESSES_PER_RELAY = 2
 PING_BYTES = 32
@@ -39,7 +39,7 @@ def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
             continue
         peer, address = split_multiaddr(multiaddr)
         relays.setdefault(peer, []).append(address)
-    kept = list(relays.items())[:MOST_RELAYS]
+    kept = list(relays.items())[:MAX_RELAYS]
     return {peer: tuple(addresses[:ADDRESSES_PER_RELAY]) for peer, addresses in kept}
 
 

@@ -211,9 +211,7 @@ class RelayService:
         self._slots[peer] = (now + SLOT_SECONDS, address_range)
         return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
 
-    async def _connect(
-        self, source: PeerId, target: PeerId, address_range: str, near: _Ends
-    ) -> str:
+    async def _connect(self, source: PeerId, target: PeerId, address_range: str, near: _Ends) -> str:
         """Relay a circuit until it ends, and return an empty string; or return at once why there is none."""
         until, _ = self._slots.get(target, (0.0, ""))
         if until <= self._now() or source == target:
@@ -267,9 +265,7 @@ class RelayService:
                 async with asyncio.timeout(left):
                     await self._cuts[number].wait()
 
-    async def _pump(
-        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _pump(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy one direction of a circuit until its source ends."""
         while data := await reader.read(_READ_BYTES):
             self.table.carried(number, _loop_seconds())

@@ -36,7 +36,7 @@ ID_BYTES = 16
 RUN_ID_BYTES = 32
 
 
-class Kind(IntEnum):
+class EnvelopeKind(IntEnum):
     """The purpose of an envelope. A signature for one kind is not valid for another."""
 
     RECORD = 1
@@ -55,7 +55,7 @@ class Envelope:
     """A verified envelope."""
 
     sender: PeerId
-    kind: Kind
+    kind: EnvelopeKind
     stage: int
     """The stage; -1 if there is none."""
     round: int
@@ -81,7 +81,13 @@ def _statement(
 
 
 def seal(
-    identity: Identity, run_id: RunId, kind: Kind, stage: int, round: int, sequence: int, payload: Body
+    identity: Identity,
+    run_id: RunId,
+    kind: EnvelopeKind,
+    stage: int,
+    round: int,
+    sequence: int,
+    payload: Body,
 ) -> bytes:
     """Sign `payload` and return the envelope. Its length counts bytes: cast memoryviews of other formats
     first."""
@@ -100,7 +106,7 @@ def claimed(data: Body) -> tuple[PeerId, int, int]:
     return peer_id_of(key), stage, round
 
 
-def open_envelope(data: Body, run_id: RunId, kind: Kind, payload_limit: int) -> Envelope:
+def open_envelope(data: Body, run_id: RunId, kind: EnvelopeKind, payload_limit: int) -> Envelope:
     """Verify an envelope and return it. Its payload is a view into `data`, which must not change afterwards.
     Raises Malformed, TooLarge, WrongRun or BadSignature."""
     length = len(data) - ENVELOPE_BYTES

@@ -27,12 +27,10 @@ from protocols.signed.identity import (
 )
 from protocols.signed.slices import Slices
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.rounds.result_table import MOST_TOKENS, NAME_BYTES, Table, tag_of
+from swarmnet.rounds.result_table import MAX_TOKENS, NAME_BYTES, Table, tag_of
 
 _DOMAIN = b"swarmnet grant 1\0"
-_STATEMENT = struct.Struct(
-    f">{len(_DOMAIN)}s32s{PUBLIC_KEY_BYTES}s{PUBLIC_KEY_BYTES}shI{NAME_BYTES}sI"
-)
+_STATEMENT = struct.Struct(f">{len(_DOMAIN)}s32s{PUBLIC_KEY_BYTES}s{PUBLIC_KEY_BYTES}shI{NAME_BYTES}sI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Reduction:
         bits = sum(1 << shard for shard in shards)
         head = _STATEMENT.pack(
             _DOMAIN, run_bytes(self.run_id), contributor, public_key_bytes(self.reducer), self.stage,
-            self.round, contribution, min(max(0, tokens), MOST_TOKENS),
+            self.round, contribution, min(max(0, tokens), MAX_TOKENS),
         )  # fmt: skip
         return head + bits.to_bytes(-(-bits.bit_length() // 8), "little")
 

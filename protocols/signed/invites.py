@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 from protocols.errors import BadSignature, Malformed
 from protocols.fields import Name, Number
 from protocols.signed import msgpack_guard
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, run_bytes, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, run_bytes, seal
 from protocols.signed.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
@@ -88,7 +88,7 @@ def seal_invite(
     secret = None if peer else Identity.generate()
     document = InviteDocument(peer or "", int(expires_seconds), b"" if secret is None else secret.public_key)
     payload = msgspec.msgpack.encode(document)
-    envelope = seal(identity, run_id, Kind.INVITE, -1, 0, int(now_seconds * 1e6), payload)
+    envelope = seal(identity, run_id, EnvelopeKind.INVITE, -1, 0, int(now_seconds * 1e6), payload)
     return envelope if secret is None else bytes([_HANDED]) + secret.seed_bytes() + envelope
 
 
@@ -109,7 +109,7 @@ def open_invite(shown: bytes, run_id: RunId, owner: PeerId, peer: PeerId) -> Inv
     signature, data = b"", shown
     if shown[:1] == bytes([_SHOWN]):
         signature, data = shown[1 : 1 + SIGNATURE_BYTES], shown[1 + SIGNATURE_BYTES :]
-    envelope = open_envelope(data, run_id, Kind.INVITE, INVITE_LIMIT - ENVELOPE_BYTES)
+    envelope = open_envelope(data, run_id, EnvelopeKind.INVITE, INVITE_LIMIT - ENVELOPE_BYTES)
     if envelope.sender != owner:
         raise BadSignature(f"the invite is signed by {envelope.sender}, not by the run's owner {owner}")
     msgpack_guard.check(envelope.payload, INVITE_LIMIT)

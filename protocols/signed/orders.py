@@ -20,7 +20,7 @@ from protocols.signed.envelope import (
     ENVELOPE_BYTES,
     FORMAT,
     RUN_ID_BYTES,
-    Kind,
+    EnvelopeKind,
     open_envelope,
     run_bytes,
     seal,
@@ -28,7 +28,7 @@ from protocols.signed.envelope import (
 from protocols.signed.identity import Identity, public_key_bytes
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Withdrawal
-from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, Rate
+from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, Rate
 
 ORDER_SECONDS = 600.0
 """How long a stored order lives; all peers of the run that have it store it again."""
@@ -53,7 +53,7 @@ class OrderDocument(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     chains: Any = None
     """A retired field, always nil; a shorter array may end before it. Orders made before 2026-11-24 could
     have a value here."""
-    rates: Annotated[tuple[tuple[RoundNumber, Factor], ...], Meta(max_length=MOST_RATES)] = ()
+    rates: Annotated[tuple[tuple[RoundNumber, Factor], ...], Meta(max_length=MAX_RATES)] = ()
     """Pairs of (first round, learning-rate factor in thousandths). A shorter array may end before them."""
     ends: RoundNumber | None = None
     """The last round of the run; nil if there is none."""
@@ -98,7 +98,7 @@ def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
     size = len(payload) + ENVELOPE_BYTES
     if size > ORDER_LIMIT:
         raise TooLarge(f"an order of {size} bytes; at most {ORDER_LIMIT} are allowed")
-    data = seal(identity, run_id, Kind.ORDER, -1, 0, order.sequence, payload)
+    data = seal(identity, run_id, EnvelopeKind.ORDER, -1, 0, order.sequence, payload)
     return open_order(data, run_id, PeerId(identity.peer_id))
 
 
@@ -114,7 +114,7 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
     Raises Malformed, TooLarge, WrongRun or BadSignature."""
     if owner is not None and data[_KEY_AT : _KEY_AT + 32] != public_key_bytes(owner):
         raise BadSignature(f"an order that is not signed by the run's owner {owner}")
-    envelope = open_envelope(data, run_id, Kind.ORDER, ORDER_LIMIT - ENVELOPE_BYTES)
+    envelope = open_envelope(data, run_id, EnvelopeKind.ORDER, ORDER_LIMIT - ENVELOPE_BYTES)
     msgpack_guard.check(envelope.payload, ORDER_LIMIT)
     try:
         document = _decoder.decode(envelope.payload)
@@ -155,7 +155,7 @@ def stored_order(run_id: RunId, data: bytes) -> bytes:
 def is_stored_order(content: bytes) -> bool:
     """Return True if `content` is a stored order and not a manifest. A manifest is JSON, which never has
     these two bytes at this offset."""
-    return content[RUN_ID_BYTES : RUN_ID_BYTES + 2] == bytes((FORMAT, Kind.ORDER))
+    return content[RUN_ID_BYTES : RUN_ID_BYTES + 2] == bytes((FORMAT, EnvelopeKind.ORDER))
 
 
 def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:

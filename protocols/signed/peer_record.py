@@ -1,5 +1,5 @@
-"""The signed record in which a peer describes itself in the DHT. It is a hint until the peer itself answers.
-"""
+"""The signed record in which a peer describes itself in the DHT. It is a hint until the peer itself
+answers."""
 
 from __future__ import annotations
 

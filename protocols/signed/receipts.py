@@ -8,7 +8,7 @@ from msgspec import Struct
 from protocols.errors import Malformed
 from protocols.fields import Body, Count, Name, NumberOrNone, RoundNumber
 from protocols.signed import msgpack_guard
-from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.receipts import Receipt, ReceiptError, check
@@ -34,12 +34,12 @@ def seal_receipt(identity: Identity, run_id: RunId, receipt: Receipt, now: float
     """Sign a receipt and return the envelope. `now` is the swarm's time in seconds."""
     body = ReceiptBody(receipt.maker, receipt.first, receipt.contributions, receipt.tokens)
     payload = msgspec.msgpack.encode(body)
-    return seal(identity, run_id, Kind.RECEIPT, receipt.stage, receipt.last, int(now * 1000), payload)
+    return seal(identity, run_id, EnvelopeKind.RECEIPT, receipt.stage, receipt.last, int(now * 1000), payload)
 
 
 def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt, float]:
     """Verify a receipt. Returns it and the time of signing in seconds. Raises WireError if it is invalid."""
-    envelope = open_envelope(data, run_id, Kind.RECEIPT, RECEIPT_LIMIT)
+    envelope = open_envelope(data, run_id, EnvelopeKind.RECEIPT, RECEIPT_LIMIT)
     payload = bytes(envelope.payload)
     msgpack_guard.check(payload, RECEIPT_LIMIT)
     try:

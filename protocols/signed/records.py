@@ -22,7 +22,7 @@ from protocols.signed.envelope import (
     ENVELOPE_BYTES,
     RUN_ID_BYTES,
     Envelope,
-    Kind,
+    EnvelopeKind,
     open_envelope,
     run_bytes,
     seal,
@@ -67,7 +67,7 @@ def seal_record(identity: Identity, run_id: RunId, record: PeerRecord, now_secon
     data = seal(
         identity,
         run_id,
-        Kind.RECORD,
+        EnvelopeKind.RECORD,
         record.stage,
         record.round,
         int(now_seconds * 1e6),
@@ -92,7 +92,7 @@ def _encode(record: PeerRecord) -> bytes:
 def open_record(data: bytes, run_id: RunId) -> SignedRecord:
     """Verify a record and decode it. The caller must check its age. Raises Malformed, TooLarge, WrongRun or
     BadSignature."""
-    envelope = open_envelope(data, run_id, Kind.RECORD, RECORD_BYTES - ENVELOPE_BYTES)
+    envelope = open_envelope(data, run_id, EnvelopeKind.RECORD, RECORD_BYTES - ENVELOPE_BYTES)
     msgpack_guard.check(envelope.payload, RECORD_BYTES)
     try:
         record = _decoder.decode(envelope.payload)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocols.errors import Malformed
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from protocols.signed.told_tokens import tokens_in, told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
@@ -47,8 +47,8 @@ def sign_slices(
 ) -> tuple[bytes, ContributionId]:
     """Sign the slices of a contribution. Returns their head and the contribution's id."""
     digests = b"".join(map(_digest, slices))
-    head = seal(identity, run_id, Kind.SLICES, stage, round, told(tokens, round), digests)
-    return head, open_envelope(head, run_id, Kind.SLICES, len(digests)).id
+    head = seal(identity, run_id, EnvelopeKind.SLICES, stage, round, told(tokens, round), digests)
+    return head, open_envelope(head, run_id, EnvelopeKind.SLICES, len(digests)).id
 
 
 def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> Slices:
@@ -60,7 +60,7 @@ def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequen
     start = head_bytes(count)
     if len(body) != start + sum(sizes[shard] for shard in shards):
         raise Malformed(f"slices of {len(body)} bytes, which are not as long as the run's")
-    envelope = open_envelope(body[:start], run_id, Kind.SLICES, DIGEST_BYTES * count)
+    envelope = open_envelope(body[:start], run_id, EnvelopeKind.SLICES, DIGEST_BYTES * count)
     data: dict[int, bytes] = {}
     for shard in shards:
         data[shard] = body[start : start + sizes[shard]]

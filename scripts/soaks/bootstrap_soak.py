@@ -59,7 +59,7 @@ async def until(condition: Any, what: str, seconds: float) -> float:
     return time.monotonic() - began
 
 
-def events(peer: DemoPeer, name: str) -> list[event_log.Line]:
+def events(peer: DemoPeer, name: str) -> list[event_log.LogLine]:
     """Return the peer's events of that name so far."""
     log = peer.state / "events.jsonl"
     return [event for event in event_log.read(log) if event.name == name] if log.exists() else []

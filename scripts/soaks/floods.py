@@ -23,21 +23,21 @@ from protocols.errors import WireError
 from protocols.framing.frames import FrameWriter
 from protocols.messages.table import (
     Act,
-    AskManifest,
-    Beat,
     Chunk,
+    GetManifest,
     Grad,
+    Heartbeat,
     Hello,
-    Known,
     Lane,
     Message,
     PeerRecord,
-    ReceiptIs,
+    PeerRecords,
+    ReceiptMessage,
     Statements,
     encode,
 )  # fmt: skip
 from protocols.p2pd.transport import P2pdTransport, protocol_name
-from protocols.signed.envelope import RUN_ID_BYTES, Kind, run_bytes, seal
+from protocols.signed.envelope import RUN_ID_BYTES, EnvelopeKind, run_bytes, seal
 from protocols.signed.identity import Identity, create, load
 from protocols.signed.receipts import seal_receipt
 from protocols.signed.records import seal_record, stage_key
@@ -46,11 +46,11 @@ from swarmnet.rounds.history import START
 from swarmnet.rounds.receipts import Receipt
 from swarmnet.run.manifest import WIRE_VERSION
 
-MOST_KEYS = 6
+MAX_KEYS = 6
 """Of one flood: each has a p2pd of its own, which the machine must bear."""
 CUTS_PER_KEY = 3
 """So often a key comes back before it is given up for a fresh one."""
-MOST_LINKS = 200
+MAX_LINKS = 200
 """Of one flood."""
 AGAIN_SECONDS = 0.5
 """Before who was cut comes back."""
@@ -62,7 +62,7 @@ RECORDS, STATEMENTS, ITEMS = 32, 256, 900
 FORGED_KEYS = 64
 STREAMS, PART_BYTES, BODY_BYTES = 8, 40 << 20, 60 << 20
 """Streams at a time, and how much of each of three bodies is sent: 960 MiB together. Then nothing more."""
-MOST_BODIES_BYTES = 1 << 30
+MAX_BODIES_BYTES = 1 << 30
 LONG = (Grad("x", 1, 1, 1.0, 1, 0.0, 0.0, (1, 1, 1)), Act("x", 1, 1, 1, 1.0, (1, 1, 1)), Chunk(bytes(32), 0))
 """One of each priority."""
 STORE = "DHTProtocol.rpc_store"
@@ -120,7 +120,7 @@ Sends = Callable[[Identity, Victim], Iterator[Message]]
 
 def beats(_me: Identity, _victim: Victim) -> Iterator[Message]:
     for number in itertools.count():
-        yield Beat(number, -1, 0.0, 1, True, 1, 0.0, 0, True)
+        yield Heartbeat(number, -1, 0.0, 1, True, 1, 0.0, 0, True)
 
 
 def known(_me: Identity, victim: Victim) -> Iterator[Message]:
@@ -129,7 +129,7 @@ def known(_me: Identity, victim: Victim) -> Iterator[Message]:
     record = PeerRecord(other.peer_id, victim.stage, "worker", [], 0, 0.0, "0")
     good = seal_record(other, victim.run_id, record, time.time())
     for number in itertools.count():
-        yield Known([_numbered(good, RECORDS * number + each) for each in range(RECORDS)])
+        yield PeerRecords([_numbered(good, RECORDS * number + each) for each in range(RECORDS)])
 
 
 def _numbered(data: bytes, number: int, at: int = 0) -> bytes:
@@ -141,7 +141,7 @@ def statements(_me: Identity, victim: Victim) -> Iterator[Message]:
     """Sound signatures of peers that nobody knows."""
     signers = [Identity.from_seed(b"signer %d" % number) for number in range(FORGED_KEYS)]
     sealed = [
-        seal(signer, victim.run_id, Kind.SETTLED, victim.stage, round, round, START + bytes(32))
+        seal(signer, victim.run_id, EnvelopeKind.SETTLED, victim.stage, round, round, START + bytes(32))
         for round in range(STATEMENTS // 4) for signer in signers
     ]  # fmt: skip
     for number in itertools.count():
@@ -155,7 +155,7 @@ def receipts(me: Identity, victim: Victim) -> Iterator[Message]:
     for block in itertools.count(1):
         first = rounds * block
         receipt = Receipt(PeerId(me.peer_id), maker, victim.stage, first, first + rounds - 1, rounds, 10**12)
-        yield ReceiptIs(seal_receipt(me, victim.run_id, receipt, time.time()))
+        yield ReceiptMessage(seal_receipt(me, victim.run_id, receipt, time.time()))
 
 
 SENDS: dict[str, Sends] = {"beats": beats, "known": known, "statements": statements, "receipts": receipts}
@@ -175,11 +175,11 @@ class Attack:
     flooded: Flooded = field(default_factory=Flooded)
 
     def over(self) -> bool:
-        return time.time() >= self.until or self.stop.is_set() or self.flooded.links >= MOST_LINKS
+        return time.time() >= self.until or self.stop.is_set() or self.flooded.links >= MAX_LINKS
 
     def identities(self) -> Iterator[tuple[int, Path]]:
         """Identity files, one for each life of the attacker."""
-        for number in range(MOST_KEYS):
+        for number in range(MAX_KEYS):
             if self.over():
                 return
             path = self.folder / f"{self.name}-{number}"
@@ -327,7 +327,7 @@ async def _hold_bodies(daemon: Daemon, attack: Attack) -> None:
 async def _begin_bodies(writer: asyncio.StreamWriter, attack: Attack) -> None:
     """Raises DAEMON_ERRORS as soon as the stream is cut."""
     first = FrameWriter()
-    first.post(AskManifest())
+    first.post(GetManifest())
     writer.write(first.next_piece() or b"")
     part, flooded = bytes(1 << 16), attack.flooded
     for message in LONG:
@@ -335,7 +335,7 @@ async def _begin_bodies(writer: asyncio.StreamWriter, attack: Attack) -> None:
         content = struct.pack(">HI", len(header), BODY_BYTES) + header + part
         writer.write(_piece(0x80 | message.priority, content))
         for _ in range(PART_BYTES // len(part) - 1):
-            if flooded.sent_bytes >= MOST_BODIES_BYTES or attack.stop.is_set():
+            if flooded.sent_bytes >= MAX_BODIES_BYTES or attack.stop.is_set():
                 return
             writer.write(_piece(message.priority, part))
             flooded.sent_bytes += len(part)

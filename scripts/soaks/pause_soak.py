@@ -25,7 +25,7 @@ from swarmnet.resources.memory_estimate import PROCESS_BYTES
 
 PROMISED_SECONDS = 5.0
 """From `swarmnet pause` to free memory."""
-MOST_BYTES = 1.2 * PROCESS_BYTES
+MAX_BYTES = 1.2 * PROCESS_BYTES
 """Resident in a peer that holds nothing of a stage."""
 RUN = """
 name: pause
@@ -76,8 +76,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         seen = asyncio.run(measure(Path(folder), parser.parse_args().width))
     print(json.dumps(seen, indent=1))
-    if seen["free_seconds"] > PROMISED_SECONDS or seen["answered_bytes"] > MOST_BYTES:
+    if seen["free_seconds"] > PROMISED_SECONDS or seen["answered_bytes"] > MAX_BYTES:
         sys.exit(
             f"{seen['answered_bytes'] / 1e6:.0f} MB were in use after {seen['free_seconds']} s; promised are "
-            f"{MOST_BYTES / 1e6:.0f} MB after {PROMISED_SECONDS:g} s"
+            f"{MAX_BYTES / 1e6:.0f} MB after {PROMISED_SECONDS:g} s"
         )

@@ -61,7 +61,7 @@ WHOLE_FIRST, WHOLE_SHARE = 1 / 4, 0.75
 """Of the rounds, at the beginning, and of the microbatches after them (docs/benchmarks/quality.md)."""
 MIDDLE = range(1, len(STAGES) - 1)
 GONE = len(MIDDLE) // 2
-MOST_LOSS, MOST_COST = 1.07, 1.02
+MAX_LOSS, MAX_COST = 1.07, 1.02
 """Times the perplexity: with half of the middle gone, and of the whole model for having skipped (issue 4)."""
 SCORED_BYTES = 32 * 1024
 TOLD_TOKENS = 100_000
@@ -152,7 +152,7 @@ class Swarm:
             for folder in self.folder.glob(f"stage-{stage}-*/")
         }
 
-    def events(self, folder: Path, name: str) -> list[event_log.Line]:
+    def events(self, folder: Path, name: str) -> list[event_log.LogLine]:
         log = folder / "events.jsonl"
         return [event for event in event_log.read(log) if event.name == name] if log.exists() else []
 
@@ -299,10 +299,10 @@ def main() -> int:
             f"seed {seed}: skipping costs the whole model {ratio - 1:+.2%}; live {pair['skipping']['live']}"
         )
     print(
-        f"mean cost {cost - 1:+.2%} (at most {MOST_COST - 1:.0%}), half gone {loss:.4f} (at most {MOST_LOSS})"
+        f"mean cost {cost - 1:+.2%} (at most {MAX_COST - 1:.0%}), half gone {loss:.4f} (at most {MAX_LOSS})"
     )
     print(f"states and checkpoints are in {folder}")
-    return 0 if cost <= MOST_COST and loss <= MOST_LOSS else 1
+    return 0 if cost <= MAX_COST and loss <= MAX_LOSS else 1
 
 
 if __name__ == "__main__":

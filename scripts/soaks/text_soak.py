@@ -29,7 +29,7 @@ from swarm import TextProcess
 
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import publish
-from peers.data.shards import LEAST_SHARD_BYTES
+from peers.data.shards import MIN_SHARD_BYTES
 from peers.lab.processes.processes import start
 from peers.telemetry import event_log
 from peers.telemetry.events import ShardRead
@@ -114,7 +114,7 @@ def shards_read(state: Path) -> list[tuple[int, str]]:
 
 async def trained(folder: Path, shards: int, sequences: int) -> dict[str, object]:
     published(folder, 128, sequences)
-    await asyncio.to_thread(write_text, folder / "books", shards, LEAST_SHARD_BYTES)
+    await asyncio.to_thread(write_text, folder / "books", shards, MIN_SHARD_BYTES)
     keys = {"run": "run.json", "stage": 0, "text": {"books": str(folder / "books")}, **QUIET}
     keys["checkpoint_seconds"] = 2
     peer = await start(folder, "peer", keys)

@@ -27,7 +27,7 @@ from swarmnet.run.path_rules import Header, Rules, begin, needs_swap, visit
 
 ASKED_AT_ONCE = 4
 """Requests of one client at one peer: one computes, two are on their way there and back, and one waits."""
-MOST_SEQUENCES = 8
+MAX_SEQUENCES = 8
 """Sequences whose next token one request may ask for: the logits of each have the size of the vocabulary."""
 BUSY, NOT_READY, NO_ROUND, WRONG_STAGE = "busy", "not_ready", "no_round", "wrong_stage"
 MALFORMED, NOT_FINITE = "malformed", "not_finite"
@@ -35,13 +35,13 @@ MALFORMED, NOT_FINITE = "malformed", "not_finite"
 CODES = frozenset({BUSY, NOT_READY, NO_ROUND, WRONG_STAGE, MALFORMED, NOT_FINITE})
 PASSING = {BUSY: 0.2, NOT_READY: 1.0}
 """Temporary refusals, and the seconds after which a peer that sends one is asked again."""
-MOST_REFUSALS = 3
+MAX_REFUSALS = 3
 """A request is given up when this many peers refuse it as impossible."""
 FIRST_DEADLINE_SECONDS = 15.0
 """Deadline of the first attempts. p2pd needs 5 s for a silent address, and a peer may load its weights."""
 DEADLINE_FACTOR = 4.0
 """Ratio of the deadline to a stage's mean response time."""
-LEAST_DEADLINE_SECONDS, MOST_DEADLINE_SECONDS = 2.0, 30.0
+MIN_DEADLINE_SECONDS, MAX_DEADLINE_SECONDS = 2.0, 30.0
 SMOOTHING = 0.2
 """Weight of a new response time in the moving average."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.5, 8.0
@@ -214,7 +214,7 @@ class Requests:
         else:
             self._pause(peer, now)
             request.refusals += 1
-            if request.refusals >= MOST_REFUSALS:
+            if request.refusals >= MAX_REFUSALS:
                 del self._requests[key]
                 return [Impossible(key, reason), *self._advance(now)]
         return self._advance(now)
@@ -309,7 +309,7 @@ class Requests:
         known = self._answer_seconds.get(stage)
         if known is None:
             return FIRST_DEADLINE_SECONDS
-        return min(MOST_DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, DEADLINE_FACTOR * known))
+        return min(MAX_DEADLINE_SECONDS, max(MIN_DEADLINE_SECONDS, DEADLINE_FACTOR * known))
 
     def _learn(self, stage: int, seconds: float) -> None:
         """Update a stage's mean response time."""

@@ -25,7 +25,7 @@ RANGE_FAILURES = 8
 leaves at most this many records."""
 RANGE_SECONDS, LONGEST_RANGE_SECONDS = 10.0, 600.0
 """Length of the pause, which doubles with each further failure, and its bound."""
-MOST_RANGES = 4096
+MAX_RANGES = 4096
 """Address ranges of which failures are remembered."""
 
 
@@ -69,7 +69,7 @@ class DialBudget:
         """Record a dial that failed in the address ranges that it tried."""
         for each in self.ended(peer):
             self._failures[each] = self._failures.pop(each, (0, 0.0))[0] + 1, now
-            if len(self._failures) > MOST_RANGES:
+            if len(self._failures) > MAX_RANGES:
                 self._failures.popitem(last=False)
 
     def ended(self, peer: PeerId) -> frozenset[str]:

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from swarmnet.identifiers import PeerId
 
-MOST_GUESTS = 64
-"""Most guests: two stages of peers that chose this one (`MOST_ADJACENT`). Contributors need no place."""
-MOST_OF_RANGE = 16
+MAX_GUESTS = 64
+"""Most guests: two stages of peers that chose this one (`MAX_ADJACENT`). Contributors need no place."""
+MAX_OF_RANGE = 16
 """Most guests of one public /24 or /48: a household or a rack."""
 
 
@@ -36,9 +36,9 @@ class Guests:
             return True
         theirs = frozenset(ranges)
         here = max((self._count[each] for each in theirs), default=0)
-        if here >= MOST_OF_RANGE:
+        if here >= MAX_OF_RANGE:
             return False
-        if len(self._ranges) >= MOST_GUESTS and not self._make_room(here):
+        if len(self._ranges) >= MAX_GUESTS and not self._make_room(here):
             return False
         self._ranges[peer] = theirs
         self._count.update(theirs)

@@ -39,7 +39,7 @@ LONGEST_REDIAL_SECONDS = 8.0
 frequent retries take longer after a partition."""
 FORGET_SECONDS = 600.0
 """A peer that is not linked is forgotten this long after its last record or heartbeat."""
-MOST_ADJACENT = 32
+MAX_ADJACENT = 32
 """Most links to each adjacent stage: enough to choose from for any size of stage."""
 GONE_FAILURES = 2
 """Failed dials after which other peers replace a peer among the neighbours. Its record outlives it."""
@@ -48,23 +48,23 @@ RELEASE_SECONDS = 10.0
 SEEK_SECONDS = 4.0
 """If no active peer of this group is linked for this long, other known peers are dialled: the present
 neighbours may be Sybils (eclipse attack). A group that is starting becomes active sooner."""
-MOST_TELLERS = 4
+MAX_TELLERS = 4
 """Sources of a peer's record that are remembered: one of them that was reached is enough."""
 FEWEST_ON_RINGS = RINGS + 1
 """A group is large only if this many of its peers were reached. In groups of twelve or more, 95 of 100 peers
 have as many ring neighbours (counted). The same peer is often a neighbour on several rings."""
 MANY = 256
 """Known peers beyond which choosing neighbours takes milliseconds, and not every record triggers it."""
-MOST_PEERS = 4096
+MAX_PEERS = 4096
 """Most known peers, as keys are free. Beyond it, peers that are not linked are forgotten (`_make_room`)."""
-FORGOTTEN_AT_ONCE = MOST_PEERS // 16
+FORGOTTEN_AT_ONCE = MAX_PEERS // 16
 """Peers forgotten at a time, since finding many takes as long as finding one."""
 NO_RANGE = frozenset({""})
 """Address ranges of a peer without a public address."""
 
 
 @dataclass(slots=True)
-class Known:
+class PeerInfo:
     """What is known of another peer. `sequence` orders its records; `ready`: it takes part in its stage."""
 
     stage: int
@@ -130,7 +130,7 @@ class Membership:
         self.beside = tuple(beside) if beside is not None else (stage - 1, stage + 1)
         self.chance = chance
         self.by_invite = by_invite
-        self.peers: dict[PeerId, Known] = {}
+        self.peers: dict[PeerId, PeerInfo] = {}
         self.budget = DialBudget()
         """Limits dials to peers whose addresses are not confirmed."""
         self.guests = Guests()
@@ -175,9 +175,9 @@ class Membership:
         if sequence <= outdated and not first_hand:
             return False
         if known is None:
-            if len(self.peers) >= MOST_PEERS and not self._make_room():
+            if len(self.peers) >= MAX_PEERS and not self._make_room():
                 return False
-            known = self.peers[peer] = Known(
+            known = self.peers[peer] = PeerInfo(
                 stage, role, addresses, sequence, record, now, invited=invited, met_at=now
             )
             if teller is not None:
@@ -311,7 +311,7 @@ class Membership:
         self._wanted = None
         if known is not None:
             self._left[peer] = max(known.sequence, known.outdated)
-            if len(self._left) > MOST_PEERS:
+            if len(self._left) > MAX_PEERS:
                 del self._left[next(iter(self._left))]
 
     # -- decisions ------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class Membership:
                 self._ring |= self._spread(untried)
             if not any(self.peers[peer].worked for peer in group):  # Active peers lead to contributors.
                 ready = self._those(self.stage, self._takes_part)
-                self._ring |= choose_some(self.me, ready, MOST_ADJACENT)
+                self._ring |= choose_some(self.me, ready, MAX_ADJACENT)
             self._wanted = self._chosen = wanted | self._ring
             reached = sum(self.peers[peer].reached for peer in group)
             self._is_large = len(group) >= FULL_GROUP and reached >= FEWEST_ON_RINGS
@@ -394,20 +394,20 @@ class Membership:
             return True
         return peer not in self._reducers and self.me not in self._reducers
 
-    def _those(self, stage: int, trusted: Callable[[Known], bool]) -> list[PeerId]:
+    def _those(self, stage: int, trusted: Callable[[PeerInfo], bool]) -> list[PeerId]:
         """Return the peers of a stage that are not known to be gone and fulfil `trusted`."""
         return [peer for peer in self._present(stage) if trusted(self.peers[peer])]
 
     def _spread(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
         """Choose peers to try, spread over address ranges, while none is known to be honest."""
         ranges = {peer: public_ranges(self.peers[peer].addresses) for peer in peers}
-        return choose_spread(self.me, ranges, MOST_ADJACENT)
+        return choose_spread(self.me, ranges, MAX_ADJACENT)
 
-    def _adjacent(self, trusted: Callable[[Known], bool]) -> frozenset[PeerId]:
+    def _adjacent(self, trusted: Callable[[PeerInfo], bool]) -> frozenset[PeerId]:
         """Choose peers of adjacent stages."""
         chosen: frozenset[PeerId] = frozenset()
         for stage in self.beside:
-            chosen |= choose_some(self.me, self._those(stage, trusted), MOST_ADJACENT)
+            chosen |= choose_some(self.me, self._those(stage, trusted), MAX_ADJACENT)
         return chosen
 
     def others_may_be_there(self) -> bool:
@@ -487,24 +487,26 @@ class Membership:
         known = self.peers[peer]
         if known.stage == self.stage:
             self._former[peer] = max(known.recorded_at, known.heard_at)
-            if len(self._former) > MOST_PEERS:
+            if len(self._former) > MAX_PEERS:
                 del self._former[next(iter(self._former))]
 
-    def _told_by(self, known: Known, teller: PeerId) -> None:
-        if teller not in known.tellers and len(known.tellers) < MOST_TELLERS:
+    def _told_by(self, known: PeerInfo, teller: PeerId) -> None:
+        if teller not in known.tellers and len(known.tellers) < MAX_TELLERS:
             known.tellers += (teller,)
             self._wanted = None
 
-    def _takes_part(self, known: Known) -> bool:
+    def _takes_part(self, known: PeerInfo) -> bool:
         return known.stage == self.stage and known.ready
 
-    def _has_worked(self, known: Known) -> bool:
+    def _has_worked(self, known: PeerInfo) -> bool:
         return known.worked
 
-    def _vouched(self, known: Known) -> bool:
+    def _vouched(self, known: PeerInfo) -> bool:
         """Return whether a peer was reached or met, or a reached peer has sent its record."""
-        return known.reached or known.met or any(
-            teller in self.peers and self.peers[teller].reached for teller in known.tellers
+        return (
+            known.reached
+            or known.met
+            or any(teller in self.peers and self.peers[teller].reached for teller in known.tellers)
         )
 
     def _make_room(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 MARGIN_MICROSECONDS = 3_000_000
 """Greatest difference between two clocks of one swarm (`SKEW_SECONDS` in protocols/signed/records.py)."""
-MOST_STARTS = 64
+MAX_STARTS = 64
 """Remembered starts of one identity: twice the number of restarts, 4 s each, within the life of a record."""
 
 
@@ -40,7 +40,7 @@ class OwnStart:
             return "later"
         newest = self._newest.pop(started, None)
         self._newest[started] = max(sequence, newest if newest is not None else sequence)
-        if len(self._newest) > MOST_STARTS:
+        if len(self._newest) > MAX_STARTS:
             del self._newest[next(iter(self._newest))]
         is_renewed = newest is not None and sequence > newest
         latest = int(now * 1e6) + MARGIN_MICROSECONDS

@@ -13,7 +13,7 @@ Key = TypeVar("Key", bound=Hashable)
 """Identifies the client and what it requests."""
 
 BURST = 4
-"""Answers at once, as for slices (`audits.MOST_OF_RESULT`): a link may be lost twice and a peer restart."""
+"""Answers at once, as for slices (`audits.MAX_OF_RESULT`): a link may be lost twice and a peer restart."""
 
 
 class RequestBudget(Generic[Key]):

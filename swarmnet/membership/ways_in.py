@@ -22,7 +22,7 @@ STEADY_SECONDS = 30.0
 must find the swarm within 60 s of its return: with jitter this leaves 24 s to dial and join."""
 ASK_JITTER = 0.2
 """Jitter as a fraction of each pause, as for dials. Peers that lost a bootstrap together ask apart."""
-MOST_REMEMBERED = 8
+MAX_REMEMBERED = 8
 """Remembered peers that are contacted besides the bootstraps. One that answers is enough."""
 
 
@@ -57,7 +57,7 @@ class WaysIn:
         self._table_is_empty = not table
         wanted = set(self._bootstraps)
         if self.lost or (not self._bootstraps and not table):
-            wanted.update([peer for peer in remembered if peer not in table][:MOST_REMEMBERED])
+            wanted.update([peer for peer in remembered if peer not in table][:MAX_REMEMBERED])
         self._ways = {peer: way for peer, way in self._ways.items() if peer in wanted}
         for peer in sorted(wanted):
             way = self._ways.setdefault(peer, _Way(now + self._pause(FIRST_ASK_SECONDS)))

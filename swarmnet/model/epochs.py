@@ -43,9 +43,7 @@ class Place:
     """Windows, in all epochs."""
 
 
-def following(
-    reader: Reader, names: Collection[str], epoch: int, shard: str
-) -> tuple[int, str]:
+def following(reader: Reader, names: Collection[str], epoch: int, shard: str) -> tuple[int, str]:
     """The epoch and the shard that come behind `shard` (which may be there no more; empty: none was read in
     this epoch). `names`, each once, are those that there are; raises ValueError if there is none."""
     behind = _distance(reader, epoch, shard) if shard else (-1, "")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout, Plane
-from swarmnet.optimizer.divided.company import Company
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, how_of
 from swarmnet.optimizer.step import SignStep, sign_step
@@ -98,7 +98,7 @@ class FloatMethod:
             for plane, selection in pairs
         )
 
-    def divide(self, company: Company) -> None:
+    def divide(self, company: DeviceGroup) -> None:
         self._momentum.clip.company = company
 
     @property

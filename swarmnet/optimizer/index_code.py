@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from swarmnet.rounds.result_table import ContributionError as ContributionError
 
-Bits: TypeAlias = NDArray[np.uint8]
+BitArray: TypeAlias = NDArray[np.uint8]
 """Zeros and ones, a byte each: [C, B]."""
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class EliasFano:
     def bits(self) -> int:
         return self.kept * (2 + self.low_bits)
 
-    def write(self, indices_CK: Indices) -> Bits:
+    def write(self, indices_CK: Indices) -> BitArray:
         """Encode ascending distinct indices below N as bits [C, B]."""
         chunks = indices_CK.shape[0]
         bits_CB = np.zeros((chunks, self.bits), np.uint8)
@@ -48,7 +48,7 @@ class EliasFano:
         _write_planes(bits_CB[:, 2 * self.kept :], indices_CK, self.low_bits)
         return bits_CB
 
-    def read(self, bits_CB: Bits) -> Indices:
+    def read(self, bits_CB: BitArray) -> Indices:
         """Return indices [C, K]. Raises ContributionError if the bits are no ascending set of K indices."""
         unary = np.ascontiguousarray(bits_CB[:, : 2 * self.kept])
         if np.any(unary.sum(axis=1, dtype=np.int32) != self.kept):
@@ -80,24 +80,24 @@ class GroupOffsets:
     def bits(self) -> int:
         return self.kept * self.offset_bits
 
-    def write(self, indices_CK: Indices) -> Bits:
+    def write(self, indices_CK: Indices) -> BitArray:
         """Encode the index of group g in column g as bits [C, B]."""
         bits_CB = np.empty((indices_CK.shape[0], self.bits), np.uint8)
         _write_planes(bits_CB, indices_CK >> log2_exact(self.kept), self.offset_bits)
         return bits_CB
 
-    def read(self, bits_CB: Bits) -> Indices:
+    def read(self, bits_CB: BitArray) -> Indices:
         """Return indices [C, K]. Every bit string is valid, because no offset can leave its group."""
         offsets_CK = _read_planes(bits_CB, self.kept, self.offset_bits)
         return offsets_CK * self.kept + np.arange(self.kept)
 
 
-def pack(bits_CB: Bits) -> bytes:
+def pack(bits_CB: BitArray) -> bytes:
     """Pack bits into bytes, first bit lowest, with zero bits after the last."""
     return np.packbits(bits_CB.reshape(-1), bitorder="little").tobytes()
 
 
-def unpack(packed: bytes | memoryview, chunks: int, bits: int) -> Bits:
+def unpack(packed: bytes | memoryview, chunks: int, bits: int) -> BitArray:
     """Unpack bytes to bits [chunks, bits]. Raises ContributionError for a wrong length or set spare bits."""
     if len(packed) != packed_bytes(chunks, bits):
         raise ContributionError(f"{len(packed)} bytes where {packed_bytes(chunks, bits)} belong")
@@ -119,7 +119,7 @@ def log2_exact(number: int) -> int:
     return number.bit_length() - 1
 
 
-def _write_planes(bits_CB: Bits, numbers_CK: Indices, width: int) -> None:
+def _write_planes(bits_CB: BitArray, numbers_CK: Indices, width: int) -> None:
     """Write bit b of all K numbers of a chunk to columns b * K to (b + 1) * K."""
     kept = numbers_CK.shape[1]
     small_CK = numbers_CK.astype(np.uint16)
@@ -127,7 +127,7 @@ def _write_planes(bits_CB: Bits, numbers_CK: Indices, width: int) -> None:
         bits_CB[:, bit * kept : (bit + 1) * kept] = (small_CK >> bit) & 1
 
 
-def _read_planes(bits_CB: Bits, kept: int, width: int) -> Indices:
+def _read_planes(bits_CB: BitArray, kept: int, width: int) -> Indices:
     numbers_CK = np.zeros((bits_CB.shape[0], kept), np.int64)
     for bit in range(width):
         numbers_CK |= bits_CB[:, bit * kept : (bit + 1) * kept].astype(np.int64) << bit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.divided.company import ALONE, Company
+from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
 
 
@@ -23,7 +23,7 @@ class BlockClip:
     def __init__(self, layout: Layout, clip: float, device: torch.device) -> None:
         self._layout, self._clip = layout, clip
         self._blocks, self._block_of_chunk = blocks_of(layout, device)
-        self.company: Company = ALONE
+        self.company: DeviceGroup = ALONE
         """Where several devices hold the stage together, a block's norm is that of all its shares."""
         self.norm: float | None = None
         """2-norm of the newest mean gradient, all blocks together, before it is clipped."""

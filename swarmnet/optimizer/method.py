@@ -1,7 +1,7 @@
 """The one door for sync methods: what a peer contributes to a round, and how a round's set is applied.
 
 A method is an object per peer and stage. Its own state (momentum) is nobody else's business; what peers
-must agree on is `Tally.step`, a pure function of the set of contributions.
+must agree on is `RoundAggregate.step`, a pure function of the set of contributions.
 """
 
 from __future__ import annotations
@@ -16,28 +16,36 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.float_demo import FloatMethod
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps
+from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
+from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.low_rank.method import LowRank
 from swarmnet.optimizer.mean_gradient import GradientError
-from swarmnet.optimizer.own_steps.held_experts import HeldExperts
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps
-from swarmnet.optimizer.own_steps.reduced_experts import ReducedExperts
-from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.sign_votes import VoteMethod
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile, all_tiles
-from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.result_table import Contributor, Draw, Table
+from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.own_steps import AUTHORS
 from swarmnet.run.rates import WHOLE
 
 __all__ = [
-    "METHODS", "ContributionError", "GradientError", "Method", "OwnSteps", "Reduced", "Tally", "add_own",
-    "method_of", "steps_before_telling",
+    "METHODS",
+    "ContributionError",
+    "GradientError",
+    "LocalOptimizer",
+    "Method",
+    "Reduced",
+    "RoundAggregate",
+    "add_own",
+    "method_of",
+    "steps_before_telling",
 ]  # fmt: skip
 
 
-class Tally(Protocol):
+class RoundAggregate(Protocol):
     """One round's contributions. They come and go in any order; only the set counts."""
 
     def add(self, peer: PeerId, payload: bytes) -> None:
@@ -53,11 +61,11 @@ class Tally(Protocol):
         """The round is applied, so the set will hardly change any more: what is kept only to be fast may
         go."""
 
-    def concord(self, me: PeerId) -> Concord | None:
+    def concord(self, me: PeerId) -> VoteAgreement | None:
         """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
 
 
-class OwnSteps(Protocol):
+class LocalOptimizer(Protocol):
     """What a method whose peers step by themselves, between rounds, does besides."""
 
     tokens: int
@@ -89,7 +97,7 @@ def steps_before_telling(gathered: int, stepped: int, tokens: int) -> bool:
     return gathered > 0 and (not stepped or 2 * gathered >= tokens)
 
 
-def add_own(own: OwnSteps, weights: Tensor, layout: Layout, applied_round: int) -> None:
+def add_own(own: LocalOptimizer, weights: Tensor, layout: Layout, applied_round: int) -> None:
     """Add to the group's weights after a round (float32 [layout.size]) what a peer moved by itself."""
     own.applied(applied_round)
     for tile in all_tiles(layout, weights.device):
@@ -140,11 +148,11 @@ class Method(Protocol):
         """Where what the group settles lies: the weights, and after them its momentum, if it has one."""
 
     @property
-    def own(self) -> OwnSteps | None:
+    def own(self) -> LocalOptimizer | None:
         """None: this peer's weights are the group's, between rounds too."""
 
     @property
-    def held(self) -> HeldExperts | None:
+    def held(self) -> ExpertShardSteps | None:
         """None: this peer trains the whole stage. Else gradients are of what it trains alone."""
 
     @property
@@ -184,7 +192,7 @@ class Method(Protocol):
     def check(self, payload: bytes) -> None:
         """ContributionError, with the reason, if no honest peer can have sent `payload`."""
 
-    def tally(self, round: int) -> Tally:
+    def tally(self, round: int) -> RoundAggregate:
         """An empty tally, to be filled with the contributions of `round`."""
 
     def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
@@ -197,7 +205,7 @@ METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
     "demo-float": FloatMethod,
     "low-rank": LowRank,
     "hybrid": LowRank,
-    **dict.fromkeys(AUTHORS, LocalSteps),
+    **dict.fromkeys(PRESETS, LocalSteps),
 }
 """What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one
 of them through all that a method must fulfil."""
@@ -209,5 +217,5 @@ def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:
-        return HeldExperts(manifest, layout, torch.device(device))
+        return ExpertShardSteps(manifest, layout, torch.device(device))
     return METHODS[manifest.sync.method](manifest, layout, torch.device(device))

@@ -20,15 +20,15 @@ from torch import Tensor
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sparsify import Selection, selection_of
-from swarmnet.optimizer.tiling import Cut, plane_of, tiles_of
+from swarmnet.optimizer.tiling import ChunkLayout, plane_of, tiles_of
 from swarmnet.optimizer.transform import Transform, transform_of
 from swarmnet.run.manifest import Sync
 
-LEAST_STRENGTH = 1e-8
+MIN_STRENGTH = 1e-8
 """Weight of a vote that returns to an empty momentum: negligible compared with any gradient, but not lost."""
 
 
-def how_of(sync: Sync, cut: Cut, device: torch.device) -> tuple[list[Transform], list[Selection]]:
+def how_of(sync: Sync, cut: ChunkLayout, device: torch.device) -> tuple[list[Transform], list[Selection]]:
     """Return the transform and the selection of each plane."""
     planes = list(zip(cut.layout.planes, cut.sides, strict=True))
     return (
@@ -120,7 +120,7 @@ class Momentum:
 
     def strength(self, plane: int) -> Tensor:
         """Return the largest magnitude in each chunk of a plane, float32 [C, 1]."""
-        return self.planes()[plane].abs().amax(dim=1, keepdim=True).clamp(min=LEAST_STRENGTH)
+        return self.planes()[plane].abs().amax(dim=1, keepdim=True).clamp(min=MIN_STRENGTH)
 
     def put(self, plane: int, indices_CK: Tensor, values_CK: Tensor) -> None:
         """Add values to coefficients of a plane."""

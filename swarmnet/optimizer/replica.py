@@ -21,10 +21,10 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.method import Method, Tally
+from swarmnet.optimizer.method import Method, RoundAggregate
 from swarmnet.optimizer.step import Step, add_step
 from swarmnet.optimizer.tiling import all_tiles
-from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.rates import WHOLE
 
 HASHED_NUMBERS = 1 << 22
@@ -40,7 +40,7 @@ class ReplicaError(RuntimeError):
 
 @dataclass(slots=True)
 class _OpenRound:
-    tally: Tally
+    tally: RoundAggregate
     applied: Step | None = None
     """What the live weights hold of this round."""
     factor: int = WHOLE
@@ -101,7 +101,7 @@ class Replica:
         open_round.applied = open_round.tally.step(open_round.factor)
         self.applied_round = max(self.applied_round, round)
 
-    def concord(self, round: int, me: PeerId) -> Concord | None:
+    def concord(self, round: int, me: PeerId) -> VoteAgreement | None:
         """What the others' votes of a round that was just applied say of this peer's own; None where nothing
         can be said. Asked once: the tally rests then."""
         open_round = self._open.get(round)

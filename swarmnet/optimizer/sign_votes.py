@@ -18,13 +18,13 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
-from swarmnet.optimizer.divided.company import Company
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError, pack, packed_bytes, unpack
 from swarmnet.optimizer.momentum import Momentum, Sent, how_of
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
 from swarmnet.optimizer.step import SignStep, sign_step
 from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
-from swarmnet.optimizer.vote_agreement import Concord, concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement, concord
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -54,7 +54,7 @@ class VoteMethod:
             for plane, selection in zip(layout.planes, self._selections, strict=True)
         )
 
-    def divide(self, company: Company) -> None:
+    def divide(self, company: DeviceGroup) -> None:
         self._momentum.clip.company = company
 
     @property
@@ -179,12 +179,12 @@ class VoteTally:
                 target_CN.copy_(torch.sign(inverse_CN))
         return self._method.step_of(signs, self._round, factor)
 
-    def concord(self, me: PeerId) -> Concord | None:
+    def concord(self, me: PeerId) -> VoteAgreement | None:
         # The own votes are remembered as they were taken: reading the payload again costs ten times as much.
         sent = self._method.sent(self._round) if me in self._payloads else None
         if sent is None:
             return None
-        found = Concord(0, 0, 0)
+        found = VoteAgreement(0, 0, 0)
         for plane, own in zip(self._layout.planes, sent, strict=True):
             sums_CK = plane_of(self._summed(), plane).gather(1, own.indices)
             found += concord(torch.sign(own.values).to(torch.int16), sums_CK)

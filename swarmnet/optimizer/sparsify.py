@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.flat_layout import CHUNK
-from swarmnet.optimizer.index_code import Bits, EliasFano, GroupOffsets, log2_exact
+from swarmnet.optimizer.index_code import BitArray, EliasFano, GroupOffsets, log2_exact
 
 
 class Selection(Protocol):
@@ -36,10 +36,10 @@ class Selection(Protocol):
     def choose(self, momentum_CN: Tensor) -> Tensor:
         """Return the indices to vote on, int64 [C, K]; distinct within a chunk."""
 
-    def write(self, indices_CK: Tensor) -> Bits:
+    def write(self, indices_CK: Tensor) -> BitArray:
         """Encode indices as bits [C, index_bits]."""
 
-    def read(self, bits_CB: Bits) -> Tensor:
+    def read(self, bits_CB: BitArray) -> Tensor:
         """Return int64 [C, K] of what `write` made. Raises ContributionError for anything else."""
 
 
@@ -61,10 +61,10 @@ class TopK:
     def choose(self, momentum_CN: Tensor) -> Tensor:
         return _largest(momentum_CN.abs(), self.kept)
 
-    def write(self, indices_CK: Tensor) -> Bits:
+    def write(self, indices_CK: Tensor) -> BitArray:
         return self.code.write(indices_CK.cpu().numpy())
 
-    def read(self, bits_CB: Bits) -> Tensor:
+    def read(self, bits_CB: BitArray) -> Tensor:
         return torch.from_numpy(self.code.read(bits_CB))
 
 
@@ -87,10 +87,10 @@ class StrongestOfGroups:
         offsets_CK = _first_of_largest(momentum_CN.view(momentum_CN.shape[0], -1, self.kept))
         return offsets_CK * self.kept + torch.arange(self.kept, device=momentum_CN.device)
 
-    def write(self, indices_CK: Tensor) -> Bits:
+    def write(self, indices_CK: Tensor) -> BitArray:
         return self.code.write(indices_CK.cpu().numpy())
 
-    def read(self, bits_CB: Bits) -> Tensor:
+    def read(self, bits_CB: BitArray) -> Tensor:
         return torch.from_numpy(self.code.read(bits_CB))
 
 

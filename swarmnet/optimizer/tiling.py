@@ -32,7 +32,7 @@ SIDE = 64
 """Longest side of a tile of a matrix (arXiv:2411.19870, section 3)."""
 
 
-class Cut(Protocol):
+class ChunkLayout(Protocol):
     """Defines how the parameters of a stage are cut into chunks, in a vector of their own."""
 
     @property
@@ -154,7 +154,7 @@ def _chunk_size(grid: _Grid) -> int:
     return 1 << (height * width - 1).bit_length()
 
 
-def cut_of(name: CutName, layout: Layout) -> Cut:
+def cut_of(name: CutName, layout: Layout) -> ChunkLayout:
     return MatrixTiles(layout) if name == "tiles" else Runs(layout)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Concord:
+class VoteAgreement:
     """Agreement about one peer's votes in one round. Noise is agreed with and opposed equally often."""
 
     agreed: int
@@ -19,12 +19,14 @@ class Concord:
     alone: int
     """Number of votes on coefficients without other votes, or with a tie among them."""
 
-    def __add__(self, other: Concord) -> Concord:
-        return Concord(self.agreed + other.agreed, self.opposed + other.opposed, self.alone + other.alone)
+    def __add__(self, other: VoteAgreement) -> VoteAgreement:
+        return VoteAgreement(
+            self.agreed + other.agreed, self.opposed + other.opposed, self.alone + other.alone
+        )
 
 
-def concord(votes: Tensor, sums: Tensor) -> Concord:
+def concord(votes: Tensor, sums: Tensor) -> VoteAgreement:
     """Compare votes (+1, -1; 0: none) with `sums`, which include them. Returns the counts."""
     product = votes * (sums - votes)
     agreed, opposed = int(torch.count_nonzero(product > 0)), int(torch.count_nonzero(product < 0))
-    return Concord(agreed, opposed, product.numel() - agreed - opposed)
+    return VoteAgreement(agreed, opposed, product.numel() - agreed - opposed)

@@ -8,7 +8,7 @@ shortest answer, which mistakes repeated packets on a lossy link for a queue. He
 long the microbatch waited for compute and how long it computed. The remaining time is network.
 
 If the network itself is full, more microbatches in flight only make it slower. The window shrinks once the
-network time exceeds `MOST_STRETCH` times its minimum (BBR bounds what it sends by the smallest round trip).
+network time exceeds `MAX_STRETCH` times its minimum (BBR bounds what it sends by the smallest round trip).
 
 The module does no IO. Times are seconds.
 """
@@ -19,21 +19,21 @@ from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Manifest, ModelShape
 
 FIRST_WINDOW = 4
-LEAST_WAITING, MOST_WAITING = 2.0, 4.0
+MIN_WAITING, MAX_WAITING = 2.0, 4.0
 """Target number of waiting microbatches of one origin, over all stages. One server with such a queue works 85
 to 90 % of the time even for Poisson arrivals (M/D/1: 2.4 wait at 85 %)."""
-LEAST_SHARE, MOST_SHARE = 0.6, 0.75
+MIN_SHARE, MAX_SHARE = 0.6, 0.75
 """Target share of those in flight that wait, if it is more than the numbers above. With 0.6 waiting there are
 2.5 times as many as the path itself holds (BBR's gain is 2). Microbatches travel in bunches, because a stage
 does backward passes before forward passes. Exactly as many as the path holds keep it busy 64 % of the time
 (`tests/swarmnet/pipeline/test_flow.py`, far stage). With 0.5 and 0.7 seven random swarms did 95.8 % of their
 maximum flow, and with these values 98.1 %. An answer took a tenth longer (docs/benchmarks/removed.md)."""
-MOST_STRETCH = 5.0
+MAX_STRETCH = 5.0
 """Maximum network time in multiples of its minimum. On links of 10 Mbit/s with 1 % loss, 32 in flight per
 origin carried 8 % more tokens than 11, but answers took 3.1 s, not 0.7 s (docs/benchmarks/wan.md)."""
 PROBE_EPOCHS = 20
 """Number of epochs with a full link after which it is measured again, because it may have changed."""
-LEAST_ANSWERS = 8
+MIN_ANSWERS = 8
 """Minimum number of answers per epoch; fewer scatter too much."""
 
 FLOAT_BYTES, BF16_BYTES = 4, 2
@@ -75,9 +75,7 @@ def _layer_bytes(model: ModelShape, computing: Computing) -> int:
     return 2 * FLOAT_BYTES * model.width + BF16_BYTES * (4 * model.width + 2 * heads + feeds)
 
 
-def graphs_that_fit(
-    manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN
-) -> int:
+def graphs_that_fit(manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN) -> int:
     """Return how many microbatches a peer with `memory_bytes` may keep open in this stage; at least one."""
     return max(1, int(GRAPH_SHARE * memory_bytes) // graph_bytes(manifest, stage, computing))
 
@@ -89,7 +87,7 @@ class Flow:
         """Create the control. The window never exceeds `limit`."""
         self.limit = limit
         self.window = max(1, min(FIRST_WINDOW, limit))
-        self.least_waiting, self.most_waiting = LEAST_WAITING, MOST_WAITING
+        self.least_waiting, self.most_waiting = MIN_WAITING, MAX_WAITING
         self.network_floor: float | None = None
         """Mean network seconds of a microbatch in the fastest epoch; None before the first epoch."""
         self._grew_only = True
@@ -106,8 +104,8 @@ class Flow:
     def aim(self, stages: int, peers_here: int, peers_below: int) -> None:
         """Set the target for the number that wait: one per stage for each peer of the next stage per origin.
         Each of these peers needs a queue (docs/benchmarks/removed.md)."""
-        self.least_waiting = max(LEAST_WAITING, stages * max(1.0, peers_below / max(1, peers_here)))
-        self.most_waiting = MOST_WAITING / LEAST_WAITING * self.least_waiting
+        self.least_waiting = max(MIN_WAITING, stages * max(1.0, peers_below / max(1, peers_here)))
+        self.most_waiting = MAX_WAITING / MIN_WAITING * self.least_waiting
 
     def done(self, total: float, compute: float, queue: float, under_way: int) -> None:
         """Record a committed microbatch of this origin. `total` is its seconds from start to end. `compute`
@@ -121,7 +119,7 @@ class Flow:
         self._queue += min(queue, total)
         self._network += max(0.0, total - compute - queue)
         self._under_way += under_way
-        if self._answers >= max(LEAST_ANSWERS, self.window):
+        if self._answers >= max(MIN_ANSWERS, self.window):
             self._adapt()
 
     def _adapt(self) -> None:
@@ -132,14 +130,14 @@ class Flow:
         self.network_floor = min(self.network_floor or network, network)
         window = self.window
         used = under_way > window - 1.0  # Otherwise something else limits the number in flight.
-        if waiting > max(self.most_waiting, MOST_SHARE * under_way):
+        if waiting > max(self.most_waiting, MAX_SHARE * under_way):
             self._grew_only = False
             window -= max(1, window // 8)
-        elif network > MOST_STRETCH * self.network_floor:
+        elif network > MAX_STRETCH * self.network_floor:
             self._grew_only = False
             self._full_epochs += 1
             window -= max(1, window // 8)
-        elif waiting < max(self.least_waiting, LEAST_SHARE * under_way) and used:
+        elif waiting < max(self.least_waiting, MIN_SHARE * under_way) and used:
             window += max(1, window // (2 if self._grew_only else 8))
         if self._full_epochs >= PROBE_EPOCHS:
             window, self.network_floor = min(FIRST_WINDOW, window), None

@@ -26,13 +26,13 @@ from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.timeouts import AnswerTimes
 from swarmnet.routing.load_balancer import Guide, Router
 
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 """Share of the usual answer time. With less time left, another attempt could not finish."""
-MOST_MARGIN = 0.1
+MAX_MARGIN = 0.1
 """Maximum share of its time that a hop keeps and does not leave to its successor. A hop keeps its share of
 the remaining path, but no more. A fixed tenth on each of 32 stages left those in the middle less than the
 path takes (docs/benchmarks/home_lines.md)."""
-MOST_ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 RETRY_SECONDS = 1.0
 """Interval at which a microbatch without a next peer is offered again if no answer, report of room or end of
 a pause comes earlier. It equals the heartbeat interval, by which new neighbours become known."""
@@ -41,9 +41,9 @@ GUIDED_RETRY_SECONDS = 0.1
 IS_WELL = frozenset({"committed", "other_path", "cancelled", "out_of_line"})
 """Refusals by a healthy peer. It computed this microbatch before, it received a cancel, or it rejects the
 values as outliers. All peers see outliers at the same moment when an optimizer step was large."""
-MOST_ASKERS = 4
+MAX_ASKERS = 4
 """Maximum number of peers that wait for one answer. Each was tried and has not sent CANCEL."""
-MOST_OVERTAKEN = 256
+MAX_OVERTAKEN = 256
 """Maximum number of cancelled attempts to remember whose ACT has not come, at 64 bytes each."""
 KEEP_SECONDS = 30.0
 """Seconds for which a committed microbatch's GRAD is kept for a repeated ACT."""
@@ -154,7 +154,7 @@ class Pipeline:
                     key,
                     Job(
                         "forward",
-                        now + MOST_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None, ())),
+                        now + MAX_ATTEMPTS * self.answers.of_an_attempt(self.candidates(None, ())),
                         own=True,
                     ),
                 )
@@ -231,7 +231,7 @@ class Pipeline:
         if job.phase == "done":
             self.ledger.repeated += 1
             self._effects.append(events.SendGrad(act.key, act.peer, act.attempt))
-        elif act.peer not in job.above and len(job.above) >= MOST_ASKERS:
+        elif act.peer not in job.above and len(job.above) >= MAX_ASKERS:
             self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
         else:
             job.above[act.peer] = max(act.attempt, job.above.get(act.peer, 0))
@@ -259,8 +259,8 @@ class Pipeline:
             self.ledger.drop("cancelled")
             self._forget(key)
             return full
-        hopeless = job.attempt > 0 and job.deadline - now < LEAST_SHARE * (self.answers.usual or 0.0)
-        if job.deadline <= now or hopeless or job.failures >= MOST_ATTEMPTS:
+        hopeless = job.attempt > 0 and job.deadline - now < MIN_SHARE * (self.answers.usual or 0.0)
+        if job.deadline <= now or hopeless or job.failures >= MAX_ATTEMPTS:
             self._abandon(key, "deadline", "no peer of the next stage did it in time", now)
             return full
         candidates = self.candidates(key, job.tried)
@@ -274,7 +274,7 @@ class Pipeline:
                 job.retry_at = min(now + RETRY_SECONDS, self.router.room_at(candidates, now))
             return candidates
         left = job.deadline - now
-        leaves = left * (1.0 - min(MOST_MARGIN, 1.0 / (self.stages_below + 1)))
+        leaves = left * (1.0 - min(MAX_MARGIN, 1.0 / (self.stages_below + 1)))
         patience = min(self.answers.patience(peer, 0.0 if job.own else left), leaves)
         job.phase, job.next, job.sent_at = "waiting", peer, now
         job.attempt += 1
@@ -330,7 +330,7 @@ class Pipeline:
         job = self.jobs.get(key)
         if job is None or job.above.get(peer, 0) < attempt:
             self._overtaken[peer, key] = attempt
-            if len(self._overtaken) > MOST_OVERTAKEN:
+            if len(self._overtaken) > MAX_OVERTAKEN:
                 self._overtaken.popitem(last=False)
         if job is not None and job.phase != "done" and job.above.get(peer, attempt + 1) <= attempt:
             self._gone_above(key, job, peer)

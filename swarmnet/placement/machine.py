@@ -190,9 +190,17 @@ class Mover:
 
     def _choose(self, view: View, rate: float) -> Intent | None:
         """Choose a move, and after looks without one wait for fewer richer stages."""
+
         def passing_over(stages: int) -> Intent | None:
             return choose_move(
-                view, self.me, self.stage, rate, self.rules, self.download_seconds, self.chance, stages,
+                view,
+                self.me,
+                self.stage,
+                rate,
+                self.rules,
+                self.download_seconds,
+                self.chance,
+                stages,
                 self._on_disk,
             )
 

@@ -28,7 +28,7 @@ from statistics import median, median_high, median_low
 from swarmnet.identifiers import PeerId
 from swarmnet.placement.standstill import stuck_stages
 from swarmnet.resources.bandwidth_estimate import gossip_per_peer
-from swarmnet.resources.lines import UNKNOWN, Crossing, Line, carried, crossings
+from swarmnet.resources.link_bandwidth import UNKNOWN, Crossing, LinkBandwidth, carried, crossings
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.path_rules import Rules
 
@@ -85,14 +85,14 @@ class MoveRules:
     """Bytes of a microbatch over the link at each stage; empty: links are ignored."""
     gossip: float = 0.0
     """Bytes per second by which each further peer of a group loads the link of every peer in it."""
-    line: Line = UNKNOWN
+    line: LinkBandwidth = UNKNOWN
     """The link of this peer."""
     groups: int = 1
     """Expert groups of the model; a peer trains one of them."""
     snapshot_rounds: int = 16
     """Rounds until the run's first snapshot (`Rounds.snapshot_rounds`)."""
 
-    def does(self, stage: int, speed: float, line: Line) -> float:
+    def does(self, stage: int, speed: float, line: LinkBandwidth) -> float:
         """Return the microbatches per second of a peer at a stage. `speed`: its work per second."""
         each = self.crossings[stage] if self.crossings else Crossing()
         return carried(speed / self.work[stage], line, each)
@@ -115,7 +115,7 @@ class Seen:
     """Seconds since the record was signed."""
     round: int = 0
     """The round of its stage."""
-    line: Line = UNKNOWN
+    line: LinkBandwidth = UNKNOWN
     """Its link, as it reports it."""
     waits: bool = False
     """True if it has no weights yet."""
@@ -146,7 +146,7 @@ class View:
     shares: tuple[float, ...] = ()
     """Share of the run's microbatches that visits each stage; empty: all visit all."""
 
-    usual_line: Line = UNKNOWN
+    usual_line: LinkBandwidth = UNKNOWN
     """Median link, separately up and down; the lower middle value of an even number."""
     by_lines: bool = True
     """True if links are taken into account (`lines_count`)."""
@@ -157,7 +157,7 @@ class View:
     stuck: frozenset[int] = frozenset()
     """Stages in which all peers wait for weights: their capacity is 0."""
 
-    def capacity(self, rules: MoveRules, stage: int, speed: float, line: Line) -> float:
+    def capacity(self, rules: MoveRules, stage: int, speed: float, line: LinkBandwidth) -> float:
         """Return the run's microbatches per second that a peer sustains at a stage, with those that skip
         it."""
         counted = line if self.by_lines else UNKNOWN
@@ -188,7 +188,7 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
     lines = [record.line for _, record in peers]
     middle = UNKNOWN
     if lines:
-        middle = Line(median_low(line.up for line in lines), median_low(line.down for line in lines))
+        middle = LinkBandwidth(median_low(line.up for line in lines), median_low(line.down for line in lines))
     shares = _shares([record for _, record in peers], rules)
     known = View((), (), len(peers), usual, shares, middle, lines_count(rules, len(peers), middle))
     stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_rounds))
@@ -210,7 +210,7 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
     return replace(found, most_bring=usually(all_bring)) if all_bring else found
 
 
-def lines_count(rules: MoveRules, peers: int, usual: Line) -> bool:
+def lines_count(rules: MoveRules, peers: int, usual: LinkBandwidth) -> bool:
     """Return whether links are taken into account: whether a further peer helps a stage whose links are full.
 
     In a group of n, contributions leave n (link - n gossip) of n links. This grows until they take half of
@@ -291,9 +291,7 @@ def choose_stage(view: View, rules: MoveRules, chance: Random) -> int:
     return chance.choice(best)
 
 
-def as_suited(
-    capacities: Sequence[float], brings: Sequence[float], usual: Sequence[float]
-) -> list[float]:
+def as_suited(capacities: Sequence[float], brings: Sequence[float], usual: Sequence[float]) -> list[float]:
     """Return the stages' capacities as they look to one peer: lower where the stage suits it better than
     most.
 
@@ -373,7 +371,9 @@ def period_seconds(peers: int) -> float:
     return min(LONGEST_PERIOD_SECONDS, max(SHORTEST_PERIOD_SECONDS, PERIOD_SECONDS_PER_PEER * peers))
 
 
-def move_rules(manifest: Manifest, never: frozenset[int] = frozenset(), line: Line = UNKNOWN) -> MoveRules:
+def move_rules(
+    manifest: Manifest, never: frozenset[int] = frozenset(), line: LinkBandwidth = UNKNOWN
+) -> MoveRules:
     """Return the rules of a run, for a peer with that link that cannot serve the stages in `never`."""
     return MoveRules(
         stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),

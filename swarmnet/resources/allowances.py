@@ -18,7 +18,7 @@ CHECKS_AT_ONCE = 1024
 2 signatures in the greeting and an order. Catching up with a stage of 100 peers by all kept rounds (40,
 `rounds/contribution_sets.py`) adds 400 contributions by that neighbour, 700 in all. This takes 0.1 to 0.2 s
 of the event loop, one message at a time."""
-MOST_BUCKETS = 1024
+MAX_BUCKETS = 1024
 """Maximum number of names whose spending is remembered, at about 200 bytes each. A directory of some hundred
 peers has as many clients. Beyond that the quarter that has spent least is forgotten."""
 
@@ -52,7 +52,7 @@ an activation and a gradient on each of its link and two subflows, a contributio
 body, a client's exact hidden states, is twice an activation, so the limit is 8 whole activations."""
 BODIES_OF_ALL = 16
 """Unfinished bytes of all peers, in multiples of the longest body. It equals 64 activations that are half
-received, twice the peers of an adjacent stage to which a peer has links (`membership.MOST_ADJACENT`)."""
+received, twice the peers of an adjacent stage to which a peer has links (`membership.MAX_ADJACENT`)."""
 
 
 class Buckets:
@@ -70,7 +70,7 @@ class Buckets:
         if not amount:
             return
         level = self.level(name, now)
-        if name not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
+        if name not in self._buckets and len(self._buckets) >= MAX_BUCKETS:
             self._forget(now)
         self._buckets[name] = (level - amount, now)
 
@@ -88,7 +88,7 @@ class Buckets:
     def _forget(self, now: float) -> None:
         """Drop the fullest quarter of the buckets. The most overdrawn names are remembered longest."""
         fullest = sorted(self._buckets, key=lambda name: self.level(name, now), reverse=True)
-        for name in fullest[: MOST_BUCKETS // 4]:
+        for name in fullest[: MAX_BUCKETS // 4]:
             del self._buckets[name]
 
 

@@ -8,14 +8,14 @@ from math import log2
 
 from swarmnet.model.flat_layout import held_part, trained_layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.resources.lines import crossings
+from swarmnet.resources.link_bandwidth import crossings
+from swarmnet.run.local_steps import BITS
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.own_steps import BITS
 
 CHUNK = 4096
 """Number of coefficients per chunk of a vote contribution (`swarmnet/optimizer/sign_votes.py`)."""
 RESULT_BITS = 4
-"""Bits per number in a result (`swarmnet/optimizer/own_steps/reduced_steps.py`)."""
+"""Bits per number in a result (`swarmnet/optimizer/local_steps/reduced_steps.py`)."""
 MONTH_SECONDS = 30 * 86400
 SHORTEST_SECONDS = 1e-3
 """Minimum duration of a round; no group is faster."""

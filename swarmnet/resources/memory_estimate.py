@@ -15,11 +15,11 @@ from math import ceil, prod
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.flat_layout import Layout, frozen_layout, held_part, trained_layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.optimizer.own_steps.inner_step import BATCH_NUMBERS
+from swarmnet.optimizer.local_steps.inner_optimizer import BATCH_NUMBERS
 from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
+from swarmnet.run.local_steps import InnerName, LocalStepConfig, SentName
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.own_steps import InnerName, OwnSteps, SentName
 
 GRID_BYTES = FLOAT_BYTES
 """Settled weights, per parameter."""
@@ -182,7 +182,7 @@ def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, 
 
 
 def _open_bytes(
-    manifest: Manifest, own: OwnSteps, layout: Layout, trained: Layout, by_few: bool
+    manifest: Manifest, own: LocalStepConfig, layout: Layout, trained: Layout, by_few: bool
 ) -> float:
     """Return the memory of an open round that covers all numbers: local deltas, the round's sum, and
     results."""

@@ -12,12 +12,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from swarmnet.resources.bandwidth_estimate import contributions_per_second, gossip_of
-from swarmnet.resources.lines import crossings
+from swarmnet.resources.link_bandwidth import crossings
 from swarmnet.run.manifest import Manifest
 
 REMEMBERED = 16
 """Number of own contributions to remember: some minutes of a usual run."""
-LEAST_DECIDED = 8
+MIN_DECIDED = 8
 """Minimum number of decided contributions that prove anything; the first after a start are often late."""
 
 
@@ -50,13 +50,13 @@ class UploadVerdict:
 
     @property
     def has_proof(self) -> bool:
-        return self.decided >= LEAST_DECIDED and 2 * self.late > self.decided
+        return self.decided >= MIN_DECIDED and 2 * self.late > self.decided
 
 
 def judge_upload(line: float, need: float, decided: int = 0, late: int = 0) -> UploadVerdict | None:
     """Return what is wrong with the upload, or None. Contributions in time outweigh an estimate."""
     verdict = UploadVerdict(line, need, decided, late)
-    if decided >= LEAST_DECIDED:
+    if decided >= MIN_DECIDED:
         return verdict if verdict.has_proof else None
     return verdict if verdict.is_short else None
 

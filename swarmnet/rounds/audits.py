@@ -25,13 +25,13 @@ from swarmnet.rounds.result_table import Contributor, Table
 AUDITS = 0.5
 """Mean number of audits of each shard of a result, over all peers. Audits then load each link with half a
 contribution, up and down, for any size of group: a tenth of the exchange (docs/benchmarks/groups.md)."""
-MOST_OF_RESULT = 4
+MAX_OF_RESULT = 4
 """Most shards of one result that a peer requests or serves. In a group of two it would draw half of them."""
-MOST_OPEN = 16
+MAX_OPEN = 16
 """Audit requests at a time. A response holds one slice of each contributor."""
-MOST_CONVICTED = 4096
+MAX_CONVICTED = 4096
 """Faulty peers remembered, as many as membership knows."""
-MOST_PROOFS = 16
+MAX_PROOFS = 16
 """Newest proofs kept for other peers. For peers that join later, older faulty peers must be proven again."""
 
 Name = tuple[ContributionId, int]
@@ -39,7 +39,7 @@ Name = tuple[ContributionId, int]
 
 
 @dataclass(slots=True)
-class Question:
+class AuditQuery:
     """A request for a shard's slices, to the reducer or to a peer that offers them as a proof."""
 
     name: Name
@@ -72,7 +72,7 @@ class Audits:
     def __init__(self, secret: bytes, window: int) -> None:
         """`secret`: known to this peer alone, it decides the draws. `window`: the one of the run's rounds."""
         self.secret, self._window = secret, window
-        self._open: dict[tuple[PeerId, Name], Question] = {}
+        self._open: dict[tuple[PeerId, Name], AuditQuery] = {}
         self.outcomes: Counter[str] = Counter()
         """Number of own requests by outcome code (peers/telemetry/reasons.py)."""
         self.convicted: dict[PeerId, int] = {}
@@ -80,7 +80,7 @@ class Audits:
 
         It is `window` - 1 rounds before the wrong sums. Earlier rounds were sealed when that round was
         applied. They may settle somewhere while the proof travels, so removing them would fork the group."""
-        self.proofs: dict[PeerId, Question] = {}
+        self.proofs: dict[PeerId, AuditQuery] = {}
         """Proofs against the newest faulty peers, which other peers may request."""
         self._informed: dict[PeerId, set[PeerId]] = {}
         """Neighbours that have reported a proof against each of these peers."""
@@ -94,14 +94,14 @@ class Audits:
         share = AUDITS / max(1, peers - 1)
         names = ((shard, result + shard.to_bytes(4, "big")) for shard in sorted(table.shards))
         chosen = (shard for shard, name in names if chance(self.secret, name) < share)
-        return tuple(shard for shard, _ in zip(chosen, range(MOST_OF_RESULT), strict=False))
+        return tuple(shard for shard, _ in zip(chosen, range(MAX_OF_RESULT), strict=False))
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def ask(self, question: Question) -> bool:
+    def ask(self, question: AuditQuery) -> bool:
         """Register a request. Returns False if it must not be sent: too many are open, or the same one is.
         Proofs have tighter limits: one at a time against a faulty peer, and one at a time from one peer."""
-        if len(self._open) >= MOST_OPEN or (question.asked, question.name) in self._open:
+        if len(self._open) >= MAX_OPEN or (question.asked, question.name) in self._open:
             return False
         if question.is_proof:
             if question.asked in self._false_accusers or not self.is_news(question.maker, question.round):
@@ -112,11 +112,11 @@ class Audits:
         self._open[question.asked, question.name] = question
         return True
 
-    def asked(self, peer: PeerId, name: Name) -> Question | None:
+    def asked(self, peer: PeerId, name: Name) -> AuditQuery | None:
         """Return the open request to that peer; None if there is none."""
         return self._open.get((peer, name))
 
-    def end(self, question: Question) -> None:
+    def end(self, question: AuditQuery) -> None:
         """Remove a request that is answered or given up."""
         self._open.pop((question.asked, question.name), None)
 
@@ -127,7 +127,7 @@ class Audits:
         for told in self._informed.values():
             told.discard(peer)
 
-    def overdue(self, now: float) -> list[Question]:
+    def overdue(self, now: float) -> list[AuditQuery]:
         """Remove and return the requests that expired without a response."""
         late = [question for question in self._open.values() if now >= question.until]
         for question in late:
@@ -144,24 +144,24 @@ class Audits:
         """Return the first round whose contributions lose their weight by wrong sums in `round`."""
         return round - self._window + 1
 
-    def proves(self, question: Question) -> list[Name]:
+    def proves(self, question: AuditQuery) -> list[Name]:
         """Record a proof: the slices do not give the sums of the result. Returns the names of older proofs
         that are dropped.
 
         Requires `is_news` for its reducer and round."""
-        if question.maker in self.convicted or len(self.convicted) < MOST_CONVICTED:
+        if question.maker in self.convicted or len(self.convicted) < MAX_CONVICTED:
             self.convicted[question.maker] = self._first(question.round)
         self.proofs.pop(question.maker, None)
         self.proofs[question.maker] = question
         self._informed[question.maker] = {question.asked} if question.is_proof else set()
-        surplus = list(self.proofs)[:-MOST_PROOFS]
+        surplus = list(self.proofs)[:-MAX_PROOFS]
         for oldest in surplus:
             del self._informed[oldest]
         return [self.proofs.pop(oldest).name for oldest in surplus]
 
-    def proves_nothing(self, question: Question) -> None:
+    def proves_nothing(self, question: AuditQuery) -> None:
         """Record that a peer offered an invalid proof."""
-        if len(self._false_accusers) < MOST_CONVICTED:
+        if len(self._false_accusers) < MAX_CONVICTED:
             self._false_accusers.add(question.asked)
 
     def knows(self, peer: PeerId, liar: PeerId, round: int) -> bool:
@@ -171,7 +171,7 @@ class Audits:
         self._informed[liar].add(peer)
         return True
 
-    def to_tell(self, neighbours: Iterable[PeerId]) -> Iterator[tuple[PeerId, Question]]:
+    def to_tell(self, neighbours: Iterable[PeerId]) -> Iterator[tuple[PeerId, AuditQuery]]:
         """Yield each neighbour with each proof that it has not reported itself."""
         peers = tuple(neighbours)
         for liar, proof in self.proofs.items():

@@ -60,7 +60,7 @@ class Contributed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
+class SlicesSent:
     """Answers `MakeContribution` in runs with reducers: the slices of contribution `id` are being sent."""
 
     round: int
@@ -107,7 +107,7 @@ class HistorySigned:
 
 @dataclass(frozen=True, slots=True)
 class ChainArrived:
-    """Answers `AskChain`: settled sets of the rounds from `first` on, and the chain value before them."""
+    """Answers `RequestChain`: settled sets of the rounds from `first` on, and the chain value before them."""
 
     peer: PeerId
     first: int
@@ -186,7 +186,7 @@ class NeighbourLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCounted:
+class GroupSizeChanged:
     """The known size of the group changed."""
 
     peers: int
@@ -210,7 +210,7 @@ class EndOrdered:
 
 
 @dataclass(frozen=True, slots=True)
-class StoodStill:
+class ProcessStalled:
     """The process was suspended, which the caller's clock left out. Other peers may have continued."""
 
     seconds: float
@@ -244,10 +244,10 @@ class Tick:
 
 
 Event = (
-    Committed | Contributed | Sliced | SlicesArrived | ResultRead | ProgressArrived
+    Committed | Contributed | SlicesSent | SlicesArrived | ResultRead | ProgressArrived
     | HistorySigned | ChainArrived | ChainAsked | Announced | ContributionArrived
-    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupCounted | RatesOrdered
-    | EndOrdered | StoodStill | Convicted | Unanswered | StrangersNamed | Leave | Tick
+    | IdsAsked | NeighbourJoined | NeighbourLeft | GroupSizeChanged | RatesOrdered
+    | EndOrdered | ProcessStalled | Convicted | Unanswered | StrangersNamed | Leave | Tick
 )  # fmt: skip
 
 
@@ -256,7 +256,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class MakeContribution:
-    """Compress and sign the gathered gradient, then report `Contributed` (`Sliced` if there are reducers)."""
+    """Compress and sign the gathered gradient, then report `Contributed` (`SlicesSent` if there are
+    reducers)."""
 
     round: int
     tokens: int
@@ -265,7 +266,7 @@ class MakeContribution:
 
 
 @dataclass(frozen=True, slots=True)
-class SayNothing:
+class SendEmptyNotice:
     """Notify the reducers of a round that this peer sends no slices."""
 
     round: int
@@ -354,7 +355,7 @@ class SendChain:
 
 
 @dataclass(frozen=True, slots=True)
-class AskChain:
+class RequestChain:
     """Request the settled sets up to round `last`. They show where branches fork if that lies before the sets
     in Progress. A draw of reducers may also depend on a round before the fetched state."""
 
@@ -390,7 +391,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class AskIds:
+class RequestIds:
     """Request from `peer` the ids of the contributions that it holds for these rounds."""
 
     peer: PeerId
@@ -398,7 +399,7 @@ class AskIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Resynchronise:
+class Resync:
     """Fetch the state of the group from `peers`, because this peer cannot catch up by contributions alone."""
 
     peers: tuple[PeerId, ...]
@@ -417,10 +418,10 @@ class SignHistory:
     """The neighbours on another branch."""
 
 
-OfReducers = Sliced | SlicesArrived | ResultRead | Unanswered | Convicted | StrangersNamed
+OfReducers = SlicesSent | SlicesArrived | ResultRead | Unanswered | Convicted | StrangersNamed
 Effect = (
-    MakeContribution | SayNothing | Reduce
+    MakeContribution | SendEmptyNotice | Reduce
     | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
-    | SendProgress | SendChain | AskChain | GiveBack | SendAnnounce | Want | AskIds
-    | Resynchronise | SignHistory
+    | SendProgress | SendChain | RequestChain | GiveBack | SendAnnounce | Want | RequestIds
+    | Resync | SignHistory
 )  # fmt: skip

@@ -15,7 +15,7 @@ SLOW_BYTES_PER_SECOND = 100_000
 """Slowest transfer rate that is allowed for. A CUBIC connection at 50 ms and 1 % loss carries 330 KB/s, and
 three contributions may share it. Otherwise repeated requests filled the links (25M parameters, measured)."""
 LONGEST_PULL_SECONDS = 30.0
-MOST_ASKS = 8
+MAX_ASKS = 8
 """Requests after which a contribution is given up. Its holders offer it again, as the sets differ."""
 DETOUR_SECONDS = 0.25
 """How long a contribution waits for a holder that has had fewer requests. Over links like those of
@@ -23,9 +23,9 @@ peers/lab/bench/group.py, a second neighbour usually has it by then."""
 SHARE_SLACK = 1.25
 """Factor on a neighbour's fair part of a round that limits first requests to it. Without a limit, the peers
 with the fastest links sent 2.3 times as much as they received (32 peers, measured); with it, 1.3 times."""
-MOST_PULLS = 4096
+MAX_PULLS = 4096
 """Downloads at a time. Ids cost a dishonest peer nothing, so their number needs a bound."""
-MOST_OF_ONE = MOST_PULLS // 4
+MAX_OF_ONE = MAX_PULLS // 4
 """Downloads at a time that only one and the same neighbour has named. It must not displace others."""
 
 
@@ -51,7 +51,7 @@ class _Pull:
         return self.asked_at + max(PULL_SECONDS, takes)
 
 
-class Pulls:
+class FetchScheduler:
     """The downloads of contributions. The caller updates `fair_share` as the group changes. A neighbour is
     asked for `fair_share` contributions of a round before this peer waits for other holders."""
 
@@ -86,7 +86,7 @@ class Pulls:
         for reference in references:
             pull = self._pulls.get(reference.id)
             if pull is None:
-                if len(self._pulls) >= MOST_PULLS or alone >= MOST_OF_ONE:
+                if len(self._pulls) >= MAX_PULLS or alone >= MAX_OF_ONE:
                     continue
                 alone += 1
                 pull = self._pulls[reference.id] = _Pull(reference, [], now)
@@ -129,7 +129,7 @@ class Pulls:
             del self._asked[asked]
 
     def again(self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True) -> list[Want]:
-        """Return the requests that are due again, each to the next holder. A download ends after `MOST_ASKS`
+        """Return the requests that are due again, each to the next holder. A download ends after `MAX_ASKS`
         requests, or when `wanted` says that it is no longer needed."""
         if now < self._due:
             return []
@@ -137,7 +137,7 @@ class Pulls:
         for identity, pull in list(self._pulls.items()):
             if now < pull.due:
                 continue
-            if pull.asks >= MOST_ASKS or not wanted(pull.reference):
+            if pull.asks >= MAX_ASKS or not wanted(pull.reference):
                 self._end(identity)
             else:
                 if pull.asks:

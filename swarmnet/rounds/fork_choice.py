@@ -13,13 +13,13 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import SILENT_SECONDS
 from swarmnet.rounds.contribution_sets import PARTING_SECONDS, NeighbourView, kept_rounds
 from swarmnet.rounds.events import (
-    AskChain,
     ChainArrived,
     ChainAsked,
     Effect,
     HistorySigned,
     ProgressArrived,
-    Resynchronise,
+    RequestChain,
+    Resync,
     SendChain,
     SignHistory,
 )
@@ -50,7 +50,7 @@ within three seconds of hearing each other, or fetch the state, and sign nothing
 SIGNED_SECONDS = 2 * SIGNING_SECONDS
 """After this long a peer that has signed no branch, or two, counts for neither
 (docs/decisions/0038-signed-histories.md)."""
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """Signed chain values are kept for this many rounds after this peer's newest."""
 
 
@@ -63,7 +63,7 @@ class Signed:
 
     def take(self, round: int, value: bytes, chain: Chain) -> None:
         """Record a signed chain value after `round`. `chain`: the one of this peer."""
-        if chain.round < round <= chain.round + MOST_AHEAD:
+        if chain.round < round <= chain.round + MAX_AHEAD:
             values = self._ahead.setdefault(round, set())
             if len(values) < 2:  # One of two belongs to another branch in any case.
                 values.add(value)
@@ -246,13 +246,13 @@ class Histories:
         if 2 * len(ahead) < 1 + weighed and not self.follows:
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
-        return [Resynchronise(tuple(ahead), reason)]
+        return [Resync(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
         """Resolve a fork: find its first round, and give up this branch if the rule of history.py says so."""
         fork = view.fork
         if fork is None:
-            return [AskChain(peer, min(self.chain.round, view.settled))]
+            return [RequestChain(peer, min(self.chain.round, view.settled))]
         unheard = any(their.relation == "unknown" for their in self.neighbours.values())
         if unheard and now < self.listens_until:
             return []  # A peer that just switched here must hear its allies first.
@@ -284,7 +284,7 @@ class Histories:
         if not others:
             return []
         reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"
-        return [Resynchronise(tuple(others), reason, fork.round, fork.exact)]
+        return [Resync(tuple(others), reason, fork.round, fork.exact)]
 
     def _sign(self, view: NeighbourView, now: float) -> list[Effect]:
         """Sign this peer's chain value after each round that settles during a fork."""

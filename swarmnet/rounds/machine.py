@@ -37,16 +37,22 @@ from swarmnet.rounds.contribution_sets import (
     set_digest,
     told_sets,
 )
-from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, Pulls
+from swarmnet.rounds.contributors import (
+    MAX_MAKERS,
+    MakerCounts,
+    QuorumAccepted,
+    UnknownContributors,
+    most_makers,
+)
+from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, FetchScheduler
 from swarmnet.rounds.fork_choice import Following, Histories
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
-from swarmnet.rounds.makers import MOST_MAKERS, Decided, MakerCounts, Waiting, most_makers
 from swarmnet.rounds.open_round import CurrentRound
-from swarmnet.rounds.own_contributions import Offers
-from swarmnet.rounds.reducing import Reducing
+from swarmnet.rounds.own_contributions import OwnContributions
+from swarmnet.rounds.reducing import ReductionSchedule
 from swarmnet.rounds.result_table import Draw, Table
-from swarmnet.rounds.settlement import Agreement
+from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 from swarmnet.run.rates import Rates, factor_of, factors
 
@@ -59,7 +65,7 @@ class GroupRounds:
 
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
-        offers: Offers | None = None, earlier: Earlier | None = None,
+        offers: OwnContributions | None = None, earlier: Earlier | None = None,
         maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
         is_member: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:  # fmt: skip
@@ -73,7 +79,7 @@ class GroupRounds:
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
-        self.agreement = Agreement(rules, self._allies)
+        self.agreement = FinalityRules(rules, self._allies)
         self._following = Following(rules)
         self.applied = settled
         self.open_round = CurrentRound(rules, settled + 1, self._allies, now)
@@ -86,13 +92,15 @@ class GroupRounds:
         """The last settled rounds."""
         self.parted: dict[PeerId, float] = {}
         """Lost allies, and until when each delays settling unless it is heard again."""
-        self.pulls = Pulls()
+        self.pulls = FetchScheduler()
         self.maker_counts = maker_counts
-        self.waiting = Waiting(is_member)
+        self.waiting = UnknownContributors(is_member)
         self._convicted: dict[PeerId, int] = {}
-        self._decided = Decided()
-        self.offers = offers or Offers(rules, draw)
-        self.reducing = Reducing(rules, draw, me, self._allies, self.chain) if draw is not None else None
+        self._decided = QuorumAccepted()
+        self.offers = offers or OwnContributions(rules, draw)
+        self.reducing = (
+            ReductionSchedule(rules, draw, me, self._allies, self.chain) if draw is not None else None
+        )
         self._leaves = False  # If true, the gathered gradient is contributed as soon as the round may close.
         self.dropped_late = 0
         """Contributions that came, or were made here, after their round had settled or been sealed."""
@@ -181,7 +189,7 @@ class GroupRounds:
                     self.parted[peer] = now + PARTING_SECONDS
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
-            case events.GroupCounted(peers, members):
+            case events.GroupSizeChanged(peers, members):
                 self._counted(max(1, peers))
                 if self.reducing is not None:
                     self.reducing.members = members | {self.me}
@@ -189,7 +197,7 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
-            case events.StoodStill(seconds):
+            case events.ProcessStalled(seconds):
                 self.stood_still(seconds, now)
             case events.Leave():
                 self._leaves = self.open_round.tokens > 0 and not self.past_last
@@ -353,7 +361,7 @@ class GroupRounds:
 
     def _may_enter(self, reference: events.Reference) -> bool:
         if reference in self._decided:
-            return self._held_of_others(reference.round, reference.peer) < MOST_MAKERS - 1
+            return self._held_of_others(reference.round, reference.peer) < MAX_MAKERS - 1
         maker, round = reference.peer, reference.round
         if self.waiting.names_strangers(reference.id):
             return False
@@ -361,7 +369,7 @@ class GroupRounds:
 
     def _has_room(self, round: int, maker: PeerId) -> bool:
         """Return whether the set has room for a contribution of `maker`; linked peers always find room."""
-        most = MOST_MAKERS if maker in self.neighbours else most_makers(self.open_round.peers)
+        most = MAX_MAKERS if maker in self.neighbours else most_makers(self.open_round.peers)
         return self._held_of_others(round, maker) < most - 1
 
     def _held_of_others(self, round: int, maker: PeerId) -> int:
@@ -455,7 +463,7 @@ class GroupRounds:
         contributes = self.open_round.tokens > 0 and not self._is_sealed(number)
         reducers = self.reducing.reducers(number) if self.reducing is not None else ()
         if reducers and not contributes:
-            self._effects.append(events.SayNothing(number, tuple(sorted(set(reducers) - {self.me}))))
+            self._effects.append(events.SendEmptyNotice(number, tuple(sorted(set(reducers) - {self.me}))))
         if contributes:
             self._effects.append(events.MakeContribution(number, self.open_round.tokens, reducers))
             self.open_round.tokens = 0
@@ -472,7 +480,7 @@ class GroupRounds:
         match event:
             case events.Convicted(peer, first):
                 self._convict(peer, first, now)
-            case events.Sliced(round, identity, reducers):
+            case events.SlicesSent(round, identity, reducers):
                 self.offers.made(round, identity, now, frozenset(reducers) - {self.me})
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
@@ -572,7 +580,7 @@ class GroupRounds:
             return
         for peer, view in self.neighbours.items():
             if due := view.due(now, self.pulls.under_way):
-                self._effects.append(events.AskIds(peer, due))
+                self._effects.append(events.RequestIds(peer, due))
         deadlines = (view.next_deadline() for view in self.neighbours.values())
         self._differing_until = min(deadlines, default=float("inf"))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
-from swarmnet.rounds.settlement import Agreement
+from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 
 
@@ -57,7 +57,7 @@ class CurrentRound:
         tokens = self.tokens_of_group()
         return tokens >= self.rules.target_tokens or (tokens > 0 and now >= self.next_deadline())
 
-    def is_left(self, agreement: Agreement, contributed: bool, now: float) -> bool:
+    def is_left(self, agreement: FinalityRules, contributed: bool, now: float) -> bool:
         """Return whether enough neighbours are in a later round for this peer to follow.
 
         Half of the group is enough. A single neighbour is enough if half of the tokens are there, or some

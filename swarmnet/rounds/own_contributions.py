@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import RoundSet
 from swarmnet.rounds.events import (
-    AskIds,
     Effect,
     GiveBack,
     Reference,
-    Resynchronise,
+    RequestIds,
+    Resync,
     Sets,
     Want,
 )
@@ -36,7 +36,7 @@ from swarmnet.run.manifest import Rounds
 
 ASK_SECONDS = 1.0
 """Pause between two requests for the set of one round."""
-MOST_ASKS = 30
+MAX_ASKS = 30
 """Requests for a set before it counts as forgotten. The first ally that is met may know few sets."""
 EACH_ASKS = 3
 """Requests that each peer met after those still gets: the one that knows may have been away (simulated)."""
@@ -47,9 +47,9 @@ LONGEST_WAIT_SECONDS = 600.0
 """Longest delay until a contribution is decided, however many peers leave and join meanwhile."""
 HEARD_SECONDS = 2.0
 """An ally this short a time before may have received a contribution: allies are heard once a second."""
-MOST_TAKEN = 4096
+MAX_TAKEN = 4096
 """Own settled contributions that are remembered, in case their branch is given up."""
-MOST_PEERS = 4096
+MAX_PEERS = 4096
 """Peers of which it is remembered when their branch last agreed with this peer's."""
 DOUBTED_ROUNDS = 128
 """Rounds before the last known agreement that are checked again when the first round of a fork is unknown."""
@@ -58,12 +58,12 @@ LEARNED_ROUNDS = 64
 partition, and ask whether its contributions to them were settled (simulated)."""
 LEARN_ASKS = 10
 """Requests for each of these sets."""
-MOST_GIVEN_UP = 4
+MAX_GIVEN_UP = 4
 """Branches given up by this peer that it remembers. Another peer may have adopted one and continue it, and no
 other peer may know its sets (simulated)."""
-MOST_REFERENCES = 16384
+MAX_REFERENCES = 16384
 """References of settled sets that are remembered to answer requests: about 2 MB."""
-MOST_TABLES = 1024
+MAX_TABLES = 1024
 """Tables of newest results that are remembered. Own contributions are decided long before."""
 WHOLE = (0,)
 """Parts of a contribution in runs without reducers: it is settled as a whole."""
@@ -96,11 +96,11 @@ class _SetRequests:
     def next_of(self, allies: Sequence[PeerId]) -> PeerId | None:
         """Return the ally to ask now; None if each was asked often enough."""
         ally = min(allies, key=self.times.__getitem__, default=None)
-        is_over = ally is None or (self.times.total() >= MOST_ASKS and self.times[ally] >= EACH_ASKS)
+        is_over = ally is None or (self.times.total() >= MAX_ASKS and self.times[ally] >= EACH_ASKS)
         return None if is_over else ally
 
 
-class Offers:
+class OwnContributions:
     """The contributions of this peer, and the settled sets that decide them. One branch has at most one
     undecided contribution for each round."""
 
@@ -120,7 +120,7 @@ class Offers:
         self._sets: OrderedDict[int, tuple[Reference, ...]] = OrderedDict()
         """Settled sets of this branch by round, the oldest first."""
         self._references = 0
-        self._given_up: deque[tuple[Chain, Sets]] = deque(maxlen=MOST_GIVEN_UP)
+        self._given_up: deque[tuple[Chain, Sets]] = deque(maxlen=MAX_GIVEN_UP)
         """Branches that were given up, and their sets that this peer settled."""
         self._asked: dict[int, _SetRequests] = {}
         self._unlearned: set[int] = set()
@@ -144,16 +144,16 @@ class Offers:
         """Record that `peer` is on this branch up to `round`."""
         self._agreed[peer], self._allied_at[peer] = round, now
         self._allied_at.move_to_end(peer)
-        if len(self._agreed) > MOST_PEERS:
+        if len(self._agreed) > MAX_PEERS:
             self._agreed.popitem(last=False)
-        if len(self._allied_at) > MOST_PEERS:
+        if len(self._allied_at) > MAX_PEERS:
             self._allied_at.popitem(last=False)
 
     def released(self, peer: PeerId) -> None:
         """Record that a peer on this branch is no longer a neighbour."""
         self._allied_at.pop(peer, None)
 
-    def replaced(self, wish: Resynchronise, own: Histories, settled: int, chain: bytes) -> None:
+    def replaced(self, wish: Resync, own: Histories, settled: int, chain: bytes) -> None:
         """Update the contributions after this peer replaced its state with a fetched one.
 
         The state is the one after round `settled`, with chain value `chain`. It may lie on this peer's own
@@ -170,7 +170,7 @@ class Offers:
                 self.restored({of: sets[of] for of in sets if of <= settled and of not in self._sets})
         self._given_up.append((own.chain, before))
 
-    def give_up(self, wish: Resynchronise, allies: Container[PeerId]) -> None:
+    def give_up(self, wish: Resync, allies: Container[PeerId]) -> None:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
         peer's.
 
@@ -220,7 +220,7 @@ class Offers:
     def read(self, identity: ContributionId, table: Table) -> None:
         """Remember the table of a result."""
         self._tables[identity] = table
-        if len(self._tables) > MOST_TABLES:
+        if len(self._tables) > MAX_TABLES:
             self._tables.popitem(last=False)
 
     def wants(self, identity: ContributionId) -> bool:
@@ -250,7 +250,7 @@ class Offers:
         self._unlearned.discard(round)
         self._sets[round] = references
         self._references += len(references)
-        while self._references > MOST_REFERENCES and len(self._sets) > 1:
+        while self._references > MAX_REFERENCES and len(self._sets) > 1:
             self._forget(next(iter(self._sets)))
 
     def told(self, complete: Iterable[int], references: Sequence[Reference]) -> None:
@@ -322,7 +322,7 @@ class Offers:
                 asks.setdefault(ally, set()).add(round)
             if self._asked[round].times.total() >= LEARN_ASKS:
                 self._unlearned.discard(round)
-        return effects + [AskIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
+        return effects + [RequestIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
 
     def next_deadline(self) -> float:
         """Return when to call `decide` again if nothing else happens."""
@@ -403,7 +403,7 @@ class Offers:
     def _remember_settled(self, identity: ContributionId, round: int) -> None:
         """Remember a settled contribution."""
         self.taken[identity] = round
-        if len(self.taken) > MOST_TAKEN:
+        if len(self.taken) > MAX_TAKEN:
             oldest, _ = self.taken.popitem(last=False)
             self._forget_own(oldest)
 
@@ -414,7 +414,7 @@ class Offers:
             return None
         asked.at = now
         ally = asked.next_of(allies)
-        asked.is_over = ally is None and asked.times.total() >= MOST_ASKS
+        asked.is_over = ally is None and asked.times.total() >= MAX_ASKS
         if ally is not None:
             asked.times[ally] += 1
         return ally

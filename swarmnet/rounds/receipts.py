@@ -89,7 +89,7 @@ class Counted:
     tokens: int
 
 
-class OwnContributions:
+class ContributionCounter:
     """Counts this peer's own contributions, and decides for which blocks it accepts receipts."""
 
     def __init__(self, stage: int, block_rounds: int, earlier: Iterable[tuple[int, int]] = ()) -> None:

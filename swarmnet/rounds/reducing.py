@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
-from swarmnet.rounds.events import AskChain, OfReducers, Sliced, SlicesArrived, Unanswered
+from swarmnet.rounds.events import OfReducers, RequestChain, SlicesArrived, SlicesSent, Unanswered
 from swarmnet.rounds.history import START, Chain
 from swarmnet.rounds.result_table import Draw, Table
 from swarmnet.run.manifest import Rounds
@@ -27,10 +27,10 @@ ASK_SECONDS = 1.0
 SEARCH_SECONDS = 10.0
 """How long older sets are searched. Ten neighbours have been asked by then, and a group that restarts from an
 archive knows none of these sets."""
-MOST_LEFT_OUT = 3
+MAX_LEFT_OUT = 3
 """Consecutive results without this peer's slices after which it avoids a reducer. A peer that is late on the
 way to one reducer may be in time for another."""
-MOST_AVOIDED_BLOCKS = 64
+MAX_AVOIDED_BLOCKS = 64
 """Longest time for which a reducer is avoided, in blocks. At 16 rounds a block it is a thousand rounds, in
 which an avoided reducer is tried about twice."""
 
@@ -75,7 +75,7 @@ class SeedSearch:
         return self._ask_at
 
 
-class Reducing:
+class ReductionSchedule:
     """The reducing of one peer: draws, slices that have arrived, and rounds to sum."""
 
     def __init__(
@@ -110,10 +110,10 @@ class Reducing:
         and a newcomer has to learn what settled before the state that it fetched."""
         return self._search.seed(round) is not None
 
-    def asks(self, round: int, now: float) -> list[AskChain]:
+    def asks(self, round: int, now: float) -> list[RequestChain]:
         """Return the request for older sets to send now, if the draw of a round needs them."""
         ally = self._search.to_ask(round, now)
-        return [AskChain(ally, self._chain.base)] if ally is not None else []
+        return [RequestChain(ally, self._chain.base)] if ally is not None else []
 
     def reducers(self, round: int) -> tuple[PeerId, ...]:
         """Return the reducer of each shard of a round. Requires `knows(round)`."""
@@ -131,7 +131,7 @@ class Reducing:
         if round >= until + rounds:
             rounds = self.draw.block_rounds
         elif round >= until:
-            rounds = min(2 * rounds, MOST_AVOIDED_BLOCKS * self.draw.block_rounds)
+            rounds = min(2 * rounds, MAX_AVOIDED_BLOCKS * self.draw.block_rounds)
         self._avoided[peer] = max(until, round + rounds), rounds
 
     def soon(self, round: int, others: Iterable[PeerId]) -> frozenset[PeerId]:
@@ -164,7 +164,7 @@ class Reducing:
 
     def _count_omission(self, maker: PeerId, round: int) -> None:
         self._omissions[maker] += 1
-        if self._omissions[maker] >= MOST_LEFT_OUT:
+        if self._omissions[maker] >= MAX_LEFT_OUT:
             del self._omissions[maker]
             self.avoid(maker, round)
 
@@ -192,7 +192,7 @@ class Reducing:
         match event:
             case Unanswered(peer, round):
                 self.avoid(peer, round)
-            case Sliced(round, identity, reducers):
+            case SlicesSent(round, identity, reducers):
                 self.sliced(round, identity, reducers)
             case SlicesArrived(peer, round, has_slices):
                 if settled < round <= current + self.rules.window:

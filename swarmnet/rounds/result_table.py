@@ -38,10 +38,10 @@ NAME_BYTES = 16
 contributions of one name (2^32 hashes). One would go to the reducer, and the other seem to prove wrong sums
 (audits.py)."""
 DIGEST_BYTES = 16
-MOST_CONTRIBUTORS = 1024
+MAX_CONTRIBUTORS = 1024
 _COUNT = struct.Struct(">H")
 _CONTRIBUTOR = struct.Struct(f">{TAG_BYTES}s{NAME_BYTES}sI{GRANT_BYTES}s")
-MOST_TOKENS = (1 << 32) - 1
+MAX_TOKENS = (1 << 32) - 1
 
 
 class ContributionError(ValueError):
@@ -68,11 +68,9 @@ class Contributor:
     """Its public key and signature for the reducer. The grant does not identify the contributor."""
 
     @classmethod
-    def of(
-        cls, peer: PeerId, identity: ContributionId, tokens: int, grant: bytes = NO_GRANT
-    ) -> Contributor:
+    def of(cls, peer: PeerId, identity: ContributionId, tokens: int, grant: bytes = NO_GRANT) -> Contributor:
         """Return the table entry of a peer and its contribution. `tokens` is clamped to 32 bits."""
-        return cls(tag_of(peer), identity[:NAME_BYTES], min(max(0, tokens), MOST_TOKENS), grant)
+        return cls(tag_of(peer), identity[:NAME_BYTES], min(max(0, tokens), MAX_TOKENS), grant)
 
     def made(self, identity: ContributionId) -> bool:
         """Return whether this entry is the one of the contribution `identity`."""
@@ -123,7 +121,7 @@ class Table:
         return b"".join(parts)
 
 
-def longest_head(shards: int, contributors: int = MOST_CONTRIBUTORS) -> int:
+def longest_head(shards: int, contributors: int = MAX_CONTRIBUTORS) -> int:
     """Return the greatest length of a result's head, in bytes."""
     each = _COUNT.size + _mask_bytes(contributors)
     return 2 * _COUNT.size + contributors * _CONTRIBUTOR.size + shards * each + DIGEST_BYTES
@@ -161,7 +159,7 @@ def read_table(data: bytes | memoryview, shards: int) -> tuple[Table, int]:
         (width,) = _COUNT.unpack_from(data, end)
     except struct.error:
         raise ContributionError(f"{len(data)} bytes are too few for a result's table") from None
-    if count > MOST_CONTRIBUTORS or not 0 < width <= shards:
+    if count > MAX_CONTRIBUTORS or not 0 < width <= shards:
         raise ContributionError(f"the result names {count} contributors in {width} of {shards} shards")
     mask, start = _mask_bytes(count), end + _COUNT.size
     length = start + width * (_COUNT.size + mask)
@@ -256,9 +254,7 @@ class Draw:
 def draw_of(manifest: Manifest) -> Draw:
     """Return the draw of a run."""
     rules = manifest.rounds
-    return Draw(
-        bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, manifest.sync.shards, rules.window
-    )
+    return Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, manifest.sync.shards, rules.window)
 
 
 @lru_cache(1 << 16)

@@ -20,7 +20,7 @@ from swarmnet.run.manifest import Rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class FinalityRules:
     """The rules of agreement with `allies`, the neighbours on the same branch. All times are in seconds."""
 
     rules: Rounds

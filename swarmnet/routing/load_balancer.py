@@ -35,7 +35,7 @@ CATCH_UP = 4.0
 FIRST_SLOTS = 1
 """Microbatches in flight to a peer that has reported nothing. One is enough to get its report, and many
 senders meet a slow peer at the same time."""
-MOST_SLOTS = 1024
+MAX_SLOTS = 1024
 FIRST_BACK_OFF_SECONDS = 1.0
 LONGEST_BACK_OFF_SECONDS = 10.0
 """More frequent retries are useless after a partition, because libp2p's own dial back-off grows longer."""
@@ -179,7 +179,7 @@ class Router:
         )
         estimate.failures = estimate.refusals = 0
         if 2 * estimate.peak >= estimate.earned:
-            estimate.earned = min(MOST_SLOTS, estimate.earned + 1)
+            estimate.earned = min(MAX_SLOTS, estimate.earned + 1)
         estimate.peak = estimate.in_flight
 
     def told(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
@@ -189,9 +189,9 @@ class Router:
         estimate = self.peers.get(peer)
         if estimate is None:
             return
-        estimate.slots = max(0, min(slots, MOST_SLOTS))
+        estimate.slots = max(0, min(slots, MAX_SLOTS))
         weight = SMOOTHING if estimate.heard else 1.0
-        estimate.waiting += weight * (min(waiting, MOST_SLOTS) - estimate.waiting)
+        estimate.waiting += weight * (min(waiting, MAX_SLOTS) - estimate.waiting)
         estimate.heard = True
         if compute_seconds > 0:
             estimate.compute_seconds = compute_seconds

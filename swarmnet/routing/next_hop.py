@@ -59,7 +59,6 @@ class NextHop(Protocol):
         """Drop the path of a microbatch that is done or was abandoned."""
 
 
-
 class Straight:
     """Every microbatch visits all stages in order, so no path has to be kept."""
 

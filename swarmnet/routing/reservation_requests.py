@@ -23,7 +23,7 @@ from swarmnet.routing.capacity import Booking, Load
 from swarmnet.routing.cheapest_path import Choice, Neighbour, ToGo, cheapest, costs_to_go
 from swarmnet.run.path_rules import Header, Rules, ways_on
 
-MOST_QUESTIONS = 4
+MAX_QUESTIONS = 4
 """Number of the request from which on a place at any time is accepted."""
 GIVE_UP_QUESTIONS = 8
 """After this many requests the router chooses, as it does when no peer has reported anything."""
@@ -34,7 +34,7 @@ MEASUREMENTS_KEPT = 5
 TIE = 0.01
 """Ways whose times differ by less than this share are equal, and the less visited stage is next. By cost
 alone the same stage of equal ones would always be left out, and it would learn nothing."""
-LEAST_SHARE = 0.25
+MIN_SHARE = 0.25
 """Minimum fraction of its fair share that a stage gets of the microbatches from here, unless it is `DEAR`.
 The fair share is proportional to the number of ways that lead through the stage. If more microbatches take
 full paths, fewer are left to train without a stage; the minimum is then `Rules.whole_share`. A stage that is
@@ -62,11 +62,11 @@ class Seen:
     measured: tuple[float, ...] = ()
     """Newest measurements of `hop`."""
     measured_at: int | None = None
-    """Value of `Scouting.gone_on` at the last measurement."""
+    """Value of `PathSearch.gone_on` at the last measurement."""
 
 
 @dataclass(slots=True)
-class Quest:
+class PathQuery:
     """The search for a place for one microbatch on the next stage."""
 
     header: Header
@@ -105,14 +105,14 @@ class Asking:
     """Whether a place at any time is accepted."""
 
 
-class Scouting:
+class PathSearch:
     """Knowledge and place requests of one peer."""
 
     def __init__(self, rules: Rules, stage: int) -> None:
         self.rules = rules
         self.stage = stage
         self.seen: dict[PeerId, Seen] = {}
-        self.quests: dict[MicrobatchId, Quest] = {}
+        self.quests: dict[MicrobatchId, PathQuery] = {}
         self.gone_on = 0
         """Number of microbatches that got a place on the next stage."""
         self.visits: dict[int, float] = {}
@@ -171,10 +171,12 @@ class Scouting:
         if self._seen(choice.peer).hop is None:  # One microbatch is enough to measure the distance.
             self._seen(choice.peer).hop = max((s.hop for s in self.seen.values() if s.hop), default=None)
         self.asked += 1
-        firm = quest.question >= MOST_QUESTIONS
+        firm = quest.question >= MAX_QUESTIONS
         return Asking(key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm)
 
-    def answered(self, peer: PeerId, key: MicrobatchId, question: int, start: float | None) -> Quest | None:
+    def answered(
+        self, peer: PeerId, key: MicrobatchId, question: int, start: float | None
+    ) -> PathQuery | None:
         """Record an answer and return its quest, or None if that answer was not awaited. `start` is the
         granted start time; None is a refusal."""
         quest = self.quests.get(key)
@@ -183,7 +185,7 @@ class Scouting:
         quest.asked = None
         if start is None:
             self.refused += 1
-            if question >= MOST_QUESTIONS:
+            if question >= MAX_QUESTIONS:
                 quest.silent.add(peer)
             return quest
         quest.granted = peer
@@ -194,7 +196,7 @@ class Scouting:
             self.visits[stage] = self.visits.get(stage, 0.0) + 1.0
         return quest
 
-    def back(self, quest: Quest, start: float) -> float:
+    def back(self, quest: PathQuery, start: float) -> float:
         """Return when the gradient is expected here if the forward pass there begins at `start`."""
         assert quest.choice is not None
         return quest.choice.back + max(0.0, start - quest.choice.start)
@@ -220,7 +222,12 @@ class Scouting:
         return hit
 
     def _choice(
-        self, quest: Quest, ahead: Iterable[Neighbour], ready: float, now: float, avoid: Collection[PeerId]
+        self,
+        quest: PathQuery,
+        ahead: Iterable[Neighbour],
+        ready: float,
+        now: float,
+        avoid: Collection[PeerId],
     ) -> Choice | None:
         """Return the cheapest choice, or one of nearly equal cost through a less visited stage."""
         by_stage: dict[int, list[Neighbour]] = {}
@@ -251,7 +258,7 @@ class Scouting:
 
     def _is_scarce(self, choice: Choice, ways: int) -> bool:
         """Return whether the chosen stage gets too few of the microbatches that leave here by `ways` ways."""
-        least = max(LEAST_SHARE, self.rules.whole_share)
+        least = max(MIN_SHARE, self.rules.whole_share)
         return self._had(choice) * ways < least * sum(self.visits.values())
 
     def _seen(self, peer: PeerId) -> Seen:

@@ -26,7 +26,7 @@ PLACES_PER_SLOT = 4
 """Microbatches on their way to a peer, for each that fits in its memory, because they come one after another.
 An early one needs memory only for its input; 40 inputs are as large as one graph
 (`pipeline/flow_control.py`)."""
-MOST_PLACES = 64
+MAX_PLACES = 64
 """Maximum number of microbatches on their way. The list is sent to every neighbour."""
 SHARE = 0.5
 """Maximum share of the places that one sender may have."""
@@ -37,11 +37,11 @@ LONGEST_SECONDS = 600.0
 SMOOTHING = 0.1
 """Weight of a new measurement of the own compute."""
 FIRST_SHUN_SECONDS, LONGEST_SHUN_SECONDS = 5.0, 300.0
-MOST_SHUNNED = 1024
+MAX_SHUNNED = 1024
 
 
 @dataclass(slots=True)
-class Place:
+class HeldReservation:
     """A reserved place. `asker` sends the body, and `came` is true once it has arrived."""
 
     asker: PeerId
@@ -51,17 +51,17 @@ class Place:
     came: bool = False
 
 
-class Places:
+class ReservationTable:
     """The places on one peer. `forward_seconds` and `backward_seconds` are its own measured compute times."""
 
     def __init__(self, slots: int, is_last: bool) -> None:
         """Create the table. `slots` is how many microbatches fit in memory between forward and backward. The
         last stage does both passes at once, one microbatch after another."""
         self.memory = 1 if is_last else slots
-        self.most = max(2, min(MOST_PLACES, PLACES_PER_SLOT * slots))
+        self.most = max(2, min(MAX_PLACES, PLACES_PER_SLOT * slots))
         self.is_last = is_last
         self.forward_seconds = self.backward_seconds = 0.0
-        self.held: dict[MicrobatchId, Place] = {}
+        self.held: dict[MicrobatchId, HeldReservation] = {}
         self._lapsed: dict[PeerId, tuple[int, float]] = {}
         """Maps a sender to (times in a row that bodies did not come, end of its pause); newest last."""
 
@@ -99,7 +99,7 @@ class Places:
             return None
         if not firm and start - max(wanted, now) > TOLERANCE * load.compute_seconds:
             return None
-        self.held[key] = Place(asker, header, Booking(start, start + seconds))
+        self.held[key] = HeldReservation(asker, header, Booking(start, start + seconds))
         return start
 
     def came(self, key: MicrobatchId, sender: PeerId, header: Header, rest: float, now: float) -> None:
@@ -107,7 +107,7 @@ class Places:
         place = self.held.get(key)
         if place is None:
             seconds = min(LONGEST_SECONDS, self.load.compute_seconds + rest)
-            place = self.held[key] = Place(sender, header, Booking(now, now + seconds))
+            place = self.held[key] = HeldReservation(sender, header, Booking(now, now + seconds))
         place.asker, place.header, place.came = sender, header, True
         self._lapsed.pop(sender, None)
 
@@ -157,7 +157,7 @@ class Places:
         times, _ = self._lapsed.pop(asker, (0, 0.0))
         pause = doubled(FIRST_SHUN_SECONDS, times, LONGEST_SHUN_SECONDS)
         self._lapsed[asker] = (times + 1, now + pause)
-        if len(self._lapsed) > MOST_SHUNNED:
+        if len(self._lapsed) > MAX_SHUNNED:
             del self._lapsed[next(iter(self._lapsed))]
 
     def _may_have(self, asker: PeerId, key: MicrobatchId, now: float) -> bool:

@@ -18,9 +18,7 @@ from swarmnet.run.path_rules import Header, Rules, begin, check, needs_swap, str
 class Skipping:
     """The headers on one peer of `stage`. `live(s)` names the peers of stage s that take microbatches now."""
 
-    def __init__(
-        self, rules: Rules, stage: int, live: Live, round: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, rules: Rules, stage: int, live: Live, round: Callable[[], int] = lambda: 0) -> None:
         """Create the table. `round()` returns the current round and is needed where microbatches start."""
         self.rules = rules
         self.stage = stage

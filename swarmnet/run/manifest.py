@@ -15,7 +15,7 @@ from typing import Literal
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.own_steps import AUTHORS, OUTER, InnerName, OwnSteps, RestName, SentName
+from swarmnet.run.local_steps import MOMENTUM_PRESETS, PRESETS, InnerName, LocalStepConfig, RestName, SentName
 from swarmnet.run.path_rules import Rules
 
 WIRE_VERSION = 1
@@ -269,8 +269,15 @@ class Paths:
 
 
 MethodName = Literal[
-    "demo-votes", "demo-float", "low-rank", "hybrid", "local-steps", "diloco", "streaming-diloco",
-    "sparse-loco", "partitioned",
+    "demo-votes",
+    "demo-float",
+    "low-rank",
+    "hybrid",
+    "local-steps",
+    "diloco",
+    "streaming-diloco",
+    "sparse-loco",
+    "partitioned",
 ]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
@@ -371,12 +378,12 @@ class Sync:
         return max(1, -(-self.step_tokens // microbatch_tokens))
 
     @property
-    def own_steps(self) -> OwnSteps | None:
+    def own_steps(self) -> LocalStepConfig | None:
         """How peers step by themselves; None: they do not."""
-        if self.method not in AUTHORS:
+        if self.method not in PRESETS:
             return None
-        told = AUTHORS[self.method]
-        if self.method in OUTER:
+        told = PRESETS[self.method]
+        if self.method in MOMENTUM_PRESETS:
             told = replace(
                 told, outer_rate=self.outer_rate or told.outer_rate, outer_momentum=self.outer_momentum
             )

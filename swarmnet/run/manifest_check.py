@@ -6,6 +6,7 @@ import re
 from math import inf
 
 from swarmnet.run.boundary import contradictions
+from swarmnet.run.local_steps import MOMENTUM_PRESETS, PRESETS
 from swarmnet.run.manifest import (
     BYTES,
     PROJECTIONS,
@@ -19,28 +20,27 @@ from swarmnet.run.manifest import (
     ModelShape,
     Sync,
 )
-from swarmnet.run.own_steps import AUTHORS, OUTER
 
 HEXADECIMAL = frozenset("0123456789abcdef")
-MOST_EXPERTS = 1024
+MAX_EXPERTS = 1024
 """Twice what the largest published mixtures have in a layer."""
-MOST_GROUPS = 256
+MAX_GROUPS = 256
 """Of experts: a contribution says in a byte which one it is of."""
-MOST_EXPERT_RATE = 10.0
+MAX_EXPERT_RATE = 10.0
 """Times the rate of all else: more is a slip of the pen."""
 LARGEST_COMPARED = 1 << 25
 """Numbers of an expert's matrix whose products can be summed exactly (swarmnet/model/experts/merging.py)."""
-MOST_RANK = 1024
+MAX_RANK = 1024
 """What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
-MOST_SHARDS = 64
+MAX_SHARDS = 64
 """Of a sharded exchange: more are smaller than what surrounds them."""
 
 """A newcomer of an hour's rounds waits for a working week."""
-MOST_PATTERNS, MOST_PATTERN_CHARACTERS, MOST_LAYERS = 16, 128, 1024
+MAX_PATTERNS, MAX_PATTERN_CHARACTERS, MAX_LAYERS = 16, 128, 1024
 """Of `sync.trainable`, and of a model that has it: a stranger's manifest is not to keep its reader busy."""
-MOST_STAGES = 4096
+MAX_STAGES = 4096
 """Those of routed experts counted: peers look at each stage's records."""
-MOST_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 32 << 20
 """Two of them on their way fill a link: it keeps 64 MiB until they are acknowledged, and refuses more. A
 microbatch of 2,048 tokens of width 4096 takes 17 MB."""
 
@@ -67,9 +67,9 @@ def check(manifest: Manifest) -> None:
         (manifest.data.sequence_tokens > model.context, "data.sequence_tokens exceeds model.context"),
         (min(manifest.data.sequence_tokens, manifest.data.microbatch_sequences) < 1,
          "data: sequence_tokens and microbatch_sequences must be at least 1"),
-        (len(manifest.stages) > 1 and manifest.body_bytes > MOST_BODY_BYTES,
+        (len(manifest.stages) > 1 and manifest.body_bytes > MAX_BODY_BYTES,
          f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
-         f"{MOST_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller hidden_codec"),
+         f"{MAX_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller hidden_codec"),
         (manifest.gradient_rounding != "nearest" and manifest.codec_back in ("fp32", "bf16"),
          f"gradient_rounding: {manifest.codec_back} is not rounded by chance, only int8 and tiles are"),
         (not manifest.data.sources, "data.sources is empty"),
@@ -113,21 +113,21 @@ def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
     return [
         (not experts.count and experts != Experts(),
          "model.experts: its keys say nothing without a count"),
-        (not 0 <= experts.count <= MOST_EXPERTS,
-         f"model.experts.count is {experts.count}; it must lie in 0 to {MOST_EXPERTS}"),
+        (not 0 <= experts.count <= MAX_EXPERTS,
+         f"model.experts.count is {experts.count}; it must lie in 0 to {MAX_EXPERTS}"),
         (experts.count > 0 and not 1 <= experts.active <= experts.count,
          f"model.experts.active is {experts.active}; it must lie between 1 and the count, {experts.count}"),
         (not 0.0 <= experts.balance <= 1.0,
          f"model.experts.balance is {experts.balance:g}; it must lie in [0, 1]"),
-        (not 1 <= experts.groups <= MOST_GROUPS or experts.count % experts.groups != 0,
-         f"model.experts.groups is {experts.groups}; it must lie in 1 to {MOST_GROUPS} and divide the count, "
+        (not 1 <= experts.groups <= MAX_GROUPS or experts.count % experts.groups != 0,
+         f"model.experts.groups is {experts.groups}; it must lie in 1 to {MAX_GROUPS} and divide the count, "
          f"{experts.count}"),
         (experts.groups > 1 and sync.own_steps is None,
          "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
          "diloco"),
-        (not 0.0 < sync.expert_rate <= MOST_EXPERT_RATE
+        (not 0.0 < sync.expert_rate <= MAX_EXPERT_RATE
          or (experts.groups == 1 and sync.expert_rate != 1.0),
-         f"sync.expert_rate is {sync.expert_rate:g}; it must lie above 0, up to {MOST_EXPERT_RATE:g}, and "
+         f"sync.expert_rate is {sync.expert_rate:g}; it must lie above 0, up to {MAX_EXPERT_RATE:g}, and "
          "says nothing where model.experts.groups is 1"),
         ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
          "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
@@ -162,18 +162,18 @@ def _of_start(manifest: Manifest) -> list[tuple[bool, str]]:
         (bool(start.path) and (model.experts.count > 0 or model.boundary.is_narrow),
          "start: only a plain Llama or Qwen3 can be started from, without model.experts or model.boundary"),
         (lora.rank == 0 and lora != Lora(), "model.lora: alpha and targets say nothing without a rank"),
-        (not 0 <= lora.rank <= MOST_RANK, f"model.lora.rank is {lora.rank}; it must lie in 0 to {MOST_RANK}"),
-        (not 0 < lora.alpha <= MOST_RANK,
-         f"model.lora.alpha is {lora.alpha:g}; it must be positive, at most {MOST_RANK}"),
+        (not 0 <= lora.rank <= MAX_RANK, f"model.lora.rank is {lora.rank}; it must lie in 0 to {MAX_RANK}"),
+        (not 0 < lora.alpha <= MAX_RANK,
+         f"model.lora.alpha is {lora.alpha:g}; it must be positive, at most {MAX_RANK}"),
         (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(PROJECTIONS),
          f"model.lora.targets: each once, at least one of {', '.join(PROJECTIONS)}"),
         (lora.rank > 0 and not start.path,
          "model.lora: needs a start; without one the frozen matrices stay as the seed drew them"),
-        (len(patterns) > MOST_PATTERNS
-         or any(not 0 < len(one) <= MOST_PATTERN_CHARACTERS for one in patterns),
-         f"sync.trainable: at most {MOST_PATTERNS} patterns, of 1 to {MOST_PATTERN_CHARACTERS} characters"),
-        (bool(patterns) and model.layers > MOST_LAYERS,
-         f"sync.trainable: for models of up to {MOST_LAYERS} layers, this has {model.layers}"),
+        (len(patterns) > MAX_PATTERNS
+         or any(not 0 < len(one) <= MAX_PATTERN_CHARACTERS for one in patterns),
+         f"sync.trainable: at most {MAX_PATTERNS} patterns, of 1 to {MAX_PATTERN_CHARACTERS} characters"),
+        (bool(patterns) and model.layers > MAX_LAYERS,
+         f"sync.trainable: for models of up to {MAX_LAYERS} layers, this has {model.layers}"),
     ]  # fmt: skip
 
 
@@ -207,25 +207,25 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
         (not 0 <= sync.parts <= 64 or sync.parts & (sync.parts - 1) != 0,
          f"sync.parts is {sync.parts}; it must be a power of two up to 64, or 0"),
         (own is None and (sync.sent, sync.rest) != ("method", "method"),
-         f"sync.sent and rest are for peers that step by themselves: {', '.join(AUTHORS)}"),
+         f"sync.sent and rest are for peers that step by themselves: {', '.join(PRESETS)}"),
         (not 0 < sync.sparse_kept <= 4096 or sync.sparse_kept & (sync.sparse_kept - 1) != 0,
          f"sync.sparse_kept is {sync.sparse_kept}; it must be a power of two up to 4096"),
         (not 0 <= sync.feedback_decay <= 1, "sync.feedback_decay must lie in [0, 1]"),
         (not 0.001 <= (sync.outer_rate or 1) <= 2,
          f"sync.outer_rate is {sync.outer_rate:g}; it must lie in 0.001 to 2, or be 0"),
         (not 0 <= sync.outer_momentum <= 0.99, "sync.outer_momentum must lie in [0, 0.99]"),
-        (sync.method not in OUTER and (sync.outer_rate, sync.outer_momentum) != (0.0, 0.9),
-         f"sync.outer_rate and outer_momentum are for {' and '.join(OUTER)}"),
+        (sync.method not in MOMENTUM_PRESETS and (sync.outer_rate, sync.outer_momentum) != (0.0, 0.9),
+         f"sync.outer_rate and outer_momentum are for {' and '.join(MOMENTUM_PRESETS)}"),
         (sync.exchange == "sharded" and own is None,
          f"sync.exchange: only what peers that step by themselves contribute can be sharded: "
-         f"{', '.join(AUTHORS)}"),
+         f"{', '.join(PRESETS)}"),
         (sync.exchange == "sharded" and own is not None and own.sent == "largest",
          "sync.exchange: the largest of different peers are at different places, so their mean takes more "
          "bytes than they do; leave sharded out, or set sync.sent"),
-        (not 0 < sync.rank <= MOST_RANK, f"sync.rank is {sync.rank}; it must lie in 1 to {MOST_RANK}"),
+        (not 0 < sync.rank <= MAX_RANK, f"sync.rank is {sync.rank}; it must lie in 1 to {MAX_RANK}"),
         (sync.cut == "tiles" and sync.transform == "hadamard",
          "sync.cut: tiles may have sides of any length, which sync.transform hadamard cannot do; dct can"),
-        (not 0 < sync.shards <= MOST_SHARDS,
-         f"sync.shards is {sync.shards}; it must lie in 1 to {MOST_SHARDS}"),
+        (not 0 < sync.shards <= MAX_SHARDS,
+         f"sync.shards is {sync.shards}; it must lie in 1 to {MAX_SHARDS}"),
         (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from swarmnet.identifiers import PeerId
-from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, Rate, Rates, in_words
+from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, Rate, Rates, in_words
 
 ORDER_LIMIT = 16 * 1024
 """Maximum bytes of an order with its envelope, as for a manifest."""
@@ -61,7 +61,7 @@ class Order:
     revoked: tuple[str, ...] = ()
     """Ids of revoked invites, 32 hexadecimal digits each."""
     rates: Rates = ()
-    """Changes of the learning rate; at most MOST_RATES."""
+    """Changes of the learning rate; at most MAX_RATES."""
     ends: int | None = None
     """The run's last round; None if it does not end."""
 
@@ -130,7 +130,7 @@ def rate(held: Order, factor: int, from_round: int, reason: str) -> Order:
         raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
     ordered = Rate(from_round, factor)
     _check(reason, held.rates[-1:] == (ordered,), f"{_describe_rate(ordered)} already")
-    return replace(held, reason=reason, rates=(*held.rates, ordered)[-MOST_RATES:])
+    return replace(held, reason=reason, rates=(*held.rates, ordered)[-MAX_RATES:])
 
 
 def end(held: Order, last_round: int, reason: str) -> Order:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 WHOLE = 1000
 """The factor 1 in thousandths: the manifest's learning rate."""
 LARGEST_FACTOR = 100 * WHOLE
-MOST_RATES = 64
+MAX_RATES = 64
 """Maximum number of rates in an order, the newest ones. Only a peer that catches up needs older ones."""
-MOST_UNITS = 1 << 30
+MAX_UNITS = 1 << 30
 """Maximum step in units, which is 256. No useful step is larger, and int32 does not overflow."""
 
 
@@ -46,7 +46,7 @@ def scaled(units: int, factor: int) -> int:
     """Return a learning rate in units times a factor; at least 1 (`fixed_point.learning_rate_units`)."""
     if factor == WHOLE:
         return units
-    return max(1, min(MOST_UNITS, (units * factor + WHOLE // 2) // WHOLE))
+    return max(1, min(MAX_UNITS, (units * factor + WHOLE // 2) // WHOLE))
 
 
 def in_words(factor: int) -> str:

@@ -18,7 +18,7 @@ from swarmnet.snapshots.digest_votes import Root
 
 SMALLEST_CHUNK_BYTES = 128 * 1024
 """Smallest chunk: 0.4 s at the rate that 1 % loss leaves a connection at 50 ms. The last may lag by it."""
-MOST_CHUNKS = 900
+MAX_CHUNKS = 900
 """Most chunks of a snapshot: the hashes of two (34 bytes each) must fit in one message header of 64 KiB."""
 ASKED_AT_ONCE = 4
 """Chunks requested at a time from each holder: 512 KiB covers 10 Mbit/s at 400 ms."""
@@ -34,7 +34,7 @@ sets that follow it are forgotten `snapshot_rounds` sooner, and then the whole s
 def chunk_bytes(size: int) -> int:
     """Return the bytes per chunk of a state of `size` bytes: a power of two that all peers compute alike."""
     chunk = SMALLEST_CHUNK_BYTES
-    while chunk * MOST_CHUNKS < size:
+    while chunk * MAX_CHUNKS < size:
         chunk *= 2
     return chunk
 

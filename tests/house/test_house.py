@@ -23,7 +23,7 @@ TEXTS = [
 
 FILE_LINES = 600
 FOLDER_FILES = 16
-FUNCTION_LINES = 60
+FUNCTION_LINES = 80
 CODE_FROM_DATA = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
 FORBIDDEN_CALLS = {
     "eval",

@@ -94,7 +94,7 @@ def test_every_test_that_the_trap_table_names_exists():
         ("invite", f"{invites.INVITE_LIMIT} bytes"),
         ("registry entry", f"{registry_entry.LISTING_BYTES} bytes, {registry_entry.LISTING_SECONDS:g} s"),
         ("clock", f"{records.SKEW_SECONDS:g} s"),
-        ("clock's correction", f"{swarm_time.MOST_OFFSET_SECONDS:g} s"),
+        ("clock's correction", f"{swarm_time.MAX_OFFSET_SECONDS:g} s"),
         ("streams", f"{p2pd.STREAMS_PER_PEER} per peer, {p2pd.STREAMS} in all"),
         (
             "streams of strangers",
@@ -110,7 +110,7 @@ def test_every_test_that_the_trap_table_names_exists():
             "signature checks",
             f"{allowances.CHECKS_PER_SECOND:g} per peer and second, {allowances.CHECKS_AT_ONCE} at once",
         ),
-        ("subflows", f"{p2pd.MOST_SUBFLOWS} per peer"),
+        ("subflows", f"{p2pd.MAX_SUBFLOWS} per peer"),
         ("unread acknowledgements", f"{reading.UNREAD_BYTES // 1024} KiB"),
         ("first message", f"{reading.FIRST_MESSAGE_SECONDS:g} s"),
         ("keep-alive", f"{multipath_link.KEEPALIVE_SECONDS:g} s"),

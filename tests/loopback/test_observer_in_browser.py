@@ -21,7 +21,7 @@ from peers.lab.processes.processes import DemoPeer, start
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.page_json import SHOWN_PEERS, Board
 from peers.observer.pages import pages
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import PageServer
 from peers.telemetry.snapshot import Ordered, Pause
@@ -172,7 +172,7 @@ async def test_six_real_peers_are_shown_and_a_killed_ones_stage_thins_within_fif
 async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path):
     model = replace(TINY_MODEL, layers=8)
     signed = sign(tiny_manifest((1,) * 8, model=model, name="a thousand peers"))
-    sightings = Sightings(8)
+    sightings = PeerObservations(8)
     crowd = Crowd(sightings, 1000)
     bootstrap = "/ip4/203.0.113.5/tcp/31330/p2p/12D3KooW..."
     board = Board(signed, f"swarmnet join {signed.run_id} --bootstrap {bootstrap}", "0.1.0")
@@ -253,7 +253,7 @@ def held_board() -> Board:
 
 
 async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_ask_for_an_invite(tmp_path):
-    board, sightings = held_board(), Sightings(3)
+    board, sightings = held_board(), PeerObservations(3)
     for number in range(6):
         sightings.recorded(record(f"peer-{number}", number % 3, state="held"), NOON)
         sightings.answered(f"peer-{number}", NOON)
@@ -298,7 +298,7 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
 
 async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(tmp_path):
     signed = sign(expert_manifest(count=6, active=2, groups=3))
-    board, sightings = Board(signed, "swarmnet join RUN", "0.1.0"), Sightings(3)
+    board, sightings = Board(signed, "swarmnet join RUN", "0.1.0"), PeerObservations(3)
 
     def show(*groups: int) -> None:
         for number, group in enumerate(groups):
@@ -335,7 +335,7 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
 async def test_a_run_without_groups_of_experts_has_no_such_table(tmp_path):
     board = held_board()
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
-    board.show(snapshot_of(Sightings(3), board.signed, NOON, walked_at=NOON))
+    board.show(snapshot_of(PeerObservations(3), board.signed, NOON, walked_at=NOON))
     with PageServer(("127.0.0.1", 0), made, "observer.listen") as server:
         async with Browser(tmp_path / "browser") as browser:
             await browser.open(server.url)

@@ -13,9 +13,9 @@ import torch
 from swarm import Swarm, sign, tiny_manifest
 
 from peers.archivist.archivist import Archivist, Policy
-from peers.archivist.links import Circle
+from peers.archivist.links import ArchivistLinks
 from peers.archivist.serve import Serving
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.network.orders.order_book import OrderBook
 from peers.network.ports import OpenToAll
@@ -63,10 +63,10 @@ async def archived(
     transport, directory = swarm.network.transport(me), swarm.network.directory(me)
     archive = Archive(open_store(place))
     quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
-    presence = Presence(swarm.signed, identity, transport, directory, "1", quiet)
+    presence = RecordAnnouncer(swarm.signed, identity, transport, directory, "1", quiet)
     record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
     serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet, model)
-    circle = Circle(book, transport, directory, b"", Random(1), quiet, serving)
+    circle = ArchivistLinks(book, transport, directory, b"", Random(1), quiet, serving)
     await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
     archivist = Archivist(
         archive, policy, identity, book, circle, lambda *_, **__: None, lambda _, text: said.append(text)
@@ -134,7 +134,7 @@ class Desk:
         identity = Identity.from_seed(name.encode())
         peer = identity.peer_id
         transport, directory = self.network.transport(peer), self.network.directory(peer)
-        presence = Presence(SIGNED, identity, transport, directory, "1", lambda *_, **__: None)
+        presence = RecordAnnouncer(SIGNED, identity, transport, directory, "1", lambda *_, **__: None)
         record = presence.record(STAGE, Claims("starting", "", "worker"))
         self.serving.greeted(peer, Hello(WIRE_VERSION, run_bytes(SIGNED.run_id), record), QuietLink(peer))
         await self.done()

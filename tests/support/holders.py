@@ -15,13 +15,13 @@ from torch import Tensor
 
 from peers.compute.executor import InlineCompute
 from peers.compute.stage_part import real_part
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.network.ports import Load
 from peers.state.snapshot_store import Snapshots, Weights, units_of
 from peers.tools.model.swarm_client import SwarmClient
 from peers.worker.inference.server import Inference
 from protocols.memory.transport import Conditions, MemoryNetwork
-from protocols.messages.table import AskForward, Declined, Forwarded, Hello, PeerRecord
+from protocols.messages.table import Declined, Forwarded, ForwardRequest, Hello, PeerRecord
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
@@ -46,7 +46,7 @@ class Holder:
         self.snapshots = Snapshots(self.identity, signed.run_id, stage, manifest.rounds)
         self.compute = InlineCompute(lambda _priority: COMPUTE_SECONDS)
         membership = Membership(self.identity.peer_id, stage, Random(0))
-        self.neighbourhood = Neighbourhood(
+        self.neighbourhood = PeerLinks(
             self.transport, signed.run_id, membership, self, signed.wire(), lambda *_, **__: None
         )
         self.inference = Inference(
@@ -71,7 +71,7 @@ class Holder:
         return Load(self.stage, True, 0, 0.0, 0)
 
     def message(self, peer: PeerId, message: object, body: bytes) -> None:
-        if isinstance(message, AskForward):
+        if isinstance(message, ForwardRequest):
             self.inference.message(peer, message, body)
 
     def linked(self, peer: PeerId, stage: int) -> None: ...
@@ -170,7 +170,7 @@ class Pushy:
         shape = {"sequences": 1, "tokens": 4}
         fields = {"stage": 0, "round": -1, "path": path, **shape, "exact": True, "scores": False}
         for number in range(many):
-            link.post(AskForward(number, 1, **{**fields, **changes}, deadline_seconds=10.0), body)
+            link.post(ForwardRequest(number, 1, **{**fields, **changes}, deadline_seconds=10.0), body)
 
     def codes(self) -> dict[str, int]:
         """What it was answered, and how often."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from swarm import OWNER, Swarm, tiny_manifest
 
-from protocols.messages.table import OrderIs
+from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity
 from protocols.signed.orders import SignedOrder, seal_order
 from swarmnet.run import owner_orders
@@ -46,7 +46,7 @@ class OwnedSwarm(Swarm):
         transport = self.network.transports.get(sender.peer_id) or self.network.transport(sender.peer_id)
         transport.listen(Silent())
         link = await transport.open(self.members[to].peer, "group", 5.0)
-        link.post(OrderIs(data))
+        link.post(OrderUpdate(data))
         await link.drained(0, 5.0)
 
     def sequences(self):

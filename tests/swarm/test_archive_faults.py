@@ -18,8 +18,8 @@ from peers.archivist import serve
 from peers.archivist.archivist import Policy
 from peers.state.archive import INDEX, Archive
 from peers.state.archive_store import ArchiveError, open_store
-from protocols.messages.table import AskChunk, AskState
-from protocols.signed.envelope import Kind, seal
+from protocols.messages.table import GetChunk, GetState
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_SECONDS
 from swarmnet.rounds.history import START
@@ -34,7 +34,7 @@ FAR = 4_000_000_000
 def signed_far_ahead(swarm: Swarm, name: str) -> list[bytes]:
     liar = Identity.from_seed(name.encode())
     return [
-        seal(liar, swarm.signed.run_id, Kind.SETTLED, 0, at, at, START + bytes(32))
+        seal(liar, swarm.signed.run_id, EnvelopeKind.SETTLED, 0, at, at, START + bytes(32))
         for at in range(FAR, FAR + 4)
     ]
 
@@ -66,7 +66,7 @@ async def test_a_newcomer_that_goes_while_weights_are_read_leaves_none_in_memory
     desk = Desk(str(tmp_path))
     desk.put(3)
     gone = await desk.greeted("e")
-    assert not desk.serving.asked(gone, AskState())
+    assert not desk.serving.asked(gone, GetState())
     desk.serving.lost(gone)
     await desk.done()
     assert desk.notes == [], "they were read"
@@ -79,16 +79,16 @@ async def test_a_newcomer_is_offered_what_the_archive_has_now_and_gets_the_rest_
     desk.put(3)
     peer = await desk.greeted("e")
     asked = partial(desk.serving.asked, peer)
-    assert not asked(AskState())
+    assert not asked(GetState())
     await desk.done()
-    assert asked(AskState())
+    assert asked(GetState())
     assert desk.held() == [3]
     digest = desk.snapshots.held[0].root.digest
     desk.put(7)
-    assert not asked(AskState()), "what is held is not the newest"
-    assert asked(AskChunk(digest, 0))
+    assert not asked(GetState()), "what is held is not the newest"
+    assert asked(GetChunk(digest, 0))
     await desk.done()
-    assert asked(AskState())
+    assert asked(GetState())
     assert desk.held() == [7, 3]
     desk.serving.close()
 
@@ -118,10 +118,10 @@ async def test_a_damaged_newest_checkpoint_is_read_once_and_the_one_before_it_of
     desk.put(3)
     desk.put(7, damaged=True)
     peer = await desk.greeted("e")
-    assert not desk.serving.asked(peer, AskState())
+    assert not desk.serving.asked(peer, GetState())
     await desk.done()
     for _ in range(3):
-        assert desk.serving.asked(peer, AskState())
+        assert desk.serving.asked(peer, GetState())
         await desk.done()
     assert desk.held() == [3]
     assert [event for event, _ in desk.notes] == ["archive_unusable"]
@@ -133,7 +133,7 @@ async def test_a_full_disk_for_temporary_files_is_noted(tmp_path, monkeypatch):
     desk.put(3)
     peer = await desk.greeted("e")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert not desk.serving.asked(peer, AskState())
+    assert not desk.serving.asked(peer, GetState())
     await desk.done()
     ((event, fields),) = desk.notes
     assert event == "archive_unusable"
@@ -147,10 +147,10 @@ async def test_a_store_that_is_not_reached_when_a_newcomer_asks_is_noted(tmp_pat
     peer = await desk.greeted("e")
     with monkeypatch.context() as broken:
         broken.setattr(MemoryFileSystem, "cat_file", unreachable)
-        assert not desk.serving.asked(peer, AskState())
+        assert not desk.serving.asked(peer, GetState())
         await desk.done()
     assert "Unreachable: no route" in desk.notes[0][1]["reason"]
-    assert not desk.serving.asked(peer, AskState()), "it is read again"
+    assert not desk.serving.asked(peer, GetState()), "it is read again"
     await desk.done()
     assert desk.held() == [3]
     desk.serving.close()

@@ -16,9 +16,9 @@ from peers.cli.run import start
 from peers.config.peer_file import load
 from peers.errors import ConfigError
 from peers.lab.world.virtual_time import run
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.observer.role import ObserverRole
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.event_log import EventLog, read
 from peers.telemetry.events import Remark
@@ -79,11 +79,11 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         (event,) = [event for event in read(tmp_path / "events.jsonl") if event.name == "evaluated"]
         assert event.fields["loss"] == local.loss
         assert event.fields["bits_per_byte"] == local.bits_per_byte
-        presence = Presence(signed, ME, network.transport, network.directory, "1", lambda _: None)
+        presence = RecordAnnouncer(signed, ME, network.transport, network.directory, "1", lambda _: None)
         claims = ObserverRole(role.process, role).claims()
         record = open_record(presence.record(NO_STAGE, claims), signed.run_id)
         assert record.record.loss == local.loss
-        sightings = Sightings(3)
+        sightings = PeerObservations(3)
         sightings.recorded(record, record.sequence / 1e6)
         seen = snapshot_of(sightings, signed, record.sequence / 1e6)
         assert (seen.eval_loss, seen.loss) == (local.loss, None), "it is no training loss"
@@ -91,7 +91,7 @@ def test_one_score_is_the_same_in_metrics_top_the_event_log_the_record_and_the_o
         stream = io.StringIO()
         Console(file=stream, width=80).print(screen.frame(seen, Console(file=stream, width=80)))
         assert f"held-out {local.loss:.3f}" in stream.getvalue()
-        alone = snapshot_of(Sightings(3), signed, record.sequence / 1e6, own_eval_loss=role.loss)
+        alone = snapshot_of(PeerObservations(3), signed, record.sequence / 1e6, own_eval_loss=role.loss)
         assert alone.eval_loss == local.loss, "on its own page, too"
 
     run(story())

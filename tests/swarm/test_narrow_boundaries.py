@@ -36,9 +36,7 @@ ANCHORED = Boundary("anchored", width=8, after=(1, 2))
 @on_virtual_clock
 async def test_it_learns_and_agrees_and_a_newcomer_joins(boundary, codec, back, rounding):
     model = replace(TINY_MODEL, boundary=boundary)
-    manifest = tiny_manifest(
-        model=model, hidden_codec=codec, gradient_codec=back, gradient_rounding=rounding
-    )
+    manifest = tiny_manifest(model=model, hidden_codec=codec, gradient_codec=back, gradient_rounding=rounding)
     check(manifest)
     swarm = Swarm(manifest)
     swarm.open()

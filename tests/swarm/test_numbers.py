@@ -15,7 +15,7 @@ from swarm import sign, tiny_manifest
 from watched import Watched
 
 from peers.lab.world.virtual_time import run
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.state.checkpoint_file import files, read
 from peers.telemetry.snapshot import SwarmSnapshot
@@ -66,7 +66,7 @@ class Looked:
         self.sealed = {name: swarm.members[name].worker._record() for name in swarm.living()}
         self.records = {name: open_record(data, signed.run_id) for name, data in self.sealed.items()}
         by_peer = {found.peer: found for found in self.records.values()}
-        sightings = Sightings(len(signed.manifest.stages))
+        sightings = PeerObservations(len(signed.manifest.stages))
         for found in by_peer.values():
             sightings.recorded(found, now)
         self.directory = snapshot_of(sightings, signed, now)
@@ -145,7 +145,7 @@ def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one
     claims = [(0, 600, 1.0, 4_000), (0, 604, 2.0, 3_000), (1, 590, 6.0, 6_900), (2, 700, 7.0, 7_100)]
 
     async def asked():
-        network, found, sightings = MemoryNetwork(), {}, Sightings(len(signed.manifest.stages))
+        network, found, sightings = MemoryNetwork(), {}, PeerObservations(len(signed.manifest.stages))
         now = network.directory("reader").now()
         for stage, settled, loss, tokens in claims:
             identity = Identity.generate()

@@ -66,11 +66,10 @@ TOP_K = replace(GROUP, selection="top-k", transform="dct", kept=32)
 CASES = {
     "plain": (MODEL, GROUP),
     "QK-norm": (replace(MODEL, qk_norm=True), GROUP),
-    "experts": (
-        replace(MODEL, qk_norm=True, feed_forward=24, experts=Experts(count=4, active=2)), GROUP
-    ),
+    "experts": (replace(MODEL, qk_norm=True, feed_forward=24, experts=Experts(count=4, active=2)), GROUP),
     "narrow boundaries": (
-        replace(MODEL, boundary=Boundary("anchored", width=8, after=(1, 2, 3), anchor_rows=32)), GROUP
+        replace(MODEL, boundary=Boundary("anchored", width=8, after=(1, 2, 3), anchor_rows=32)),
+        GROUP,
     ),
     "top-k of the cosine transform": (MODEL, TOP_K),
 }

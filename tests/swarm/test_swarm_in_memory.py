@@ -15,7 +15,7 @@ from peers.state import checkpoint_file
 from peers.state.archive_restore import Restoring
 from peers.state.archive_store import StoreUnreachable
 from peers.worker.rounds import update_compute
-from protocols.messages.table import AskManifest, Hello, ManifestIs, Refuse
+from protocols.messages.table import GetManifest, Hello, ManifestResponse, Refuse
 from swarmnet.identifiers import PeerId
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
@@ -135,6 +135,7 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
 async def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch):
     def away(*_: object) -> str:
         raise StoreUnreachable("nobody answers")
+
     monkeypatch.setattr(Restoring, "_bring", away)
     swarm = Swarm(tiny_manifest())
     swarm.open()
@@ -196,12 +197,12 @@ def test_peers_of_another_run_are_refused_and_its_manifest_is_not_taken_for_ours
         transport.listen(stranger)
         target = swarm.members["a"]
         link = await transport.open(target.peer, "group", 5.0)
-        link.post(AskManifest())
+        link.post(GetManifest())
         link.post(Hello(1, bytes.fromhex(other.run_id), b""))
         await swarm.during(2.0)
         assert target.worker.neighbourhood.traffic.refused["wrong_run"] == 1
         assert fixture.OWNER.peer_id not in target.worker.neighbourhood.membership.peers
-        ours = next(body for message, body in stranger.heard if isinstance(message, ManifestIs))
+        ours = next(body for message, body in stranger.heard if isinstance(message, ManifestResponse))
         assert from_wire(ours, swarm.signed.run_id).manifest == swarm.signed.manifest
         with pytest.raises(RunFileError, match="not"):
             from_wire(ours, other.run_id)

@@ -16,7 +16,7 @@ from peers.lab.world.virtual_time import run
 from peers.runtime.control_server import Control
 from peers.runtime.control_socket import LONGEST_ANSWER_BYTES
 from peers.telemetry.event_fold import Story
-from peers.telemetry.event_log import Line
+from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import as_json, from_json
 from peers.tools.top import show
 from peers.tools.top.live import snapshots
@@ -59,7 +59,7 @@ def hears_too(worker, tale):
 
         def note(event, plain=plain):
             plain(event)
-            tale.take(Line(time.time(), 0.0, event))
+            tale.take(LogLine(time.time(), 0.0, event))
 
         part.note = note
 

@@ -113,7 +113,7 @@ class Apply(msgspec.Struct, tag=True):
     round: int
 
 
-class AskConcord(msgspec.Struct, tag=True):
+class MeasureAgreement(msgspec.Struct, tag=True):
     round: int
     me: str
 
@@ -136,7 +136,7 @@ class Settled(msgspec.Struct, tag=True):
 
 Order: TypeAlias = (
     Begin | Hold | Publish | Forward | Finish | Backward | Drop | Contribute | Step | Tell | GiveBack | Add
-    | Remove | Rate | Apply | AskConcord | Settle | Close | Settled
+    | Remove | Rate | Apply | MeasureAgreement | Settle | Close | Settled
 )  # fmt: skip
 
 

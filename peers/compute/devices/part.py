@@ -29,12 +29,12 @@ from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
 from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.model.state_layout import first_state
-from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
-from swarmnet.optimizer.method import OwnSteps, Tally, method_of
+from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
+from swarmnet.optimizer.method import LocalOptimizer, RoundAggregate, method_of
 from swarmnet.optimizer.replica import NOT_HASHED, digest_of
 from swarmnet.optimizer.step import Step
 from swarmnet.optimizer.tiling import Tile
-from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
@@ -176,7 +176,7 @@ class SpreadMethod:
         return self.whole.state
 
     @property
-    def own(self) -> OwnSteps | None:
+    def own(self) -> LocalOptimizer | None:
         return self._own
 
     @property
@@ -211,7 +211,7 @@ class SpreadMethod:
     def check(self, payload: bytes) -> None:
         self.whole.check(payload)
 
-    def tally(self, round: int) -> Tally:
+    def tally(self, round: int) -> RoundAggregate:
         raise TypeError("each device has its tallies")
 
     def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
@@ -219,7 +219,7 @@ class SpreadMethod:
 
 
 class SpreadSteps:
-    """Implements `OwnSteps` of `swarmnet/optimizer/method.py` for all shares."""
+    """Implements `LocalOptimizer` of `swarmnet/optimizer/method.py` for all shares."""
 
     def __init__(self, tokens: int, method: SpreadMethod) -> None:
         self.tokens, self.method = tokens, method
@@ -280,10 +280,10 @@ class SpreadReplica:
         self._processes.ask(orders.Apply(round))
         self.applied_round = max(self.applied_round, round)
 
-    def concord(self, round: int, me: PeerId) -> Concord | None:
-        found = [done.concord for done, _ in self._processes.ask(orders.AskConcord(round, me))]
-        counts = [Concord(*each) for each in found if each is not None]
-        return sum(counts, Concord(0, 0, 0)) if counts else None
+    def concord(self, round: int, me: PeerId) -> VoteAgreement | None:
+        found = [done.concord for done, _ in self._processes.ask(orders.MeasureAgreement(round, me))]
+        counts = [VoteAgreement(*each) for each in found if each is not None]
+        return sum(counts, VoteAgreement(0, 0, 0)) if counts else None
 
     def settle(self, round: int, hashed: bool = True) -> bytes:
         digest = digest_of(round)

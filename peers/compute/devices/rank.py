@@ -30,8 +30,8 @@ from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import trained_layout
 from swarmnet.model.stage_compute import Finished, StageCompute, StageError
-from swarmnet.optimizer.divided.company import Together
-from swarmnet.optimizer.divided.payload import Divisible
+from swarmnet.optimizer.device_groups.device_group import MultiDevice
+from swarmnet.optimizer.device_groups.payload import Divisible
 from swarmnet.optimizer.method import GradientError, method_of
 from swarmnet.optimizer.replica import Replica
 
@@ -70,7 +70,7 @@ class Device:
         self.layout, self.device = shares.layout(begin.rank), device
         self.method = method_of(manifest, self.layout, device)
         assert isinstance(self.method, Divisible), "peers/compute/devices/part.py refuses all others"
-        self.method.divide(Together(shares, begin.rank, total))
+        self.method.divide(MultiDevice(shares, begin.rank, total))
         if self.method.own is not None and begin.moments == "host":
             self.method.own.keep_moments_on_the_host()
         self._replica: Replica | None = None
@@ -144,7 +144,7 @@ class Device:
                 self.replica.rate(round, factor)
             case orders.Apply(round):
                 self.replica.apply(round)
-            case orders.AskConcord(round, me):
+            case orders.MeasureAgreement(round, me):
                 found = self.replica.concord(round, PeerId(me))
                 return Done(concord=None if found is None else (found.agreed, found.opposed, found.alone))
             case _:

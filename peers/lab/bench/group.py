@@ -17,8 +17,8 @@ from random import Random
 from peers.lab.planner.exchange import RESULT_CONTRIBUTIONS
 from peers.worker.rounds.wire_events import read_progress, read_reference, write_announces, write_progress
 from protocols.framing.frames import wire_bytes
-from protocols.messages.table import AskIds as WireAskIds
 from protocols.messages.table import Contribution, Message, Slices, encode
+from protocols.messages.table import GetIds as WireAskIds
 from protocols.messages.table import Want as WireWant
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
@@ -42,7 +42,7 @@ WINDOW = 2
 """Of the rounds: a late contribution corrects within them."""
 MAKE_SECONDS = 0.1
 """From closing a round to the own contribution."""
-LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.01, 0.1
+MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.01, 0.1
 """One way, drawn for each pair: 20 to 200 ms of round trip, a country to the other side of the world."""
 
 
@@ -140,7 +140,7 @@ class StubGroup:
         self.closed: dict[int, float] = {}
         self.late = self.twice = 0
         for name in names:
-            self.handle(name, events.GroupCounted(peers, self.members))
+            self.handle(name, events.GroupSizeChanged(peers, self.members))
             for other in sorted(self.links[name]):
                 self.handle(name, events.NeighbourJoined(other))
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
@@ -150,15 +150,13 @@ class StubGroup:
         self.sequence += 1
         heapq.heappush(self.queue, (due, self.sequence, receiver, event))
 
-    def send(
-        self, sender: PeerId, receiver: PeerId, message: Message, event: object, body: int = 0
-    ) -> None:
+    def send(self, sender: PeerId, receiver: PeerId, message: Message, event: object, body: int = 0) -> None:
         """In the order of sending on each link, as on a stream."""
         self.sent[sender] += wire_bytes(len(encode(message)), body)
         pair = (sender, receiver)
         if pair not in self.delays:
             self.delays[pair] = self.delays[pair[::-1]] = self.chance.uniform(
-                LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS
+                MIN_DELAY_SECONDS, MAX_DELAY_SECONDS
             )
         due = max(self.now + self.delays[pair] * self.chance.uniform(1.0, 1.2), self.last_due.get(pair, 0.0))
         self.last_due[pair] = due
@@ -183,7 +181,7 @@ class StubGroup:
                     self.cut(me, round, identity, reducers)
                 else:
                     self.publish(me, round, identity, self.contribution_bytes, None)
-            case events.SayNothing(round, reducers):
+            case events.SendEmptyNotice(round, reducers):
                 for peer in reducers:
                     self.send(me, peer, Slices(round, []), Spoken(me, round, (), None))
             case events.Reduce(round):
@@ -199,7 +197,7 @@ class StubGroup:
                         self.send(me, peer, message, events.Announced(me, told, tuple(message.complete)))
             case events.Want(peer, ids):
                 self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
-            case events.AskIds(peer, rounds):
+            case events.RequestIds(peer, rounds):
                 self.send(me, peer, WireAskIds(list(rounds)), events.IdsAsked(me, rounds))
             case events.SettleRound(round, references):
                 names = tuple(reference.id for reference in references)
@@ -218,10 +216,8 @@ class StubGroup:
         made = events.Contributed(round, self.references[identity], table)
         self.post_at(self.now + MAKE_SECONDS, me, made)
 
-    def cut(
-        self, me: PeerId, round: int, identity: ContributionId, reducers: tuple[PeerId, ...]
-    ) -> None:
-        self.post_at(self.now + MAKE_SECONDS, me, events.Sliced(round, identity, reducers))
+    def cut(self, me: PeerId, round: int, identity: ContributionId, reducers: tuple[PeerId, ...]) -> None:
+        self.post_at(self.now + MAKE_SECONDS, me, events.SlicesSent(round, identity, reducers))
         for peer in sorted(set(reducers)):
             shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
             spoken = Spoken(me, round, tuple(shards), identity)
@@ -261,7 +257,7 @@ class StubGroup:
         self.dead[me] = round
         self.members -= {me}
         for name in sorted(self.members):
-            counted = events.GroupCounted(len(self.members), self.members)
+            counted = events.GroupSizeChanged(len(self.members), self.members)
             self.post_at(self.now + SILENT_SECONDS, name, counted)
             if me in self.links[name]:
                 self.post_at(self.now + SILENT_SECONDS, name, events.NeighbourLeft(me))

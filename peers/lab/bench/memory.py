@@ -48,9 +48,7 @@ class Taken:
     """By swarmnet/resources/memory_estimate.py, in all."""
 
 
-def bench(
-    manifest: Manifest, stage: int, computing: Computing = PLAIN, device: torch.device = CPU
-) -> Taken:
+def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN, device: torch.device = CPU) -> Taken:
     """In the memory of the device. Raises UserError where the system does not tell."""
     memory: _Memory = _Card() if device.type == "cuda" else _Machine()
     _warm_up(manifest, stage, computing, device)
@@ -171,9 +169,7 @@ class _Peer:
 
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
-        payload = self._part.compute.use_gradient(
-            lambda gradient: method.contribute(gradient, 1, round, ME)
-        )
+        payload = self._part.compute.use_gradient(lambda gradient: method.contribute(gradient, 1, round, ME))
         for maker, said in set_of(method, self._told(payload), round).items():
             replica.add(round, maker, said)
         replica.apply(round)

@@ -105,9 +105,7 @@ class StageCompute(InlineCompute):
 class Delayed:
     """`Receiver` to which bodies come after their hop, each for itself."""
 
-    def __init__(
-        self, receiver: Receiver, seconds: Callable[[PeerId], float], heard: Counter[str]
-    ) -> None:
+    def __init__(self, receiver: Receiver, seconds: Callable[[PeerId], float], heard: Counter[str]) -> None:
         self._receiver, self._seconds, self._heard = receiver, seconds, heard
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
@@ -340,14 +338,12 @@ class Row:
     @property
     def kilobytes(self) -> float:
         """Questions, answers and what peers tell of themselves, for one microbatch."""
-        names = ("Prospect", "Ask", "Place", "Held")
+        names = ("Prospect", "Ask", "ReservationReply", "Held")
         told = sum(self.ahead.counts.get(f"bytes of {name}", 0) for name in names)
         return told / 1000 / max(1, self.ahead.microbatches)
 
 
-def bench(
-    seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
-) -> Iterator[Row]:
+def bench(seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS) -> Iterator[Row]:
     """One row per seed."""
     for seed in seeds:
         topology = draw(seed, memory)

@@ -28,10 +28,10 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from peers.compute.stage_part import CPU, real_part, wait_for
-from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork, Outcome
+from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, MicrobatchWork, Outcome
 from peers.worker.rounds.counters import RoundCounts
-from peers.worker.rounds.update_compute import Add, Made, Operation, UpdateWork
-from protocols.signed.envelope import Kind, open_envelope
+from peers.worker.rounds.update_compute import Add, ContributionReady, Operation, UpdateWork
+from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
 from swarmnet.model.carried_text import TextCodec
@@ -43,7 +43,7 @@ from swarmnet.model.flops import operations_per_token
 from swarmnet.model.linear import linear
 from swarmnet.model.parameters import is_muons, whole
 from swarmnet.model.state_layout import first_state
-from swarmnet.optimizer.own_steps.inner_step import ADAM_DECAYS, MUON_RMS, orthogonal
+from swarmnet.optimizer.local_steps.inner_optimizer import ADAM_DECAYS, MUON_RMS, orthogonal
 from swarmnet.rounds.events import ApplyRound, MakeContribution, SettleRound
 from swarmnet.run.manifest import Manifest
 
@@ -63,7 +63,7 @@ class _Trains(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TimeShares:
     """Of a peer's time, shares."""
 
     microbatches: float
@@ -83,7 +83,7 @@ class Report:
     """Timed in each turn."""
     seconds: Mapping[Loop, Sequence[float]]
     """Of the processor, for a microbatch, by turn."""
-    parts: Mapping[Loop, Parts]
+    parts: Mapping[Loop, TimeShares]
     operations: int = 0
     """Of a token, floating point, forward and backward."""
     peak: float = 0.0
@@ -97,7 +97,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ComputeSetup:
     """Where loops compute, and how."""
 
     device: torch.device = CPU
@@ -117,10 +117,10 @@ class Place:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-HERE = Place()
+HERE = ComputeSetup()
 
 
-def bench(manifest: Manifest, microbatches: int, repeats: int, place: Place = HERE) -> Report:
+def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup = HERE) -> Report:
     """So many microbatches in each of so many turns of each loop."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def bench(manifest: Manifest, microbatches: int, repeats: int, place: Place = HE
         torch.set_num_threads(threads)
 
 
-def _bench(manifest: Manifest, microbatches: int, repeats: int, place: Place) -> Report:
+def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup) -> Report:
     alone = replace(manifest, stages=(manifest.model.layers,))
     own, step_tokens = manifest.sync.own_steps, step_tokens_of(manifest)
     first = first_state(alone, 0)
@@ -236,7 +236,12 @@ class Plain:
     """What whoever trains alone writes."""
 
     def __init__(
-        self, manifest: Manifest, first: Tensor, step_tokens: int, place: Place = HERE, is_muon: bool = False
+        self,
+        manifest: Manifest,
+        first: Tensor,
+        step_tokens: int,
+        place: ComputeSetup = HERE,
+        is_muon: bool = False,
     ) -> None:
         """`first`: int32, as `first_state` of the whole model."""
         self._shape, self._step_tokens, self._tokens = manifest.model, step_tokens, 0
@@ -295,7 +300,7 @@ class _Muon:
 class StagesInOneThread:
     """The stages of a run in one thread, each as its compute thread works, alone in its group."""
 
-    def __init__(self, manifest: Manifest, place: Place = HERE) -> None:
+    def __init__(self, manifest: Manifest, place: ComputeSetup = HERE) -> None:
         self._manifest, self._identity, self._count = manifest, Identity.generate(), 0
         self._place = place
         self._text, self._tokens, self._round = TextCodec(manifest), 0, 0
@@ -306,10 +311,10 @@ class StagesInOneThread:
         """What was measured by now."""
         self._in_all = self._in_steps = self._in_rounds = 0.0
 
-    def parts(self) -> Parts:
+    def parts(self) -> TimeShares:
         """Of what was measured since."""
         steps, rounds = self._in_steps / self._in_all, self._in_rounds / self._in_all
-        return Parts(1.0 - steps - rounds, steps, rounds)
+        return TimeShares(1.0 - steps - rounds, steps, rounds)
 
     def _stage(self, stage: int) -> tuple[MicrobatchWork, UpdateWork]:
         part = real_part(self._manifest, stage, self._place.device, self._place.computing)
@@ -358,21 +363,25 @@ class StagesInOneThread:
         self._count += 1
         self._tokens += labels_BT.numel()
         text = self._text.encode(tokens_BT, labels_BT)
-        kept = Bodies(inputs=tokens_BT, text=text, tokens=labels_BT.numel())
-        open_bodies: list[Bodies] = []
+        kept = MicrobatchState(inputs=tokens_BT, text=text, tokens=labels_BT.numel())
+        open_bodies: list[MicrobatchState] = []
         for work, _ in self.stages:
             open_bodies.append(kept)
             computed = _done(work.forward(key, kept))
-            kept = Bodies(text=text, output=computed.encoded, shape=computed.shape, tokens=labels_BT.numel())
+            kept = MicrobatchState(
+                text=text, output=computed.encoded, shape=computed.shape, tokens=labels_BT.numel()
+            )
         for (work, _), bodies in list(zip(self.stages, open_bodies, strict=True))[-2::-1]:
             bodies.shape, bodies.gradient = computed.shape, computed.encoded
             computed = _done(work.backward(key, bodies))
 
     def _play_round(self, update: UpdateWork) -> None:
         round, me, tokens = self._round, self._identity.peer_id, self._tokens
-        (made,) = (one for one in update.run([MakeContribution(round, tokens)]) if isinstance(one, Made))
+        (made,) = (
+            one for one in update.run([MakeContribution(round, tokens)]) if isinstance(one, ContributionReady)
+        )
         size = update.method.payload_bytes
-        envelope = open_envelope(made.data, self._manifest.run_id(), Kind.CONTRIBUTION, size)
+        envelope = open_envelope(made.data, self._manifest.run_id(), EnvelopeKind.CONTRIBUTION, size)
         operations: list[Operation] = [Add(round, me, bytes(envelope.payload)), ApplyRound(round, (me,), 0.0)]
         settled = round - self._manifest.rounds.window
         if settled >= 0:

@@ -34,9 +34,9 @@ CALM_SECONDS = 60.0
 Where a stage was lost, from when the directory has forgotten it: until then whoever comes to it waits for its
 weights."""
 LONGEST_SECONDS = 240.0
-"""Until LEAST_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
+"""Until MIN_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
 those whose longest history gave way, take so long without being stuck."""
-LEAST_ROUNDS = 50
+MIN_ROUNDS = 50
 NEW_ROUNDS = 14
 """Settled by every peer after the last heal: what was open before is settled then, and it is decided what
 became of everything (own_contributions.py)."""
@@ -52,7 +52,7 @@ class Options:
     rules: Rounds | None = None
     kinds: tuple[str, ...] = ()
     real: bool = False
-    rounds: int = LEAST_ROUNDS
+    rounds: int = MIN_ROUNDS
     faults: tuple[Fault, ...] | None = None
     """None: from the seed."""
     moves: bool = False
@@ -123,9 +123,7 @@ def small_manifest(
     sync = Sync(method=method or ("local-steps" if sharded or experts else "demo-votes"))
     if sharded:
         sync = replace(sync, exchange="sharded", shards=SHARDS)
-    times = rules or Rounds(
-        longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
-    )
+    times = rules or Rounds(longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4)
     fields = {name: getattr(times, name) for name in times.__dataclass_fields__}
     return Manifest(
         name="simulated", owner=owner, seed=seed, stages=(1,) * stages, hidden_codec="fp32", model=model,

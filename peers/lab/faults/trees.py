@@ -188,9 +188,7 @@ def _counting(
     return tuple(reduced.counting(results, round))
 
 
-def _weigh(
-    stage: Stage, reduced: StubReduced | None, peer_of: Mapping[str, str]
-) -> Iterator[Violation]:
+def _weigh(stage: Stage, reduced: StubReduced | None, peer_of: Mapping[str, str]) -> Iterator[Violation]:
     """Find every node's parent by its weights."""
     members = stage.made if reduced is None else stage.results
     by_round: dict[int, list[Key]] = defaultdict(list)

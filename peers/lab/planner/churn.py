@@ -15,7 +15,7 @@ from random import Random
 import torch
 
 from peers.lab.planner.layout import Layout, PeerSpec
-from peers.lab.planner.question import Question
+from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.simulator import Swarm
 from swarmnet.model.state_layout import state_layout
 from swarmnet.run.manifest import Manifest
@@ -43,7 +43,7 @@ class Turnover:
         return max(1.0, PLAYED_AWAY / away)
 
 
-def turnover(manifest: Manifest, question: Question, peers: Sequence[PeerSpec]) -> Turnover:
+def turnover(manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec]) -> Turnover:
     sizes = [state_layout(manifest, stage).size for stage in range(len(manifest.stages))]
     away = tuple(JOIN_SECONDS + WEIGHT_BYTES * sizes[peer.stage] / peer.down for peer in peers)
     return Turnover(question.churn / 3600.0, away)

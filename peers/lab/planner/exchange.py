@@ -18,8 +18,8 @@ from protocols.messages.table import Contribution, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.flat_layout import trained_layout
+from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps
 from swarmnet.optimizer.method import method_of
-from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
@@ -27,11 +27,11 @@ from swarmnet.run.manifest import ExchangeName, Manifest
 
 RESULT_CONTRIBUTIONS = 4.0
 """Bytes of a round's results in those of a contribution: four bits a number where it has one
-(swarmnet/optimizer/own_steps/reduced_steps.py), and of all that the stage has. With groups of experts a
+(swarmnet/optimizer/local_steps/reduced_steps.py), and of all that the stage has. With groups of experts a
 contribution speaks of less, and `result_bytes` is exact."""
 ALONE_BYTES = 16
 """Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
-MOST_OF_A_LINE = 0.9
+MAX_OF_A_LINE = 0.9
 """That contributions can fill: packets' headers take 4 %, beats and repeated packets have to find room."""
 STEPS = 40
 """Of bisection."""
@@ -134,7 +134,7 @@ def charged(
 
     def bears(rate: float) -> bool:
         tried = charge(rate)
-        if any(took > MOST_OF_A_LINE * line for took, line in zip(tried.taken, slowest, strict=True)):
+        if any(took > MAX_OF_A_LINE * line for took, line in zip(tried.taken, slowest, strict=True)):
             return False
         return most(tried) >= rate * (1 - 1e-9)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from swarmnet.resources.lines import Crossing, Line, carried, crossing
+from swarmnet.resources.link_bandwidth import Crossing, LinkBandwidth, carried, crossing
 from swarmnet.run.path_rules import Rules
 
 
@@ -63,10 +63,10 @@ class Layout:
     """Bytes per second that contributions take of each peer's line, up and down alike, by stage; empty:
     none."""
 
-    def line(self, place: int) -> Line:
+    def line(self, place: int) -> LinkBandwidth:
         """What is left of the line of a peer's computer for bodies."""
         peer = self.peers[place]
-        line = Line(peer.up, peer.down)
+        line = LinkBandwidth(peer.up, peer.down)
         return line.without(self.taken[peer.stage]) if self.taken else line
 
     def stages(self) -> tuple[tuple[int, ...], ...]:

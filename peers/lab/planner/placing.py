@@ -8,10 +8,10 @@ from statistics import median_low
 
 from peers.errors import UserError
 from peers.lab.planner.layout import PeerSpec
-from peers.lab.planner.question import BACKWARD_RATIO, Question
+from peers.lab.planner.plan_request import BACKWARD_RATIO, PlanRequest
 from peers.lab.planner.speeds import PeerClass
 from swarmnet.placement.policy import as_suited, lines_count, move_rules, usually
-from swarmnet.resources.lines import UNKNOWN, Line, carried, crossings
+from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, carried, crossings
 from swarmnet.run.manifest import Manifest
 
 
@@ -23,7 +23,7 @@ class Placement:
 
 
 def placed(
-    manifest: Manifest, question: Question, memory: Sequence[int] = (), whole: bool = False
+    manifest: Manifest, question: PlanRequest, memory: Sequence[int] = (), whole: bool = False
 ) -> Placement:
     """Every peer in the stage that it takes as a newcomer (swarmnet/placement/policy.py), of those that fit
     its memory: the fastest first, or mixed, whichever leaves the poorest stage with more. `memory`: bytes
@@ -58,7 +58,11 @@ class _Kind:
 
 
 def _kinds(
-    manifest: Manifest, question: Question, classes: Sequence[PeerClass], memory: Sequence[int], whole: bool
+    manifest: Manifest,
+    question: PlanRequest,
+    classes: Sequence[PeerClass],
+    memory: Sequence[int],
+    whole: bool,
 ) -> list[_Kind]:
     """The fastest first."""
     rules, paths = move_rules(manifest), manifest.path_rules()
@@ -66,11 +70,11 @@ def _kinds(
     visits = [paths.visit_share(stage, 0 if whole else paths.whole_rounds) for stage in range(len(shares))]
     count = sum(one.count for one in classes)
     tokens = manifest.microbatch_tokens
-    usual = Line(median_low(one.up for one in classes for _ in range(one.count)))
+    usual = LinkBandwidth(median_low(one.up for one in classes for _ in range(one.count)))
     by_lines = not question.cores and lines_count(rules, count, usual)
     found = []
     for one in sorted(classes, key=lambda one: -one.tokens_per_second):
-        line = Line(one.up, one.down) if by_lines else UNKNOWN
+        line = LinkBandwidth(one.up, one.down) if by_lines else UNKNOWN
         seconds = tuple(share * tokens / one.tokens_per_second for share in shares)
         brings = tuple(
             carried(1 / each, line, crosses) / visited
@@ -105,7 +109,7 @@ def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float],
     return has, found
 
 
-def _spec(question: Question, kind: _Kind, stage: int) -> PeerSpec:
+def _spec(question: PlanRequest, kind: _Kind, stage: int) -> PeerSpec:
     one, forward = kind.one, kind.seconds[stage] / (1 + BACKWARD_RATIO)
     if question.cores:  # One machine: nothing goes over a line.
         return PeerSpec(stage, forward, slots=question.slots, region=one.region)

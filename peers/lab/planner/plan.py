@@ -23,8 +23,15 @@ from peers.lab.planner.exchange import (
 )
 from peers.lab.planner.layout import Layout, PeerSpec, Work
 from peers.lab.planner.placing import Placement, placed, sample
+from peers.lab.planner.plan_request import (
+    BACKWARD_RATIO,
+    Bounds,
+    Churn,
+    PlanRequest,
+    PlanResult,
+    SinglePeerBaseline,
+)
 from peers.lab.planner.playing import WINDOW, Course, Played, course, play, playable
-from peers.lab.planner.question import BACKWARD_RATIO, Alone, Answer, Bounds, Churn, Question
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Act, encode
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
@@ -55,7 +62,7 @@ class Stretch:
         return self.tokens_per_second * (1 - self.churn.costs)
 
 
-def plan(manifest: Manifest, question: Question, exchange: Exchange | None = None) -> Answer:
+def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = None) -> PlanResult:
     """Raises UserError where there are too few peers, or nothing comes of them. `exchange`: None: as the run
     says."""
     exchange, rules = exchange or exchange_of(manifest), manifest.path_rules()
@@ -73,7 +80,7 @@ def plan(manifest: Manifest, question: Question, exchange: Exchange | None = Non
     updates = _updates(manifest, exchange, stages, committed)
     full = _updates(manifest, exchange, stages, committed, full=True)
     compute, lines, beside = later.most
-    return Answer(
+    return PlanResult(
         peers=tuple(map(len, stages)),
         capacity=tuple(sum(capacity[peer] for peer in peers) * tokens for peers in stages),
         visited=later.played.visited, simulated=later.simulated, most=beside,
@@ -97,22 +104,22 @@ def _target(manifest: Manifest) -> int:
     return manifest.sync.decay_rounds * manifest.rounds.target_tokens
 
 
-def summed(question: Question) -> float:
+def summed(question: PlanRequest) -> float:
     """Tokens per second of all peers, if each computed the whole model."""
     total = sum(one.count * one.tokens_per_second for one in question.classes)
     fastest = max(one.tokens_per_second for one in question.classes)
     return min(total, question.cores * fastest) if question.cores else total
 
 
-def alone(manifest: Manifest, question: Question) -> Alone:
+def alone(manifest: Manifest, question: PlanRequest) -> SinglePeerBaseline:
     """The fastest peer that has memory for the whole model, or else the fastest."""
     needs = alone_memory(manifest)
-    found = [Alone(one.tokens_per_second, needs, one.memory) for one in question.classes]
+    found = [SinglePeerBaseline(one.tokens_per_second, needs, one.memory) for one in question.classes]
     return max(found, key=lambda one: (one.fits, one.tokens_per_second))
 
 
 def _stretch(
-    manifest: Manifest, question: Question, exchange: Exchange, rules: Rules | None, plays: int
+    manifest: Manifest, question: PlanRequest, exchange: Exchange, rules: Rules | None, plays: int
 ) -> Stretch:
     """`rules`: by which microbatches leave stages out; None: by none."""
     memory = [exchange.memory(manifest, stage) for stage in range(len(manifest.stages))]
@@ -142,7 +149,11 @@ def _stretch(
 
 
 def lay_out(
-    manifest: Manifest, question: Question, exchange: Exchange, peers: Sequence[PeerSpec], rules: Rules | None
+    manifest: Manifest,
+    question: PlanRequest,
+    exchange: Exchange,
+    peers: Sequence[PeerSpec],
+    rules: Rules | None,
 ) -> tuple[Layout, tuple[float, float, float]]:
     """The swarm with what contributions take of its lines, and the tokens per second that it bears: by
     compute alone, as lines carry them, and beside contributions."""
@@ -162,7 +173,7 @@ def lay_out(
 
 
 def _layout(
-    manifest: Manifest, question: Question, peers: Sequence[PeerSpec], rules: Rules | None
+    manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec], rules: Rules | None
 ) -> Layout:
     shape = manifest.hidden_shape
     body = (manifest.body_bytes + manifest.gradient_bytes) // 2  # Labels or tokens go down only.
@@ -178,14 +189,16 @@ def _layout(
 
 
 def _updates(
-    manifest: Manifest, exchange: Exchange, stages: Sequence[Sequence[int]], committed: Sequence[float],
+    manifest: Manifest,
+    exchange: Exchange,
+    stages: Sequence[Sequence[int]],
+    committed: Sequence[float],
     full: bool = False,
 ) -> list[float]:
     """Bytes per second that contributions take, up and down alike, at a peer of each stage. `committed`:
     tokens per second. `full`: if every peer contributed to every round, and rounds had their tokens."""
     groups = [
-        (stage, len(peers), rate)
-        for stage, (peers, rate) in enumerate(zip(stages, committed, strict=True))
+        (stage, len(peers), rate) for stage, (peers, rate) in enumerate(zip(stages, committed, strict=True))
     ]
     if full:
         rounds = manifest.rounds.target_tokens

@@ -27,17 +27,17 @@ WINDOW = 2.5
 WARM_PATHS, MEASURED_PATHS = 6.0, 3.0
 """How long is played, in times that an unhindered microbatch takes past average peers. Routers give more to a
 fast, distant peer with each answer: four swarms were steady after 4, one with 256 slots after 6."""
-STEADY, MOST_PATHS = 1.1, 30.0
+STEADY, MAX_PATHS = 1.1, 30.0
 """What grows by more than this from one watching to the next is watched again, so long at most: a swarm of 32
 stages stood at 8 % of its flow after 6, at 62 % after 12."""
 CHURNED_PATHS = 0.5
 """From the first who leave to the watching."""
-LEAST_MICROBATCHES = 1000
+MIN_MICROBATCHES = 1000
 PLAYED_DEATHS = 60
 """Where swarms are small: their price is then known to a fifth."""
 VISITS = 200_000
 """Microbatches times stages that are played: 40 s of a core that has other work, too."""
-LEAST_PLAYED = 300
+MIN_PLAYED = 300
 LATENCIES = 500
 """Pairs of peers whose latency is looked at for its mean."""
 
@@ -112,7 +112,7 @@ def playable(layout: Layout, way: Course, slots: int, plays: int, churns: bool) 
     paths = plays * (WARM_PATHS + MEASURED_PATHS) + churns * (CHURNED_PATHS + MEASURED_PATHS)
     visits = rate * way.stages * paths * way.slow_path
     count = len(layout.peers)
-    return max(LEAST_PLAYED, min(count, int(count * VISITS / visits)))
+    return max(MIN_PLAYED, min(count, int(count * VISITS / visits)))
 
 
 def play(layout: Layout, way: Course, slots: int, seed: int, turnover: Turnover | None) -> Played:
@@ -122,9 +122,9 @@ def play(layout: Layout, way: Course, slots: int, seed: int, turnover: Turnover 
         swarm.start()
         swarm.run((WARM_PATHS - MEASURED_PATHS) * way.slow_path)
         before, _ = _watched(swarm, MEASURED_PATHS * way.slow_path)
-        measured = max(MEASURED_PATHS * way.slow_path, LEAST_MICROBATCHES / way.most)
+        measured = max(MEASURED_PATHS * way.slow_path, MIN_MICROBATCHES / way.most)
         rate, visited = _watched(swarm, measured)
-        while (rate > STEADY * before or not rate) and swarm.events.now < MOST_PATHS * way.slow_path:
+        while (rate > STEADY * before or not rate) and swarm.events.now < MAX_PATHS * way.slow_path:
             before = rate
             rate, visited = _watched(swarm, measured)
         if layout.rules is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from peers.lab.planner.question import CLEARLY, Answer
+from peers.lab.planner.plan_request import CLEARLY, PlanResult
 from peers.telemetry.console import counted
 
 LINE_SHARE = 0.2
 """More of a line than this for contributions is worth a word."""
 
 
-def render(answer: Answer) -> str:
+def render(answer: PlanResult) -> str:
     """For people."""
     summed = f"{answer.bounds.summed:,.0f}"
     rows = [
@@ -31,7 +31,7 @@ def render(answer: Answer) -> str:
     return "\n".join([*lines, "", *_table(answer), *_advice(answer), *_warnings(answer)])
 
 
-def _table(answer: Answer) -> list[str]:
+def _table(answer: PlanResult) -> list[str]:
     """By stage."""
     skips = min(answer.visited) < 1
     visits = f"{'visits':>8}" if skips else ""
@@ -51,11 +51,11 @@ def _table(answer: Answer) -> list[str]:
     return lines
 
 
-def _simulated(answer: Answer) -> str:
+def _simulated(answer: PlanResult) -> str:
     return f"{answer.simulated:,} of {sum(answer.peers):,} peers"
 
 
-def _alone(answer: Answer) -> str:
+def _alone(answer: PlanResult) -> str:
     alone = answer.alone
     if not alone.fits:
         return (
@@ -65,7 +65,7 @@ def _alone(answer: Answer) -> str:
     return f"{alone.tokens_per_second:,.0f} tokens per second, in {scaled(alone.needs)} of memory"
 
 
-def _bounds(answer: Answer) -> str:
+def _bounds(answer: PlanResult) -> str:
     bounds = answer.bounds
     return (
         f"{bounds.strongest} (compute of the stages {bounds.compute:,.0f}, on their lines "
@@ -76,7 +76,7 @@ def _bounds(answer: Answer) -> str:
 SHAPE = "`swarmnet plan RUN.yaml --peers PEERS --shape`"
 
 
-def _warnings(answer: Answer) -> list[str]:
+def _warnings(answer: PlanResult) -> list[str]:
     """What must not be overlooked stands last."""
     found = [f"NOT TAKING PART: {one}: no stage fits in that memory." for one in answer.left_out]
     if answer.slower_than_one:
@@ -88,7 +88,7 @@ def _warnings(answer: Answer) -> list[str]:
     return ["", *found] if found else []
 
 
-def _churn(answer: Answer) -> str:
+def _churn(answer: PlanResult) -> str:
     churn = answer.churn
     if not churn.leaving:
         return "nothing"
@@ -99,7 +99,7 @@ def _churn(answer: Answer) -> str:
     )
 
 
-def _weakest(answer: Answer) -> str:
+def _weakest(answer: PlanResult) -> str:
     stage = answer.weakest
     bears = answer.capacity[stage] / answer.visited[stage]
     part = answer.visited[stage]
@@ -107,7 +107,7 @@ def _weakest(answer: Answer) -> str:
     return f"{stage}: {bears:,.0f} tokens per second{visits}"
 
 
-def _rounds(answer: Answer) -> str:
+def _rounds(answer: PlanResult) -> str:
     first, slowest = answer.round_seconds[0], max(answer.round_seconds)
     if slowest < 1.05 * first:
         return f"every {first:.3g} s"
@@ -115,7 +115,7 @@ def _rounds(answer: Answer) -> str:
     return f"every {first:.3g} s; of stage {stage} every {slowest:.3g} s"
 
 
-def _advice(answer: Answer) -> list[str]:
+def _advice(answer: PlanResult) -> list[str]:
     bounds = answer.bounds
     if answer.line_share <= LINE_SHARE and bounds.exchange >= CLEARLY * bounds.lines:
         return []

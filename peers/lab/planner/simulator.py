@@ -46,7 +46,7 @@ from swarmnet.pipeline.events import (
 from swarmnet.pipeline.flow_control import Flow
 from swarmnet.pipeline.ledger import Ledger
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import seconds_on_line
+from swarmnet.resources.link_bandwidth import seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import Header
@@ -199,7 +199,7 @@ class SimulatedPeer:
             self.ways.forget(act.key)
 
     def pump(self) -> None:
-        """Start microbatches while there is room ahead, as peers/worker/pipeline/data_path.py does."""
+        """Start microbatches while there is room ahead, as peers/worker/pipeline/pipeline_service.py does."""
         if self.spec.stage or not self.alive:
             return
         now = self.swarm.events.now
@@ -400,7 +400,10 @@ class Swarm:
         self._send_body(sender, receiver, receiver.receive_grad, grad, spent)
 
     def _send_body(
-        self, sender: SimulatedPeer, receiver: SimulatedPeer, callback: Callable[..., None],
+        self,
+        sender: SimulatedPeer,
+        receiver: SimulatedPeer,
+        callback: Callable[..., None],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
         """Bodies leave one after another at the sender's speed, and go one after another over each
@@ -432,7 +435,10 @@ class Swarm:
         return self._streams[pair]
 
     def _came(
-        self, receiver: SimulatedPeer, takes: float, callback: Callable[..., None],
+        self,
+        receiver: SimulatedPeer,
+        takes: float,
+        callback: Callable[..., None],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
         """All of a body would be here now that took so long to send, if nothing else came in: bodies that do

@@ -18,7 +18,7 @@ MEGABIT = 1e6 / 8
 Line = tuple[float, float]
 DEFAULT_LINE: Line = (100.0, 40.0)
 """Mbit/s down and up: a usual VDSL or cable line."""
-MOST_LOST = 0.1
+MAX_LOST = 0.1
 """Of packets. Connections then wait for their timers, and the formula for them does not hold."""
 UNITS = {"GB": 10**9, "GiB": 1 << 30}
 _PART = re.compile(
@@ -66,16 +66,14 @@ def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[Pe
         _check(part.strip(), region, lines)
         line = (lines or {}).get(region, DEFAULT_LINE)
         speed = float(match["speed"]) * (1000 if match["unit"] else 1)
-        down, up = (
-            float(match[key] or usual) for key, usual in zip(("down", "up"), line, strict=True)
-        )
+        down, up = (float(match[key] or usual) for key, usual in zip(("down", "up"), line, strict=True))
         memory = int(float(match["memory"]) * UNITS[match["bytes"]]) if match["memory"] else None
         if int(match["count"]) < 1 or speed == 0 or not down or not up or memory == 0:
             raise ValueError(f"{part.strip()!r}: counts and speeds must be more than nothing")
         lines_of_it = down * MEGABIT, up * MEGABIT
         loss = float(match["loss"] or 0.0) / 100
-        if loss >= MOST_LOST:
-            raise ValueError(f"{part.strip()!r}: lines that lose {MOST_LOST:.0%} and more are not foretold")
+        if loss >= MAX_LOST:
+            raise ValueError(f"{part.strip()!r}: lines that lose {MAX_LOST:.0%} and more are not foretold")
         found.append(PeerClass(int(match["count"]), speed, *lines_of_it, region, memory or 0, loss))
     return tuple(found)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LEAST_LEFT = 1e-9
+MIN_LEFT = 1e-9
 """Of the richest stage: what a stage that whole microbatches fill counts for the others."""
 STEPS = 60
 """Of bisection: to the last bit that matters."""
@@ -43,7 +43,7 @@ def most_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
 def mixed_shares(capacities: Sequence[float], middle: int, whole: float) -> tuple[float, ...]:
     """As `visit_shares`, where the share `whole` of the microbatches visits every stage."""
     left = _left(capacities, most_mixed(capacities, middle, whole) * whole)
-    least = max(left) * LEAST_LEFT
+    least = max(left) * MIN_LEFT
     others = visit_shares([max(one, least) for one in left], middle)
     return tuple(whole + (1 - whole) * part for part in others)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from peers.lab.world.virtual_time import Deadlock, VirtualTimeLoop
 
-MOST_AT_ONCE = 200_000
+MAX_AT_ONCE = 200_000
 """Callbacks without time passing. A swarm of 16 needs some thousands; a livelock never ends."""
 
 
@@ -72,14 +72,17 @@ class GatedLoop(VirtualTimeLoop):
         self._now = 0.0
         self._due: deque[_Gated] = deque()
         self._later: list[tuple[float, int, _Gated]] = []
-        self._most = MOST_AT_ONCE
+        self._most = MAX_AT_ONCE
         """The value of `callbacks` that is not reached in this instant unless something spins."""
 
     def time(self) -> float:
         return self._now
 
     def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., Any], *args: Any, context: Context | None = None  # noqa: ANN401
+        self,
+        callback: Callable[..., Any],
+        *args: Any,  # noqa: ANN401 - as asyncio's own
+        context: Context | None = None,
     ) -> asyncio.Handle:
         self._count()
         handle = _Gated(self._now, callback, args, self, context)
@@ -87,7 +90,11 @@ class GatedLoop(VirtualTimeLoop):
         return handle
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None  # noqa: ANN401
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,  # noqa: ANN401 - as asyncio's own
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self._count()
         handle = _Gated(when, callback, args, self, context)
@@ -108,7 +115,7 @@ class GatedLoop(VirtualTimeLoop):
             if not later:
                 raise Deadlock("every task waits and no timer is set")
             self._now = later[0][0]
-            self._most = self.callbacks + MOST_AT_ONCE
+            self._most = self.callbacks + MAX_AT_ONCE
             return
         for _ in range(len(due)):
             handle = due.popleft()
@@ -122,5 +129,5 @@ class GatedLoop(VirtualTimeLoop):
     def _count(self) -> None:
         self.callbacks += 1
         if self.callbacks > self._most:
-            self._most += MOST_AT_ONCE  # Whoever takes the error may schedule.
-            raise Spinning(f"{MOST_AT_ONCE} callbacks at {self._now:g} s")
+            self._most += MAX_AT_ONCE  # Whoever takes the error may schedule.
+            raise Spinning(f"{MAX_AT_ONCE} callbacks at {self._now:g} s")

@@ -30,7 +30,7 @@ from swarmnet.model.stage_compute import Finished, Tiles
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.tiling import Tile
 from swarmnet.rounds.result_table import (
-    MOST_CONTRIBUTORS,
+    MAX_CONTRIBUTORS,
     Contributor,
     Draw,
     Table,
@@ -78,7 +78,7 @@ class StubReduced:
     def __init__(self, draw: Draw, note: noted.Note = lambda event: None) -> None:
         self.draw, self._note = draw, note
         self.slice_bytes = [SLICE_BYTES] * draw.shards
-        self.longest_result = longest_head(draw.shards) + MOST_CONTRIBUTORS * draw.shards * SLICE_BYTES
+        self.longest_result = longest_head(draw.shards) + MAX_CONTRIBUTORS * draw.shards * SLICE_BYTES
 
     def slices(self, payload: bytes) -> list[bytes]:
         return [slice_of(payload, shard) for shard in range(self.draw.shards)]

@@ -48,7 +48,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None  # noqa: ANN401
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,  # noqa: ANN401 - as asyncio's own
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         instant = _Instant(when)

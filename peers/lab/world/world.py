@@ -30,7 +30,7 @@ from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
 from peers.telemetry.event import Event
 from peers.telemetry.events import GivenBack, Settled
-from peers.worker.pipeline.data_path import Text
+from peers.worker.pipeline.pipeline_service import Text
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.errors import Unreachable

@@ -26,7 +26,7 @@ FIRST_LOOKS = 3
 FIRST_LOOK_SECONDS = 1.0
 """Interval of the first look-ups: peers that start together see each other's records about this late."""
 LOOK_SECONDS = 10.0
-MOST_ASKED = 32
+MAX_ASKED = 32
 """Maximum peers of a stage that a newcomer dials before it chooses a stage. The share of answers is
 extrapolated to the rest of the stage."""
 ANSWER_SECONDS = 3.0
@@ -37,7 +37,7 @@ AGAIN_SECONDS = 1.0
 """Pause after an announcement that no node stored."""
 
 
-class Presence:
+class RecordAnnouncer:
     """Announces the record of this peer and looks up the records of others."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Presence:
 
     async def there(self, records: Mapping[PeerId, SignedRecord], chance: Random) -> set[PeerId]:
         """Return which of these peers to count as alive, because a record outlives its peer. Up to
-        `MOST_ASKED` peers of each stage are dialled. The same share of the remaining ones is counted as
+        `MAX_ASKED` peers of each stage are dialled. The same share of the remaining ones is counted as
         alive."""
         stages: dict[int, list[PeerId]] = {}
         for peer, signed in records.items():
@@ -75,9 +75,9 @@ class Presence:
         self, peers: list[PeerId], records: Mapping[PeerId, SignedRecord], chance: Random
     ) -> list[PeerId]:
         """Return the peers of one stage to count as alive."""
-        if len(peers) > MOST_ASKED:
+        if len(peers) > MAX_ASKED:
             peers = chance.sample(peers, len(peers))
-        asked, others = peers[:MOST_ASKED], peers[MOST_ASKED:]
+        asked, others = peers[:MAX_ASKED], peers[MAX_ASKED:]
         answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
         answered = [peer for peer, answer in zip(asked, answers, strict=True) if answer]
         return answered + others[: round(len(others) * len(answered) / len(asked))]

@@ -38,7 +38,6 @@ UNKNOWN_SECONDS = 60.0
 REMEMBERED_PEERS = 64
 
 
-
 class PeerCache:
     """Addresses of peers of this run, stored on disk for a restart when every bootstrap is gone."""
 
@@ -125,9 +124,7 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
         raise RunFileError(f"{error}; {reason}") from None
 
 
-async def find_manifest(
-    run: str, directory: Directory, kept: Path, say: Say
-) -> SignedManifest:
+async def find_manifest(run: str, directory: Directory, kept: Path, say: Say) -> SignedManifest:
     """Return the manifest as `manifest_here` does, or look for it in the directory for a minute. Raises
     OtherVersion, and UnknownRun if no peer knows the run."""
     here = await asyncio.to_thread(manifest_here, run, kept)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from protocols.signed.peer_record import PeerRecord
 
-MOST_KEPT = 8192
+MAX_KEPT = 8192
 """Maximum number of (peer, stage) entries; beyond it the smallest are forgotten."""
 
 Key = tuple[str, int]
@@ -39,14 +39,14 @@ class Contributions:
         return grown
 
     def _set(self, record: PeerRecord, tokens: int, joules: int) -> None:
-        """Set a peer's counts, and forget the smaller half of all entries beyond `MOST_KEPT`."""
+        """Set a peer's counts, and forget the smaller half of all entries beyond `MAX_KEPT`."""
         if tokens <= 0:
             return
         self.names[record.peer] = record.name
         self.tokens[record.peer, record.stage] = tokens
         self.joules[record.peer] = joules
-        if len(self.tokens) > MOST_KEPT:
-            self.tokens = Counter(dict(self.tokens.most_common(MOST_KEPT // 2)))
+        if len(self.tokens) > MAX_KEPT:
+            self.tokens = Counter(dict(self.tokens.most_common(MAX_KEPT // 2)))
             kept = {peer for peer, _ in self.tokens}
             self.names = {peer: name for peer, name in self.names.items() if peer in kept}
             self.joules = Counter({peer: count for peer, count in self.joules.items() if peer in kept})

@@ -7,7 +7,7 @@ from math import inf
 
 from peers.telemetry.console import printable
 from protocols.signed.peer_record import NAME_CHARACTERS, PeerRecord
-from swarmnet.resources.lines import UNKNOWN, Line
+from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Claims:
     joules: float = 0.0
     text_shards: int = 0
     text_shards_read: int = 0
-    line: Line = UNKNOWN
+    line: LinkBandwidth = UNKNOWN
     experts_group: int = -1
     experts_trained: tuple[int, ...] = ()
 
@@ -42,11 +42,11 @@ def plain_name(name: str) -> str:
     return printable(name)[:NAME_CHARACTERS]
 
 
-def told_line(line: Line) -> tuple[int, int]:
+def told_line(line: LinkBandwidth) -> tuple[int, int]:
     """Return the bandwidth as (up, down) in bytes per second for a record; 0 if not known."""
     return int(line.up) if line.up < inf else 0, int(line.down) if line.down < inf else 0
 
 
-def line_of(record: PeerRecord) -> Line:
+def line_of(record: PeerRecord) -> LinkBandwidth:
     """Return the bandwidth that a record claims."""
-    return Line(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)
+    return LinkBandwidth(record.up_bytes_per_second or inf, record.down_bytes_per_second or inf)

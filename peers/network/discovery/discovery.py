@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peers.network.discovery.announcer import Presence
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.discovery.announcer import RecordAnnouncer
+from peers.network.peer_links import PeerLinks
 from peers.telemetry.events import Say
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.dht_partition import DirectorySplit
@@ -17,10 +17,10 @@ RECORD_LOOKS = 13
 """Number of look-ups, 10 s apart, that last longer than a record (`RECORD_SECONDS`, 120 s)."""
 
 
-class Looking:
+class PeerDiscovery:
     """Looks up other peers and this peer's own record in the directory."""
 
-    def __init__(self, presence: Presence, neighbourhood: Neighbourhood, stages: int, say: Say) -> None:
+    def __init__(self, presence: RecordAnnouncer, neighbourhood: PeerLinks, stages: int, say: Say) -> None:
         """Create the look-ups. `stages` is the number of stages of the run."""
         self.presence = presence
         self.neighbourhood = neighbourhood

@@ -17,7 +17,7 @@ from statistics import median_low
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import export_hint
 from peers.errors import UserError
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.record_reader import QUIET_SECONDS, settled_round
 from peers.telemetry.events import Say
 from peers.telemetry.reasons import join_line, way_out
@@ -33,7 +33,7 @@ HIGHEST = 2**32 - 1
 """The largest round that records and envelopes can hold."""
 
 
-class Height:
+class HighestFinalizedRound:
     """The highest settled round of a run that was seen. It is kept in a file across restarts."""
 
     def __init__(self, path: Path) -> None:
@@ -62,13 +62,13 @@ class Height:
         return round if isinstance(round, int) and -1 <= round <= HIGHEST else -1
 
 
-class Elsewhere:
+class RemoteProgressGuard:
     """Finds out whether a run was trained by peers that are gone. Used by a peer that has no weights of
     it."""
 
     def __init__(
         self,
-        presence: Presence,
+        presence: RecordAnnouncer,
         ends: Callable[[], int | None],
         from_seed: bool,
         may_be_empty: Callable[[], bool],

@@ -26,7 +26,6 @@ LOOK = "is the address right? swarmnet doctor --run RUN --bootstrap ADDRESS"
 """The hint for the user after this timeout."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class Reached:
     """A run that was found, and the connection to it."""
@@ -37,9 +36,7 @@ class Reached:
 
 
 @asynccontextmanager
-async def reaching(
-    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say
-) -> AsyncIterator[Reached]:
+async def reaching(run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say) -> AsyncIterator[Reached]:
     """Visit one run, and yield the connection. `run` is a run id or a published file; `cache` has additional
     addresses to try. Raises NoAnswer if no peer is reached, and RunFileError for an invalid file."""
     async with entering(bootstraps, cache, say) as (transport, directory):

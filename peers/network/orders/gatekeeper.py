@@ -6,19 +6,19 @@ from collections.abc import Callable, Container
 
 from peers.errors import UserError
 from peers.network.orders.order_book import OrderBook
-from protocols.dht.swarm_time import MOST_OFFSET_SECONDS
+from protocols.dht.swarm_time import MAX_OFFSET_SECONDS
 from protocols.errors import WireError
-from protocols.messages.table import Message, OrderIs
+from protocols.messages.table import Message, OrderUpdate
 from protocols.signed.invites import Invite, open_invite
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import MOST_PEERS
+from swarmnet.membership.machine import MAX_PEERS
 
-INVITE_GRACE_SECONDS = MOST_OFFSET_SECONDS
+INVITE_GRACE_SECONDS = MAX_OFFSET_SECONDS
 """Seconds by which an invite's expiry is extended. The swarm's time comes from other peers and may be ahead
 of this machine's clock by that much. Thus no invite ends before this clock says so."""
 LIAR = "false_sums"
 """Refusal code of a peer that was convicted of a false result or contribution."""
-REMEMBERED_INVITES = MOST_PEERS
+REMEMBERED_INVITES = MAX_PEERS
 """Maximum number of remembered invites: one per known peer."""
 
 
@@ -79,7 +79,7 @@ class Gatekeeper:
 
     def evidence(self) -> list[Message]:
         """See `Admission.evidence`. Returns the owner's order, if there is one."""
-        return [OrderIs(self.book.held.data)] if self.book.held is not None else []
+        return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
 
     @property
     def by_invite(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peers.config.peer_file import PeerFile
 from peers.errors import UserError, how_to_install
-from peers.tools.doctor.line import Line, gibibytes
+from peers.tools.doctor.line import CheckResult, gibibytes
 from peers.tools.doctor.machine import pinned
 from swarmnet.model.computing.choices import Computing
 
@@ -81,21 +81,21 @@ def _driver(proc: Path) -> str | None:
     return found[1] if found else "unknown"
 
 
-def torch_line(found: Graphics) -> Line:
+def torch_line(found: Graphics) -> CheckResult:
     install = f"{sys.executable} -m pip install --force-reinstall {pinned('torch')}"
     if not found.torch:
-        return Line("torch", "fail", f"torch cannot be imported: {found.torch_error}", install)
+        return CheckResult("torch", "fail", f"torch cannot be imported: {found.torch_error}", install)
     built = f"for CUDA {found.cuda_build}" if found.cuda_build else "for the CPU"
     text = f"torch {found.torch}, built " + (f"for ROCm {found.rocm_build}" if found.rocm_build else built)
     wanted = pinned("torch").rpartition("==")[2]
     data = {"version": found.torch, "cuda": found.cuda_build, "rocm": found.rocm_build}
     if wanted and found.torch.partition("+")[0] != wanted:
         text += f"; this program is tested with {wanted}, and another may compute other weights"
-        return Line("torch", "warn", text, install, data)
-    return Line("torch", "ok", text, data=data)
+        return CheckResult("torch", "warn", text, install, data)
+    return CheckResult("torch", "ok", text, data=data)
 
 
-def judge(found: Graphics, wish: str) -> Line:
+def judge(found: Graphics, wish: str) -> CheckResult:
     """`wish`: `device` of the peer file. Without a GPU the CPU trains: only `cuda` fails for want of one."""
     data = {"devices": [{"name": name, "free_bytes": free, "total_bytes": total}
                         for name, free, total in found.devices]}  # fmt: skip
@@ -104,17 +104,21 @@ def judge(found: Graphics, wish: str) -> Line:
         more = f" and {len(found.devices) - 1} more" if len(found.devices) > 1 else ""
         text = f"torch sees {name}, {gibibytes(free)} of {gibibytes(total)} free{more}"
         if free < total / 2 and wish != "cpu":
-            return Line("gpu", "warn", f"{text}: another program uses it", "nvidia-smi   shows which", data)
-        return Line("gpu", "ok", text, data=data)
+            return CheckResult(
+                "gpu", "warn", f"{text}: another program uses it", "nvidia-smi   shows which", data
+            )
+        return CheckResult("gpu", "ok", text, data=data)
     why, fix = _why_none(found)
     if wish == "cuda":
-        return Line(
+        return CheckResult(
             "gpu", "fail", f"device is cuda, but {why}", fix or "set device: cpu in the peer file", data
         )
-    return Line("gpu", "warn" if fix and wish != "cpu" else "ok", why, fix if wish != "cpu" else "", data)
+    return CheckResult(
+        "gpu", "warn" if fix and wish != "cpu" else "ok", why, fix if wish != "cpu" else "", data
+    )
 
 
-def as_asked(config: PeerFile) -> tuple[Computing, Line | None]:
+def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
     """How the stage would be computed here, and what keeps it from being computed as the peer file says."""
     from peers.compute.stage_part import computing_of, device_of
 
@@ -122,16 +126,16 @@ def as_asked(config: PeerFile) -> tuple[Computing, Line | None]:
         return computing_of(config.compute, device_of(config.device)), None
     except UserError as error:
         what, _, fix = str(error).partition("; ")
-        return Computing(), Line("gpu", "fail", what, fix)
+        return Computing(), CheckResult("gpu", "fail", what, fix)
 
 
-def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> Line | None:
+def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> CheckResult | None:
     """Whoever computes on a GPU and is to make room for others there cannot see them; None: it can, or need
     not."""
     if not (only_when_idle and found.devices) or wish == "cpu" or found.library or found.rocm_build:
         return None
     text = "limits.only_when_idle sees no programs on the GPU: NVIDIA's library for Python is not installed"
-    return Line("gpu", "warn", text, how_to_install("gpu"), {"library": False})
+    return CheckResult("gpu", "warn", text, how_to_install("gpu"), {"library": False})
 
 
 def _why_none(found: Graphics) -> tuple[str, str]:

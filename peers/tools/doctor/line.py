@@ -15,7 +15,7 @@ Check = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CheckResult:
     """fail: a peer cannot work so. warn: it can, but worse."""
 
     check: Check
@@ -27,7 +27,7 @@ class Line:
     """The same for programs (`--json`), units in the names."""
 
 
-Tell = Callable[[Line], None]
+Tell = Callable[[CheckResult], None]
 
 
 def gibibytes(count: float) -> str:

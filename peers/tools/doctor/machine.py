@@ -14,25 +14,25 @@ from pathlib import Path
 
 from peers.config.peer_file import PeerFile
 from peers.errors import how_to_install
-from peers.tools.doctor.line import Line, gibibytes
+from peers.tools.doctor.line import CheckResult, gibibytes
 from protocols.daemon.p2pd import OPEN_FILES, check_ports
 from protocols.errors import CannotStart
 
 PYTHONS = ((3, 11), (3, 14))
 """From, to (not included): pyproject.toml."""
-LEAST_MEMORY_BYTES = 1 << 30
+MIN_MEMORY_BYTES = 1 << 30
 """A peer of the smallest run takes 0.5 GiB: torch, hivemind and p2pd (measured: docs/doctor.md)."""
-LEAST_DISK_BYTES = 1 << 30
+MIN_DISK_BYTES = 1 << 30
 EASY_DISK_BYTES = 8 << 30
 """Checkpoints, snapshots and the event log of a small stage, and the checkpoint that replaces another."""
 
 
-def python() -> Line:
+def python() -> CheckResult:
     version, found = platform.python_version(), sys.version_info[:2]
     text = f"Python {version}, {platform.system()} {platform.machine()}"
     if PYTHONS[0] <= found < PYTHONS[1]:
-        return Line("python", "ok", text, data={"version": version})
-    return Line("python", "fail", f"{text}; needed is 3.11, 3.12 or 3.13",
+        return CheckResult("python", "ok", text, data={"version": version})
+    return CheckResult("python", "fail", f"{text}; needed is 3.11, 3.12 or 3.13",
                 "PYTHON=/path/to/python3.12 scripts/setup", {"version": version})  # fmt: skip
 
 
@@ -43,13 +43,13 @@ def pinned(package: str) -> str:
     return found[0] if found else package
 
 
-def memory(available_bytes: int, total_bytes: int) -> Line:
+def memory(available_bytes: int, total_bytes: int) -> CheckResult:
     text = f"{gibibytes(available_bytes)} of {gibibytes(total_bytes)} free"
     data = {"available_bytes": available_bytes, "total_bytes": total_bytes}
-    if available_bytes >= LEAST_MEMORY_BYTES:
-        return Line("memory", "ok", text, data=data)
-    text += f"; the smallest peer needs {gibibytes(LEAST_MEMORY_BYTES)}"
-    return Line("memory", "fail", text, "end what takes it: ps aux --sort=-rss | head", data)
+    if available_bytes >= MIN_MEMORY_BYTES:
+        return CheckResult("memory", "ok", text, data=data)
+    text += f"; the smallest peer needs {gibibytes(MIN_MEMORY_BYTES)}"
+    return CheckResult("memory", "fail", text, "end what takes it: ps aux --sort=-rss | head", data)
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
@@ -67,61 +67,65 @@ def free_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs
     return min(available, max(0, limit - used)), min(total, limit)
 
 
-def disk(state: Path) -> Line:
+def disk(state: Path) -> CheckResult:
     place = next(folder for folder in (state, *state.absolute().parents) if folder.exists())
     if not os.access(place, os.W_OK):
         fix = f"sudo mkdir -p '{state}' && sudo chown $USER '{state}'"
-        return Line("disk", "fail", f"{state} cannot be written by this user", fix)
+        return CheckResult("disk", "fail", f"{state} cannot be written by this user", fix)
     free = shutil.disk_usage(place).free
     text, data = f"{gibibytes(free)} free for {state}", {"free_bytes": free, "state": str(state)}
-    if free < LEAST_DISK_BYTES:
+    if free < MIN_DISK_BYTES:
         fix = "make room, or set state: /a/larger/disk in the peer file"
-        return Line("disk", "fail", f"{text}; at least {gibibytes(LEAST_DISK_BYTES)} is needed", fix, data)
+        return CheckResult(
+            "disk", "fail", f"{text}; at least {gibibytes(MIN_DISK_BYTES)} is needed", fix, data
+        )
     if free < EASY_DISK_BYTES:
         fix = "make room, or set state: /a/larger/disk in the peer file"
-        return Line("disk", "warn", f"{text}; a stage of a large model takes more", fix, data)
-    return Line("disk", "ok", text, data=data)
+        return CheckResult("disk", "warn", f"{text}; a stage of a large model takes more", fix, data)
+    return CheckResult("disk", "ok", text, data=data)
 
 
-def open_files() -> Line:
+def open_files() -> CheckResult:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= OPEN_FILES:
         text = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard} open files"
-        return Line("files", "ok", text, data={"limit": hard})
+        return CheckResult("files", "ok", text, data={"limit": hard})
     text = f"up to {hard} open files; a peer with many neighbours takes {OPEN_FILES}"
     fix = f"sudo prlimit --pid $$ --nofile={OPEN_FILES}:{OPEN_FILES}   (systemd: LimitNOFILE={OPEN_FILES})"
-    return Line("files", "warn", text, fix, {"limit": hard})
+    return CheckResult("files", "warn", text, fix, {"limit": hard})
 
 
-def port(config: PeerFile, running: bool) -> Line:
+def port(config: PeerFile, running: bool) -> CheckResult:
     """Whether p2pd could listen where the peer file says."""
     listen, data = ", ".join(config.listen), {"listen": list(config.listen)}
     if running:
-        return Line("port", "ok", f"this peer is running and listens at {listen}", data=data)
+        return CheckResult("port", "ok", f"this peer is running and listens at {listen}", data=data)
     try:
         check_ports(config.listen)
     except CannotStart as error:
-        return Line("port", "fail", str(error), "sudo ss -ltnp   shows who listens where", data)
-    return Line("port", "ok", f"{listen} can be listened at", data=data)
+        return CheckResult("port", "fail", str(error), "sudo ss -ltnp   shows who listens where", data)
+    return CheckResult("port", "ok", f"{listen} can be listened at", data=data)
 
 
-def metrics(config: PeerFile, running: bool) -> Line:
+def metrics(config: PeerFile, running: bool) -> CheckResult:
     """Whether the metrics could be served where the peer file says."""
     address = config.metrics.address
     if address is None:
-        return Line("metrics", "ok", "off")
+        return CheckResult("metrics", "ok", "off")
     text, data = f"{config.metrics.listen}", {"listen": config.metrics.listen}
     if running:
-        return Line("metrics", "ok", f"served by the running peer at {text}", data=data)
+        return CheckResult("metrics", "ok", f"served by the running peer at {text}", data=data)
     host, number = address
     why = _refused(host, number)
     if not why:
-        return Line("metrics", "ok", f"{text} is free", data=data)
+        return CheckResult("metrics", "ok", f"{text} is free", data=data)
     for other in config.metrics.other_ports:
         if not _refused(host, other):
-            return Line("metrics", "ok", f"{number} is taken; a peer that starts now uses {other}", data=data)
+            return CheckResult(
+                "metrics", "ok", f"{number} is taken; a peer that starts now uses {other}", data=data
+            )
     fix = "metrics: {listen: 127.0.0.1:0} in the peer file (any free port)"
-    return Line("metrics", "fail", f"{text}: {why}", fix, data)
+    return CheckResult("metrics", "fail", f"{text}: {why}", fix, data)
 
 
 def _refused(host: str, port: int) -> str:
@@ -136,15 +140,19 @@ def _refused(host: str, port: int) -> str:
     return ""
 
 
-def second_opinion(able: bool, is_bootstrap: bool) -> Line:
+def second_opinion(able: bool, is_bootstrap: bool) -> CheckResult:
     """Return whether py-libp2p is there. Only a bootstrap needs it, to dial others back."""
     if able:
         version = importlib.metadata.version("libp2p")
-        return Line("libp2p", "ok", f"py-libp2p {version}, for a second opinion and for dialling others back",
-                    data={"version": version})  # fmt: skip
+        return CheckResult(
+            "libp2p",
+            "ok",
+            f"py-libp2p {version}, for a second opinion and for dialling others back",
+            data={"version": version},
+        )
     if not is_bootstrap:
-        return Line("libp2p", "ok", "py-libp2p is not installed; only a bootstrap needs it")
+        return CheckResult("libp2p", "ok", "py-libp2p is not installed; only a bootstrap needs it")
     text = "py-libp2p is not installed: no second opinion here, and nobody can be dialled back from here"
     compiler = "sudo apt install build-essential python3-dev libgmp-dev"
     fix = f"{compiler}; then {how_to_install('libp2p')}"
-    return Line("libp2p", "warn", text, fix)
+    return CheckResult("libp2p", "warn", text, fix)

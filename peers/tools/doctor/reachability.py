@@ -13,48 +13,50 @@ from typing import Literal
 
 from peers.errors import how_to_install
 from peers.network.addresses import TRIED, Addresses, has_untried
-from peers.tools.doctor.line import Level, Line
+from peers.tools.doctor.line import CheckResult, Level
 from protocols.reachability.fresh_dial import Dialled
 
 Verdict = Literal["reachable", "wrongly_announced", "firewalled", "unknown"]
 NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"
 
 
-def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> Line:
+def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> CheckResult:
     """None is named in the peer file. `lan`: its key; `zeroconf`: whether that is installed."""
     if lan and zeroconf:
         text = "no bootstrap is named: only neighbours on the local network would find this peer"
-        return Line("bootstrap", "warn", text, NAME_ONE)
+        return CheckResult("bootstrap", "warn", text, NAME_ONE)
     alone = "only who is given its address would find this peer"
     if not lan:
         text = f"no bootstrap is named, and neighbours on the local network are not looked for (lan): {alone}"
-        return Line("bootstrap", "warn", text, NAME_ONE)
+        return CheckResult("bootstrap", "warn", text, NAME_ONE)
     text = f"no bootstrap is named, and zeroconf, which finds neighbours, is not installed: {alone}"
     fix = f"{NAME_ONE}; for neighbours on the local network: {how_to_install('lan')}"
-    return Line("bootstrap", "warn", text, fix)
+    return CheckResult("bootstrap", "warn", text, fix)
 
 
-def undialled(reasons: Sequence[str], must_be_reached: bool) -> Line:
+def undialled(reasons: Sequence[str], must_be_reached: bool) -> CheckResult:
     """Return the line where no peer dialled back. `reasons`: of each peer that answered. A worker can do
     nothing about peers that cannot dial, and trains without."""
     data = {"verdict": "unknown"}
     why = "; ".join(reasons) or "no peer of the swarm answers"
     if reasons and not must_be_reached:
         text = f"cannot be checked in this swarm: {why}; training works all the same"
-        return Line("reachability", "ok", text, data=data)
+        return CheckResult("reachability", "ok", text, data=data)
     fix = "name a bootstrap that has py-libp2p, or try again in a minute"
-    return Line("reachability", "warn", f"nobody could dial back: {why}", fix, data)
+    return CheckResult("reachability", "warn", f"nobody could dial back: {why}", fix, data)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReachabilityCheck:
     verdict: Verdict
     text: str
     fix: str
     level: Level
 
 
-def judge(addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_be_reached: bool) -> Finding:
+def judge(
+    addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_be_reached: bool
+) -> ReachabilityCheck:
     """`must_be_reached`: a bootstrap; for others it is enough to reach out."""
     met = {each.address: each for each in dialled if each.outcome in TRIED}
     doors = addresses.doors(observed)
@@ -65,25 +67,29 @@ def judge(addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_
     if not met or (not leads_here and not open_doors and has_untried(dialled)):
         told = [f"{each.address}: {each.detail}" for each in dialled if each.detail]
         why = "; ".join(told) or "there is none to dial"
-        return Finding("unknown", f"not every address of this peer could be tried: {why}", _FIX_PORT, "warn")
+        return ReachabilityCheck(
+            "unknown", f"not every address of this peer could be tried: {why}", _FIX_PORT, "warn"
+        )
     if leads_here and (not wrong or not addresses.chosen):
         where = ", ".join(f"{each.address} ({1000 * each.seconds:.0f} ms)" for each in leads_here)
-        return Finding("reachable", f"reachable directly at {where}", "", "ok")
+        return ReachabilityCheck("reachable", f"reachable directly at {where}", "", "ok")
     if leads_here:
         text = f"reachable at {_named(leads_here)}, but wrongly announced as well: {_told(wrong)}"
-        return Finding("wrongly_announced", text, _announce([each.address for each in leads_here]), "warn")
+        return ReachabilityCheck(
+            "wrongly_announced", text, _announce([each.address for each in leads_here]), "warn"
+        )
     if open_doors:
         what = _told(wrong) if wrong else "nobody is told of the address at which others get in"
         text = f"wrongly announced: {what}; yet this peer is reached at {', '.join(open_doors)}"
         # What no person chose p2pd may mend itself, once four peers have seen it there (go-libp2p).
         level: Level = "fail" if addresses.chosen else "warn"
-        return Finding("wrongly_announced", text, _announce(open_doors), level)
+        return ReachabilityCheck("wrongly_announced", text, _announce(open_doors), level)
     return _shut(addresses, observed, met, wrong, must_be_reached)
 
 
 def _shut(
     addresses: Addresses, observed: str, met: dict[str, Dialled], wrong: Sequence[Dialled], must: bool
-) -> Finding:
+) -> ReachabilityCheck:
     doors = [met[each] for each in addresses.doors(observed) if each in met]
     others = [each for each in wrong if each not in doors] if addresses.chosen else []
     text = f"firewalled: nothing that comes in is let through ({_told(doors or list(met.values()))})"
@@ -99,7 +105,7 @@ def _shut(
         f"forward TCP port {port} of the router to this machine, let it in (sudo ufw allow {port}/tcp), with "
         f"listen: [/ip4/0.0.0.0/tcp/{port}] in the peer file, so that the port stays the same"
     )
-    return Finding("firewalled", text, fix, "fail" if must else "warn")
+    return ReachabilityCheck("firewalled", text, fix, "fail" if must else "warn")
 
 
 def _named(found: Sequence[Dialled]) -> str:
@@ -125,10 +131,12 @@ def _announce(addresses: Sequence[str]) -> str:
 _FIX_PORT = "listen: [/ip4/0.0.0.0/tcp/31331] in the peer file (TCP is what can be tried)"
 
 
-def line_of(finding: Finding, observed: str, dialled: Sequence[Dialled], helper: str) -> Line:
+def line_of(
+    finding: ReachabilityCheck, observed: str, dialled: Sequence[Dialled], helper: str
+) -> CheckResult:
     data = {
         "verdict": finding.verdict, "observed": observed, "helper": helper,
         "dialled": [{"address": each.address, "outcome": each.outcome, "detail": each.detail,
                      "seconds": each.seconds} for each in dialled],
     }  # fmt: skip
-    return Line("reachability", finding.level, finding.text, finding.fix, data)
+    return CheckResult("reachability", finding.level, finding.text, finding.fix, data)

@@ -21,7 +21,7 @@ from peers.runtime.state_lock import is_held
 from peers.telemetry.console import printable
 from peers.tools.doctor import gpu as graphics
 from peers.tools.doctor import machine
-from peers.tools.doctor.line import Check, Line
+from peers.tools.doctor.line import Check, CheckResult
 from protocols.daemon.temporary import prefix
 from protocols.reachability.fresh_dial import can_dial
 from protocols.signed.identity import IdentityError, create, load
@@ -40,9 +40,9 @@ class Report:
     wanted: frozenset[str]
     out: TextIO
     as_json: bool
-    lines: list[Line] = field(default_factory=list)
+    lines: list[CheckResult] = field(default_factory=list)
 
-    def tell(self, line: Line) -> None:
+    def tell(self, line: CheckResult) -> None:
         """Show it if it was wanted; a failure always is, for the rest hangs on it."""
         if line.check not in self.wanted and line.level != "fail":
             return
@@ -90,14 +90,16 @@ def run_doctor(
         if swarm and report.wanted & NETWORK:
             if found is None:
                 report.tell(
-                    Line("p2pd", "fail", "not looked at: torch, which hivemind needs, cannot be imported")
+                    CheckResult(
+                        "p2pd", "fail", "not looked at: torch, which hivemind needs, cannot be imported"
+                    )
                 )
             else:
                 _swarm(config, running, must_be_reached, found, report)
     for check in sorted(set(only) - {line.check for line in report.lines}):
         unseen = "was asked for and could not be looked at"
         fix = "mend what stands above; a look into the swarm needs a peer that answers"
-        report.tell(Line(cast(Check, check), "fail", unseen, fix))
+        report.tell(CheckResult(cast(Check, check), "fail", unseen, fix))
     report.end()
     return 1 if report.failed else 0
 
@@ -107,7 +109,7 @@ def _machine(
 ) -> graphics.Graphics | None:
     """What needs no network. What is known of GPUs; None without torch."""
     available, total = machine.free_memory()
-    checks: dict[str, Callable[[], Line]] = {
+    checks: dict[str, Callable[[], CheckResult]] = {
         "memory": lambda: machine.memory(available, total),
         "disk": lambda: machine.disk(config.state),
         "files": machine.open_files,
@@ -137,7 +139,7 @@ def _swarm(
     config: PeerFile, running: bool, must_be_reached: bool, found: graphics.Graphics, report: Report
 ) -> None:
     from peers.tools.doctor.stage_memory import Memory
-    from peers.tools.doctor.swarm import Examination, Subject
+    from peers.tools.doctor.swarm import NetworkChecks, Subject
 
     gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
     free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
@@ -146,6 +148,6 @@ def _swarm(
         create(place / "stranger.key")
         key = config.identity if config.identity.exists() else place / "stranger.key"
         subject = Subject(config, load(key), key, running, must_be_reached, free, place)
-        visit = Examination(subject, report.tell, report.wanted)
+        visit = NetworkChecks(subject, report.tell, report.wanted)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(visit.run())

@@ -9,7 +9,7 @@ import torch
 from peers.compute.memory_budget import all_needs
 from peers.data.local_text import text_line
 from peers.data.tokens import ShardTokens
-from peers.tools.doctor.line import Line, gibibytes
+from peers.tools.doctor.line import CheckResult, gibibytes
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.run.manifest import Manifest
 
@@ -28,14 +28,14 @@ class Memory:
 
 def judge(
     manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, computing: Computing = PLAIN
-) -> Line:
+) -> CheckResult:
     """`wish`: the stage of the peer file; None: the swarm chooses. `text_bytes`: what text may take."""
     stages = range(len(manifest.stages)) if wish is None else [wish]
     if wish is not None and wish >= len(manifest.stages):
         text = (
             f"stage {wish} is not one of the run's {len(manifest.stages)} (0 to {len(manifest.stages) - 1})"
         )
-        return Line("stage", "fail", text, "stage: auto in the peer file")
+        return CheckResult("stage", "fail", text, "stage: auto in the peer file")
     every = all_needs(manifest, CPU if free.gpu_bytes is None else GPU, text_bytes, computing)
     needs = {stage: every[stage].least for stage in stages}
     fitting = [stage for stage, need in needs.items() if _fits(manifest, stage, need, free, text_bytes)]
@@ -47,40 +47,42 @@ def judge(
     what = f"stage {wish} needs" if wish is not None else f"{len(needs)} stages need up to"
     text = f"{what} about {gibibytes(largest)} in {computing.dtype}, there are {where}"
     if len(fitting) == len(needs):
-        return Line("stage", "ok", text, data=data)
+        return CheckResult("stage", "ok", text, data=data)
     if not fitting:
         fix = "free memory, or use a larger machine"
         if computing.recompute != "layer":
             fix += "; compute: {recompute: layer} in the peer file takes less of each microbatch"
-        return Line("stage", "fail", f"{text}: too little for any", fix, data)
+        return CheckResult("stage", "fail", f"{text}: too little for any", fix, data)
     fix = f"stage: {min(fitting, key=needs.__getitem__)} in the peer file"
-    return Line("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
+    return CheckResult("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)
 
 
-def judge_text(wish: int | None, missing: str) -> Line:
+def judge_text(wish: int | None, missing: str) -> CheckResult:
     """Whether the first stage could be held, whose text is not looked at. `missing`: what this machine lacks,
     and how to say where it is; empty: nothing."""
     if not missing:
-        return Line("text", "ok", "is not read: only the first stage reads it")
+        return CheckResult("text", "ok", "is not read: only the first stage reads it")
     what, _, fix = missing.partition("; ")
     if wish is None:
-        return Line("text", "warn", f"{what}: holds any stage but the first", fix)
+        return CheckResult("text", "warn", f"{what}: holds any stage but the first", fix)
     if wish > 0:
-        return Line("text", "ok", f"{what}, and only the first stage reads it")
-    return Line("text", "fail", f"{what}, and the first stage reads it", fix)
+        return CheckResult("text", "ok", f"{what}, and only the first stage reads it")
+    return CheckResult("text", "fail", f"{what}, and the first stage reads it", fix)
 
 
-def judge_read(read: ShardTokens, window: int, shards: int = 1) -> Line:
+def judge_read(read: ShardTokens, window: int, shards: int = 1) -> CheckResult:
     """Whether the first stage could be held. `read`: what a peer of it would read first, of so many `shards`;
     `window`: tokens that a sequence takes."""
     text, warnings = text_line(read, shards), read.reading.warnings()
     data = {**asdict(read.reading), "tokens": len(read.tokens)}
     if len(read.tokens) < window:
         short = f"{text}: a sequence takes {window:,}{read.reading.reason()}"
-        return Line("text", "fail", short, "add text", data)
+        return CheckResult("text", "fail", short, "add text", data)
     if warnings:
-        return Line("text", "warn", "; ".join([text, *warnings]), "mend or take away what is named", data)
-    return Line("text", "ok", text, data=data)
+        return CheckResult(
+            "text", "warn", "; ".join([text, *warnings]), "mend or take away what is named", data
+        )
+    return CheckResult("text", "ok", text, data=data)
 
 
 def _fits(manifest: Manifest, stage: int, need: int, free: Memory, text_bytes: int) -> bool:

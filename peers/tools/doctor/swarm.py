@@ -31,7 +31,7 @@ from peers.telemetry.event_log import read_lately
 from peers.telemetry.events import Assembled, Listening, NotRelayed, Relayed, Started
 from peers.telemetry.snapshot import from_json
 from peers.tools.doctor.gpu import as_asked
-from peers.tools.doctor.line import Line, Tell
+from peers.tools.doctor.line import CheckResult, Tell
 from peers.tools.doctor.reachability import judge, line_of, no_bootstrap, undialled
 from peers.tools.doctor.stage_memory import Memory, judge_read, judge_text
 from peers.tools.doctor.stage_memory import judge as judge_stage
@@ -39,7 +39,7 @@ from peers.worker.upload_watch import upload_need_of, upload_words, weakest_stag
 from protocols.daemon.multiaddr import is_circuit
 from protocols.daemon.names import resolve_dialable
 from protocols.dht.directory import DhtDirectory, split_multiaddr
-from protocols.dht.swarm_time import MOST_OFFSET_SECONDS
+from protocols.dht.swarm_time import MAX_OFFSET_SECONDS
 from protocols.errors import Backlog, CannotStart, Unreachable, WireError
 from protocols.p2pd.speed_test import BYTES, measure
 from protocols.p2pd.transport import P2pdTransport
@@ -48,7 +48,7 @@ from protocols.reachability.fresh_dial import Dialled, can_dial, dial
 from protocols.signed.identity import Identity
 from protocols.signed.records import SKEW_SECONDS
 from swarmnet.identifiers import PeerId
-from swarmnet.resources import lines
+from swarmnet.resources import link_bandwidth
 from swarmnet.resources.upload_need import judge_upload
 from swarmnet.run.manifest import Manifest
 
@@ -67,7 +67,7 @@ OF_THE_RUN = frozenset({"run", "stage", "text", "reachability"})
 BUSY = "is asked too often just now"
 SLOW_UP, SLOW_DOWN = 5e6 / 8, 10e6 / 8
 """Bytes per second. What the swarm is measured with is 10 Mbit/s up (docs/benchmarks/wan.md): half of it."""
-NOT_KNOWN = Line(
+NOT_KNOWN = CheckResult(
     "reachability",
     "warn",
     "not known: the event log of the running peer tells no more where it listens and which relays lead to it",
@@ -106,7 +106,7 @@ class Subject:
     """A folder for what is thrown away; `stranger.key` in it is an identity that nobody uses."""
 
 
-class Examination:
+class NetworkChecks:
     """One visit to the swarm."""
 
     def __init__(self, subject: Subject, tell: Tell, wanted: frozenset[str]) -> None:
@@ -128,7 +128,7 @@ class Examination:
                 if "reachability" in self.wanted:
                     await self._reachability(transport)
         except CannotStart as error:
-            self.tell(Line("p2pd", "fail", str(error), "mend the peer file's listen and announce"))
+            self.tell(CheckResult("p2pd", "fail", str(error), "mend the peer file's listen and announce"))
 
     @property
     def _run_is_a_file(self) -> bool:
@@ -150,7 +150,7 @@ class Examination:
         try:
             took = time.monotonic() - began
             data = {"seconds": round(took, 2), "peer": transport.peer}
-            self.tell(Line("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
+            self.tell(CheckResult("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
             if keeps_slots(config) and not self.subject.running and "reachability" in self.wanted:
                 transport.relays.use(config.bootstrap, lambda *_: None)
             directory = await DhtDirectory.start(transport.daemon, stores=False)
@@ -174,11 +174,11 @@ class Examination:
         for line in verdicts(config.bootstrap, addresses, answers):
             self.tell(line)
 
-    async def _one(self, transport: P2pdTransport, multiaddr: str) -> Line:
+    async def _one(self, transport: P2pdTransport, multiaddr: str) -> CheckResult:
         try:
             peer, address = split_multiaddr(multiaddr)
         except ValueError as error:
-            return Line("bootstrap", "warn", str(error), "mend bootstrap: in the peer file")
+            return CheckResult("bootstrap", "warn", str(error), "mend bootstrap: in the peer file")
         began = time.monotonic()
         try:
             await transport.daemon.connect(peer, [address], CONNECT_SECONDS)
@@ -192,9 +192,9 @@ class Examination:
             (second,) = await dial(peer, [address])
             data["py_libp2p"] = second.outcome
             text += f"; py-libp2p: {_opinion(second)}"
-        return Line("bootstrap", "ok", text, data=data)
+        return CheckResult("bootstrap", "ok", text, data=data)
 
-    async def _silent(self, peer: PeerId, address: str, why: str) -> Line:
+    async def _silent(self, peer: PeerId, address: str, why: str) -> CheckResult:
         """A bootstrap that p2pd does not reach; py-libp2p may tell more."""
         data: dict[str, object] = {"address": f"{address}/p2p/{peer}"}
         fix = "ask whoever published the run for another; does this machine's own line work?"
@@ -204,7 +204,7 @@ class Examination:
             if second.outcome == "other_peer":
                 why = f"{address} answers as {second.detail}, not as {peer}"
                 fix = f"bootstrap: [{address}/p2p/{second.detail}] if its owner says that it has a new key"
-        return Line("bootstrap", "fail", why, fix, data)
+        return CheckResult("bootstrap", "fail", why, fix, data)
 
     async def _join(self, directory: DhtDirectory) -> None:
         """Enter the directory through those that answered; the clock is told on the way."""
@@ -215,7 +215,9 @@ class Examination:
             await directory.bootstrap(known, CONNECT_SECONDS)
         except Unreachable as error:
             if directory.measured_offset is None:
-                self.tell(Line("bootstrap", "fail", str(error), "ask whoever published the run for another"))
+                self.tell(
+                    CheckResult("bootstrap", "fail", str(error), "ask whoever published the run for another")
+                )
                 return
         offset = directory.measured_offset
         if offset is None:
@@ -225,13 +227,13 @@ class Examination:
             {"seconds": offset},
         )
         if abs(offset) <= SKEW_SECONDS:
-            self.tell(Line("clock", "ok", text, data=data))
-        elif abs(offset) > MOST_OFFSET_SECONDS:
-            text += f"; more than {MOST_OFFSET_SECONDS:.0f} s is not corrected: the peer would not join"
-            self.tell(Line("clock", "fail", text, "sudo timedatectl set-ntp true", data))
+            self.tell(CheckResult("clock", "ok", text, data=data))
+        elif abs(offset) > MAX_OFFSET_SECONDS:
+            text += f"; more than {MAX_OFFSET_SECONDS:.0f} s is not corrected: the peer would not join"
+            self.tell(CheckResult("clock", "fail", text, "sudo timedatectl set-ntp true", data))
         else:
             text += "; the peer would use the swarm's time, but logs and orders would mislead"
-            self.tell(Line("clock", "warn", text, "sudo timedatectl set-ntp true", data))
+            self.tell(CheckResult("clock", "warn", text, "sudo timedatectl set-ntp true", data))
 
     async def _run(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
         """The manifest, whether its stages fit, and more peers who could help."""
@@ -246,13 +248,13 @@ class Examination:
         except (RunFileError, WireError, TimeoutError) as error:
             why = str(error) or f"no peer knows it ({FIND_SECONDS:g} s)"
             fix = "check the run id with whoever published it"
-            self.tell(Line("run", "fail", f"the run {config.run[:16]}... is not found: {why}", fix))
+            self.tell(CheckResult("run", "fail", f"the run {config.run[:16]}... is not found: {why}", fix))
             return
         self.signed = signed
         manifest = signed.manifest
         stages = f"{len(manifest.stages)} stages"
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
-        self.tell(Line("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
+        self.tell(CheckResult("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
         self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, as_asked(config)[0]))
         if config.role == "worker":
@@ -260,7 +262,7 @@ class Examination:
         if "reachability" in self.wanted:
             await self._more_helpers(transport, directory, signed)
 
-    def _text(self, manifest: Manifest, wish: int | None) -> Line:
+    def _text(self, manifest: Manifest, wish: int | None) -> CheckResult:
         """As a peer would read it. The tokens are kept where that peer looks for them."""
         config, key = self.subject.config, self.subject.identity.public_key
         missing = missing_text(manifest, config)
@@ -272,7 +274,7 @@ class Examination:
         try:
             read, shards = first_shard_here(manifest, config, key, progress)
         except UserError as error:
-            return Line("text", "fail", str(error), "mend what is named")
+            return CheckResult("text", "fail", str(error), "mend what is named")
         return judge_read(read, manifest.data.sequence_tokens + 1, shards)
 
     async def _more_helpers(
@@ -318,11 +320,11 @@ class Examination:
             fix = (
                 "end up- and downloads, use a cable instead of a radio; work goes to those with faster lines"
             )
-            line_file.keep(self.subject.config.state, lines.Line(up, down))
-            self.tell(Line("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
+            line_file.keep(self.subject.config.state, link_bandwidth.LinkBandwidth(up, down))
+            self.tell(CheckResult("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
             await self._upload(directory, up)
             return
-        self.tell(Line("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
+        self.tell(CheckResult("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
 
     async def _upload(self, directory: DhtDirectory, measured: float) -> None:
         """Whether that is enough for the run, beside what the running peer's newest contributions met."""
@@ -348,7 +350,7 @@ class Examination:
         if verdict is not None:
             data = {"up_bytes_per_second": round(up), "needed_bytes_per_second": round(need)}
             what, fix = upload_words(config, verdict, runs=self.subject.running)
-            self.tell(Line("bandwidth", "warn", what, fix, data))
+            self.tell(CheckResult("bandwidth", "warn", what, fix, data))
 
     async def _reachability(self, transport: P2pdTransport) -> None:
         """What others see when they knock; a helper that is busy with others is asked again."""
@@ -389,13 +391,15 @@ class Examination:
             line = line_of(finding, answer.observed, answer.dialled, helper.peer)
             if finding.verdict == "reachable" and not helper.public:
                 seen = f"{line.text}; as seen from within this network: {helper.peer} has no public address"
-                line = Line(line.check, line.level, seen, line.fix, line.data)
+                line = CheckResult(line.check, line.level, seen, line.fix, line.data)
             self.tell(line)
             return True
         return False
 
 
-def verdicts(bootstraps: Sequence[str], addresses: Sequence[str], answers: Sequence[Line]) -> list[Line]:
+def verdicts(
+    bootstraps: Sequence[str], addresses: Sequence[str], answers: Sequence[CheckResult]
+) -> list[CheckResult]:
     """What to say of bootstraps and remembered peers: one that answers is enough, and those met before may
     have gone."""
     entered = any(line.level == "ok" for line in answers)

@@ -20,7 +20,7 @@ from peers.tools.model.provenance import Facts
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Manifest, ModelShape
 
-MOST_CONTRIBUTORS = 200
+MAX_CONTRIBUTORS = 200
 """Named in a card; how many more there are is said."""
 
 
@@ -178,7 +178,7 @@ def _contributors(facts: Facts) -> list[str]:
         return ["Not known here: no event log or receipt of a peer lay beside the checkpoints."]
     known = counts.keys() | signed.keys() | claims.keys()
     ranked = sorted(known, key=lambda peer: (-max(counts[peer], signed[peer]), -claims[peer], peer))
-    named = ranked[:MOST_CONTRIBUTORS]
+    named = ranked[:MAX_CONTRIBUTORS]
     rows = [(f"`{plain(peer)}`", *(_number(of[peer]) for of in (counts, signed, claims))) for peer in named]
     more = f" And {len(ranked) - len(named):,} more." if len(ranked) > len(named) else ""
     head = ("peer", "contributions in settled rounds", "others signed for", "tokens, as it says itself")

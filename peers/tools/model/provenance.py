@@ -23,7 +23,7 @@ from peers.state.safetensors_file import open_tensors
 from peers.telemetry import event_log
 from peers.telemetry import events as noted
 from protocols.errors import WireError
-from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.receipts import open_receipt
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
@@ -33,7 +33,7 @@ CHECKPOINTS, LOG, RECEIPTS = "checkpoints", "events.jsonl", "receipts.jsonl"
 """In a peer's state folder."""
 CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
 """In an archive (peers/state/archive.py)."""
-MOST_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
+MAX_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """Lines of one peer that are read: more than it keeps."""
 
 
@@ -113,7 +113,7 @@ def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:
     for text in metadata.get("signed", "").split():
         try:
             data = bytes.fromhex(text)
-            yield open_envelope(data, run_id, Kind.SETTLED, STATEMENT_BYTES).sender
+            yield open_envelope(data, run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES).sender
         except (ValueError, WireError):  # Another run's or program's: it vouches for nothing here.
             continue
 
@@ -147,7 +147,7 @@ def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -
     books: dict[PeerId, ReceiptBook] = {}
     try:
         with file.open("rb") as lines:
-            for line in islice(lines, MOST_RECEIPTS):
+            for line in islice(lines, MAX_RECEIPTS):
                 try:
                     data = base64.b64decode(json.loads(line).get("receipt", ""))
                     receipt, _ = open_receipt(data, run_id, block_rounds)
@@ -183,7 +183,7 @@ def _about(
     makers: dict[str, str],
     settled: set[str],
     tokens: dict[int, Counter[str]],
-) -> Iterator[event_log.Line]:
+) -> Iterator[event_log.LogLine]:
     """Read a part of one log into what is gathered of all of them, except what is of an unknown stage or
     maker. Raises UserError where it is damaged."""
     for line in event_log.read_part(file):

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from peers.archivist.archivist import Archivist, NotArchived, Policy
-from peers.archivist.links import Circle
+from peers.archivist.links import ArchivistLinks
 from peers.archivist.serve import Serving
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
@@ -17,7 +17,7 @@ from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
 from peers.state.archive_store import FolderStore
-from peers.state.state_path import NoState
+from peers.state.snapshot_service import NoState
 from peers.telemetry.event import Event
 from peers.telemetry.events import Say
 from peers.tools.model.swarm_session import not_let_in
@@ -62,7 +62,7 @@ def _archivist(found: Reached, folder: Path, invite: bytes, say: Say) -> Archivi
     gatekeeper = Gatekeeper(book, invite, directory.now)
     serving = Serving(archive, signed, found.transport, gatekeeper, lambda: b"", note)
     shown = invite if signed.manifest.access == "invite" else b""
-    circle = Circle(book, found.transport, directory, shown, Random(), note, serving)
+    circle = ArchivistLinks(book, found.transport, directory, shown, Random(), note, serving)
     archivist = Archivist(archive, Policy(), Identity.generate(), book, circle, note, say)
     circle.listen()
     return archivist

@@ -27,7 +27,7 @@ from peers.telemetry.reasons import refusal
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
 from protocols.messages.body_limits import longest_bodies
-from protocols.messages.table import AskForward, Declined, Forwarded, Hello, Lane, Message, Refuse
+from protocols.messages.table import Declined, Forwarded, ForwardRequest, Hello, Lane, Message, Refuse
 from protocols.messages.terms import Bodies, Terms
 from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import run_bytes
@@ -55,7 +55,7 @@ LOOK_SECONDS = 10.0
 """Between look-ups of all stages in the directory; LOOK_SOON_SECONDS while some stage has nobody."""
 LOOK_SOON_SECONDS = 1.0
 REDIAL_SECONDS = 5.0
-MOST_LINKED = 8
+MAX_LINKED = 8
 """Peers of a stage that are linked at a time: eight requests at four each need two."""
 ANSWER_SECONDS = 300.0
 """How long a request waits in all, missing stages and everything else included."""
@@ -74,7 +74,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HeadOutput:
     """Of the last stage."""
 
     logits: Tensor | None
@@ -91,7 +91,7 @@ class _Open:
     tokens: bytes
     """What goes with hidden states through a narrow boundary; else empty."""
     labels: bytes
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[HeadOutput]
 
 
 class SwarmClient:
@@ -173,12 +173,12 @@ class SwarmClient:
         tokens_BT: Tensor,
         labels_BT: Tensor | None = None,
         deadline_seconds: float = ANSWER_SECONDS,
-    ) -> Answer:
+    ) -> HeadOutput:
         """The model's answer to tokens_BT: what comes next, or the loss of the labels. Raises NoAnswer."""
         self._counter += 1
         key, (batch, length) = self._counter, tokens_BT.shape
         labels = b"" if labels_BT is None else _int32(labels_BT)
-        answer: asyncio.Future[Answer] = self._loop.create_future()
+        answer: asyncio.Future[HeadOutput] = self._loop.create_future()
         tokens = _int32(tokens_BT)
         beside = tokens if self.manifest.model.boundary.is_narrow else b""
         self._open[key] = _Open(conversation, (batch, length), tokens, beside, labels, answer)
@@ -225,7 +225,7 @@ class SwarmClient:
         kept = self._open[ask.request]
         last = ask.stage == len(self.manifest.stages) - 1
         body = kept.inputs + (kept.tokens if ask.stage else b"") + (kept.labels if last else b"")
-        message = AskForward(
+        message = ForwardRequest(
             ask.request, ask.attempt, ask.stage, ask.round, ask.path, *kept.shape, self.exact,
             bool(kept.labels), ask.deadline_seconds,
         )  # fmt: skip
@@ -328,14 +328,14 @@ class SwarmClient:
         if answer is not None and not kept.answer.done():
             kept.answer.set_result(answer)
 
-    def _answer(self, kept: _Open, body: bytes, loss_sum: float) -> Answer:
+    def _answer(self, kept: _Open, body: bytes, loss_sum: float) -> HeadOutput:
         """The last stage's answer. Raises HiddenError."""
         if not kept.labels:
             shape = (kept.shape[0], self.manifest.model.vocabulary)
-            return Answer(activation_codec.decode(body, shape, "fp32"), 0.0)
+            return HeadOutput(activation_codec.decode(body, shape, "fp32"), 0.0)
         if body:
             raise activation_codec.HiddenError(f"{len(body)} bytes beside a score")
-        return Answer(None, loss_sum)
+        return HeadOutput(None, loss_sum)
 
     # -- finding peers --------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class SwarmClient:
             new = [signed for peer, signed in there.items() if signed.record.stage == stage
                    and peer not in self._links and self._dial_at.get(peer, 0.0) <= now]  # fmt: skip
             self.chance.shuffle(new)
-            dials += new[: max(0, MOST_LINKED - linked[stage])]
+            dials += new[: max(0, MAX_LINKED - linked[stage])]
         await asyncio.gather(*(self._dial(signed) for signed in dials))
 
     async def _look_up(self, stage: int) -> list[SignedRecord]:

@@ -27,6 +27,8 @@ from swarmnet.identifiers import PeerId
 
 AT_ONCE = 8
 """Requests of one score under way: one for each of three stages to compute, and as many on their ways."""
+
+
 @asynccontextmanager
 async def visiting(
     run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True, invite: bytes = b"",

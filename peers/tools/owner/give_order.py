@@ -14,7 +14,7 @@ from peers.network.discovery.visitor_session import Reached
 from peers.network.orders.order_book import OrderBook
 from peers.telemetry.events import Say
 from protocols.errors import TooLarge, WireError
-from protocols.messages.table import OrderIs
+from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity
 from protocols.signed.orders import SignedOrder, seal_order
 from protocols.signed.records import SignedRecord
@@ -24,12 +24,12 @@ Change = Callable[[Order], Order]
 """What an order changes of the one before. Raises OrderError where that makes no sense."""
 DIRECTORY_SECONDS = 15.0
 DIAL_SECONDS = 8.0
-MOST_TOLD = 4
+MAX_TOLD = 4
 """Peers of each stage that are told at once; they tell the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class OrderState:
     """What the owner's machine knows when the next order is given."""
 
     book: OrderBook
@@ -58,17 +58,17 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
         )
 
 
-async def newest(found: Reached, kept: Path | None, say: Say) -> Known:
+async def newest(found: Reached, kept: Path | None, say: Say) -> OrderState:
     """The newest orders that the directory and this machine (`kept`) know. Raises WireError."""
     book = OrderBook(found.signed, kept, lambda *_, **__: None, say)
     run, owner = found.signed.run_id, found.signed.manifest.owner
     there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
     if there is not None:
         book.accept(there)
-    return Known(book, there.order if there is not None else NO_ORDER)
+    return OrderState(book, there.order if there is not None else NO_ORDER)
 
 
-async def give(found: Reached, identity: Identity, known: Known, change: Change) -> Given:
+async def give(found: Reached, identity: Identity, known: OrderState, change: Change) -> Given:
     """Raises UserError for an order that makes no sense or has no room, WireError if nobody is reached."""
     order = _only_kept(known, change)
     if order is None:
@@ -78,7 +78,7 @@ async def give(found: Reached, identity: Identity, known: Known, change: Change)
     return Given(order, known.public, stored, await _tell(found, order))
 
 
-def _only_kept(known: Known, change: Change) -> SignedOrder | None:
+def _only_kept(known: OrderState, change: Change) -> SignedOrder | None:
     """The order of this machine that says so already and reached nobody: then it is sent, not made again."""
     said_already = _makes_sense(change, known.public) and not _makes_sense(change, known.book.order)
     return known.book.held if said_already else None
@@ -107,7 +107,7 @@ def _sealed(found: Reached, identity: Identity, before: Order, change: Change) -
 async def _tell(found: Reached, order: SignedOrder) -> int:
     stages = range(len(found.signed.manifest.stages))
     groups = await asyncio.gather(*(_records(found, stage) for stage in stages))
-    told = [_told(found, record, order) for group in groups for record in group[:MOST_TOLD]]
+    told = [_told(found, record, order) for group in groups for record in group[:MAX_TOLD]]
     return sum(await asyncio.gather(*told))
 
 
@@ -123,7 +123,7 @@ async def _records(found: Reached, stage: int) -> list[SignedRecord]:
 async def _told(found: Reached, record: SignedRecord, order: SignedOrder) -> bool:
     try:
         link = await found.transport.open(record.peer, "group", DIAL_SECONDS, record.record.addresses)
-        link.post(OrderIs(order.data))
+        link.post(OrderUpdate(order.data))
         await link.drained(0, DIAL_SECONDS)
         link.close()
     except WireError:

@@ -31,7 +31,7 @@ KINDS = (
     ("synthetic", "2.5 Synthetic data"),
     ("other", "2.6 Other sources of data"),
 )
-MOST_PEERS = 20
+MAX_PEERS = 20
 """Whose reading is named: those who have read most."""
 _SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 
@@ -141,7 +141,8 @@ def _trained(facts: Facts) -> dict[str, float | None]:
 
 def _assumptions(facts: Facts) -> list[str]:
     each = ", ".join(
-        f"{share:.0%} of the work on GPUs as they have measured themselves" if device == assumptions.MEASURED
+        f"{share:.0%} of the work on GPUs as they have measured themselves"
+        if device == assumptions.MEASURED
         else f"{share:.0%} of the work on {assumptions.DEVICES[device]} at "
         f"{assumptions.FLOPS_PER_JOULE[device]:.0e} operations per joule"
         for device, share in sorted(facts.devices.items())
@@ -149,8 +150,9 @@ def _assumptions(facts: Facts) -> list[str]:
     measured = set(facts.devices) == {assumptions.MEASURED}
     return [
         "tokens: those that contributions in settled rounds of the first stage, which every token visits, "
-        "say they stand for" if facts.is_counted else
-        "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
+        "say they stand for"
+        if facts.is_counted
+        else "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
         "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
         f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters that a token goes through x "
         "tokens, of each stage by its own settled rounds"
@@ -262,7 +264,7 @@ def _cost(facts: Facts, compute: dict[str, Any]) -> list[str]:
 def _read(coverage: dict[str, Any]) -> str:
     each = ", ".join(
         f"{peer['epochs']:g} times ({peer['shards_read']:,} shards, of {peer['shards']:,})"
-        for peer in coverage["peers"][:MOST_PEERS]
+        for peer in coverage["peers"][:MAX_PEERS]
     )
     return f"Read: {coverage['how']}." + (f" By their own records peers have read it {each}." if each else "")
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from peers.network.discovery.record_reader import look
 from peers.network.discovery.visitor_session import Reached
 from peers.observer.owner_orders import Orders
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.snapshot import Curve, SwarmSnapshot
 from peers.tools.top import screen
@@ -46,7 +46,7 @@ async def swarm(console: Console, found: Reached) -> None:
 async def snapshots(found: Reached) -> AsyncGenerator[SwarmSnapshot]:
     """Snapshot after snapshot; a directory that does not answer leaves the last one standing."""
     signed, directory = found.signed, found.directory
-    sightings, losses = Sightings(len(signed.manifest.stages)), Curve[float]()
+    sightings, losses = PeerObservations(len(signed.manifest.stages)), Curve[float]()
     orders = Orders(signed, lambda _: None, sightings.events.append)
     records = await _look(found, orders)
     while True:

@@ -17,9 +17,9 @@ from peers.telemetry.reasons import JOIN
 from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot
 
 UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-LEAST_PEERS, LEAST_EVENTS = 4, 3
+MIN_PEERS, MIN_EVENTS = 4, 3
 """Rows of each on a low terminal."""
-MOST_STAGES = 24
+MAX_STAGES = 24
 """Stages with a number of their own; of more only the thin ones are named."""
 THIN_PEERS = 2
 """Fewer peers than this, and one loss stops the stage."""
@@ -39,7 +39,7 @@ def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int |
     head = [_title(snapshot, width), _figures(snapshot)]
     head += [_curve(snapshot, width, bars), _stages(snapshot, bars)]
     if snapshot.waits_for:
-        names = ", ".join(map(str, snapshot.waits_for[:MOST_STAGES]))
+        names = ", ".join(map(str, snapshot.waits_for[:MAX_STAGES]))
         head.append(Text(f"waits for stages {names}: no peer holds them", style="bold red"))
         head.append(Text(f"hold one: {JOIN}", style="bold red"))
     head += [Text(part, style="bold red") for line in snapshot.warnings for part in _wrapped(line, width)]
@@ -74,9 +74,9 @@ def _room(snapshot: SwarmSnapshot, rows: int | None, taken: int) -> tuple[int, i
     """How many peers and events fit."""
     if rows is None:
         return len(snapshot.rows), 20
-    left = max(LEAST_PEERS + LEAST_EVENTS, rows - taken)
-    peers = min(len(snapshot.rows), max(LEAST_PEERS, left - max(LEAST_EVENTS, left // 3)))
-    return peers, max(LEAST_EVENTS, left - peers)
+    left = max(MIN_PEERS + MIN_EVENTS, rows - taken)
+    peers = min(len(snapshot.rows), max(MIN_PEERS, left - max(MIN_EVENTS, left // 3)))
+    return peers, max(MIN_EVENTS, left - peers)
 
 
 def _title(snapshot: SwarmSnapshot, width: int) -> Text:
@@ -131,14 +131,14 @@ def spark(values: Sequence[float], width: int, bars: str = UNICODE) -> str:
 
 def _stages(snapshot: SwarmSnapshot, bars: str) -> Text:
     line, stages = Text("stages  "), snapshot.stages
-    named = [stage for stage in stages if len(stages) <= MOST_STAGES or stage.peers < THIN_PEERS]
-    for stage in named[:MOST_STAGES]:
+    named = [stage for stage in stages if len(stages) <= MAX_STAGES or stage.peers < THIN_PEERS]
+    for stage in named[:MAX_STAGES]:
         count = stage.peers
         style = "bold red" if count == 0 else "yellow" if count < THIN_PEERS else "green"
         line.append(f" {stage.stage}:", style="dim")
         line.append(bars[-1] * min(count, 8) + f" {count} ", style=style)
     if len(named) < len(stages):
-        line.append(f" and {len(stages) - len(named[:MOST_STAGES])} more")
+        line.append(f" and {len(stages) - len(named[:MAX_STAGES])} more")
     return line if stages else Text("stages   not known yet", style="dim")
 
 

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from peers.compute.stage_part import StagePart
 from peers.state.snapshot_store import Snapshots, units_of
-from peers.worker.pipeline.microbatch_compute import Trouble
-from protocols.messages.table import AskForward
+from peers.worker.pipeline.microbatch_compute import ComputeError
+from protocols.messages.table import ForwardRequest
 from swarmnet.inference.machine import MALFORMED, NO_ROUND, NOT_FINITE, NOT_READY
 from swarmnet.model import activation_codec
 from swarmnet.model.decoder import forward, scaled
@@ -37,13 +37,13 @@ TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ForwardResult:
     round: int
     body: bytes
     loss_sum: float = 0.0
 
 
-Result: TypeAlias = Answer | Trouble
+Result: TypeAlias = ForwardResult | ComputeError
 
 
 class ForwardWork:
@@ -57,7 +57,7 @@ class ForwardWork:
         self._versions: OrderedDict[int, tuple[bytes, dict[str, Tensor]]] = OrderedDict()
         """Round -> digest and weights; used last comes last."""
 
-    def body_bytes(self, ask: AskForward) -> int:
+    def body_bytes(self, ask: ForwardRequest) -> int:
         """Length of the body of an honest request."""
         tokens, model = ask.sequences * ask.tokens * TOKEN_BYTES, self.manifest.model
         shape = (ask.sequences, ask.tokens, model.crossing)
@@ -65,10 +65,10 @@ class ForwardWork:
         beside = tokens if self._begins_narrow else 0
         return inputs + beside + (tokens if ask.scores and self.span.has_head else 0)
 
-    def run(self, ask: AskForward, body: bytes) -> Result:
+    def run(self, ask: ForwardRequest, body: bytes) -> Result:
         """The answer to a request whose shape and length are in order."""
         version = self._version(ask.round)
-        if isinstance(version, Trouble):
+        if isinstance(version, ComputeError):
             return version
         round, weights = version
         weights = scaled(weights, self._rules.branch_scale(ask.stage, ask.path))
@@ -82,29 +82,33 @@ class ForwardWork:
                 output = forward(weights, model, self.span, inputs, tokens_BT=tokens_BT)
             return self._answer(ask, round, output, labels_BT)
         except activation_codec.HiddenError as error:
-            return Trouble(MALFORMED, str(error))
+            return ComputeError(MALFORMED, str(error))
 
     def _answer(
-        self, ask: AskForward, round: int, output: Tensor, labels_BT: Tensor | None
-    ) -> Answer | Trouble:
+        self, ask: ForwardRequest, round: int, output: Tensor, labels_BT: Tensor | None
+    ) -> ForwardResult | ComputeError:
         """Of what is behind the stage's layers. Raises HiddenError."""
         if not self.span.has_head:
-            return Answer(round, activation_codec.encode(output, self._codec(ask)))
+            return ForwardResult(round, activation_codec.encode(output, self._codec(ask)))
         if labels_BT is None:
-            return Answer(round, activation_codec.encode(output[:, -1], "fp32"))
+            return ForwardResult(round, activation_codec.encode(output[:, -1], "fp32"))
         labels_N = labels_BT.to(output.device).flatten()
         with torch.no_grad():
             loss = functional.cross_entropy(output.flatten(0, 1), labels_N, reduction="sum").item()
-        return Answer(round, b"", loss) if isfinite(loss) else Trouble(NOT_FINITE, "the loss is not finite")
+        return (
+            ForwardResult(round, b"", loss)
+            if isfinite(loss)
+            else ComputeError(NOT_FINITE, "the loss is not finite")
+        )
 
     def forget(self) -> None:
         """Free the weights; they are made ready again when somebody asks."""
         self._versions.clear()
 
-    def _codec(self, ask: AskForward) -> Codec:
+    def _codec(self, ask: ForwardRequest) -> Codec:
         return "fp32" if ask.exact else self.manifest.hidden_codec
 
-    def _inputs(self, ask: AskForward, body: bytes) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _inputs(self, ask: ForwardRequest, body: bytes) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Tokens or hidden states; tokens beside these, and labels, if there are any. Raises HiddenError."""
         size = ask.sequences * ask.tokens * TOKEN_BYTES
         labels = self._tokens(ask, body[-size:]) if ask.scores and self.span.has_head else None
@@ -117,22 +121,22 @@ class ForwardWork:
         shape = (ask.sequences, ask.tokens, self.manifest.model.crossing)
         return activation_codec.decode(rest, shape, self._codec(ask)), beside, labels
 
-    def _tokens(self, ask: AskForward, data: bytes) -> Tensor:
+    def _tokens(self, ask: ForwardRequest, data: bytes) -> Tensor:
         """int64 [B, T]."""
         values = np.frombuffer(data, "<i4")
         if values.min() < 0 or values.max() >= self.manifest.model.vocabulary:
             raise activation_codec.HiddenError("tokens outside the vocabulary")
         return torch.from_numpy(values.astype(np.int64)).view(ask.sequences, ask.tokens)
 
-    def _version(self, wanted: int) -> tuple[int, dict[str, Tensor]] | Trouble:
+    def _version(self, wanted: int) -> tuple[int, dict[str, Tensor]] | ComputeError:
         """The weights of a round (-1: the newest snapshot's)."""
         held = {snapshot.root.round: snapshot for snapshot in self.snapshots.held}
         if wanted < 0 and not held:
-            return Trouble(NOT_READY, "no snapshot has been made yet")
+            return ComputeError(NOT_READY, "no snapshot has been made yet")
         round = max(held) if wanted < 0 else wanted
         snapshot, known = held.get(round), self._versions.get(round)
         if snapshot is None and known is None:
-            return Trouble(NO_ROUND, f"holds the weights of rounds {sorted({*held, *self._versions})}")
+            return ComputeError(NO_ROUND, f"holds the weights of rounds {sorted({*held, *self._versions})}")
         if snapshot is not None and (known is None or known[0] != snapshot.root.digest):
             known = (snapshot.root.digest, self._views(units_of(snapshot.data)))
         assert known is not None

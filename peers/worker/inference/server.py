@@ -1,7 +1,7 @@
 """Answers visitors: forward passes of this peer's stage, a few at a time, while it trains.
 
 What a visitor can cost is bounded. A request is no larger than a microbatch. Each visitor has
-ASKED_AT_ONCE of them here, all visitors together MOST_WAITING and MOST_WAITING_BYTES; the rest is
+ASKED_AT_ONCE of them here, all visitors together MAX_WAITING and MAX_WAITING_BYTES; the rest is
 declined as "busy". Who gets these places, and whose turn it is: swarmnet/inference/request_queue.py. One
 request is computed at a time, before the forward passes that wait (behind dozens of them each one would wait
 for the whole queue), and then none for three times as long while training has work waiting: so inference
@@ -19,21 +19,21 @@ from random import Random
 
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.compute.stage_part import StagePart
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Snapshots
 from peers.telemetry import events as noted
 from peers.worker.inference.forward_compute import ForwardWork, Result
 from peers.worker.inference.visitor_links import Visitors
-from peers.worker.pipeline.microbatch_compute import Trouble
-from protocols.messages.table import AskForward, Declined, Forwarded
+from peers.worker.pipeline.microbatch_compute import ComputeError
+from protocols.messages.table import Declined, Forwarded, ForwardRequest
 from swarmnet.identifiers import PeerId
-from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, MALFORMED, MOST_SEQUENCES, WRONG_STAGE
+from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, MALFORMED, MAX_SEQUENCES, WRONG_STAGE
 from swarmnet.inference.request_queue import Client, RequestQueue
 from swarmnet.run.manifest import Manifest
 
-MOST_WAITING = 16
-MOST_WAITING_BYTES = 64 << 20
+MAX_WAITING = 16
+MAX_WAITING_BYTES = 64 << 20
 REST_FACTOR = 3.0
 """Rest after a request while training has work waiting, in times of what the request took."""
 FORGET_SECONDS = 60.0
@@ -42,7 +42,7 @@ FORGET_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    ask: AskForward
+    ask: ForwardRequest
     body: bytes
     until: float
 
@@ -61,7 +61,7 @@ class Inference:
         snapshots: Snapshots,
         part: StagePart,
         compute: Compute,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         note: noted.Note,
         chance: Random,
     ) -> None:
@@ -76,7 +76,7 @@ class Inference:
         self.outcomes: Counter[str] = Counter()
         """Requests answered ("done") or declined, by code; "stale": nobody waited for them any more."""
         self._loop = asyncio.get_running_loop()
-        self._waiting: RequestQueue[_Waiting] = RequestQueue(MOST_WAITING, MOST_WAITING_BYTES, chance)
+        self._waiting: RequestQueue[_Waiting] = RequestQueue(MAX_WAITING, MAX_WAITING_BYTES, chance)
         self._computes = False
         self._rests_until = 0.0
         self._used_at = float("-inf")
@@ -87,11 +87,11 @@ class Inference:
         self.visitors.close()
         self._waiting.clear()
 
-    def message(self, peer: PeerId, ask: AskForward, body: bytes) -> None:
+    def message(self, peer: PeerId, ask: ForwardRequest, body: bytes) -> None:
         trouble = self._unfit(ask, body)
         own, now = self._waiting.count(peer), self._loop.time()
         if trouble is None and own >= ASKED_AT_ONCE:
-            trouble = Trouble(BUSY, f"{own} requests of this visitor wait here")
+            trouble = ComputeError(BUSY, f"{own} requests of this visitor wait here")
         if trouble is not None:
             self._decline(peer, ask, trouble)
             return
@@ -99,9 +99,9 @@ class Inference:
         why = f"{len(self._waiting)} requests wait here"
         has_place, removed = self._waiting.add(self._client(peer), waiting, len(body), now)
         for other in removed:
-            self._decline(other.client.peer, other.item.ask, Trouble(BUSY, why))
+            self._decline(other.client.peer, other.item.ask, ComputeError(BUSY, why))
         if not has_place:
-            self._decline(peer, ask, Trouble(BUSY, why))
+            self._decline(peer, ask, ComputeError(BUSY, why))
         self._next()
 
     def _client(self, peer: PeerId) -> Client:
@@ -110,24 +110,26 @@ class Inference:
         is_first = known is not None and (known.worked or known.invited)
         return Client(peer, self.neighbourhood.transport.seen_range(peer) or peer, is_first)
 
-    def _unfit(self, ask: AskForward, body: bytes) -> Trouble | None:
+    def _unfit(self, ask: ForwardRequest, body: bytes) -> ComputeError | None:
         model = self.manifest.model
         if ask.stage != self.stage:
-            return Trouble(WRONG_STAGE, f"this peer holds stage {self.stage}")
+            return ComputeError(WRONG_STAGE, f"this peer holds stage {self.stage}")
         if not self._rules.shortest <= ask.path <= self._rules.stages:
             fit = f"{self._rules.shortest} to {self._rules.stages}"
-            return Trouble(MALFORMED, f"a path of {ask.path} stages; this run has {fit}")
+            return ComputeError(MALFORMED, f"a path of {ask.path} stages; this run has {fit}")
         size = ask.sequences * ask.tokens
         most = self.manifest.microbatch_tokens
         if not 0 < size <= most or ask.tokens > model.context:
-            return Trouble(MALFORMED, f"{ask.sequences} x {ask.tokens} tokens; at most {most} are taken")
-        if self.is_last and not ask.scores and ask.sequences > MOST_SEQUENCES:
-            return Trouble(MALFORMED, f"the next tokens of {ask.sequences} texts; at most {MOST_SEQUENCES}")
+            return ComputeError(MALFORMED, f"{ask.sequences} x {ask.tokens} tokens; at most {most} are taken")
+        if self.is_last and not ask.scores and ask.sequences > MAX_SEQUENCES:
+            return ComputeError(
+                MALFORMED, f"the next tokens of {ask.sequences} texts; at most {MAX_SEQUENCES}"
+            )
         if len(body) != self.work.body_bytes(ask):
-            return Trouble(MALFORMED, f"a body of {len(body)} bytes, not {self.work.body_bytes(ask)}")
+            return ComputeError(MALFORMED, f"a body of {len(body)} bytes, not {self.work.body_bytes(ask)}")
         return None
 
-    def _decline(self, peer: PeerId, ask: AskForward, why: Trouble) -> None:
+    def _decline(self, peer: PeerId, ask: ForwardRequest, why: ComputeError) -> None:
         self.outcomes[why.code] += 1
         self.visitors.post(peer, Declined(ask.request, ask.attempt, why.code, why.reason))
 
@@ -163,13 +165,11 @@ class Inference:
         self.outcomes["stale"] += stale
         return stale
 
-    def _done(
-        self, peer: PeerId, ask: AskForward, result: Result, seconds: float
-    ) -> None:
+    def _done(self, peer: PeerId, ask: ForwardRequest, result: Result, seconds: float) -> None:
         self._computes = False
         self._used_at = self._loop.time()
         self._rests_until = self._used_at + REST_FACTOR * seconds
-        if isinstance(result, Trouble):
+        if isinstance(result, ComputeError):
             self._decline(peer, ask, result)
         else:
             self.outcomes["done"] += 1

@@ -12,8 +12,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.network.neighbourhood import Neighbourhood
-from peers.network.one_off_replies import Strangers
+from peers.network.one_off_replies import OneOffReplies
+from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
 from protocols.errors import WireError
@@ -27,11 +27,11 @@ from swarmnet.run.manifest import WIRE_VERSION
 OPEN_SECONDS = 8.0
 """As for any link (channels.DIAL_SECONDS)."""
 IDLE_SECONDS = 60.0
-MOST_VISITORS = 16
+MAX_VISITORS = 16
 """At once. Others are answered one by one over links that are closed again (network/one_off_replies.py)."""
 QUIET_SECONDS = 5.0
 """Who was told nothing for so long makes room for a new visitor."""
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Answers for one visitor while its link opens."""
 LOOK_SECONDS = 10.0
 
@@ -44,12 +44,12 @@ class _Visitor:
 
 
 class Visitors:
-    def __init__(self, neighbourhood: Neighbourhood, note: noted.Note) -> None:
+    def __init__(self, neighbourhood: PeerLinks, note: noted.Note) -> None:
         self.neighbourhood = neighbourhood
         self.note = note
         self._loop = asyncio.get_running_loop()
         sent = neighbourhood.traffic.sent
-        self._strangers = Strangers(neighbourhood.transport, sent, note, OPEN_SECONDS)
+        self._strangers = OneOffReplies(neighbourhood.transport, sent, note, OPEN_SECONDS)
         self._visitors: dict[PeerId, _Visitor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = Timer(self._look)
@@ -63,7 +63,7 @@ class Visitors:
             self.neighbourhood.post(peer, "data", message, body)
             return
         is_answer = not isinstance(message, Declined)
-        if peer not in self._visitors and len(self._visitors) >= MOST_VISITORS:
+        if peer not in self._visitors and len(self._visitors) >= MAX_VISITORS:
             loser = self._loser(peer) if is_answer else None
             if loser is None:
                 self._spawn(self._strangers.answer(peer, message, body))
@@ -75,7 +75,7 @@ class Visitors:
         if visitor.link is not None and not visitor.link.closed:
             self._send(visitor.link, message, body)
             return
-        if len(visitor.waiting) < MOST_WAITING:
+        if len(visitor.waiting) < MAX_WAITING:
             visitor.waiting.append((message, body))
         if len(visitor.waiting) == 1:
             self._spawn(self._open(peer, visitor))

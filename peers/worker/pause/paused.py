@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from peers.config.run_file import SignedManifest
 from peers.network.channels import DIAL_SECONDS
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
 from peers.role import Network, Process
 from peers.telemetry.console import Status
 from protocols.errors import WireError
 from protocols.fields import Body
-from protocols.messages.table import AskManifest, Bye, Hello, Lane, ManifestIs, Message
+from protocols.messages.table import Bye, GetManifest, Hello, Lane, ManifestResponse, Message
 from protocols.messages.terms import Terms
 from protocols.ports import Transport
 from protocols.signed.envelope import run_bytes
@@ -22,11 +22,11 @@ from protocols.signed.peer_record import NO_STAGE
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import WIRE_VERSION
 
-MOST_ANSWERS = 8
+MAX_ANSWERS = 8
 """Strangers that are answered at a time; whoever is not asks somebody else."""
 
 
-class Doorkeeper:
+class PausedReceiver:
     """`Receiver` of the transport while the peer is paused: says so to whoever dials, and hands the run's
     manifest on. It takes nothing."""
 
@@ -37,8 +37,8 @@ class Doorkeeper:
         self._answers: dict[tuple[PeerId, type[Message]], asyncio.Task[None]] = {}
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        if isinstance(message, AskManifest):
-            self._answer(peer, [(ManifestIs(), self.signed.wire())])
+        if isinstance(message, GetManifest):
+            self._answer(peer, [(ManifestResponse(), self.signed.wire())])
         elif isinstance(message, Hello):
             hello = Hello(WIRE_VERSION, run_bytes(self.signed.run_id), self.record())
             self._answer(peer, [(hello, b""), (Bye("pausing"), b"")])
@@ -51,7 +51,7 @@ class Doorkeeper:
 
     def _answer(self, peer: PeerId, messages: list[tuple[Message, Body]]) -> None:
         key = (peer, type(messages[0][0]))
-        if key in self._answers or len(self._answers) >= MOST_ANSWERS:
+        if key in self._answers or len(self._answers) >= MAX_ANSWERS:
             return
         task = asyncio.create_task(self._send(peer, messages), name=f"doorkeeper {peer}")
         self._answers[key] = task
@@ -73,7 +73,7 @@ class Doorkeeper:
 
 async def rest(process: Process, signed: SignedManifest, network: Network, version: str, told: str) -> None:
     """Be there, paused and without a stage, until cancelled. `told`: the status line."""
-    presence = Presence(
+    presence = RecordAnnouncer(
         signed, process.identity, network.transport, network.directory, version, process.log.record,
         process.own_start,
     )  # fmt: skip
@@ -82,7 +82,7 @@ async def rest(process: Process, signed: SignedManifest, network: Network, versi
     def record() -> bytes:
         return presence.record(NO_STAGE, claims)
 
-    door = Doorkeeper(network.transport, signed, record)
+    door = PausedReceiver(network.transport, signed, record)
     network.transport.listen(door, Terms({}, lambda peer: False))
     network.transport.serve_chunks(lambda digest, index: None)
     process.report.status(Status(told))

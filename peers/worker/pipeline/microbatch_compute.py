@@ -1,6 +1,6 @@
 """The tensor side of microbatches: everything here that computes runs in the compute thread.
 
-A microbatch that cannot be computed (wrong shape, not finite) is an ordinary outcome: `Trouble`.
+A microbatch that cannot be computed (wrong shape, not finite) is an ordinary outcome: `ComputeError`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocols.fields import Body
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
 from swarmnet.model import activation_codec
 from swarmnet.model.carried_text import CarriedText
-from swarmnet.model.sizes import Judgement, Sizes
+from swarmnet.model.norm_tracker import NormCheck, NormTracker
 from swarmnet.model.stage_compute import StageError
 from swarmnet.routing.next_hop import Passage
 from swarmnet.run.activation_sizes import Codec
@@ -41,7 +41,7 @@ class Source:
 
 
 @dataclass(slots=True)
-class Bodies:
+class MicrobatchState:
     """Everything kept for one microbatch, until Forget."""
 
     passage: Passage = field(default=Passage(1))
@@ -80,7 +80,7 @@ class Bodies:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ComputeError:
     """Why a microbatch was not computed."""
 
     code: str
@@ -101,7 +101,7 @@ class Computed:
     tokens: int = 0
 
 
-Outcome: TypeAlias = Computed | Trouble
+Outcome: TypeAlias = Computed | ComputeError
 
 
 Coded = Literal["activation", "gradient"]
@@ -121,7 +121,7 @@ class MicrobatchWork:
         """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
         self.after_gradient: Callable[[], None] | None = None
         """Called when one was added, in the compute thread; None where nobody steps by it alone."""
-        self.hidden_sizes, self.gradient_sizes = Sizes(), Sizes(weighed=True)
+        self.hidden_sizes, self.gradient_sizes = NormTracker(), NormTracker(weighed=True)
         """Of hidden states from above, and of gradients from below."""
         self.scaled = 0
         """Microbatches whose gradient from below was too large."""
@@ -135,7 +135,7 @@ class MicrobatchWork:
         for sizes in (self.hidden_sizes, self.gradient_sizes):
             sizes.left(peer)
 
-    def forward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
+    def forward(self, key: MicrobatchId, kept: MicrobatchState) -> Outcome:
         try:
             inputs = kept.inputs
             if inputs is None:
@@ -156,13 +156,13 @@ class MicrobatchWork:
                 return Computed(encoded, (batch, tokens, width))
             finished = compute.finish(key, inputs, text.labels, text.tokens)
         except (StageError, activation_codec.HiddenError) as error:
-            return Trouble("not_finite" if isinstance(error, StageError) else "malformed", str(error))
+            return ComputeError("not_finite" if isinstance(error, StageError) else "malformed", str(error))
         self._gathered(kept, finished.tokens)
         gradient = finished.hidden_gradient
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
-    def backward(self, key: MicrobatchId, kept: Bodies) -> Outcome:
+    def backward(self, key: MicrobatchId, kept: MicrobatchState) -> Outcome:
         source = kept.answerer
         try:
             below = self._decode("gradient", kept.gradient, kept.shape)
@@ -180,12 +180,12 @@ class MicrobatchWork:
         try:
             gradient = self.stage_compute.backward(key, below)
         except StageError as error:
-            return Trouble("not_finite", str(error), peer=source.peer if source is not None else None)
+            return ComputeError("not_finite", str(error), peer=source.peer if source is not None else None)
         self._gathered(kept, kept.tokens)
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape)
 
-    def _far_off(self, sender: Source | None, norm: float) -> Trouble | None:
+    def _far_off(self, sender: Source | None, norm: float) -> ComputeError | None:
         """Why hidden states are not computed with. They are refused and not scaled: whatever they are, they
         are not what an honest stage has computed, and made to fit they would be trained on."""
         judgement = _judged(self.hidden_sizes, sender, norm)
@@ -194,7 +194,7 @@ class MicrobatchWork:
         reason = f"hidden states {judgement.ratio:.3g} times as large as is usual"
         return replace(_blamed(sender, "out_of_line", reason, judgement), again=False)
 
-    def _gathered(self, kept: Bodies, tokens: int) -> None:
+    def _gathered(self, kept: MicrobatchState, tokens: int) -> None:
         self.gathered_tokens += tokens
         if self.after_gradient is not None:
             self.after_gradient()
@@ -229,11 +229,13 @@ def _left_out(manifest: Manifest) -> float:
     return model.initial_deviation * sqrt(manifest.microbatch_tokens * model.width)
 
 
-def _judged(sizes: Sizes, source: Source | None, norm: float) -> Judgement:
+def _judged(sizes: NormTracker, source: Source | None, norm: float) -> NormCheck:
     """Of a whole model in one stage there is no source but the peer itself."""
     return sizes.judge(PeerId(""), norm) if source is None else sizes.judge(source.peer, norm, source.kind)
 
 
-def _blamed(source: Source | None, code: str, reason: str, judgement: Judgement) -> Trouble:
+def _blamed(source: Source | None, code: str, reason: str, judgement: NormCheck) -> ComputeError:
     """With another peer's numbers it can be computed still."""
-    return Trouble(code, reason, True, source.peer if source is not None else None, judgement.out_of_line)
+    return ComputeError(
+        code, reason, True, source.peer if source is not None else None, judgement.out_of_line
+    )

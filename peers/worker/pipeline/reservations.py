@@ -1,4 +1,5 @@
-"""Questions that run ahead of bodies, in runs that skip stages: the shell of `Scouting` and `Places`.
+"""Questions that run ahead of bodies, in runs that skip stages: the shell of `PathSearch` and
+`ReservationTable`.
 
 Tells the stages above what a microbatch would meet here, asks the stages below for places, and answers
 (docs/decisions/0007-skipping.md).
@@ -10,16 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from peers.compute.executor import Compute
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.worker.pipeline.validate_act import unfit_way
-from protocols.messages.reservations import MOST_BOOKINGS, MOST_COSTS, Booked, Cost
-from protocols.messages.table import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Place, Prospect
+from protocols.messages.reservations import MAX_BOOKINGS, MAX_COSTS, Booked, Cost
+from protocols.messages.table import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Prospect, ReservationReply
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.routing.capacity import Booking, Load, that_counts
-from swarmnet.routing.reservation_requests import Asking, Quest, Scouting
-from swarmnet.routing.reservations import Places
+from swarmnet.routing.reservation_requests import Asking, PathQuery, PathSearch
+from swarmnet.routing.reservations import ReservationTable
 from swarmnet.routing.skipping import Skipping
 
 TELL_SECONDS = 0.1
@@ -30,14 +31,14 @@ LATELY_SECONDS = 5.0
 """News are for those that have asked so lately. To all of 96 links, ten times a second, they are megabits."""
 
 
-class Ahead:
+class ReservationClient:
     """`Guide` of a pipeline. Times in seconds on the peer's own clock."""
 
     def __init__(
         self,
         ways: Skipping,
         pipeline: Pipeline,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         compute: Compute,
         wake: Callable[[], None],
     ) -> None:
@@ -46,8 +47,8 @@ class Ahead:
         self.wake = wake
         self.clock = neighbourhood.clock
         self.is_last = ways.stage == ways.rules.last
-        self.places = Places(pipeline.slots, self.is_last)
-        self.scouting = Scouting(ways.rules, ways.stage)
+        self.places = ReservationTable(pipeline.slots, self.is_last)
+        self.scouting = PathSearch(ways.rules, ways.stage)
         self.table: dict[tuple[int, int], float] = {}
         self._held: dict[MicrobatchId, tuple[PeerId, int, float]] = {}
         """What peers below said how long they had a microbatch; its gradient comes next."""
@@ -78,7 +79,7 @@ class Ahead:
         self._news = True
         if key not in self.scouting.quests and not self.is_last:
             header = self.ways.headers[key]
-            self.scouting.quests[key] = Quest(header, start + self.places.forward_seconds)
+            self.scouting.quests[key] = PathQuery(header, start + self.places.forward_seconds)
             self._seek(key)
 
     def came(self, peer: PeerId, key: MicrobatchId) -> None:
@@ -95,7 +96,7 @@ class Ahead:
         self._news = True
         if key not in self.scouting.quests and not self.is_last:
             ready = self.clock.time() + self.places.forward_seconds
-            self.scouting.quests[key] = Quest(header, ready)
+            self.scouting.quests[key] = PathQuery(header, ready)
             self._seek(key)
 
     def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
@@ -137,7 +138,7 @@ class Ahead:
         """See `Guide`."""
         quest = self.scouting.quests.get(key)
         if quest is None or quest.sent:
-            quest = self.scouting.quests[key] = Quest(self.ways.headers[key], now)
+            quest = self.scouting.quests[key] = PathQuery(self.ways.headers[key], now)
         quest.ready = now
         peer = quest.granted
         if peer is not None:
@@ -168,7 +169,7 @@ class Ahead:
                 self._prospect(peer, message)
             case Ask():
                 self._ask(peer, message, serving)
-            case Place(origin, counter, question, taken, start_seconds):
+            case ReservationReply(origin, counter, question, taken, start_seconds):
                 key = MicrobatchId(PeerId(origin), counter)
                 self._answer(peer, key, question, taken, start_seconds)
             case Held(origin, counter, attempt, seconds):
@@ -203,7 +204,9 @@ class Ahead:
             )  # fmt: skip
         if start is None:
             self._tell(peer)
-        answer = Place(*key, ask.question, start is not None, 0.0 if start is None else start - now)
+        answer = ReservationReply(
+            *key, ask.question, start is not None, 0.0 if start is None else start - now
+        )
         self.neighbourhood.post(peer, "data", answer)
         if start is None:
             return
@@ -216,7 +219,7 @@ class Ahead:
         if quest is not None:
             self._give_back(key, quest)
         if not self.is_last:
-            self.scouting.quests[key] = Quest(header, ready)
+            self.scouting.quests[key] = PathQuery(header, ready)
             self._seek(key)
 
     def _answer(self, peer: PeerId, key: MicrobatchId, question: int, taken: bool, seconds: float) -> None:
@@ -269,7 +272,7 @@ class Ahead:
         ask = Ask(*asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header))
         self.neighbourhood.post(asking.peer, "data", ask)
 
-    def _give_back(self, key: MicrobatchId, quest: Quest) -> None:
+    def _give_back(self, key: MicrobatchId, quest: PathQuery) -> None:
         for peer in {quest.asked, quest.granted} - {None}:
             assert peer is not None
             self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
@@ -297,11 +300,11 @@ class Ahead:
         self._timer.arm(now + TELL_SECONDS)
 
     def _tell(self, peer: PeerId) -> None:
-        load, now = that_counts(self.places.load, MOST_BOOKINGS), self.clock.time()
+        load, now = that_counts(self.places.load, MAX_BOOKINGS), self.clock.time()
         bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
         costs = [Cost(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
         prospect = Prospect(
-            load.memory, load.forward_seconds, load.backward_seconds, bookings, costs[:MOST_COSTS]
+            load.memory, load.forward_seconds, load.backward_seconds, bookings, costs[:MAX_COSTS]
         )
         self.neighbourhood.post(peer, "data", prospect)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from peers.worker.pipeline.microbatch_compute import Trouble
+from peers.worker.pipeline.microbatch_compute import ComputeError
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.membership.machine import Membership
@@ -46,10 +46,10 @@ class ActForm:
 
 def checked_act(
     membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes
-) -> Arrival | Trouble:
+) -> Arrival | ComputeError:
     """What came, or why it is not computed."""
     if act.stage != ways.stage:
-        return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
+        return ComputeError("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
     unfit = unfit_way(membership, ways, peer, key.origin, header)
     return unfit or arrival_of(form, key, header, act, body)
@@ -57,36 +57,36 @@ def checked_act(
 
 def unfit_way(
     membership: Membership, ways: NextHop, peer: PeerId, origin: PeerId, header: Header
-) -> Trouble | None:
+) -> ComputeError | None:
     """Why a microbatch of this origin may not come from this peer with this header."""
     known = membership.peers.get(peer)
     beside = known is not None and known.stage != ways.stage and membership.concerns_us(known.stage)
     if ways.stage == 0 or known is None or not beside:
-        return Trouble("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
+        return ComputeError("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
     if header.visited[-2:-1] != (known.stage,):
         reason = f"visited {list(header.visited[:8])}, and its sender holds stage {known.stage}"
-        return Trouble("illegal_path", reason)
+        return ComputeError("illegal_path", reason)
     if known.stage == 0 and peer != origin:  # Else anybody could use up others' names.
-        return Trouble("illegal_path", "only its origin sends a microbatch from the first stage")
+        return ComputeError("illegal_path", "only its origin sends a microbatch from the first stage")
     try:
         ways.check(header)
     except IllegalPath as error:
-        return Trouble("illegal_path", str(error))
+        return ComputeError("illegal_path", str(error))
     return None
 
 
 def arrival_of(
     form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes
-) -> Arrival | Trouble:
+) -> Arrival | ComputeError:
     """Its body decoded, or why it cannot be computed."""
     if act.shape != form.shape:
-        return Trouble("malformed", f"hidden states of shape {act.shape}")
+        return ComputeError("malformed", f"hidden states of shape {act.shape}")
     if len(body) != form.hidden_bytes + form.text.size:
-        return Trouble("malformed", f"a body of {len(body)} bytes")
+        return ComputeError("malformed", f"a body of {len(body)} bytes")
     try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
         text = form.text.decode(body[form.hidden_bytes :])
     except HiddenError as error:
-        return Trouble("malformed", str(error))
+        return ComputeError("malformed", str(error))
     if not 0.0 < act.deadline_seconds < 3600.0:
-        return Trouble("malformed", f"a deadline of {act.deadline_seconds} s")
+        return ComputeError("malformed", f"a deadline of {act.deadline_seconds} s")
     return Arrival(key, header, body[: form.hidden_bytes], text)

@@ -8,24 +8,24 @@ from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import FORWARD, Compute
-from peers.network.neighbourhood import Neighbourhood
 from peers.network.orders.gatekeeper import LIAR
+from peers.network.peer_links import PeerLinks
 from peers.telemetry import events as noted
 from peers.worker.rounds.proofs import Proofs
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.errors import Malformed, WireError
-from protocols.messages.table import Lied
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, claimed, open_envelope
+from protocols.messages.table import FraudProof
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, claimed, open_envelope
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.method import ContributionError, Reduced
 from swarmnet.rounds import events
-from swarmnet.rounds.audits import Audits, Name, Question, answer_seconds
+from swarmnet.rounds.audits import AuditQuery, Audits, Name, answer_seconds
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.result_table import Contributor, Table, tag_of
 
 
-class AuditPath(Proofs[Question]):
+class AuditPath(Proofs[AuditQuery]):
     def __init__(
         self,
         audits: Audits,
@@ -33,7 +33,7 @@ class AuditPath(Proofs[Question]):
         work: UpdateWork,
         rounds: GroupRounds,
         compute: Compute,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         feed: Callable[[events.Event], None],
         note: noted.Note,
         folder: Path | None,
@@ -55,29 +55,29 @@ class AuditPath(Proofs[Question]):
             question.until += answer_seconds(len(table.shards[shard]), self._body_bytes(shard))
             self.ask(question)
 
-    def own(self, question: Question) -> Question:
+    def own(self, question: AuditQuery) -> AuditQuery:
         return question
 
-    def about(self, message: Lied, asked: PeerId) -> Question | None:
+    def about(self, message: FraudProof, asked: PeerId) -> AuditQuery | None:
         if message.shard >= len(self.reduced.slice_bytes):
             return None
         name = (ContributionId(message.result), message.shard)
         return self._question(name, message.round, PeerId(message.peer), asked)
 
-    def _question(self, name: Name, round: int, maker: PeerId, asked: PeerId) -> Question:
-        return Question(name, round, maker, asked, self.until())
+    def _question(self, name: Name, round: int, maker: PeerId, asked: PeerId) -> AuditQuery:
+        return AuditQuery(name, round, maker, asked, self.until())
 
-    def take(self, question: Question, body: bytes) -> None:
+    def take(self, question: AuditQuery, body: bytes) -> None:
         """See `Proofs.take`: of a proof the result comes first."""
-        if body[1:2] == bytes([Kind.CONTRIBUTION]):
+        if body[1:2] == bytes([EnvelopeKind.CONTRIBUTION]):
             self._begin(question, body)
         else:
             self._add(question, body)
 
-    def judge(self, question: Question) -> None:
+    def judge(self, question: AuditQuery) -> None:
         self.compute.submit(FORWARD, partial(self.outcome, question), partial(self._judged, question))
 
-    def _begin(self, question: Question, result: bytes) -> None:
+    def _begin(self, question: AuditQuery, result: bytes) -> None:
         """A proof comes with the result. Raises WireError, ContributionError."""
         if question.result:
             return
@@ -88,7 +88,7 @@ class AuditPath(Proofs[Question]):
         question.result, question.contributors = result, contributors
         question.until += answer_seconds(len(contributors), self._body_bytes(shard))
 
-    def _add(self, question: Question, body: bytes) -> None:
+    def _add(self, question: AuditQuery, body: bytes) -> None:
         """One slice; its signature is verified with the others'. Raises WireError."""
         if not question.result:
             return  # What comes first is lost, and with it the rest.
@@ -101,7 +101,7 @@ class AuditPath(Proofs[Question]):
     def _body_bytes(self, shard: int) -> int:
         return head_bytes(len(self.reduced.slice_bytes)) + self.reduced.slice_bytes[shard]
 
-    def _judged(self, question: Question, found: tuple[str, str], _seconds: float) -> None:
+    def _judged(self, question: AuditQuery, found: tuple[str, str], _seconds: float) -> None:
         outcome, reason = found
         self.audits.end(question)
         if outcome == "lied":
@@ -111,7 +111,7 @@ class AuditPath(Proofs[Question]):
         else:
             self.noted(question, outcome)
 
-    def failed(self, question: Question, outcome: str, reason: str = "") -> None:
+    def failed(self, question: AuditQuery, outcome: str, reason: str = "") -> None:
         """See `Proofs.failed`."""
         if question.is_proof:
             self.audits.proves_nothing(question)
@@ -120,7 +120,7 @@ class AuditPath(Proofs[Question]):
             self.noted(question, outcome)
             self.feed(events.Unanswered(question.maker, self.rounds.current))
 
-    def _convict(self, question: Question) -> None:
+    def _convict(self, question: AuditQuery) -> None:
         liar = question.maker
         if not self.audits.is_news(liar, question.round):
             return
@@ -132,14 +132,16 @@ class AuditPath(Proofs[Question]):
         self.look()
 
 
-def outcome_of(question: Question, run_id: RunId, stage: int, reduced: Reduced) -> tuple[str, str]:
+def outcome_of(question: AuditQuery, run_id: RunId, stage: int, reduced: Reduced) -> tuple[str, str]:
     """`agrees`, `lied` or `not_in_order`, and why; of a question that is answered whole. A function of signed
     bytes. In the compute thread."""
     identity, shard = question.name
     payload = question.result[ENVELOPE_BYTES:]
     try:
         table, length = reduced.head(payload)
-        head = open_envelope(question.result[: ENVELOPE_BYTES + length], run_id, Kind.CONTRIBUTION, length)
+        head = open_envelope(
+            question.result[: ENVELOPE_BYTES + length], run_id, EnvelopeKind.CONTRIBUTION, length
+        )
         named = (question.maker, stage, question.round, identity)
         if (head.sender, head.stage, head.round, head.id) != named:
             raise Malformed("another result than was named")

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Literal
 
 from peers.telemetry.counters import Timings
-from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.rounds.events import ApplyRound
 from swarmnet.rounds.machine import GroupRounds
 
@@ -24,12 +24,12 @@ class RoundCounts:
         """Late contributions that changed an applied round. Counted in the compute thread."""
         self.not_finite = 0
         """Own contributions and own steps that were not made. Counted in the compute thread."""
-        self.votes = Concord(0, 0, 0)
+        self.votes = VoteAgreement(0, 0, 0)
         """The own ones in applied rounds. Counted in the compute thread."""
         self.norms: tuple[float | None, float | None] = (None, None)
         """Of the newest gradient, and of what it left unsent. Measured in the compute thread."""
 
-    def voted(self, concord: Concord | None) -> None:
+    def voted(self, concord: VoteAgreement | None) -> None:
         """A round was applied in which the own votes fared so."""
         if concord is not None:
             self.votes += concord

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from peers.config.run_file import SignedManifest
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
 from peers.state.snapshot_store import Weights
 from peers.telemetry import events as noted
 from peers.worker.rounds.update_compute import Settled
 from protocols.errors import BadSignature, Malformed, WireError
-from protocols.messages.table import MOST_STATEMENTS, Statements
-from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.messages.table import MAX_STATEMENTS, Statements
+from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.events import Resync
 from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
 
@@ -35,8 +35,8 @@ class SignedDigests:
         identity: Identity,
         signed: SignedManifest,
         stage: int,
-        neighbourhood: Neighbourhood,
-        wrong: Callable[[Resynchronise], None],
+        neighbourhood: PeerLinks,
+        wrong: Callable[[Resync], None],
         note: noted.Note,
     ) -> None:
         """Signs for every snapshot. `wrong` is called when the own weights are not what the group has."""
@@ -90,13 +90,15 @@ class SignedDigests:
         every = [data for words in self._newest.values() for data in words.values()]
         for peer in self._group():
             if words := every if peer in forked else contested:
-                self.neighbourhood.post(peer, "group", Statements(words[:MOST_STATEMENTS]))
+                self.neighbourhood.post(peer, "group", Statements(words[:MAX_STATEMENTS]))
 
     def _is_turn(self, round: int) -> bool:
         return (round + 1) % self.every_rounds == 0
 
     def _say(self, round: int, chain: bytes, digest: bytes) -> None:
-        data = seal(self.identity, self.run_id, Kind.SETTLED, self.stage, round, round, chain + digest)
+        data = seal(
+            self.identity, self.run_id, EnvelopeKind.SETTLED, self.stage, round, round, chain + digest
+        )
         if self._is_turn(round):
             self._keep(Statement(self.identity.peer_id, round, chain, digest), data)
         for peer in self._group():
@@ -105,13 +107,13 @@ class SignedDigests:
     def tell(self, peer: PeerId) -> None:
         """Everything that is held, the newest first, to a peer that chooses a state."""
         statements = [self._signed[statement] for statement in self.digests.all()]
-        self.neighbourhood.answer(peer, "group", Statements(statements[:MOST_STATEMENTS]))
+        self.neighbourhood.answer(peer, "group", Statements(statements[:MAX_STATEMENTS]))
 
     def message(self, peer: PeerId, message: Statements) -> None:
         """From a neighbour, its own or those of others; only words of peers that are known here are kept.
         Raises BadSignature for what nobody has signed: it should have looked before it passed that on."""
         try:
-            rounds = {self._take(data) for data in message.statements[:MOST_STATEMENTS]}
+            rounds = {self._take(data) for data in message.statements[:MAX_STATEMENTS]}
         except BadSignature:
             raise
         except WireError as error:
@@ -131,7 +133,7 @@ class SignedDigests:
 
     def of_round(self, round: int) -> list[bytes]:
         """To keep beside a checkpoint of that round."""
-        return [self._signed[statement] for statement in self.digests.of_round(round)][:MOST_STATEMENTS]
+        return [self._signed[statement] for statement in self.digests.of_round(round)][:MAX_STATEMENTS]
 
     def roots(self) -> dict[PeerId, frozenset[Root]]:
         """What each peer has put its name to."""
@@ -155,7 +157,7 @@ class SignedDigests:
         return statement.round
 
     def _open(self, data: bytes) -> Statement:
-        envelope = open_envelope(data, self.run_id, Kind.SETTLED, STATEMENT_BYTES)
+        envelope = open_envelope(data, self.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)
         payload = bytes(envelope.payload)
         if envelope.stage != self.stage or len(payload) != STATEMENT_BYTES:
             raise Malformed(f"a settled digest of stage {envelope.stage} with {len(payload)} bytes")
@@ -187,4 +189,4 @@ class SignedDigests:
             reason = f"{len(right)} peers agree on other weights after round {round}: this peer's are wrong"
             first = max(0, round + 1 - self.every_rounds)
             self.note(noted.Resynchronise(code=code, peers=list(right), reason=reason, fork_round=first))
-            self.wrong(Resynchronise(right, reason, first))
+            self.wrong(Resync(right, reason, first))

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from peers.compute.executor import Compute
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.state.unnamed_file import laid_down
 from peers.telemetry import events as noted
-from peers.worker.rounds.upload_scheduler import Giving
+from peers.worker.rounds.upload_scheduler import UploadQueue
 from protocols.errors import WireError
-from protocols.messages.table import AskSlices, Evidence, Lied, Message
+from protocols.messages.table import Evidence, FraudProof, GetSlices, Message
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds import events
-from swarmnet.rounds.audits import MOST_OF_RESULT, Audits, Name, Question
+from swarmnet.rounds.audits import MAX_OF_RESULT, AuditQuery, Audits, Name
 from swarmnet.rounds.machine import GroupRounds
 
-LEAST_ON_DISK = 1 << 20
+MIN_ON_DISK = 1 << 20
 """Bytes of what belongs together; less stays in memory."""
 Piece = tuple[Name, int]
 """Of what is kept under a name, the how manieth body."""
-Asked = TypeVar("Asked", bound=Question)
+Asked = TypeVar("Asked", bound=AuditQuery)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Proofs(ABC, Generic[Asked]):
         audits: Audits,
         rounds: GroupRounds,
         compute: Compute,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         feed: Callable[[events.Event], None],
         note: noted.Note,
         folder: Path | None,
@@ -60,13 +60,13 @@ class Proofs(ABC, Generic[Asked]):
         """What this peer gives to whoever asks: of its own, and of the newest proofs."""
         self._given: Counter[tuple[PeerId, ContributionId]] = Counter()
         queued = partial(neighbourhood.queued_bytes, lane="group")
-        self.giving: Giving[Piece] = Giving(self._send, queued, self.clock)
+        self.giving: UploadQueue[Piece] = UploadQueue(self._send, queued, self.clock)
 
     # -- what this peer gives ---------------------------------------------------------------------------
 
     def keep(self, name: Name, round: int | None, bodies: Sequence[bytes]) -> None:
         size = sum(map(len, bodies))
-        self.kept[name] = Kept(round, laid_down(bodies, self.folder) if size >= LEAST_ON_DISK else bodies)
+        self.kept[name] = Kept(round, laid_down(bodies, self.folder) if size >= MIN_ON_DISK else bodies)
 
     def settled(self, round: int) -> None:
         before = round - self.kept_rounds
@@ -79,7 +79,7 @@ class Proofs(ABC, Generic[Asked]):
 
     def _asked(self, peer: PeerId, name: Name) -> None:
         kept = self.kept.get(name)
-        if kept is None or self._given[peer, name[0]] >= MOST_OF_RESULT:
+        if kept is None or self._given[peer, name[0]] >= MAX_OF_RESULT:
             return
         self._given[peer, name[0]] += 1
         self.giving.wanted(peer, ((name, place) for place in range(len(kept.bodies))))
@@ -100,7 +100,7 @@ class Proofs(ABC, Generic[Asked]):
         for peer, proof in self.to_tell():
             self._tell(peer, proof)
 
-    def to_tell(self) -> Iterator[tuple[PeerId, Question]]:
+    def to_tell(self) -> Iterator[tuple[PeerId, AuditQuery]]:
         return self.audits.to_tell(self.rounds.neighbours)
 
     def left(self, peer: PeerId) -> None:
@@ -115,11 +115,11 @@ class Proofs(ABC, Generic[Asked]):
         if not self.rounds.maker_counts(peer, self.rounds.current):
             return
         match message:
-            case AskSlices(result, shard):
+            case GetSlices(result, shard):
                 self._asked(peer, (ContributionId(result), shard))
             case Evidence(result, shard):
                 self._evidence(peer, (ContributionId(result), shard), body)
-            case Lied():
+            case FraudProof():
                 self._lied(peer, message)
 
     def until(self) -> float:
@@ -130,7 +130,7 @@ class Proofs(ABC, Generic[Asked]):
         """Whether it is on its way."""
         if not self.audits.ask(question):
             return False
-        if not self.neighbourhood.post(question.asked, "group", AskSlices(*question.name)):
+        if not self.neighbourhood.post(question.asked, "group", GetSlices(*question.name)):
             self.audits.end(question)
             return False
         return True
@@ -151,7 +151,7 @@ class Proofs(ABC, Generic[Asked]):
             self.judge(question)
 
     @abstractmethod
-    def own(self, question: Question) -> Asked:
+    def own(self, question: AuditQuery) -> Asked:
         """As all are that were asked here."""
 
     @abstractmethod
@@ -167,22 +167,22 @@ class Proofs(ABC, Generic[Asked]):
         """No answer, or one that proves nothing."""
 
     @abstractmethod
-    def about(self, message: Lied, asked: PeerId) -> Asked | None:
+    def about(self, message: FraudProof, asked: PeerId) -> Asked | None:
         """What is to be asked of who says that it has a proof; None: it cannot have one."""
 
-    def noted(self, question: Question, outcome: str) -> None:
+    def noted(self, question: AuditQuery, outcome: str) -> None:
         self.audits.outcomes[outcome] += 1
         result, shard = question.name
         self.note(noted.Audited(outcome, question.maker, question.round, result.hex(), shard, question.asked))
 
-    def proven(self, question: Question, bodies: Sequence[bytes]) -> None:
+    def proven(self, question: AuditQuery, bodies: Sequence[bytes]) -> None:
         """It has lied: keep the proof for those who ask for it."""
         self.noted(question, "lied")
         self.keep(question.name, None, bodies)
         for name in self.audits.proves(question):
             self.kept.pop(name, None)
 
-    def _lied(self, peer: PeerId, message: Lied) -> None:
+    def _lied(self, peer: PeerId, message: FraudProof) -> None:
         liar = PeerId(message.peer)
         if not self.audits.is_news(liar, message.round):
             if self.audits.knows(peer, liar, message.round):
@@ -196,5 +196,5 @@ class Proofs(ABC, Generic[Asked]):
         """Whether it could do harm here, or could until a later lie was proven."""
         return peer in self.audits.convicted or self.rounds.maker_counts(peer, self.rounds.current)
 
-    def _tell(self, peer: PeerId, proof: Question) -> None:
-        self.neighbourhood.post(peer, "group", Lied(proof.maker, proof.round, *proof.name))
+    def _tell(self, peer: PeerId, proof: AuditQuery) -> None:
+        self.neighbourhood.post(peer, "group", FraudProof(proof.maker, proof.round, *proof.name))

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.telemetry import events as noted
 from protocols.errors import Backlog, Malformed, WireError
-from protocols.messages.table import ReceiptIs
+from protocols.messages.table import ReceiptMessage
 from protocols.signed.envelope import claimed
 from protocols.signed.identity import Identity
 from protocols.signed.receipts import open_receipt, seal_receipt
@@ -34,8 +34,8 @@ from swarmnet.rounds.receipts import (
     BLOCKS_BACK,
     BLOCKS_KEPT,
     SIGNERS_KEPT,
+    ContributionCounter,
     Counted,
-    OwnContributions,
     ReceiptBook,
     SettledMakers,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from peers.worker.rounds.update_compute import Settled
 
 FILE_NAME = "receipts.jsonl"
-MOST_UNDUE, MOST_UNDUE_PEERS = 32, 1024
+MAX_UNDUE, MAX_UNDUE_PEERS = 32, 1024
 """Receipts of a peer, in a block, that nobody owes: an honest one hands over what it owed for some blocks at
 once, a few for each stage that it was in. Counted of so many peers."""
 MAKERS_OWED, RECEIPTS_OWED = 1024, BLOCKS_BACK
@@ -60,7 +60,7 @@ is written anew once it can be."""
 LINES_ADDED = 4096
 """After so many, of 800 blocks, the file is written anew without what is superseded or too old: it has 10 MB
 at most."""
-_MOST_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
+_MAX_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 """A longer file is not ours; a line has about 400 bytes."""
 
 
@@ -95,7 +95,7 @@ def read(path: Path, signed: SignedManifest, me: PeerId) -> Kept:
 def _lines(path: Path) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for _, line in zip(range(_MOST_LINES), file, strict=False):
+            for _, line in zip(range(_MAX_LINES), file, strict=False):
                 yield line
     except FileNotFoundError:
         return
@@ -151,7 +151,7 @@ class Receipts:
         signed: SignedManifest,
         stage: int,
         path: Path | None,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         now: Callable[[], float],
         note: noted.Note,
     ) -> None:
@@ -164,10 +164,10 @@ class Receipts:
         self.kept = read(path, signed, identity.peer_id) if path is not None else Kept(ReceiptBook(rounds))
         if self.kept.unusable:
             self.note(noted.ReceiptsUnusable(lines=self.kept.unusable))
-        self.own = OwnContributions(stage, rounds, self.kept.made)
+        self.own = ContributionCounter(stage, rounds, self.kept.made)
         self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
-        self._early: OrderedDict[PeerId, list[ReceiptIs]] = OrderedDict()
+        self._early: OrderedDict[PeerId, list[ReceiptMessage]] = OrderedDict()
         self._undue: Counter[PeerId] = Counter()
         self._lines: list[str] = []
         """Not on disk yet."""
@@ -188,7 +188,7 @@ class Receipts:
         self._write_down(self.own.settled(settled.round, self.identity.peer_id in makers))
         for receipt in self.makers.settled(settled.round, makers):
             data = seal_receipt(self.identity, self.signed.run_id, receipt, self.now())
-            if not self.neighbourhood.post(receipt.maker, "group", ReceiptIs(data)):
+            if not self.neighbourhood.post(receipt.maker, "group", ReceiptMessage(data)):
                 self._owe(receipt.maker, data)
 
     def _write_down(self, counts: Iterable[Counted]) -> None:
@@ -206,14 +206,14 @@ class Receipts:
     def linked(self, peer: PeerId) -> None:
         """It can be sent to: hand over what it was owed; and look at what it sent before."""
         for data in self._owed.pop(peer, ()):
-            self.neighbourhood.post(peer, "group", ReceiptIs(data))
+            self.neighbourhood.post(peer, "group", ReceiptMessage(data))
         for message in self._early.pop(peer, ()):
             with contextlib.suppress(Backlog):  # What it sends next ends its link.
                 self.message(peer, message)
 
     # -- taken from others ----------------------------------------------------------------------------
 
-    def message(self, peer: PeerId, message: ReceiptIs) -> None:
+    def message(self, peer: PeerId, message: ReceiptMessage) -> None:
         """From whoever signed it. One that is not due is only counted, as an honest one may come late; raises
         Backlog where there are more of them than anybody can owe."""
         known, line = self.neighbourhood.known().get(peer), ""
@@ -234,11 +234,11 @@ class Receipts:
 
     def _not_due(self, peer: PeerId) -> None:
         self.neighbourhood.traffic.refused["not_due"] += 1
-        if len(self._undue) >= MOST_UNDUE_PEERS:
+        if len(self._undue) >= MAX_UNDUE_PEERS:
             self._undue.clear()
         self._undue[peer] += 1
-        if self._undue[peer] > MOST_UNDUE:
-            raise Backlog(f"{MOST_UNDUE} receipts that nobody owes this peer")
+        if self._undue[peer] > MAX_UNDUE:
+            raise Backlog(f"{MAX_UNDUE} receipts that nobody owes this peer")
 
     def _is_due(self, peer: PeerId, stage_of_peer: int, data: bytes, linked: bool) -> bool:
         """Whether the signature is worth verifying: of a peer of the stage that it is about, for a block of
@@ -252,7 +252,7 @@ class Receipts:
             return False
         return not linked or self.own.may_check(peer, stage, round)
 
-    def _keep_early(self, peer: PeerId, message: ReceiptIs) -> None:
+    def _keep_early(self, peer: PeerId, message: ReceiptMessage) -> None:
         """Our own link to it is not up yet, or broke and is made anew."""
         early = self._early.setdefault(peer, [])
         early.append(message)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.telemetry import events as noted
 from peers.worker.rounds.audit_path import AuditPath
-from peers.worker.rounds.update_compute import AddUp, Cut, Made, UpdateWork
+from peers.worker.rounds.update_compute import ContributionReady, ReduceShards, SlicedContribution, UpdateWork
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import Slices
 from protocols.signed.grants import Reduction, grant_of, require_grant
@@ -18,7 +18,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.optimizer.method import ContributionError, Reduced
 from swarmnet.rounds import events
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.result_table import MOST_CONTRIBUTORS, Contributor, tag_of
+from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, tag_of
 
 Kept = dict[int, dict[Contributor, bytes]]
 """Slices by shard."""
@@ -30,7 +30,7 @@ class ReducerPath:
         reduced: Reduced,
         work: UpdateWork,
         rounds: GroupRounds,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         audits: AuditPath,
         feed: Callable[[events.Event], None],
         refuse: Callable[[PeerId, str, str], None],
@@ -52,14 +52,14 @@ class ReducerPath:
         for peer in reducers:
             self.neighbourhood.post(peer, "group", Slices(round, []))
 
-    def was_cut(self, cut: Cut) -> None:
+    def was_cut(self, cut: SlicedContribution) -> None:
         """The own contribution is in slices: send each to its reducer."""
         others = sorted(set(cut.reducers) - {self.me}, key=lambda peer: (peer < self.me, peer))
         if cut.id is None:
             self.say_nothing(cut.round, others)
             self.feed(events.SlicesArrived(self.me, cut.round, False))
             return
-        self.feed(events.Sliced(cut.round, cut.id, cut.reducers))
+        self.feed(events.SlicesSent(cut.round, cut.id, cut.reducers))
         for peer in others:  # Everybody begins with another one.
             shards = cut.shards_of(peer)
             body = b"".join([cut.grants[peer], cut.head, *(cut.slices[shard] for shard in shards)])
@@ -100,11 +100,11 @@ class ReducerPath:
         self.neighbourhood.introduce(peer, tuple(self.rounds.neighbours))
         self.feed(events.SlicesArrived(peer, round, True))
 
-    def add_up(self, round: int) -> AddUp:
+    def add_up(self, round: int) -> ReduceShards:
         self._adding[round] = self.kept.pop(round, {})
-        return AddUp(round, self._adding[round])
+        return ReduceShards(round, self._adding[round])
 
-    def was_added_up(self, made: Made) -> None:
+    def was_added_up(self, made: ContributionReady) -> None:
         """Whoever asks gets the slices from now on."""
         added, heads = self._adding.pop(made.round, {}), self._heads.pop(made.round, {})
         if made.id is None or made.table is None:
@@ -123,7 +123,7 @@ class ReducerPath:
         """Whether this contributor, too, fits into the table of this peer's result, which has 1024 at most,
         each under a tag of its own."""
         tags = {contributor.peer for contributor in self._heads.get(round, ())}
-        return len(tags) < MOST_CONTRIBUTORS and tag_of(peer) not in tags
+        return len(tags) < MAX_CONTRIBUTORS and tag_of(peer) not in tags
 
     def _keep(self, round: int, contributor: Contributor, head: bytes, slices: Mapping[int, bytes]) -> None:
         kept = self.kept.setdefault(round, {})

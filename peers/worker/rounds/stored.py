@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.errors import Malformed
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope
 from protocols.signed.told_tokens import tokens_in
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds.events import Reference
@@ -47,7 +47,7 @@ def opened_contribution(data: bytes, work: UpdateWork) -> Opened:
             raise Malformed(str(error)) from None
         signed = ENVELOPE_BYTES + length
     longest = max(method.payload_bytes, signed)
-    envelope = open_envelope(data[:signed], work.run_id, Kind.CONTRIBUTION, longest)
+    envelope = open_envelope(data[:signed], work.run_id, EnvelopeKind.CONTRIBUTION, longest)
     if envelope.stage != work.stage:
         raise Malformed(f"a contribution to stage {envelope.stage}, this group holds {work.stage}")
     reference = Reference(envelope.round, envelope.sender, envelope.id, len(data))

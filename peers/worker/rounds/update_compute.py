@@ -10,14 +10,14 @@ from typing import Protocol
 
 from peers.compute.stage_part import Computes, Holds
 from peers.worker.rounds.counters import RoundCounts
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.grants import Reduction, sign_grant
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
 from protocols.signed.told_tokens import told
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.optimizer.method import GradientError, Method, OwnSteps, steps_before_telling
-from swarmnet.optimizer.own_steps.held_experts import HeldExperts
+from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
+from swarmnet.optimizer.method import GradientError, LocalOptimizer, Method, steps_before_telling
 from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
@@ -51,7 +51,7 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ContributionReady:
     """A contribution; empty if no gradient was finite."""
 
     round: int
@@ -67,7 +67,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SlicedContribution:
     """A contribution for reducers; no name if no gradient was finite."""
 
     round: int
@@ -87,7 +87,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class AddUp:
+class ReduceShards:
     """What came of a round, by shard, for this peer to reduce."""
 
     round: int
@@ -108,7 +108,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class TookUp:
+class ExpertsReassigned:
     """This peer trains other experts now, or some have lost or found a holder."""
 
     round: int
@@ -119,12 +119,19 @@ class TookUp:
 
 
 Operation = (
-    MakeContribution | AddUp | Add | RemoveContribution | RateRound | ApplyRound | SettleRound | GiveBack
+    MakeContribution
+    | ReduceShards
+    | Add
+    | RemoveContribution
+    | RateRound
+    | ApplyRound
+    | SettleRound
+    | GiveBack
 )
-Done = Made | Cut | Settled | TookUp
+Done = ContributionReady | SlicedContribution | Settled | ExpertsReassigned
 
 
-def experts_line(took_up: TookUp) -> str:
+def experts_line(took_up: ExpertsReassigned) -> str:
     """For people."""
     first, last = took_up.experts[0], took_up.experts[-1]
     which = f"expert {first}" if first == last else f"experts {first} to {last}"
@@ -203,7 +210,7 @@ class UpdateWork:
                     self._ahead = self.method.own is None
                     stale |= self._goes_over(round) or self._ahead
                     results += self._took_up(round)
-                case AddUp(round, slices):
+                case ReduceShards(round, slices):
                     results.append(self._add_up(round, slices))
                 case Add(round, peer, payload):
                     self.replica.add(round, peer, payload)
@@ -257,7 +264,7 @@ class UpdateWork:
     def _publish(self) -> None:
         self.stage_compute.publish(self.replica.live_tiles(self._ahead))
 
-    def _step(self, own: OwnSteps) -> None:
+    def _step(self, own: LocalOptimizer) -> None:
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
         round, factor = self._rate or (self._published_round + 1, WHOLE)
         try:
@@ -292,12 +299,12 @@ class UpdateWork:
         self._trains_others(held)
         return True
 
-    def _trains_others(self, held: HeldExperts) -> None:
+    def _trains_others(self, held: ExpertShardSteps) -> None:
         """Of what it gathered for the experts that it gives up nothing is left to train."""
         self.gathered.gathered_tokens = 0
         self.stage_compute.train(held.trained)
 
-    def _took_up(self, round: int) -> list[TookUp]:
+    def _took_up(self, round: int) -> list[ExpertsReassigned]:
         """What is new about who holds which experts, if anything is."""
         held = self.method.held
         if held is None:
@@ -307,7 +314,7 @@ class UpdateWork:
         if told == self._told or not any(holders):
             return []
         self._told = told
-        return [TookUp(round, held.experts, held.group, tuple(holders))]
+        return [ExpertsReassigned(round, held.experts, held.group, tuple(holders))]
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
         """Return the votes of an own contribution to the momentum, or those of some shards, if they are still
@@ -323,7 +330,7 @@ class UpdateWork:
         for name in list(islice(decided, max(0, surplus))):
             del self.own[name]
 
-    def _make(self, round: int, reducers: tuple[PeerId, ...]) -> Made | Cut:
+    def _make(self, round: int, reducers: tuple[PeerId, ...]) -> ContributionReady | SlicedContribution:
         own = self.method.own
         if own is None:
             payload, tokens = self._by_gradient(round)
@@ -331,9 +338,13 @@ class UpdateWork:
             payload, tokens = self._by_moves(round, own)
         if payload is None:
             self.counts.not_finite += 1
-            return Cut(round, reducers, tokens) if reducers else Made(round, b"", tokens, None)
+            return (
+                SlicedContribution(round, reducers, tokens)
+                if reducers
+                else ContributionReady(round, b"", tokens, None)
+            )
         self.counts.norms = self.method.gradient_norm, self.method.momentum_norm
-        made: Made | Cut
+        made: ContributionReady | SlicedContribution
         if reducers:
             made = self._cut(round, reducers, tokens, payload)
         else:
@@ -343,31 +354,35 @@ class UpdateWork:
         self._forget_oldest(len(payload), made.id)
         return made
 
-    def _sealed(self, round: int, tokens: int, payload: bytes, rest: bytes = b"") -> Made:
+    def _sealed(self, round: int, tokens: int, payload: bytes, rest: bytes = b"") -> ContributionReady:
         """`rest`: what the payload names by its digest."""
         stands_for = told(tokens, round)
-        data = seal(self.identity, self.run_id, Kind.CONTRIBUTION, self.stage, round, stands_for, payload)
+        data = seal(
+            self.identity, self.run_id, EnvelopeKind.CONTRIBUTION, self.stage, round, stands_for, payload
+        )
         assert len(data) == ENVELOPE_BYTES + len(payload)
-        envelope = open_envelope(data, self.run_id, Kind.CONTRIBUTION, len(payload))
-        return Made(round, data + rest, tokens, envelope.id)
+        envelope = open_envelope(data, self.run_id, EnvelopeKind.CONTRIBUTION, len(payload))
+        return ContributionReady(round, data + rest, tokens, envelope.id)
 
-    def _cut(self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes) -> Cut:
+    def _cut(
+        self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes
+    ) -> SlicedContribution:
         assert self.method.reduced is not None
         slices = self.method.reduced.slices(payload)
         head, identity = sign_slices(self.identity, self.run_id, self.stage, round, tokens, slices)
-        cut = Cut(round, reducers, tokens, head, tuple(slices), identity)
+        cut = SlicedContribution(round, reducers, tokens, head, tuple(slices), identity)
         grants = {}
         for reducer in set(reducers):
             reduction = Reduction(self.run_id, self.stage, round, reducer)
             grants[reducer] = sign_grant(self.identity, reduction, identity, tokens, cut.shards_of(reducer))
         return replace(cut, grants=grants)
 
-    def _add_up(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> Made:
+    def _add_up(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> ContributionReady:
         """The result, for the round's set."""
         reduced = self.method.reduced
         assert reduced is not None
         if not slices:
-            return Made(round, b"", 0, None, is_result=True)
+            return ContributionReady(round, b"", 0, None, is_result=True)
         result = reduced.reduce(slices)
         table, head = reduced.head(result)
         sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
@@ -385,7 +400,7 @@ class UpdateWork:
         except GradientError:
             return None, tokens
 
-    def _by_moves(self, round: int, own: OwnSteps) -> tuple[bytes | None, int]:
+    def _by_moves(self, round: int, own: LocalOptimizer) -> tuple[bytes | None, int]:
         """Likewise, of own steps. What is too little for a step yet waits for the next round, unless it is
         all that there is."""
         gathered = self.gathered.gathered_tokens

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.1
 """How often a full queue is looked at: 33 KB go out meanwhile on such a connection."""
 
 
-class Giving(Generic[Item]):
+class UploadQueue(Generic[Item]):
     """What is still to be sent to whom."""
 
     def __init__(

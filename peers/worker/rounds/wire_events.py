@@ -31,9 +31,7 @@ def write_progress(effect: SendProgress) -> Progress:
 
 
 def read_reference(reference: WireReference) -> Reference:
-    return Reference(
-        reference.round, PeerId(reference.peer), ContributionId(reference.id), reference.size
-    )
+    return Reference(reference.round, PeerId(reference.peer), ContributionId(reference.id), reference.size)
 
 
 def write_announces(references: tuple[Reference, ...], complete: tuple[int, ...]) -> list[Announce]:

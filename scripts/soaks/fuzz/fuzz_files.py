@@ -45,19 +45,19 @@ from peers.state import start_folder
 from peers.state.archive import INDEX, RUN, Archive
 from peers.state.archive_store import FolderStore
 from peers.state.checkpoint_file import CheckpointError
+from peers.state.snapshot_service import SnapshotService
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.state.state_path import StatePath
 from peers.telemetry import event_log, snapshot
 from peers.tools.model import provenance
 from peers.tools.model.export import load_shape, load_weights
 from peers.tools.model.export_folder import ExportError
 from peers.worker.inference.forward_compute import ForwardWork
 from peers.worker.pipeline import validate_act
-from peers.worker.pipeline.microbatch_compute import Trouble
+from peers.worker.pipeline.microbatch_compute import ComputeError
 from peers.worker.rounds import receipts
 from peers.worker.rounds.digest_gossip import SignedDigests
-from protocols.messages.table import Act, AskForward, State
-from protocols.signed.envelope import Kind, seal
+from protocols.messages.table import Act, ForwardRequest, State
+from protocols.signed.envelope import EnvelopeKind, seal
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model import activation_codec
 from swarmnet.model.flat_layout import layout_of
@@ -211,14 +211,14 @@ def take_microbatch(sent: tuple[Manifest, Act, bytes], _folder: Path) -> None:
     manifest, act, body = sent
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
     came = validate_act.arrival_of(validate_act.ActForm.of(manifest), key, header, act, body)
-    refused(came if isinstance(came, Trouble) else None)
+    refused(came if isinstance(came, ComputeError) else None)
 
 
 class Refused(Exception):
     """What a decoder answers instead of raising."""
 
 
-def refused(trouble: Trouble | None) -> None:
+def refused(trouble: ComputeError | None) -> None:
     if trouble is not None:
         raise Refused(trouble.reason)
 
@@ -233,17 +233,17 @@ def forward_work(stage: int, narrow: bool = False) -> ForwardWork:
     return ForwardWork(manifest, stage, part, snapshots)
 
 
-def request(chance: Random) -> tuple[bool, AskForward, bytes]:
+def request(chance: Random) -> tuple[bool, ForwardRequest, bytes]:
     stage, narrow = chance.randrange(3), chance.random() < 0.5
-    ask = AskForward(1, 1, stage, -1, 3, 2, 16, chance.random() < 0.5, chance.random() < 0.5, 5.0)
+    ask = ForwardRequest(1, 1, stage, -1, 3, 2, 16, chance.random() < 0.5, chance.random() < 0.5, 5.0)
     size = forward_work(stage, narrow).body_bytes(ask)
     return narrow, ask, chance.choice((bytes(size), chance.randbytes(size), b"\x7f" * size, b"\xff" * size))
 
 
-def answer_request(asked: tuple[bool, AskForward, bytes], _folder: Path) -> None:
+def answer_request(asked: tuple[bool, ForwardRequest, bytes], _folder: Path) -> None:
     narrow, ask, body = asked
     answer = forward_work(ask.stage, narrow).run(ask, body)
-    refused(answer if isinstance(answer, Trouble) else None)
+    refused(answer if isinstance(answer, ComputeError) else None)
 
 
 # -- the state path ---------------------------------------------------------------------------------------
@@ -258,8 +258,10 @@ def snapshot_root(chance: Random) -> bytes:
     held = snapshots().held[0]
     if chance.random() < 0.2:  # What a run starts from.
         first = fields_of(msgspec.structs.replace(held.root, round=-1, chain=START))
-        return bent_or_signed(held.signed, Kind.SNAPSHOT, first, chance, 1, 0)
-    return bent_or_signed(held.signed, Kind.SNAPSHOT, fields_of(held.root), chance, 1, held.root.round)
+        return bent_or_signed(held.signed, EnvelopeKind.SNAPSHOT, first, chance, 1, 0)
+    return bent_or_signed(
+        held.signed, EnvelopeKind.SNAPSHOT, fields_of(held.root), chance, 1, held.root.round
+    )
 
 
 def take_snapshot_root(data: bytes, _folder: Path) -> None:
@@ -271,14 +273,14 @@ def take_snapshot_root(data: bytes, _folder: Path) -> None:
         snapshots=snapshots(), start=held.root.digest, state_bytes=len(held.data),
         vouched=lambda peer, root: True, neighbourhood=SimpleNamespace(refused=refuse),
     )  # fmt: skip
-    for root in StatePath._roots(path, PeerId(ALICE.peer_id), State(1, 3, 3, bytes(32), [data], 0)):  # type: ignore[arg-type]
+    for root in SnapshotService._roots(path, PeerId(ALICE.peer_id), State(1, 3, 3, bytes(32), [data], 0)):  # type: ignore[arg-type]
         assert root.size == path.state_bytes
 
 
 def statement(chance: Random) -> bytes:
     round = chance.choice((3, 7, 11, 2**32 - 1))
     payload, stage = bent(START + bytes(32), chance), chance.choice((1, 1, 1, 0))
-    return bent(seal(ALICE, run_id(), Kind.SETTLED, stage, round, round, payload), chance)
+    return bent(seal(ALICE, run_id(), EnvelopeKind.SETTLED, stage, round, round, payload), chance)
 
 
 @cache
@@ -303,7 +305,7 @@ def honest_checkpoint() -> tuple[bytes, dict[str, Any], bytes]:
     """The file, its header, and its tensors."""
     manifest = signed_manifest().manifest
     units = torch.zeros(layout().size, dtype=torch.int32)
-    signed = seal(ALICE, run_id(), Kind.SETTLED, 1, 7, 7, START + bytes(32))
+    signed = seal(ALICE, run_id(), EnvelopeKind.SETTLED, 1, 7, 7, START + bytes(32))
     data = checkpoint.content(manifest, 1, 7, START, units, layout(), [signed])
     (length,) = struct.unpack("<Q", data[:8])
     return data, json.loads(data[8 : 8 + length]), data[8 + length :]

@@ -51,7 +51,7 @@ from protocols.reachability import circuit_relay, dial_back
 from protocols.reachability.dial_back_service import DialBackService, observed_ip, place_of
 from protocols.reachability.relay_service import RelayService
 from protocols.signed import msgpack_guard
-from protocols.signed.envelope import Kind, open_envelope, run_bytes, seal
+from protocols.signed.envelope import EnvelopeKind, open_envelope, run_bytes, seal
 from protocols.signed.identity import public_key_bytes
 from protocols.signed.invites import invite_bytes, invite_text, open_invite, prove_invite, seal_invite
 from protocols.signed.orders import is_stored_order, open_order, open_stored_order, seal_order, stored_order
@@ -79,13 +79,15 @@ def run_id() -> Any:
     return sign(tiny_manifest()).run_id
 
 
-def signed(kind: Kind, payload: bytes, stage: int = 0, round: int = 1, sequence: int = 1 << 50) -> bytes:
+def signed(
+    kind: EnvelopeKind, payload: bytes, stage: int = 0, round: int = 1, sequence: int = 1 << 50
+) -> bytes:
     """A payload that a hostile peer has signed as it should be signed."""
     return seal(ALICE, run_id(), kind, stage, round, sequence, payload)
 
 
 def bent_or_signed(
-    good: bytes, kind: Kind, fields: list[Any], chance: Random, stage: int, round: int
+    good: bytes, kind: EnvelopeKind, fields: list[Any], chance: Random, stage: int, round: int
 ) -> bytes:
     """An envelope with mutations; or a sound one around fields of any type, or around a bent payload."""
     way = chance.random()
@@ -148,7 +150,7 @@ RECORD = PeerRecord(ALICE.peer_id, 0, "worker", ["/ip4/127.0.0.1/tcp/1"], 1, 1.0
 
 def record(chance: Random) -> bytes:
     good = seal_record(ALICE, run_id(), RECORD, NOW_SECONDS)
-    return bent_or_signed(good, Kind.RECORD, fields_of(RECORD), chance, 0, 1)
+    return bent_or_signed(good, EnvelopeKind.RECORD, fields_of(RECORD), chance, 0, 1)
 
 
 ORDER = Order(
@@ -163,7 +165,7 @@ ORDER_FIELDS: list[Any] = [
 
 def order(chance: Random) -> bytes:
     good = seal_order(ALICE, run_id(), ORDER).data
-    return bent_or_signed(good, Kind.ORDER, ORDER_FIELDS, chance, -1, 0)
+    return bent_or_signed(good, EnvelopeKind.ORDER, ORDER_FIELDS, chance, -1, 0)
 
 
 def kept_order(chance: Random) -> bytes:
@@ -178,11 +180,11 @@ def read_kept_order(data: bytes, _folder: Path) -> None:
 
 def invite(chance: Random) -> bytes:
     if chance.random() < 0.3:
-        envelope = signed(Kind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
+        envelope = signed(EnvelopeKind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
         handed = b"\x03" + ALICE.seed_bytes() + envelope
         return bent(prove_invite(handed, run_id(), PeerId(BOB.peer_id)), chance)
     good = seal_invite(ALICE, run_id(), PeerId(BOB.peer_id), NOW_SECONDS, NOW_SECONDS)
-    return bent_or_signed(good, Kind.INVITE, ["invite", BOB.peer_id, 7, b""], chance, -1, 0)
+    return bent_or_signed(good, EnvelopeKind.INVITE, ["invite", BOB.peer_id, 7, b""], chance, -1, 0)
 
 
 def open_as_bob(data: bytes, _folder: Path) -> None:
@@ -190,7 +192,7 @@ def open_as_bob(data: bytes, _folder: Path) -> None:
 
 
 def typed_invite(chance: Random) -> str:
-    envelope = signed(Kind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
+    envelope = signed(EnvelopeKind.INVITE, packed(["invite", "", 7, ALICE.public_key]), -1, 0)
     text = invite_text(b"\x03" + ALICE.seed_bytes() + envelope)
     return bent(text.encode(), chance).decode(chance.choice(("latin1", "utf-8", "utf-16")), "replace")
 
@@ -214,7 +216,7 @@ def receipt(chance: Random) -> bytes:
     made = Receipt(PeerId(ALICE.peer_id), PeerId(BOB.peer_id), 0, 0, 3, 2, 5)
     good = seal_receipt(ALICE, run_id(), made, NOW_SECONDS)
     stage, round = chance.choice((0, -1, 3)), chance.choice((0, 3, 2**32 - 1))
-    return bent_or_signed(good, Kind.RECEIPT, ["receipt", BOB.peer_id, 0, 2, 5], chance, stage, round)
+    return bent_or_signed(good, EnvelopeKind.RECEIPT, ["receipt", BOB.peer_id, 0, 2, 5], chance, stage, round)
 
 
 def listing(chance: Random) -> bytes:
@@ -360,7 +362,7 @@ def dial_back_part(chance: Random) -> tuple[Any, bytes]:
     parts: dict[Any, list[Any]] = {
         dial_back.Greeting: [bytes(16), "/ip4/1.2.3.4/tcp/1"],
         dial_back.Ask: [ALICE.peer_id, ["/ip4/1.2.3.4/tcp/1"], bytes(64)],
-        dial_back.Answer: ["done", [["/ip4/1.2.3.4/tcp/1", "reached", "", 1.0]]],
+        dial_back.DialBackResponse: ["done", [["/ip4/1.2.3.4/tcp/1", "reached", "", 1.0]]],
     }
     kind = chance.choice(list(parts))
     data = packed(swapped(parts[kind], chance) if chance.random() < 0.4 else parts[kind])
@@ -459,8 +461,10 @@ DECODERS = (
     Decoder("frames", frames, read_frames, WIRE),
     Decoder(
         "envelopes",
-        lambda chance: bent(signed(Kind.CONTRIBUTION, chance.randbytes(chance.randrange(100))), chance),
-        lambda data, _: open_envelope(data, run_id(), Kind.CONTRIBUTION, 4096),
+        lambda chance: bent(
+            signed(EnvelopeKind.CONTRIBUTION, chance.randbytes(chance.randrange(100))), chance
+        ),
+        lambda data, _: open_envelope(data, run_id(), EnvelopeKind.CONTRIBUTION, 4096),
         WIRE,
     ),
     Decoder("records", record, lambda data, _: open_record(data, run_id()), WIRE),

@@ -137,9 +137,7 @@ class Wan:
             f"link set lo up\naddr add {address}/16 dev wan0\nlink set wan0 mtu 1500 txqueuelen 2000 up\n"
             "route add default dev wan0\n"
         )
-        subprocess.run(
-            ["ip", "-n", namespace, "-batch", "-"], input=batch, text=True, check=True, timeout=10
-        )
+        subprocess.run(["ip", "-n", namespace, "-batch", "-"], input=batch, text=True, check=True, timeout=10)
         self._control_congestion(host)
         return host
 

@@ -1,10 +1,10 @@
 """`swarmnet doctor` on the emulated network: three peers that hivemind's own check finds reachable alike.
 
-    scripts/soak wan-doctor [NAME ...]       needs root
+scripts/soak wan-doctor [NAME ...]       needs root
 
-    reachable    announces nothing of its own, everybody gets in
-    firewalled   nothing comes in but answers; the bootstrap is its relay
-    wrong        everybody gets in, but it announces an address of another peer and one where nobody is
+reachable    announces nothing of its own, everybody gets in
+firewalled   nothing comes in but answers; the bootstrap is its relay
+wrong        everybody gets in, but it announces an address of another peer and one where nobody is
 """
 
 import asyncio

@@ -8,10 +8,10 @@ import asyncio
 import sys
 
 from peers.cli import main as cli
-from peers.state.state_path import StatePath
+from peers.state.snapshot_service import SnapshotService
 from protocols.p2pd.chunk_streams import ChunkService
 
-honest = StatePath.chunk
+honest = SnapshotService.chunk
 
 
 def lie(states, digest, index):
@@ -26,9 +26,9 @@ async def stall(service, info, reader, writer):
 if __name__ == "__main__":
     what, _, _, _, *arguments = sys.argv[1:]
     if what == "lies":
-        StatePath.chunk = lie
+        SnapshotService.chunk = lie
     else:
         ChunkService.accept = stall
-        StatePath._serve = lambda *_: None
+        SnapshotService._serve = lambda *_: None
     sys.argv = ["swarmnet", *arguments]
     cli.main()

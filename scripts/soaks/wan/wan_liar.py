@@ -16,7 +16,7 @@ from swarm import Swarm, shared_rounds, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Snapshot, Snapshots
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from swarmnet.run.manifest import ModelShape, Rounds
 from swarmnet.snapshots.fetch import chunk_bytes
 
@@ -49,7 +49,7 @@ def other_chunks(worker, snapshot):
     hashes = [hashlib.sha256(data[at : at + size]).digest() for at in range(0, len(data), size)]
     root = msgspec.structs.replace(snapshot.root, chunks=hashes)
     signed = seal(
-        worker.identity, worker.signed.run_id, Kind.SNAPSHOT, worker.stage, root.round, root.round,
+        worker.identity, worker.signed.run_id, EnvelopeKind.SNAPSHOT, worker.stage, root.round, root.round,
         msgspec.msgpack.encode(root),
     )  # fmt: skip
     return Snapshot(root, signed, data)

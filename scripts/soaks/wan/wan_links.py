@@ -181,5 +181,5 @@ async def origin(folder, name, address, options):
 if __name__ == "__main__":
     role, folder, name, address, options = sys.argv[1:]
     options = json.loads(options)
-    multipath_dialer.MOST_CARRIERS = options["subflows"]
+    multipath_dialer.MAX_CARRIERS = options["subflows"]
     asyncio.run({"last": last, "origin": origin}[role](Path(folder), name, address, options))

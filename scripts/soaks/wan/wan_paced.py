@@ -14,7 +14,7 @@ import torch
 from peers.cli import main as cli
 from protocols.p2pd import multipath_dialer
 from swarmnet.model.stage_compute import Finished, StageCompute
-from swarmnet.optimizer.own_steps.inner_step import InnerStep
+from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 
 seconds = 0.0
 noise = {}
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     seconds = float(sys.argv[1])
     for function in (forward, backward, finish, use_gradient):
         setattr(StageCompute, function.__name__, function)
-    InnerStep.step = step
-    multipath_dialer.MOST_CARRIERS = int(sys.argv[2])
+    InnerOptimizer.step = step
+    multipath_dialer.MAX_CARRIERS = int(sys.argv[2])
     sys.argv = ["swarmnet", *sys.argv[6:]]
     cli.main()

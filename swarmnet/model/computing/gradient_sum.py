@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.flat_layout import Layout, views_of
-from swarmnet.model.sizes import MOST_NORM
+from swarmnet.model.norm_tracker import MAX_NORM
 
 Used = TypeVar("Used")
 
@@ -67,7 +67,7 @@ class GradientSum:
     def was_within(self, total: Callable[[Tensor], Tensor]) -> bool:
         """Return whether the gradient was finite and small enough. `total` sums over several devices."""
         squares = total(self._squares + self._squares_here)
-        return squares.item() <= MOST_NORM**2  # The only wait for the device.
+        return squares.item() <= MAX_NORM**2  # The only wait for the device.
 
     def use(self, use: Callable[[Tensor], Used]) -> Used:
         """Return what `use` makes of the sum since the last call: [layout.size], zero in the padding. The sum
@@ -87,11 +87,11 @@ class GradientSum:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         if gradient.device.type != "cpu":  # Reading the norm would wait for the device.
             self._squares.addcmul_(norm, norm)
-            sum += torch.where(self._squares <= MOST_NORM**2, gradient, 0)
+            sum += torch.where(self._squares <= MAX_NORM**2, gradient, 0)
             return
         found = norm.item()
         self._squares_here += found * found
-        if self._squares_here <= MOST_NORM**2:  # No comparison with NaN is true.
+        if self._squares_here <= MAX_NORM**2:  # No comparison with NaN is true.
             sum += gradient
 
 

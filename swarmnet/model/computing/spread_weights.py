@@ -191,9 +191,7 @@ class _Gains(_Pieces):
 class _Layer(_Pieces):
     """The matrices of a layer, including those of its experts."""
 
-    def __init__(
-        self, number: int, pieces: Sequence[Piece], layout: Layout, run_layer: RunLayer
-    ) -> None:
+    def __init__(self, number: int, pieces: Sequence[Piece], layout: Layout, run_layer: RunLayer) -> None:
         super().__init__(pieces, layout)
         self._number, self._run_layer = number, run_layer
 
@@ -244,9 +242,7 @@ class _Stage(_Pieces):
             return found
 
         weights = self.gains() | self.views()
-        run_layers: dict[int, RunLayer] = dict.fromkeys(
-            range(self._span.first, self._span.stop), run_layer
-        )
+        run_layers: dict[int, RunLayer] = dict.fromkeys(range(self._span.first, self._span.stop), run_layer)
         return forward(weights, shape, self._span, inputs, tokens_BT=tokens_BT, run_layers=run_layers)
 
 

@@ -38,7 +38,7 @@ from swarmnet.optimizer.mean_gradient import BlockClip
 from swarmnet.optimizer.sign_votes import VoteTally
 from swarmnet.optimizer.step import SignStep
 from swarmnet.optimizer.tiling import Tile
-from swarmnet.optimizer.vote_agreement import Concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
 
@@ -208,7 +208,7 @@ class FactorTally:
         factors = [self._method.read(payload)[0] for payload in self._payloads.values()]
         return self._method.step_of(factors, self._votes.step(factor), self._round, factor)
 
-    def concord(self, me: PeerId) -> Concord | None:
+    def concord(self, me: PeerId) -> VoteAgreement | None:
         return self._votes.concord(me)
 
 

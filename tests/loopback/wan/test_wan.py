@@ -84,7 +84,8 @@ def test_two_firewalls_that_are_dialled_through_at_once_let_in_unless_they_trans
         dials = [
             here.popen(
                 [sys.executable, "-c", AT_ONCE, here.address, there.address],
-                stdout=subprocess.PIPE, text=True,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for here, there in ((a, b), (b, a))
         ]

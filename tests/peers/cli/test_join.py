@@ -275,7 +275,7 @@ def test_a_url_that_is_not_what_it_should_be_writes_nothing(
     address, pages = web
     text = published_text(SIGNED)
     signature = SIGNED.signature.hex()
-    pages["/endless.json"] = (200, b" " * (run_url.MOST_BYTES + 1))
+    pages["/endless.json"] = (200, b" " * (run_url.MAX_BYTES + 1))
     pages["/forged.json"] = (200, text.replace(signature, OWNER.sign(b"something else").hex()).encode())
     pages["/html.json"] = (200, b"<html>")
     before = files_below(tmp_path)
@@ -292,7 +292,9 @@ def test_urls_of_other_kinds_and_dead_servers_are_said(web, tmp_path):
         fetch_run(f"file://{tmp_path}/nothing.json")
 
 
-@pytest.mark.parametrize("url", ["https://example.org/my run.json", "http://host:abc/x.json", "http://[::1/x"])
+@pytest.mark.parametrize(
+    "url", ["https://example.org/my run.json", "http://host:abc/x.json", "http://[::1/x"]
+)
 def test_what_is_no_url_is_said_in_a_line(url):
     with pytest.raises(UserError, match="is no URL"):
         fetch_run(url)
@@ -379,7 +381,8 @@ def dripping(start):
 
 
 @pytest.mark.parametrize(
-    "start", [b"HTTP/1.0 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.0 200 OK\r\nX: "],
+    "start",
+    [b"HTTP/1.0 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.0 200 OK\r\nX: "],
     ids=["body", "header"],
 )
 def test_a_server_that_drips_is_given_up(monkeypatch, start):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from peers.config.line_file import FILE_NAME, keep, known_line
-from swarmnet.resources.lines import UNKNOWN, Line
+from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 
 
 def config(state, upload: int | None = None):
@@ -15,15 +15,15 @@ def config(state, upload: int | None = None):
 
 def test_a_limit_bounds_what_was_measured_and_without_either_nothing_is_known(tmp_path):
     assert known_line(config(tmp_path)) == UNKNOWN
-    assert known_line(config(tmp_path, 250_000)) == Line(250_000, inf)
-    keep(tmp_path, Line(1_250_000.0, 12_500_000.0))
-    assert known_line(config(tmp_path)) == Line(1_250_000.0, 12_500_000.0)
-    assert known_line(config(tmp_path, 250_000)) == Line(250_000, 12_500_000.0)
+    assert known_line(config(tmp_path, 250_000)) == LinkBandwidth(250_000, inf)
+    keep(tmp_path, LinkBandwidth(1_250_000.0, 12_500_000.0))
+    assert known_line(config(tmp_path)) == LinkBandwidth(1_250_000.0, 12_500_000.0)
+    assert known_line(config(tmp_path, 250_000)) == LinkBandwidth(250_000, 12_500_000.0)
     assert known_line(config(tmp_path, 5_000_000)).up == 1_250_000.0
 
 
 def test_nothing_is_written_where_no_peer_lives(tmp_path):
-    keep(tmp_path / "nobody", Line(1.0, 1.0))
+    keep(tmp_path / "nobody", LinkBandwidth(1.0, 1.0))
     assert not (tmp_path / "nobody").exists()
 
 

@@ -34,7 +34,7 @@ DOCUMENTS = ["first", "zweites Stück", "third 🐝", ""]
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1)
+    monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 1)
 
 
 def silent(_done, _all):
@@ -143,7 +143,7 @@ def test_a_part_of_a_text_has_documents_from_everywhere_in_it(tmp_path, form):
 
 
 def test_the_standard_library_is_read_in_shards(monkeypatch):
-    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 2**20)
+    monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 2**20)
     shards = shards_of(Source("python", STANDARD_LIBRARY), STANDARD_LIBRARY, Reading())
     assert 5 < len(shards) < 30
     assert all(shard.name.startswith("python/") and shard.name.endswith(".py") for shard in shards)

@@ -30,7 +30,7 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
         return work(*arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", later)
-    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1)
+    monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 1)
     for number in range(SHARDS):
         (tmp_path / f"{number}.txt").write_bytes(bytes([65 + number]) * 10 * 16)
     swarm, read, waited = Watched(tiny_manifest(data=DATA)), [], []

@@ -70,7 +70,7 @@ def test_another_text_or_tokenizer_is_made_anew_and_a_touched_file_is_not(folder
 
 
 def test_what_is_of_other_shards_is_removed(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1)
+    monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 1)
     cache, shards = ShardCache(None, 256, tmp_path / "state"), shards_in(folder)
     for made in (True, False):
         assert {cache.open(shard, Heard()).made for shard in shards} == {made}

@@ -10,7 +10,7 @@ from peers.network.discovery.expert_groups import expert_groups
 from peers.observer import page_json as boards
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.page_json import Board
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.snapshot import ExpertGroup
 
@@ -28,7 +28,7 @@ FOUR = [
 
 
 def board(records, signed=SIGNED):
-    sightings = Sightings(len(signed.manifest.stages))
+    sightings = PeerObservations(len(signed.manifest.stages))
     for each in records:
         sightings.recorded(each, NOON)
         sightings.answered(each.peer, NOON)

@@ -10,7 +10,7 @@ from swarm import OWNER, TINY_MODEL, sign, tiny_manifest
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.owner_orders import SHOWN_ENTRIES, Orders
 from peers.observer.page_json import SHOWN_SOURCES, Board
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.snapshot import Ordered, Pause
 from protocols.errors import Unreachable
@@ -140,7 +140,7 @@ async def test_only_the_owners_newest_order_counts():
 
 def board(ordered, signed=SIGNED):
     made = Board(signed, "swarmnet join RUN --bootstrap A", "0.1.0")
-    made.show(snapshot_of(Sightings(len(signed.manifest.stages)), signed, NOON, ordered))
+    made.show(snapshot_of(PeerObservations(len(signed.manifest.stages)), signed, NOON, ordered))
     return made
 
 

@@ -19,9 +19,9 @@ from peers.observer import page_json as boards
 from peers.observer.metrics import SHOWN, SwarmMetrics, document
 from peers.observer.page_json import Board
 from peers.observer.pages import pages
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
-from peers.runtime.http_server import MOST_REQUESTS, PageServer
+from peers.runtime.http_server import MAX_REQUESTS, PageServer
 from peers.telemetry.snapshot import STATES, ExpertGroup, Ordered, Pause
 from swarmnet.run.manifest import Paths
 from swarmnet.run.owner_orders import Order
@@ -32,7 +32,7 @@ HTML = files("peers.observer").joinpath("page.html").read_text()
 
 
 def pictured(*records, stages=3, answers=True):
-    sightings = Sightings(stages)
+    sightings = PeerObservations(stages)
     for signed in records:
         sightings.recorded(signed, NOON)
         if answers:
@@ -47,7 +47,7 @@ def shown(picture, walked_at=NOON):
 
 
 def crowd(peers, stages=3):
-    sightings = Sightings(stages)
+    sightings = PeerObservations(stages)
     living = Crowd(sightings, peers)
     for _ in range(20):
         living.live(5.0)
@@ -71,7 +71,7 @@ def test_in_a_run_that_skips_the_first_stage_can_be_the_weakest_of_more_peers():
     manifest = tiny_manifest((1,) * 6, model=model, paths=paths)
     held = [stage for stage, peers in enumerate((3, 2, 2, 2, 2, 6)) for _ in range(peers)]
     for reached, weakest in ((100, {0}), (99, {1, 2, 3, 4})):
-        sightings = Sightings(6)
+        sightings = PeerObservations(6)
         for number, stage in enumerate(held):
             sightings.recorded(record(f"peer-{number}", stage, round=reached), NOON)
             sightings.answered(f"peer-{number}", NOON)
@@ -79,7 +79,7 @@ def test_in_a_run_that_skips_the_first_stage_can_be_the_weakest_of_more_peers():
 
 
 def test_a_stage_that_lost_a_peer_is_thinner_and_the_weakest():
-    sightings = Sightings(3)
+    sightings = PeerObservations(3)
     for number in range(6):
         sightings.recorded(record(f"peer-{number}", number % 3), NOON)
         sightings.answered(f"peer-{number}", NOON)
@@ -175,7 +175,7 @@ def test_a_thousand_peers_make_an_answer_of_bounded_size_and_the_others_are_foun
 
 
 def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame():
-    sightings = Sightings(3)
+    sightings = PeerObservations(3)
     living = Crowd(sightings, 1000)
     living.live(5.0)
     board, took = shown(pictured()), []
@@ -264,9 +264,9 @@ def test_a_flood_of_silent_visitors_takes_a_bounded_number_of_threads_and_no_pag
 
     with served(shown(crowd(6))) as server:
         before = threading.active_count()
-        visitors = [socket.create_connection(server.address) for _ in range(MOST_REQUESTS + 40)]
+        visitors = [socket.create_connection(server.address) for _ in range(MAX_REQUESTS + 40)]
         assert fetch(server.url + "/healthz")[0] == 200
-        assert threading.active_count() <= before + 2 * MOST_REQUESTS
+        assert threading.active_count() <= before + 2 * MAX_REQUESTS
         for visitor in visitors:
             visitor.close()
 

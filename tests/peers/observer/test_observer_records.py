@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import sign, tiny_manifest
 
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
 from peers.worker.record_fields import claims_of
 from peers.worker.settings import Settings
 from protocols.errors import Malformed
 from protocols.memory.transport import MemoryNetwork
 from protocols.messages.table import PeerRecord
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import RunId
@@ -31,7 +31,7 @@ GOOD = {"name": "attic 3080", "state": "training", "loss": 2.5, "tokens": 10, "c
 def sealed(**fields):
     """Signed without looking, as a liar does."""
     content = PeerRecord(ME.peer_id, 0, "worker", [], 1, 1.0, "0", **{**GOOD, **fields})
-    return seal(ME, RUN, Kind.RECORD, 0, 1, 1, msgspec.msgpack.encode(content))
+    return seal(ME, RUN, EnvelopeKind.RECORD, 0, 1, 1, msgspec.msgpack.encode(content))
 
 
 def test_what_a_peer_says_of_itself_comes_back_as_it_was():
@@ -71,7 +71,7 @@ def test_any_name_that_a_person_types_becomes_one_that_records_take(name):
 
 def test_an_older_record_without_these_fields_is_still_read():
     old = msgspec.msgpack.encode(["peer", ME.peer_id, 0, "worker", [], 1, 1.0, "0"])
-    record = open_record(seal(ME, RUN, Kind.RECORD, 0, 1, 1, old), RUN).record
+    record = open_record(seal(ME, RUN, EnvelopeKind.RECORD, 0, 1, 1, old), RUN).record
     assert (record.state, record.loss, record.settled) == ("", None, -1)
 
 
@@ -113,7 +113,9 @@ def test_a_worker_in_trouble_makes_no_record_that_would_be_refused(loss):
 async def test_presence_signs_what_is_claimed():
     network = MemoryNetwork()
     transport, signed = network.transport(ME.peer_id), sign(tiny_manifest())
-    presence = Presence(signed, ME, transport, network.directory(ME.peer_id), "1.2", lambda *_, **__: None)
+    presence = RecordAnnouncer(
+        signed, ME, transport, network.directory(ME.peer_id), "1.2", lambda *_, **__: None
+    )
     sealed = presence.record(2, Claims("paused", "attic", tokens=7, joules=9.9))
     record = open_record(sealed, signed.run_id).record
     assert (record.stage, record.state, record.name, record.tokens) == (2, "paused", "attic", 7)

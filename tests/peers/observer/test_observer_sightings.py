@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from observed import NOON, Crowd, record
 
-from peers.network.discovery.claimed_tokens import MOST_KEPT, Contributions
+from peers.network.discovery.claimed_tokens import MAX_KEPT, Contributions
 from peers.observer import sightings as rules
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.telemetry.reasons import DEPARTURES
-from peers.telemetry.snapshot import MOST_POINTS, Curve
+from peers.telemetry.snapshot import MAX_POINTS, Curve
 from protocols.signed.records import RECORD_SECONDS
 
 
 def seen(*records, at=NOON, stages=3):
-    sightings = Sightings(stages)
+    sightings = PeerObservations(stages)
     for signed in records:
         sightings.recorded(signed, at)
     return sightings
@@ -101,7 +101,7 @@ def test_speeds_are_what_counts_grew_by_and_a_restart_is_no_loss():
 
 
 def test_a_thousand_peers_are_asked_32_times_a_second_and_a_thin_stage_as_often_as_ever():
-    sightings = Sightings(9)
+    sightings = PeerObservations(9)
     for number in range(1000):
         sightings.recorded(record(f"peer-{number}", number % 8), NOON)
     sightings.recorded(record("thin", 8), NOON)
@@ -128,23 +128,23 @@ def test_nobody_is_asked_twice_at_a_time():
 
 
 def test_all_that_strangers_can_fill_is_bounded():
-    sightings = Sightings(1)
+    sightings = PeerObservations(1)
     for _ in range(2):
-        for number in range(rules.MOST_PEERS + 10):
+        for number in range(rules.MAX_PEERS + 10):
             sightings.recorded(record(f"peer-{number}"), NOON)
         sightings.walked()
-        assert len(sightings.peers) == rules.MOST_PEERS
+        assert len(sightings.peers) == rules.MAX_PEERS
         assert sightings.left_out == 10, "however often the directory is read"
     contributions = Contributions()
-    for number in range(MOST_KEPT + 10):
+    for number in range(MAX_KEPT + 10):
         contributions.first(record(f"peer-{number}", tokens=number).record)
-    assert len(contributions.tokens) <= MOST_KEPT
-    assert contributions.largest(1, 10**9)[0][2] == MOST_KEPT + 9, "the largest stay"
-    assert len(contributions.names) <= MOST_KEPT
+    assert len(contributions.tokens) <= MAX_KEPT
+    assert contributions.largest(1, 10**9)[0][2] == MAX_KEPT + 9, "the largest stay"
+    assert len(contributions.names) <= MAX_KEPT
     curve = Curve()
     for second in range(60_000):
         curve.add(float(second), second)
-    assert MOST_POINTS / 2 <= len(curve.points) <= MOST_POINTS
+    assert MAX_POINTS / 2 <= len(curve.points) <= MAX_POINTS
     steps = {later - earlier for (earlier, _), (later, _) in pairwise(curve.points)}
     assert steps == {curve.step_seconds}
     assert curve.points[0] == (0.0, 0)
@@ -164,7 +164,7 @@ def test_the_energy_of_a_peer_is_added_up_over_restarts():
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), peers=st.integers(1, 40))
 def test_whatever_happens_counts_stay_consistent(seed, peers):
-    sightings = Sightings(3)
+    sightings = PeerObservations(3)
     crowd = Crowd(sightings, peers, seed)
     for _ in range(40):
         crowd.live(5.0)

@@ -7,11 +7,11 @@ import pytest
 from swarm import OWNER, Swarm, tiny_manifest
 
 from peers.lab.world.virtual_time import run
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.observer.crawler import Walk, walk_seconds
 from peers.observer.owner_orders import Orders
-from peers.observer.sightings import Sightings
+from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
@@ -39,7 +39,7 @@ class Watched:
         for name, stage in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
             swarm.start(name, stage, compute=lambda _: SLOW_SECONDS)
         swarm.network.transport(EYE.peer_id)
-        self.sightings = Sightings(2)
+        self.sightings = PeerObservations(2)
         self.directory = swarm.network.directory(EYE.peer_id)
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
         self.orders = Orders(swarm.signed, note, self.sightings.events.append)
@@ -127,7 +127,9 @@ def test_peers_without_a_stage_and_paused_ones_are_shown_as_what_they_are():
             sleeper = Identity.from_seed(b"sleeper")
             transport = swarm.network.transport(sleeper.peer_id)
             directory = swarm.network.directory(sleeper.peer_id)
-            presence = Presence(swarm.signed, sleeper, transport, directory, "0", lambda *_, **__: None)
+            presence = RecordAnnouncer(
+                swarm.signed, sleeper, transport, directory, "0", lambda *_, **__: None
+            )
             claims = Claims("paused", "attic")
             announcing = asyncio.create_task(
                 presence.announce_forever(NO_STAGE, lambda: presence.record(NO_STAGE, claims))

@@ -139,7 +139,7 @@ async def test_a_line_without_an_end_and_too_many_connections_are_cut(control, t
     assert await talk(tmp_path, b"x" * (3 * LINE_BYTES)) == b""
     silent = [await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME)) for _ in range(40)]
     await asyncio.sleep(0.1)
-    assert len(control._connections) <= control_server.MOST_CONNECTIONS
+    assert len(control._connections) <= control_server.MAX_CONNECTIONS
     for _, writer in silent:
         writer.close()
     await asyncio.sleep(0.1)

@@ -18,13 +18,13 @@ from peers.runtime import http_server
 from peers.runtime.http_server import (
     FOR_LOOPBACK,
     LOOPBACK,
-    MOST_REQUESTS,
+    MAX_REQUESTS,
     OF_A_CLIENT,
     REQUEST_SECONDS,
-    Answer,
+    ConnectionSlots,
     Exporter,
+    HttpResponse,
     PageServer,
-    Places,
     client_of,
     is_named,
 )
@@ -56,7 +56,7 @@ def ask(server, request=GET, seconds=20.0):
 
 def test_slow_strangers_cannot_keep_a_probe_from_liveness():
     with peer() as server, ExitStack() as crowd:
-        for _ in range(MOST_REQUESTS + OF_A_CLIENT):
+        for _ in range(MAX_REQUESTS + OF_A_CLIENT):
             slow = crowd.enter_context(socket.create_connection(server.address))
             slow.sendall(b"GET /metrics HTTP/1.1\r\nX-")
         for _ in range(20):
@@ -73,7 +73,7 @@ def test_a_request_that_drips_is_ended_in_time(monkeypatch):
 
 def test_an_answer_that_is_read_slowly_is_ended_in_time(monkeypatch):
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
-    large = Answer(200, "text/plain", bytes(64 << 20))
+    large = HttpResponse(200, "text/plain", bytes(64 << 20))
     with (
         PageServer(("127.0.0.1", 0), {"/": lambda _: large}, "observer.listen") as server,
         socket.create_connection(server.address) as client,
@@ -133,7 +133,7 @@ def come(places, client, count=1, now=0.0):
 
 
 def test_a_newcomer_takes_the_place_of_whoever_of_its_own_address_has_waited_longest():
-    places = Places()
+    places = ConnectionSlots()
     other, mine = come(places, "192.0.2.2", OF_A_CLIENT), come(places, "192.0.2.1", OF_A_CLIENT)
     come(places, "192.0.2.1", 3)
     assert [connection.cut for connection in mine] == [True] * 3 + [False] * (OF_A_CLIENT - 3)
@@ -141,7 +141,7 @@ def test_a_newcomer_takes_the_place_of_whoever_of_its_own_address_has_waited_lon
 
 
 def test_strangers_of_many_addresses_leave_places_for_this_machine_and_for_a_probe_from_outside():
-    places = Places()
+    places = ConnectionSlots()
     for host in range(100):
         crowd = come(places, f"192.0.2.{host}", 2)
         for connection in crowd:
@@ -154,7 +154,7 @@ def test_strangers_of_many_addresses_leave_places_for_this_machine_and_for_a_pro
 
 
 def test_no_page_is_interrupted_while_it_is_made_and_then_there_is_no_place():
-    places = Places()
+    places = ConnectionSlots()
     busy = come(places, "192.0.2.1", OF_A_CLIENT)
     with ExitStack() as work:
         for connection in busy:
@@ -168,29 +168,29 @@ def test_no_page_is_interrupted_while_it_is_made_and_then_there_is_no_place():
 
 
 def test_all_that_is_overdue_ends_and_nothing_else():
-    places = Places()
+    places = ConnectionSlots()
     (old,), (new,) = come(places, "192.0.2.1", now=0.0), come(places, "192.0.2.1", now=1.0)
     places.end_overdue(REQUEST_SECONDS)
     assert (old.cut, new.cut) == (True, False)
 
 
 def test_threads_that_are_still_ending_are_counted_too():
-    places = Places()
-    come(places, LOOPBACK, 2 * MOST_REQUESTS)
+    places = ConnectionSlots()
+    come(places, LOOPBACK, 2 * MAX_REQUESTS)
     assert not places.come(Connection(), LOOPBACK, 0.0)
 
 
 @given(st.lists(st.tuples(st.sampled_from([LOOPBACK, *"abcdefghij"]), st.booleans()), max_size=300))
 def test_whoever_comes_nobody_has_more_than_its_share_and_a_newcomer_is_served(story):
-    places = Places()
+    places = ConnectionSlots()
     for client, leaves in story:
         (newcomer,) = come(places, client)
         for lost in [*places._ending]:
             places.leave(lost)
         counts = Counter(visit.client for visit in places._visits.values())
         assert newcomer in places._visits
-        assert counts.total() <= MOST_REQUESTS
-        assert counts.total() - counts[LOOPBACK] <= MOST_REQUESTS - FOR_LOOPBACK
+        assert counts.total() <= MAX_REQUESTS
+        assert counts.total() - counts[LOOPBACK] <= MAX_REQUESTS - FOR_LOOPBACK
         assert all(count <= OF_A_CLIENT for client, count in counts.items() if client != LOOPBACK)
         if leaves:
             places.leave(newcomer)
@@ -226,7 +226,7 @@ def test_a_flood_of_quick_requests_is_answered_by_a_bounded_number_of_threads():
                 most = max(most, threading.active_count())
                 visitor.join(0.01)
         assert answers == {b"HTTP/1.0 200": 200}
-        assert most <= before + len(visitors) + 2 * MOST_REQUESTS
+        assert most <= before + len(visitors) + 2 * MAX_REQUESTS
 
 
 # -- by which name ------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ def test_a_file_is_read_whatever_length_an_index_claims(tmp_path):
         FolderStore(tmp_path).read("small", 2)
 
 
-
 @pytest.mark.parametrize(
     ("broken", "use", "words"),
     [

@@ -8,7 +8,7 @@ import torch
 from clocks import on_virtual_clock
 
 from peers.state import checkpoint_file
-from peers.state.checkpoint_writer import Disk
+from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_store import Weights
 from swarmnet.rounds.history import START
 
@@ -18,7 +18,7 @@ def disk(monkeypatch, tmp_path):
     """A Disk that is full until `room` is set, and what it says, with the time."""
     said = []
 
-    class Full(Disk):
+    class Full(CheckpointWriter):
         room = False
 
     def write(*_):

@@ -147,7 +147,7 @@ def test_more_than_the_runs_model_can_be_is_not_taken(server, tmp_path, monkeypa
 
 
 def test_a_configuration_without_end_is_not_taken(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(start_fetch, "MOST_JSON_BYTES", 100)
+    monkeypatch.setattr(start_fetch, "MAX_JSON_BYTES", 100)
     with pytest.raises(StartError, match=r"config\.json: is longer than"):
         fetched(f"{server.url}/base", tmp_path / "here", RUN, said_nothing)
     assert list(tmp_path.iterdir()) == []

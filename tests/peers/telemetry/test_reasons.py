@@ -12,7 +12,7 @@ from peers.telemetry import event_page, notices
 from peers.telemetry import events as noted
 from peers.telemetry.event import words_of
 from peers.telemetry.event_fold import Story
-from peers.telemetry.event_log import Line, parse
+from peers.telemetry.event_log import LogLine, parse
 from peers.telemetry.events import NOTED, Remark
 from peers.telemetry.metrics import declared_metrics
 from peers.telemetry.notices import QUIET_SECONDS, Teller
@@ -191,8 +191,8 @@ def test_every_event_with_a_code_has_a_sentence_and_every_field_that_it_names():
 def test_every_event_is_followed_and_told_without_a_fault():
     story, teller = Story(), Teller(SimpleNamespace(say=lambda *_, **__: None))
     for event in [*one_of_each(), Remark("goes to 2 MB", "line"), Remark("paused", "order")]:
-        story.take(Line(1e9, 0.0, event))
-        teller.heard(Line(1e9, 0.0, event))
+        story.take(LogLine(1e9, 0.0, event))
+        teller.heard(LogLine(1e9, 0.0, event))
     assert [one.text for one in story.events][-2:] == ["goes to 2 MB", "paused"]
 
 
@@ -220,7 +220,7 @@ def heard(events):
     said = Said()
     teller = Teller(said)
     for at, name, fields in events:
-        teller.heard(Line(1e9 + at, at, parse(name, fields)))
+        teller.heard(LogLine(1e9 + at, at, parse(name, fields)))
     return said.lines
 
 
@@ -259,9 +259,9 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
     said = Said()
     teller = Teller(said)
     for number in range(2000):
-        teller.heard(Line(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
-    assert len(teller._said) <= notices.MOST_REMEMBERED
-    assert len(teller._kept) <= notices.MOST_REMEMBERED
+        teller.heard(LogLine(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
+    assert len(teller._said) <= notices.MAX_REMEMBERED
+    assert len(teller._kept) <= notices.MAX_REMEMBERED
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])

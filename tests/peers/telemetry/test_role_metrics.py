@@ -16,11 +16,11 @@ from peers.errors import UserError
 from peers.lab.world.virtual_time import run
 from peers.network.dht_sampler import RelayObserver
 from peers.state.archive_store import FolderStore
-from peers.state.state_path import NoState, StatePath
+from peers.state.snapshot_service import NoState, SnapshotService
 from peers.telemetry.metrics import Metrics
 from peers.telemetry.reasons import ARCHIVING, RELAYING
 from protocols.errors import PeerGone, Unreachable
-from protocols.messages.table import Beat, Chunk
+from protocols.messages.table import Chunk, Heartbeat
 from protocols.reachability import circuit_relay, relay_service
 from protocols.signed.records import RECORD_SECONDS
 
@@ -219,7 +219,7 @@ def test_why_a_stage_was_not_archived_is_counted_by_each_of_the_reasons(tmp_path
             "no_peer": (circle.directory, "look_up", nobody),
             "directory_silent": (circle.directory, "look_up", refusing(Unreachable("no answer"))),
             "not_reached": (circle.transport, "open", refusing(PeerGone("not reached"))),
-            "no_agreement": (StatePath, "fetch", refusing(NoState("they agree on none"))),
+            "no_agreement": (SnapshotService, "fetch", refusing(NoState("they agree on none"))),
             "not_signed": (Surroundings, "signed", lambda *_: {}),
             "deadline": ("peers.archivist.archivist", "FETCH_SECONDS", 0.0),
             "index_full": ("peers.state.archive", "INDEX_LIMIT", 9),
@@ -254,7 +254,7 @@ async def test_weights_that_newcomers_get_over_links_and_carriers_are_counted_an
     desk.put(3)
     peer = await desk.greeted("e")
     desk.serving.post(peer, Chunk(b"digest", 0), bytes(1000))
-    desk.serving.post(peer, Beat(0, -1, 0.0, -1, False, 0, 0.0, 0, True))
+    desk.serving.post(peer, Heartbeat(0, -1, 0.0, -1, False, 0, 0.0, 0, True))
     desk.serving.gave(STAGE, 500)
     desk.serving.gave(0, 70)
     assert dict(desk.serving.served_bytes) == {STAGE: 1500, 0: 70}

@@ -13,7 +13,7 @@ import pytest
 from swarm import TINY_MODEL, sign, tiny_manifest
 
 from peers.config.run_file import SignedManifest
-from peers.network.discovery.announcer import MOST_ASKED, Presence
+from peers.network.discovery.announcer import MAX_ASKED, RecordAnnouncer
 from peers.worker.stage_moves import first_stage
 from protocols.errors import Unreachable
 from protocols.messages.table import PeerRecord
@@ -58,10 +58,8 @@ class Swarm:
         """The stage that a newcomer takes, and how many peers it counts at each."""
         self.asked.clear()
         said: list[str] = []
-        presence = Presence(self.signed, ME, self.transport, self, "0", lambda *_, **__: None)
-        stage = await first_stage(
-            presence, Random(seed), lambda event, line: said.append(line), frozenset()
-        )
+        presence = RecordAnnouncer(self.signed, ME, self.transport, self, "0", lambda *_, **__: None)
+        stage = await first_stage(presence, Random(seed), lambda event, line: said.append(line), frozenset())
         return stage, [int(count) for count in re.findall(r"stage \d+: (\d+)", said[0])]
 
 
@@ -69,7 +67,7 @@ async def test_stages_of_more_peers_than_can_be_asked_are_not_all_alike():
     swarm = Swarm(listed=(90, 40, 60), dead=(0, 0, 0))
     for seed in range(10):
         assert await swarm.chosen(seed) == (1, [90, 40, 60])
-        assert len(swarm.asked) == 3 * MOST_ASKED
+        assert len(swarm.asked) == 3 * MAX_ASKED
 
 
 async def test_of_peers_that_are_not_asked_the_same_share_counts_as_answered():
@@ -81,8 +79,8 @@ async def test_of_peers_that_are_not_asked_the_same_share_counts_as_answered():
 
 @pytest.mark.parametrize("dead", [0, 5])
 async def test_a_stage_that_can_be_asked_whole_counts_who_answered(dead):
-    swarm = Swarm(listed=(MOST_ASKED, 30, 30), dead=(dead, 0, 0))
-    assert (await swarm.chosen(1))[1] == [MOST_ASKED - dead, 30, 30]
+    swarm = Swarm(listed=(MAX_ASKED, 30, 30), dead=(dead, 0, 0))
+    assert (await swarm.chosen(1))[1] == [MAX_ASKED - dead, 30, 30]
 
 
 async def test_what_a_newcomer_has_announced_before_counts_for_nobody():

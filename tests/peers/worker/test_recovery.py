@@ -10,32 +10,32 @@ import pytest
 from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
+from peers.state.snapshot_service import NoState
 from peers.state.snapshot_store import Weights
-from peers.state.state_path import NoState
-from peers.worker.starting_state import AGREE_SECONDS, Recovery, newest_wish
+from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, newest_wish
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
-from swarmnet.rounds.events import Resynchronise
+from swarmnet.rounds.events import Resync
 from swarmnet.rounds.history import START
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
 
 
 def test_who_fell_behind_asks_those_met_since_and_not_for_ever_the_first_one():
-    first, later = Resynchronise((LIAR,), "far behind"), Resynchronise((LIAR, HONEST), "far behind")
+    first, later = Resync((LIAR,), "far behind"), Resync((LIAR, HONEST), "far behind")
     assert newest_wish(None, first) == first
     assert newest_wish(first, later) == later
 
 
 def test_a_history_that_was_given_up_stays_so_and_those_met_since_are_asked():
-    forked, behind = Resynchronise((LIAR,), "forked", 7), Resynchronise((LIAR, HONEST), "far behind")
+    forked, behind = Resync((LIAR,), "forked", 7), Resync((LIAR, HONEST), "far behind")
     both = newest_wish(forked, behind)
     assert both.peers == behind.peers
     assert both.fork_round == forked.fork_round
     assert not both.exact, "they may be on a third history"
     assert newest_wish(both, behind) == both
     assert newest_wish(behind, forked) == forked
-    nearer = Resynchronise((HONEST, LIAR), "forked", 5)
+    nearer = Resync((HONEST, LIAR), "forked", 5)
     assert newest_wish(forked, nearer) == nearer
 
 
@@ -54,7 +54,7 @@ class Apart:
         return Weights(None, 7, START)
 
 
-def starting(ready: bool) -> tuple[Recovery, Apart]:
+def starting(ready: bool) -> tuple[StateRecovery, Apart]:
     """A peer without checkpoints and two in its group; `ready`: they take part."""
     membership = Membership(PeerId("me"), 0, Random(1))
     for name in (LIAR, HONEST):
@@ -75,7 +75,7 @@ def starting(ready: bool) -> tuple[Recovery, Apart]:
         forget_after=lambda round: None, chunks=None,
     )  # fmt: skip
     states = Apart()
-    recovery = Recovery(disk, states, None, around, None, nothing, nothing, nobody_elsewhere)
+    recovery = StateRecovery(disk, states, None, around, None, nothing, nothing, nobody_elsewhere)
     recovery.keepers = SimpleNamespace(linked=list)
     return recovery, states
 

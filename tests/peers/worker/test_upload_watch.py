@@ -8,7 +8,7 @@ from swarm import Swarm, sign, tiny_manifest
 from peers.config.peer_file import PeerFile
 from peers.lab.world.virtual_time import run
 from peers.telemetry.event_fold import Story
-from peers.telemetry.event_log import Line
+from peers.telemetry.event_log import LogLine
 from peers.worker.upload_watch import UploadWatch, upload_words, weakest_stage
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import SignedRecord
@@ -87,7 +87,7 @@ def test_a_peer_whose_line_is_too_slow_for_its_rounds_says_so(tmp_path):
         await swarm.during(30.0)
         for note in swarm.notes:
             if note.name == "c":
-                tale.take(Line(note.time, note.time, note.what))
+                tale.take(LogLine(note.time, note.time, note.what))
         swarm.check()
         for name in swarm.living():
             await swarm.crash(name)

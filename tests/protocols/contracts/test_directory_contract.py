@@ -15,7 +15,7 @@ from protocols.dht.directory import DhtDirectory, split_multiaddr
 from protocols.errors import BadSignature, Malformed, TooLarge, Unreachable, WireError, WrongRun
 from protocols.memory.transport import MemoryNetwork
 from protocols.messages.table import PeerRecord
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity, create
 from protocols.signed.orders import seal_order
 from protocols.signed.records import (
@@ -148,7 +148,7 @@ async def test_what_nobody_would_take_is_refused_where_it_is_made(world):
         await member.directory.announce(RUN, 1, member.record(stage=0), DEADLINE)
     for_another = msgspec.msgpack.encode(other.plain())
     sequence = int(member.directory.now() * 1e6)
-    data = seal(member.identity, RUN, Kind.RECORD, 0, 1, sequence, for_another)
+    data = seal(member.identity, RUN, EnvelopeKind.RECORD, 0, 1, sequence, for_another)
     with pytest.raises(Malformed, match="another peer"):
         await member.directory.announce(RUN, 0, data, DEADLINE)
     with pytest.raises(TooLarge):

@@ -20,7 +20,7 @@ from protocols.messages.table import Act, Busy, Bye, Chunk, Contribution, encode
 from protocols.messages.terms import Terms
 from protocols.p2pd import transport as p2pd
 from protocols.p2pd.transport import P2pdTransport
-from protocols.signed.envelope import Kind, open_envelope, seal
+from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity, create
 from swarmnet.identifiers import RunId
 
@@ -259,13 +259,13 @@ async def test_a_receiver_refuses_what_another_run_has_signed_and_goes_on(world)
     a, heard_by_a, b, heard, link = await linked(world)
     other, _ = await world.peer()
     good = await other.open(b.peer, "data", DEADLINE, b.addresses)
-    heard.judge = lambda peer, message, body: open_envelope(body, RUN, Kind.CONTRIBUTION, 1000)
+    heard.judge = lambda peer, message, body: open_envelope(body, RUN, EnvelopeKind.CONTRIBUTION, 1000)
     identity = Identity.from_seed(b"signer")
-    link.post(Contribution(), seal(identity, OTHER_RUN, Kind.CONTRIBUTION, 0, 0, 0, b"votes"))
+    link.post(Contribution(), seal(identity, OTHER_RUN, EnvelopeKind.CONTRIBUTION, 0, 0, 0, b"votes"))
     await heard.until(lambda heard: heard.refused_)
     assert heard.refused_[0][:2] == (a.peer, "wrong_run")
     await heard_by_a.until(lambda heard: heard.lost_)
-    good.post(Contribution(), seal(identity, RUN, Kind.CONTRIBUTION, 0, 0, 0, b"votes"))
+    good.post(Contribution(), seal(identity, RUN, EnvelopeKind.CONTRIBUTION, 0, 0, 0, b"votes"))
     await heard.until(lambda heard: heard.received_)
 
 

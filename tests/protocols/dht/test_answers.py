@@ -70,8 +70,9 @@ class Node:
         response = dht_pb2.FindResponse()
         for _ in request.keys:
             self.built += len(self.value)
-            response.results.add(type=dht_pb2.FOUND_DICTIONARY, value=self.value, expiration_time=time.time()
-            + 60)
+            response.results.add(
+                type=dht_pb2.FOUND_DICTIONARY, value=self.value, expiration_time=time.time() + 60
+            )
         return response
 
     async def find(self, *keys: bytes):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swarm import OWNER, sign, tiny_manifest
 
 from peers.network.orders.gatekeeper import Gatekeeper
-from protocols.dht.swarm_time import MOST_OFFSET_SECONDS, Told, changed, correction, middle, told
+from protocols.dht.swarm_time import MAX_OFFSET_SECONDS, ClockVote, changed, correction, middle, told
 from protocols.signed.identity import Identity
 from protocols.signed.invites import seal_invite
 
@@ -19,8 +19,8 @@ offsets = st.floats(-1e9, 1e9)
 def test_whatever_is_said_the_clock_is_corrected_by_minutes_at_most(said):
     heard = told({peer: offset for peer, (offset, _) in said.items()},
                  {peer: network for peer, (_, network) in said.items()})  # fmt: skip
-    assert heard.offset is None or abs(correction(heard.offset)) <= MOST_OFFSET_SECONDS
-    assert heard.unbelieved is None or abs(heard.unbelieved) > MOST_OFFSET_SECONDS
+    assert heard.offset is None or abs(correction(heard.offset)) <= MAX_OFFSET_SECONDS
+    assert heard.unbelieved is None or abs(heard.unbelieved) > MAX_OFFSET_SECONDS
     assert heard.voices <= 3
     assert bool(heard.refusal) == (heard.offset is None and heard.unbelieved is not None)
 
@@ -44,7 +44,7 @@ def test_of_two_the_one_nearer_to_the_own_clock_is_believed():
 
 
 def test_a_clock_that_is_wrong_by_days_is_named_with_what_to_do():
-    refusal = Told(None, -86_400.0, 2).refusal
+    refusal = ClockVote(None, -86_400.0, 2).refusal
     assert "86400 s ahead of" in refusal
     assert "timedatectl" in refusal
     assert "name other bootstraps" in refusal
@@ -53,7 +53,7 @@ def test_a_clock_that_is_wrong_by_days_is_named_with_what_to_do():
 
 @pytest.mark.parametrize(
     ("ends_in", "told_ahead", "comes_in"),
-    [(5.0, MOST_OFFSET_SECONDS, True), (5.0, 0.0, True), (-MOST_OFFSET_SECONDS - 1, 0.0, False)],
+    [(5.0, MAX_OFFSET_SECONDS, True), (5.0, 0.0, True), (-MAX_OFFSET_SECONDS - 1, 0.0, False)],
 )
 def test_no_invite_ends_before_the_own_clock_says_so_whatever_others_say(ends_in, told_ahead, comes_in):
     signed, guest, clock = sign(tiny_manifest(access="invite")), Identity.from_seed(b"guest"), 1e9

@@ -16,7 +16,7 @@ from protocols.framing.frames import (
     FrameWriter,
     wire_bytes,
 )
-from protocols.messages.table import Act, Beat, Busy, Bye, Chunk, Contribution, Grad, encode
+from protocols.messages.table import Act, Busy, Bye, Chunk, Contribution, Grad, Heartbeat, encode
 
 ACT = Act("12D3KooW", 3, 1, 2, 4.0, (4, 128, 256))
 GRAD = Grad("12D3KooW", 3, 1, 2.5, 512, 0.1, 0.0, (4, 128, 256))
@@ -212,4 +212,4 @@ def test_keep_alives_say_nothing_and_closing_ends_the_stream():
 def test_a_header_that_does_not_fit_is_refused_by_the_writer():
     with pytest.raises(TooLarge, match="header"):
         FrameWriter().post(Bye("x" * 70_000))
-    assert FrameWriter().post(Beat(1, -1, 0.0, 0, True, 1, 0.1, 2, True)) < 60
+    assert FrameWriter().post(Heartbeat(1, -1, 0.0, 0, True, 1, 0.1, 2, True)) < 60

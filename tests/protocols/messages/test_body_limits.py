@@ -12,13 +12,13 @@ from peers.worker.inference.forward_compute import ForwardWork
 from protocols.messages.body_limits import bodies_for_workers, longest_bodies
 from protocols.messages.table import (
     Act,
-    AskForward,
     Chunk,
     Contribution,
     Evidence,
     Forwarded,
+    ForwardRequest,
     Grad,
-    ManifestIs,
+    ManifestResponse,
     Slices,
 )
 from protocols.messages.terms import ANYTHING, Terms
@@ -26,7 +26,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES, Identity
 from protocols.signed.slices import sign_slices
 from swarmnet.identifiers import RunId
-from swarmnet.inference.machine import MOST_SEQUENCES
+from swarmnet.inference.machine import MAX_SEQUENCES
 from swarmnet.model import activation_codec
 from swarmnet.optimizer.method import METHODS
 from swarmnet.run.boundary import Boundary
@@ -116,17 +116,17 @@ def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exa
     for stage in range(len(stages)):
         work = ForwardWork(manifest, stage, real_part(manifest, stage), None)
         for shape in ((sequences, tokens), (1, sequences * tokens), (sequences * tokens, 1)):
-            ask = AskForward(1, 1, stage, -1, len(stages), *shape, exact, scores, 5.0)
-            assert work.body_bytes(ask) <= limits[AskForward]
+            ask = ForwardRequest(1, 1, stage, -1, len(stages), *shape, exact, scores, 5.0)
+            assert work.body_bytes(ask) <= limits[ForwardRequest]
     answer = activation_codec.encode(torch.zeros(manifest.hidden_shape), "fp32" if exact else codec)
     assert len(answer) <= limits[Forwarded]
-    assert 4 * MOST_SEQUENCES * manifest.model.vocabulary <= limits[Forwarded]
+    assert 4 * MAX_SEQUENCES * manifest.model.vocabulary <= limits[Forwarded]
 
 
 def test_a_worker_takes_no_answers_to_what_it_does_not_ask():
     limits = bodies_for_workers(tiny_manifest(), 100, 1000)
-    assert not {ManifestIs, Forwarded} & limits.keys()
-    assert longest_bodies(tiny_manifest())[ManifestIs] == MANIFEST_LIMIT
+    assert not {ManifestResponse, Forwarded} & limits.keys()
+    assert longest_bodies(tiny_manifest())[ManifestResponse] == MANIFEST_LIMIT
     assert set(longest_bodies(tiny_manifest())) == set(ANYTHING.bodies), (
         "every message with a body has a limit"
     )
@@ -136,7 +136,7 @@ def test_a_stranger_may_send_no_body_whatever_its_kind():
     terms = Terms(bodies_for_workers(tiny_manifest(), 100, 1000), {"friend"}.__contains__)
     act = Act("x", 1, 1, 1, 1.0, (1, 1, 1))
     assert terms.limit("friend", act) == tiny_manifest().body_bytes
-    assert (terms.limit("stranger", act), terms.limit("friend", ManifestIs())) == (0, 0)
+    assert (terms.limit("stranger", act), terms.limit("friend", ManifestResponse())) == (0, 0)
 
 
 @pytest.mark.parametrize("paths", [Paths(), Paths(skip_ratio=0.4)])

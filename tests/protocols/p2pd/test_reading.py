@@ -10,7 +10,7 @@ from clocks import on_virtual_clock
 from protocols.framing.frames import CLOSING, KEEPALIVE, FrameReader, FrameWriter
 from protocols.framing.intake import Intake
 from protocols.framing.send_queue import Ear
-from protocols.messages.table import Act, AskManifest, Beat, Busy, Chunk, Grad, Hello, Statements, encode
+from protocols.messages.table import Act, Busy, Chunk, GetManifest, Grad, Heartbeat, Hello, Statements, encode
 from protocols.messages.terms import Terms
 from protocols.p2pd import reading
 from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, HELD_BACK_SECONDS, Reading
@@ -114,10 +114,10 @@ def world(bodies=None):
 async def test_of_who_has_not_greeted_nothing_but_headers_is_taken():
     heard, intake, ear = world()
     stream = Stream(intake, ear)
-    stream.send((AskManifest(), b""))
+    stream.send((GetManifest(), b""))
     stream.begin(ACT, 60 * MIB, bytes(60_000))
     assert await stream.refused() == "too_large"
-    assert [message for _, message, _ in heard.messages] == [AskManifest()]
+    assert [message for _, message, _ in heard.messages] == [GetManifest()]
     greeted = Stream(intake, ear)
     greeted.send((HELLO, b""), (ACT, bytes(MIB)))
     assert await greeted.refused() is None
@@ -129,7 +129,7 @@ async def test_a_stranger_that_does_not_greet_is_cut_after_seconds_whatever_else
     heard, intake, ear = world()
     asks, drips, greets = (Stream(intake, ear, peer) for peer in ("asks", "drips", "greets"))
     for second in range(int(FIRST_MESSAGE_SECONDS)):
-        asks.send((AskManifest(), b""))
+        asks.send((GetManifest(), b""))
         drips.reader.feed_data(KEEPALIVE)
         if second == 9:
             greets.send((HELLO, b""))
@@ -138,7 +138,7 @@ async def test_a_stranger_that_does_not_greet_is_cut_after_seconds_whatever_else
     assert await asks.refused() == "malformed"
     assert await drips.refused() == "malformed"
     assert await greets.refused() is None
-    assert heard.count(AskManifest) > 0
+    assert heard.count(GetManifest) > 0
 
 
 @on_virtual_clock
@@ -281,9 +281,9 @@ async def test_a_peer_whose_signatures_take_too_much_is_read_no_further_until_it
         stream.send((HELLO, b""))
     flood.send(*((statements(number), b"") for number in range(5)))
     for _ in range(20):
-        honest.send((Beat(1, -1, 0.0, 1, True, 1, 0.0, 0, True), b""))
+        honest.send((Heartbeat(1, -1, 0.0, 1, True, 1, 0.0, 0, True), b""))
         await asyncio.sleep(1.0)
-    assert heard.count(Beat) == 20, "others are read as ever"
+    assert heard.count(Heartbeat) == 20, "others are read as ever"
     assert await flood.refused() is None, "it is held back, not refused"
     assert heard.count(Statements) == 5, "nothing that it sent is lost"
     assert heard.checked == 5 * 256
@@ -297,9 +297,9 @@ async def test_a_peer_that_has_to_be_held_back_for_long_is_refused_and_the_other
         stream.send((HELLO, b""))
     flood.send(*((statements(number), b"") for number in range(10**6, 10**6 + 100)))
     for _ in range(20):
-        honest.send((Beat(1, -1, 0.0, 1, True, 1, 0.0, 0, True), b""))
+        honest.send((Heartbeat(1, -1, 0.0, 1, True, 1, 0.0, 0, True), b""))
         await asyncio.sleep(1.0)
-    assert heard.count(Beat) == 20
+    assert heard.count(Heartbeat) == 20
     assert heard.checked <= CHECKS_AT_ONCE + HELD_BACK_SECONDS * CHECKS_PER_SECOND + 256
     assert await flood.refused() == "backlog"
 

@@ -20,7 +20,7 @@ from protocols.messages.table import Act, Busy
 from protocols.p2pd import multipath_dialer, multipath_link
 from protocols.p2pd import transport as p2pd
 from protocols.p2pd.carriers import INTRODUCTION_BYTES, Carriers, carried_peer, introduction
-from protocols.p2pd.multipath_dialer import MOST_CARRIERS, SUBFLOW_PROTOCOL
+from protocols.p2pd.multipath_dialer import MAX_CARRIERS, SUBFLOW_PROTOCOL
 from protocols.p2pd.multipath_link import LONG_BYTES, P2pdLink, acknowledgement
 from protocols.signed.identity import Identity
 
@@ -390,7 +390,7 @@ async def test_nobody_carries_for_a_peer_without_its_signature_or_without_a_link
 async def test_a_link_gets_as_many_subflows_as_there_may_be_carriers_and_no_more(start):
     a, b = await start(), await start()
     link = await grown(a, b)
-    for _ in range(MOST_CARRIERS):
+    for _ in range(MAX_CARRIERS):
         a._dialer.want(link)
         await asyncio.gather(*a._dialer._tasks.values())
-    assert len(link.carriers) == MOST_CARRIERS == a._dialer.carriers
+    assert len(link.carriers) == MAX_CARRIERS == a._dialer.carriers

@@ -12,7 +12,15 @@ from relayed import Stream
 
 from peers.lab.world.virtual_time import run as run_virtual
 from protocols.errors import Malformed, PeerGone
-from protocols.reachability.dial_back import PART_LIMIT, Answer, Ask, Greeting, encode, read_part, statement
+from protocols.reachability.dial_back import (
+    PART_LIMIT,
+    Ask,
+    DialBackResponse,
+    Greeting,
+    encode,
+    read_part,
+    statement,
+)
 from protocols.reachability.dial_back_service import STREAMS, DialBackService, may_dial, observed_ip, place_of
 from protocols.reachability.fresh_dial import ADDRESSES, Dialled, Outcome
 from protocols.signed.identity import Identity
@@ -51,7 +59,7 @@ class Helper:
             signer = sign or identity
             signed = statement(greeting.challenge, signed_for.peer_id, identity.peer_id, addresses)
             stream.to_service.feed_data(encode(Ask(identity.peer_id, tuple(addresses), signer.sign(signed))))
-            return await read_part(stream.to_asker, Answer, 60.0), greeting.observed
+            return await read_part(stream.to_asker, DialBackResponse, 60.0), greeting.observed
         finally:
             stream.to_service.feed_eof()
             await serving
@@ -273,4 +281,4 @@ def test_closing_gives_up_what_is_being_dialled():
 
 def test_every_outcome_fits_into_an_answer():
     details = [Dialled("/" + "x" * 199, outcome, "d" * 300, 5.0) for outcome in sorted(get_args(Outcome))]
-    assert len(encode(Answer("done", tuple(details[:ADDRESSES])))) < PART_LIMIT
+    assert len(encode(DialBackResponse("done", tuple(details[:ADDRESSES])))) < PART_LIMIT

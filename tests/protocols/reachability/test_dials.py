@@ -11,7 +11,7 @@ import pytest
 from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
-from peers.network.neighbourhood import MOST_GREETED, Neighbourhood
+from peers.network.peer_links import MAX_GREETED, PeerLinks
 from peers.network.ports import Load
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.messages.table import Busy, Bye, Hello, PeerRecord
@@ -38,7 +38,7 @@ def test_who_leaves_before_it_is_dialled_is_not_dialled():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
         me, other = Identity.from_seed(b"me"), Identity.from_seed(b"other")
         noted: list[str] = []
-        around = Neighbourhood(
+        around = PeerLinks(
             MemoryNetwork(Random(1)).transport(me.peer_id), RUN, Membership(me.peer_id, 0, Random(1)),
             Nobody(), b"", lambda event: noted.append(event.name),
         )  # fmt: skip
@@ -59,18 +59,18 @@ def test_however_many_greet_a_bounded_number_is_remembered_and_the_linked_stay()
     async def main() -> tuple[int, bool]:
         me, friend = PeerId("me"), Identity.from_seed(b"friend")
         transport, membership = MemoryNetwork(Random(1)).transport(me), Membership(me, 0, Random(1))
-        around = Neighbourhood(transport, RUN, membership, Nobody(), b"", lambda event: None)
+        around = PeerLinks(transport, RUN, membership, Nobody(), b"", lambda event: None)
         record = PeerRecord(friend.peer_id, 0, "worker", ["/x"], 0, 0.0, "")
         hello = Hello(WIRE_VERSION, run_bytes(RUN), seal_record(friend, RUN, record, 0.0))
         around.received(friend.peer_id, "group", hello, b"", 0)
         membership.linked(friend.peer_id, 0.0)
-        for number in range(MOST_GREETED + 500):
+        for number in range(MAX_GREETED + 500):
             hello = Hello(WIRE_VERSION, run_bytes(RUN), b"")
             around.received(PeerId(f"visitor {number}"), "group", hello, b"", 0)
         await around.close("done")
         return len(around.greeted), friend.peer_id in around.greeted
 
-    assert run(main()) == (MOST_GREETED, True)
+    assert run(main()) == (MAX_GREETED, True)
 
 
 class Noticing(Nobody):
@@ -104,10 +104,10 @@ class Pair:
         self.me = self.around(network, Identity.from_seed(b"me"), self.notices)
         self.other = self.around(network, self.identity, Noticing(1))
 
-    def around(self, network: MemoryNetwork, identity: Identity, listener: Noticing) -> Neighbourhood:
+    def around(self, network: MemoryNetwork, identity: Identity, listener: Noticing) -> PeerLinks:
         peer, membership = identity.peer_id, Membership(identity.peer_id, listener.stage, Random(1))
         transport = network.transport(peer)
-        around = Neighbourhood(transport, RUN, membership, listener, b"", lambda _: None)
+        around = PeerLinks(transport, RUN, membership, listener, b"", lambda _: None)
         around.record = self.record(listener.stage, 100.0, identity)
         around.start()
         return around

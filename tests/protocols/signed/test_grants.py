@@ -10,7 +10,7 @@ from protocols.errors import BadSignature, Malformed
 from protocols.signed.grants import Reduction, contributors_of, grant_of, require_grants, sign_grant
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, RunId
-from swarmnet.rounds.result_table import MOST_TOKENS, Contributor, Table, read_table
+from swarmnet.rounds.result_table import MAX_TOKENS, Contributor, Table, read_table
 
 ALICE, BOB, REDUCER = (Identity.from_seed(name) for name in (b"alice", b"bob", b"reducer"))
 HERE = Reduction(RunId("ab" * 32), 2, 7, REDUCER.peer_id)
@@ -32,7 +32,7 @@ def test_a_table_of_what_was_granted_is_valid_also_after_it_has_travelled():
     read, _ = read_table(whole.written(), 16)
     require_grants(read, HERE)
     assert set(contributors_of(read)) == {ALICE.peer_id, BOB.peer_id}
-    assert {one.tokens for one in read.contributors} == {50, MOST_TOKENS}
+    assert {one.tokens for one in read.contributors} == {50, MAX_TOKENS}
 
 
 ONE = granted(ALICE, 0, 9)

@@ -16,9 +16,9 @@ from peers.network.orders.order_book import OrderBook
 from peers.tools.owner.give_order import give, newest
 from protocols.dht.stored_values import key_id, prove, stored_value
 from protocols.errors import BadSignature, Malformed, TooLarge, WireError, WrongRun
-from protocols.messages.orders import OrderIs
+from protocols.messages.orders import OrderUpdate
 from protocols.messages.table import decode, encode
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.orders import (
     is_stored_order,
@@ -97,13 +97,13 @@ def test_a_signed_order_comes_back_as_it_was():
 @pytest.mark.parametrize("chains", [[], [None]], ids=["left out", "nil"])
 def test_an_order_of_before_without_chains_is_still_read(chains):
     document = ["order", "", True, 0, [], [], [], *chains]
-    data = seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
+    data = seal(OWNER, RUN, EnvelopeKind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
     assert open_order(data, RUN, OWNER.peer_id).order == Order(5, paused=True)
 
 
 def test_an_order_of_before_with_chains_is_refused_and_says_what_to_do(tmp_path):
     document = ["order", "", True, 0, [], [], [], [1600.0, [["a", "c", "e"]]]]
-    data = seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
+    data = seal(OWNER, RUN, EnvelopeKind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
     with pytest.raises(Malformed, match="chains are no longer spoken; the owner has to give the order again"):
         open_order(data, RUN, OWNER.peer_id)
     (tmp_path / "order.bin").write_bytes(data)
@@ -121,7 +121,7 @@ def test_only_the_owner_gives_orders_and_only_for_the_run():
         open_order(forged.data, RUN, OWNER.peer_id)
     with pytest.raises(WrongRun):
         open_order(seal_order(OWNER, RunId("12" * 32), everything()).data, RUN, OWNER.peer_id)
-    record = seal(OWNER, RUN, Kind.RECORD, -1, 0, 1, forged.data[120:])
+    record = seal(OWNER, RUN, EnvelopeKind.RECORD, -1, 0, 1, forged.data[120:])
     with pytest.raises(WireError):
         open_order(record, RUN, OWNER.peer_id)
 
@@ -147,7 +147,7 @@ def test_what_the_owner_never_signed_is_refused_without_a_crash(data):
     with pytest.raises(WireError):
         open_order(data, RUN, OWNER.peer_id)
     with pytest.raises(WireError):
-        open_order(seal(OWNER, RUN, Kind.ORDER, -1, 0, 5, data), RUN, OWNER.peer_id)
+        open_order(seal(OWNER, RUN, EnvelopeKind.ORDER, -1, 0, 5, data), RUN, OWNER.peer_id)
 
 
 def test_in_the_directory_an_order_proves_whose_place_it_fills():
@@ -274,4 +274,4 @@ async def test_a_mistake_is_none_the_less_one_where_an_order_was_only_kept(order
 
 def test_the_message_is_bounded_before_it_is_decoded():
     with pytest.raises(Malformed):
-        decode(encode(OrderIs(bytes(16 * 1024 + 1))))
+        decode(encode(OrderUpdate(bytes(16 * 1024 + 1))))

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from protocols.errors import Malformed
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import TOLD_GROUPS, PeerRecord
 from protocols.signed.records import RECORD_BYTES, open_record, seal_record
@@ -44,6 +44,6 @@ def test_what_is_no_group_or_round_is_refused(field, value):
     told = record(experts_group=1, experts_trained=(5, 5))
     fields = msgspec.to_builtins(told, builtin_types=(bytes,))
     fields[FIELDS.index(field) - len(FIELDS)] = value
-    data = seal(PEER, RUN, Kind.RECORD, 0, 0, 1_000_000, msgspec.msgpack.encode(fields))
+    data = seal(PEER, RUN, EnvelopeKind.RECORD, 0, 0, 1_000_000, msgspec.msgpack.encode(fields))
     with pytest.raises(Malformed):
         open_record(data, RUN)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import BadSignature, Malformed, WireError, WrongRun
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from protocols.signed.slices import DIGEST_BYTES, head_bytes, open_slices, sign_slices
 from protocols.signed.told_tokens import told
@@ -37,10 +37,10 @@ def test_any_of_them_are_opened_as_they_were_signed(shards):
 
 def test_the_head_is_as_long_as_told_and_says_what_the_page_of_the_wire_says():
     assert len(HEAD) == head_bytes(len(SLICES)) == ENVELOPE_BYTES + DIGEST_BYTES * len(SLICES)
-    envelope = open_envelope(HEAD, RUN, Kind.SLICES, DIGEST_BYTES * len(SLICES))
+    envelope = open_envelope(HEAD, RUN, EnvelopeKind.SLICES, DIGEST_BYTES * len(SLICES))
     digests = b"".join(hashlib.sha256(data).digest()[:16] for data in SLICES)
     assert bytes(envelope.payload) == digests
-    assert int(Kind.SLICES) == 9
+    assert int(EnvelopeKind.SLICES) == 9
 
 
 def test_a_contribution_of_other_slices_or_another_round_has_another_name():
@@ -92,7 +92,7 @@ def test_slices_of_another_run_are_told_apart_from_a_forgery():
 
 def test_an_envelope_for_something_else_is_none_for_slices():
     digests = HEAD[ENVELOPE_BYTES:]
-    other = seal(ME, RUN, Kind.CONTRIBUTION, 2, 7, told(1234, 7), digests)
+    other = seal(ME, RUN, EnvelopeKind.CONTRIBUTION, 2, 7, told(1234, 7), digests)
     with pytest.raises(WireError):
         open_slices(other + SLICES[0], RUN, [0], SIZES)
 

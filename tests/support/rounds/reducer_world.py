@@ -1,4 +1,4 @@
-"""An `UpdatePath` of a run with reducers among peers that the test speaks for, and what they could sign."""
+"""An `RoundService` of a run with reducers among peers that the test speaks for, and what they could sign."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from peers.lab.world.stub_stage import StubMethod, StubReduced, payload_of
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_store import Weights
 from peers.worker.rounds.audit_path import outcome_of
-from peers.worker.rounds.update_compute import AddUp
-from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.rounds.round_service import RoundService
+from peers.worker.rounds.update_compute import ReduceShards
 from protocols.messages.table import Progress
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.grants import Reduction, grant_of, sign_grant
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
@@ -22,7 +22,7 @@ from protocols.signed.told_tokens import told
 from swarmnet.identifiers import RunId
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.history import START
-from swarmnet.rounds.own_contributions import Offers
+from swarmnet.rounds.own_contributions import OwnContributions
 from swarmnet.rounds.result_table import Contributor, Draw
 
 RUN = RunId("ab" * 32)
@@ -33,7 +33,7 @@ ALL = [0, 1, 2]
 
 
 class World:
-    """An `UpdatePath` whose neighbours B and C are what the test says, and are in later rounds already, so
+    """An `RoundService` whose neighbours B and C are what the test says, and are in later rounds already, so
     that the first ones are closed here, with nothing of this peer in them. Nothing is computed."""
 
     def __init__(self, settled: int = -1, reduced: bool = True) -> None:
@@ -62,8 +62,8 @@ class World:
         )  # fmt: skip
         self.live = {}
         compute = SimpleNamespace(submit=self._submit)
-        self.offers = Offers(manifest.rounds, DRAW if reduced else None)
-        self.path = UpdatePath(
+        self.offers = OwnContributions(manifest.rounds, DRAW if reduced else None)
+        self.path = RoundService(
             manifest, work, compute, around, Weights(None, settled, START), self.offers,
             lambda maker, round: maker != STRANGER.peer_id, lambda wish: None, self.notes.append,
             audits=self.audits,
@@ -91,8 +91,8 @@ class World:
         kept = reducers.kept if reducers is not None else {}
         return not any(held for shards in kept.values() for held in shards.values())
 
-    def added_up(self) -> list[AddUp]:
-        return [operation for operation in self.done if isinstance(operation, AddUp)]
+    def added_up(self) -> list[ReduceShards]:
+        return [operation for operation in self.done if isinstance(operation, ReduceShards)]
 
 
 def slices_of(who: Identity, round: int = 0, serial: int = 1) -> tuple[bytes, ...]:
@@ -144,8 +144,8 @@ def result_of(
     payload = reduced.reduce(held)
     table, length = reduced.head(payload)
     tokens = told(table.tokens(SHARDS), round)
-    head = seal(maker, RUN, Kind.CONTRIBUTION, 0, round, tokens, payload[:length])
-    return head + payload[length:], open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
+    head = seal(maker, RUN, EnvelopeKind.CONTRIBUTION, 0, round, tokens, payload[:length])
+    return head + payload[length:], open_envelope(head, RUN, EnvelopeKind.CONTRIBUTION, length).id
 
 
 def head_only(data: bytes) -> bytes:

@@ -11,8 +11,6 @@ from swarmnet.rounds.events import (
     AddContribution,
     Announced,
     ApplyRound,
-    AskChain,
-    AskIds,
     ChainArrived,
     ChainAsked,
     Committed,
@@ -26,7 +24,9 @@ from swarmnet.rounds.events import (
     ProgressArrived,
     Reference,
     RemoveContribution,
-    Resynchronise,
+    RequestChain,
+    RequestIds,
+    Resync,
     SendAnnounce,
     SendChain,
     SendProgress,
@@ -59,7 +59,7 @@ class Group:
         self.chains: dict[PeerId, dict[int, bytes]] = {}
         self.given_back: dict[PeerId, list[ContributionId]] = {}
         self.settled: dict[PeerId, dict[int, tuple[Reference, ...]]] = {}
-        self.resynchronised: list[tuple[PeerId, Resynchronise]] = []
+        self.resynchronised: list[tuple[PeerId, Resync]] = []
         self.frozen: set[PeerId] = set()
         self.cut: set[tuple[PeerId, PeerId]] = set()
         for number in range(count):
@@ -124,7 +124,7 @@ class Group:
                     self.post(me, peer, event)
             case SendChain(peer, first, before, sets):
                 self.post(me, peer, ChainArrived(me, first, before, sets))
-            case AskChain(peer, last):
+            case RequestChain(peer, last):
                 self.post(me, peer, ChainAsked(me, last))
             case GiveBack(_, identity):
                 self.given_back[me].append(identity)
@@ -135,9 +135,9 @@ class Group:
                 for identity in ids:
                     if identity in self.bodies.get(peer, ()) and (me, peer) not in self.cut:
                         self.post(peer, me, ContributionArrived(peer, self.made[identity]))
-            case AskIds(peer, rounds):
+            case RequestIds(peer, rounds):
                 self.post(me, peer, IdsAsked(me, rounds))
-            case Resynchronise():
+            case Resync():
                 self.resynchronised.append((me, effect))
 
     def run(self, seconds: float, tokens_per_second: float = 0.0) -> None:

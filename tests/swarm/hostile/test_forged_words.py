@@ -5,8 +5,8 @@ from clocks import on_virtual_clock
 from hostile import Liar
 from swarm import Swarm, tiny_manifest
 
-from protocols.messages.table import Act, AskState, Chunk, Contribution, Known, PeerRecord, Statements
-from protocols.signed.envelope import Kind, seal
+from protocols.messages.table import Act, Chunk, Contribution, GetState, PeerRecord, PeerRecords, Statements
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 
@@ -24,7 +24,7 @@ def record(swarm):
 
 
 def statement(swarm):
-    return seal(NOBODY, swarm.signed.run_id, Kind.SETTLED, 1, 3, 3, bytes(44))
+    return seal(NOBODY, swarm.signed.run_id, EnvelopeKind.SETTLED, 1, 3, 3, bytes(44))
 
 
 def contribution(swarm):
@@ -34,7 +34,7 @@ def contribution(swarm):
 
 
 WORDS = {
-    "record": lambda swarm, bend: (Known([bend(record(swarm))]), b""),
+    "record": lambda swarm, bend: (PeerRecords([bend(record(swarm))]), b""),
     "statement": lambda swarm, bend: (Statements([bend(statement(swarm))]), b""),
     "contribution": lambda swarm, bend: (Contribution(), bend(contribution(swarm))),
 }
@@ -49,7 +49,7 @@ async def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_do
         swarm.start(name, stage, in_flight=1)
     await swarm.until(lambda: swarm.committed(0) >= 10, 60.0)
     liar, victim = Liar(swarm, 1), swarm.members["victim"]
-    await liar.say(victim.peer, AskState())
+    await liar.say(victim.peer, GetState())
     await swarm.during(0.5)
     link = liar._links[victim.peer, "group"]
     refused = victim.worker.neighbourhood.traffic.refused

@@ -21,25 +21,25 @@ from peers.lab.world.virtual_time import run
 from protocols.messages.table import (
     Act,
     Announce,
-    AskChunk,
-    AskManifest,
-    AskState,
-    Beat,
     Contribution,
+    GetChunk,
+    GetManifest,
+    GetState,
     Grad,
-    Known,
+    Heartbeat,
     Nack,
     PeerRecord,
+    PeerRecords,
     Progress,
     Reference,
     SnapshotRoot,
     State,
 )
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.rounds.contribution_sets import kept_rounds
-from swarmnet.rounds.fetch_scheduler import MOST_PULLS
+from swarmnet.rounds.fetch_scheduler import MAX_PULLS
 from swarmnet.rounds.history import START
 from swarmnet.rounds.machine import GroupRounds
 
@@ -62,7 +62,7 @@ def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]], stub: bool
         await swarm.until(lambda: swarm.committed(0) >= 10, 30.0)
         liar = Liar(swarm, stage)
         for name in HONEST:
-            await liar.say(swarm.members[name].peer, AskState())
+            await liar.say(swarm.members[name].peer, GetState())
         await swarm.during(0.5)
         await story(swarm, liar)
         await swarm.during(2.0)
@@ -87,7 +87,7 @@ def bounded(swarm: Swarm) -> None:
         update, data = worker.update, worker.data
         assert len(update.rounds.rounds) <= 2 * (kept_rounds(rules) + rules.window)
         assert len(update.rounds.history) <= kept_rounds(rules) + 1
-        assert len(update.rounds.pulls) <= MOST_PULLS
+        assert len(update.rounds.pulls) <= MAX_PULLS
         assert len(update.stored) <= 6 * (2 * kept_rounds(rules) + rules.window)
         assert data.pipeline.under_way <= data.pipeline.slots
         assert len(data.bodies) <= len(data.pipeline.jobs)
@@ -131,14 +131,14 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
         round, me = victim.update.rounds.current, liar.identity
         honest = next(iter(victim.update.stored.values())).data
         payload = honest[ENVELOPE_BYTES:]
-        bent = bytearray(seal(me, swarm_run, Kind.CONTRIBUTION, 1, round, round, payload))
+        bent = bytearray(seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload))
         bent[-1] ^= 1
         bodies = [
-            seal(me, other_run, Kind.CONTRIBUTION, 1, round, round, payload),
-            seal(me, swarm_run, Kind.CONTRIBUTION, 0, round, round, payload),
-            seal(me, swarm_run, Kind.SNAPSHOT, 1, round, round, payload),
-            seal(me, swarm_run, Kind.CONTRIBUTION, 1, round, round, payload[:-1]),
-            seal(me, swarm_run, Kind.CONTRIBUTION, 1, round, round, payload + b"\0"),
+            seal(me, other_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload),
+            seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 0, round, round, payload),
+            seal(me, swarm_run, EnvelopeKind.SNAPSHOT, 1, round, round, payload),
+            seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload[:-1]),
+            seal(me, swarm_run, EnvelopeKind.CONTRIBUTION, 1, round, round, payload + b"\0"),
             bytes(bent),
             honest[:ENVELOPE_BYTES],
             b"",
@@ -166,7 +166,7 @@ def test_replayed_and_far_and_double_contributions_are_not_kept():
         for number in range(150):
             at = round if number < 50 else round + 1000 + number
             vote = chance.choice(votes)
-            data = seal(liar.identity, swarm.signed.run_id, Kind.CONTRIBUTION, 1, at, number, vote)
+            data = seal(liar.identity, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, at, number, vote)
             await liar.say(victim.transport.peer, Contribution(), data)
         before = len(victim.update.stored)
         await swarm.during(1.0)
@@ -184,7 +184,9 @@ def test_two_contributions_for_one_round_told_to_two_peers_still_settle_as_one()
             payload = next(iter(workers[0].update.stored.values())).data[ENVELOPE_BYTES:]
             at = workers[0].update.rounds.current
             for number, worker in enumerate(workers):
-                data = seal(liar.identity, swarm.signed.run_id, Kind.CONTRIBUTION, 1, at, number, payload)
+                data = seal(
+                    liar.identity, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, at, number, payload
+                )
                 await liar.say(worker.transport.peer, Contribution(), data)
             await swarm.during(0.5)
 
@@ -199,17 +201,17 @@ def test_names_without_end_and_records_without_end_are_not_remembered():
             round = victim.update.rounds.current
             names = [Reference(round, f"p{at}-{n}", chance.randbytes(16), 100) for n in range(400)]
             await liar.say(victim.transport.peer, Announce(names, []))
-            await liar.say(victim.transport.peer, AskManifest())
+            await liar.say(victim.transport.peer, GetManifest())
             for _ in range(20):
-                await liar.say(victim.transport.peer, AskChunk(bytes(32), 0))
+                await liar.say(victim.transport.peer, GetChunk(bytes(32), 0))
             await swarm.during(0.01)
         records = []
         for number in range(40):
             identity = Identity.from_seed(b"sybil %d" % number)
             record = PeerRecord(identity.peer_id, 1, "worker", [], 0, 0.0, "0")
             records.append(seal_record(identity, swarm.signed.run_id, record, swarm.loop.time()))
-        await liar.say(victim.transport.peer, Known(records[:20]))
-        await liar.say(victim.transport.peer, Known(records[20:]))
+        await liar.say(victim.transport.peer, PeerRecords(records[:20]))
+        await liar.say(victim.transport.peer, PeerRecords(records[20:]))
 
     play(1, story)
 
@@ -218,7 +220,7 @@ def test_gradients_and_beats_that_lie_about_numbers_are_refused():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
         peer = victim.transport.peer
-        beat = Beat(1, -1, 0.0, 2, True, 8, 0.001, 0, True)
+        beat = Heartbeat(1, -1, 0.0, 2, True, 8, 0.001, 0, True)
         await liar.say(peer, beat)
         await swarm.until(lambda: liar.heard["Act"] > 0, 20.0)
         before = refusals(swarm, "c")
@@ -252,7 +254,7 @@ def test_codes_that_a_peer_invents_do_not_become_names_of_metrics():
     async def story(swarm: Swarm, liar: Liar) -> None:
         victim = swarm.members["c"].worker
         for number in range(30):
-            await liar.say(victim.transport.peer, Beat(number, -1, 0.0, 2, True, 8, 0.0001, 0, True))
+            await liar.say(victim.transport.peer, Heartbeat(number, -1, 0.0, 2, True, 8, 0.0001, 0, True))
             await swarm.during(0.3)
             for act in [m for m in liar.messages if isinstance(m, Act)]:
                 nack = Nack(act.origin, act.counter, act.attempt, f"code{number}", "")
@@ -269,13 +271,13 @@ def test_a_snapshot_root_that_is_no_text_where_text_should_be_stops_no_newcomer(
     async def story(swarm: Swarm, liar: Liar) -> None:
         honest = msgspec.msgpack.encode(SnapshotRoot(3, 1, 0, bytes(32), START, []))
         payload = honest.replace(b"root", b"\xff\xfe\xfd\xfc")
-        root = seal(liar.identity, swarm.signed.run_id, Kind.SNAPSHOT, 1, 3, 3, payload)
+        root = seal(liar.identity, swarm.signed.run_id, EnvelopeKind.SNAPSHOT, 1, 3, 3, payload)
         await swarm.until(lambda: len(swarm.of("settled", "c")) > 8, LATE_SECONDS)
         newcomer = swarm.start("n", 1)
         while not swarm.of("in_step", "n"):
             await liar.say(newcomer.peer, State(1, 3, 3, bytes(32), [root], 3))
             await swarm.during(0.05)
-        assert liar.heard["AskState"], "the newcomer has asked it"
+        assert liar.heard["GetState"], "the newcomer has asked it"
         assert newcomer.worker.neighbourhood.traffic.refused["malformed"]
 
     play(1, story)
@@ -311,7 +313,7 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
             for worker in workers:
                 peer = worker.transport.peer
                 if number % 10 == 0:
-                    await liar.say(peer, Beat(number, -1, 0.0, 1, True, 0, 0.0, 0, True))
+                    await liar.say(peer, Heartbeat(number, -1, 0.0, 1, True, 0, 0.0, 0, True))
                 await liar.say(peer, LIES[lie](worker.update.rounds))
             await swarm.during(0.1)
         rounds = workers[0].update.rounds.current - first

@@ -8,8 +8,8 @@ from clocks import on_virtual_clock
 from swarm import Swarm, shared_rounds, tiny_manifest
 from wan_liar import LIES, joins
 
+from peers.state.snapshot_service import SnapshotService
 from peers.state.snapshot_store import NOT_BEGUN, SNAPSHOTS_KEPT, Snapshots, Weights
-from peers.state.state_path import StatePath
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import seal_record
@@ -34,7 +34,9 @@ def test_a_snapshot_that_is_being_fetched_is_kept_while_newer_ones_are_made():
         assert round < 1 or snapshots.find(digests[1]) is not None
     assert [snapshot.root.round for snapshot in snapshots.held] == [5, 4, 1]
     path = SimpleNamespace(snapshots=snapshots, settled_now=lambda: NOT_BEGUN)
-    assert len(StatePath._state(path).roots) == SNAPSHOTS_KEPT, "of large ones three do not fit in a header"
+    assert len(SnapshotService._state(path).roots) == SNAPSHOTS_KEPT, (
+        "of large ones three do not fit in a header"
+    )
 
 
 class Mute:

@@ -60,7 +60,7 @@ def reduce_alone(member) -> None:
         own = grant_of(path.me, grant(path.me, range(SHARDS)))
         contributor = Contributor.of(path.me, cut.id, cut.tokens, own)
         path._keep(cut.round, contributor, cut.head, dict(enumerate(cut.slices)))
-        path.feed(events.Sliced(cut.round, cut.id, cut.reducers))
+        path.feed(events.SlicesSent(cut.round, cut.id, cut.reducers))
         for peer in set(cut.reducers) - {path.me}:
             shards = cut.shards_of(peer)
             body = b"".join([grant(peer, shards), cut.head, *(cut.slices[shard] for shard in shards)])

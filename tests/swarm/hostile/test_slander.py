@@ -10,7 +10,7 @@ import pytest
 from peers.lab.faults.invariants import check
 from peers.lab.faults.play import Options, Seen, play
 from peers.lab.world.world import Member, World
-from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.rounds.round_service import RoundService
 from protocols.messages.table import Announce, OpenRound, Progress, Reference
 from swarmnet.rounds.contribution_sets import set_digest
 
@@ -49,7 +49,7 @@ class Slander:
             member.worker.neighbourhood.post = member.worker.neighbourhood._lanes.post
 
     def _lie(self, member: Member, told: Progress) -> tuple[Progress, Announce | None]:
-        update: UpdatePath | None = member.worker.update
+        update: RoundService | None = member.worker.update
         assert update is not None
         mine = {
             number: state.held[member.peer]

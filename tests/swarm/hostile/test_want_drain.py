@@ -8,9 +8,9 @@ from swarm import Swarm, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.worker.rounds.wire_events import read_reference
-from protocols.messages.table import Announce, AskChain, AskIds, Want
+from protocols.messages.table import Announce, GetChain, GetIds, Want
 from swarmnet.membership.request_budget import BURST
-from swarmnet.rounds.fetch_scheduler import MOST_ASKS
+from swarmnet.rounds.fetch_scheduler import MAX_ASKS
 
 TIMES = 100
 
@@ -49,7 +49,7 @@ def heard():
         )
         newest = swarm.rounds()["a"][1]
         rounds = list(range(max(0, newest - 10), newest + 1))
-        await asker.say(target, AskIds(rounds))
+        await asker.say(target, GetIds(rounds))
         await swarm.during(1.0)
         ids = list(asker.ids)[:8]
         found["ids"] = len(ids)
@@ -59,13 +59,13 @@ def heard():
             link.close()
         await swarm.until(lambda: not is_linked(), 10.0)
         asker.heard.clear()
-        await asker.say(target, AskIds(rounds[:1]))
+        await asker.say(target, GetIds(rounds[:1]))
         await swarm.until(is_linked, 30.0)
         await asker.say(target, Want(ids))
         await swarm.during(1.0)
         found["again"] = asker.heard["Contribution"]
         for message, answer in (
-            (Want(ids), "Contribution"), (AskIds(rounds[:1]), "Announce"), (AskChain(newest - 3), "ChainIs"),
+            (Want(ids), "Contribution"), (GetIds(rounds[:1]), "Announce"), (GetChain(newest - 3), "ChainResponse"),
         ):  # fmt: skip
             asker.heard.clear()
             for _ in range(TIMES):
@@ -80,11 +80,11 @@ def heard():
 
 def test_each_body_is_given_a_few_times(heard):
     assert heard["ids"] > 0
-    assert heard["Contribution"] <= MOST_ASKS * heard["ids"]
+    assert heard["Contribution"] <= MAX_ASKS * heard["ids"]
 
 
 def test_ids_and_chains_are_told_a_few_times(heard):
-    assert 0 < heard["ChainIs"] <= BURST + 2
+    assert 0 < heard["ChainResponse"] <= BURST + 2
     assert heard["Announce"] <= 4 * BURST  # New contributions of honest peers are announced besides.
 
 

@@ -8,11 +8,11 @@ from clocks import on_virtual_clock
 from swarm import TINY_MODEL, Swarm, tiny_manifest
 
 from peers.compute.executor import UPDATE
-from swarmnet.resources.lines import Line
+from swarmnet.resources.link_bandwidth import LinkBandwidth
 
 FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4))
 ACT = float(FOUR.body_bytes)
-THIN, GOOD = Line(ACT, 100 * ACT), Line(200 * ACT, 1000 * ACT)
+THIN, GOOD = LinkBandwidth(ACT, 100 * ACT), LinkBandwidth(200 * ACT, 1000 * ACT)
 """One microbatch a second at an end and half of one in the middle; more than any computer here."""
 
 

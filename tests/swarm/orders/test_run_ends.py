@@ -11,9 +11,9 @@ from owned_swarm import OwnedSwarm, settled, six
 from swarm import shared_rounds, tiny_manifest
 
 from peers.errors import UserError
-from peers.network.discovery.announcer import Presence
+from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
-from peers.network.discovery.height import Height
+from peers.network.discovery.height import HighestFinalizedRound
 from peers.state import checkpoint_file
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import NO_STAGE, PeerRecord
@@ -28,7 +28,7 @@ async def remembered(swarm, round, role="bootstrap"):
     """A bootstrap tells how far the run has come."""
     transport = swarm.network.transport(REMEMBERS.peer_id)
     directory = swarm.network.directory(REMEMBERS.peer_id)
-    presence = Presence(swarm.signed, REMEMBERS, transport, directory, "", lambda *_, **__: None)
+    presence = RecordAnnouncer(swarm.signed, REMEMBERS, transport, directory, "", lambda *_, **__: None)
 
     async def forever():
         while True:
@@ -176,7 +176,7 @@ def test_a_bootstrap_remembers_the_highest_round_that_most_of_the_first_stage_sa
         told = PeerRecord("p", stage, "worker", [], settled + 1, 0.0, "", state=state, settled=settled)
         return SignedRecord(told, "p", int((1000.0 - age) * 1e6))
 
-    height = Height(tmp_path / "height.json")
+    height = HighestFinalizedRound(tmp_path / "height.json")
     assert (height.round, height.trained) == (-1, False)
     others = [record(1, 90), record(0, 2**31, "joining")]
     height.saw([record(0, 30), record(0, 31), record(0, 2**31), *others], 1000.0)
@@ -185,6 +185,6 @@ def test_a_bootstrap_remembers_the_highest_round_that_most_of_the_first_stage_sa
     assert (height.round, height.trained) == (31, False)
     height.saw([], 1000.0)
     assert (height.round, height.trained) == (31, False)
-    assert Height(tmp_path / "height.json").round == 31
+    assert HighestFinalizedRound(tmp_path / "height.json").round == 31
     (tmp_path / "height.json").write_text("{")
-    assert Height(tmp_path / "height.json").round == -1
+    assert HighestFinalizedRound(tmp_path / "height.json").round == -1

@@ -16,7 +16,7 @@ from swarmnet.inference.machine import (
     FIRST_DEADLINE_SECONDS,
     LEAVE_OUT_SECONDS,
     MALFORMED,
-    MOST_REFUSALS,
+    MAX_REFUSALS,
     NO_ROUND,
     NOT_READY,
     Ask,
@@ -171,7 +171,7 @@ def test_a_request_that_several_peers_find_impossible_ends():
     made = requests()
     (ask,) = asks(made.start(1, {}, 0.0))
     now = 0.0
-    for _ in range(MOST_REFUSALS - 1):
+    for _ in range(MAX_REFUSALS - 1):
         assert not asks(decline(made, ask, now, MALFORMED)), "it rests after a failure"
         now = made.next_deadline()
         (ask,) = asks(made.tick(now))

@@ -17,7 +17,7 @@ from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.address_ranges import dialable, range_of
 from swarmnet.membership.dial_budget import ADDRESSES_PER_MINUTE, BURST_ADDRESSES, RANGE_FAILURES, DialBudget
-from swarmnet.membership.machine import MOST_ADJACENT, Membership
+from swarmnet.membership.machine import MAX_ADJACENT, Membership
 
 PUBLIC, HOME, LAB = "/ip4/203.0.114.5/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
 CIRCUIT = "/p2p/12D3KooW/p2p-circuit"
@@ -141,7 +141,7 @@ def test_of_the_records_of_nobody_few_are_dialled():
             dialled += 1
             membership.unlinked(peer, float(second))
             membership.dialing(peer, False)
-    assert MOST_ADJACENT <= dialled <= BURST_ADDRESSES + 2 * ADDRESSES_PER_MINUTE
+    assert MAX_ADJACENT <= dialled <= BURST_ADDRESSES + 2 * ADDRESSES_PER_MINUTE
 
 
 FALSE = [Identity.from_seed(b"nobody %d" % number) for number in range(300)]

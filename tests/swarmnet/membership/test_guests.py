@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.guests import MOST_GUESTS, MOST_OF_RANGE, Guests
-from swarmnet.membership.machine import MOST_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.guests import MAX_GUESTS, MAX_OF_RANGE, Guests
+from swarmnet.membership.machine import MAX_ADJACENT, RELEASE_SECONDS, Membership
 from swarmnet.membership.overlay import RINGS
 
 
@@ -37,8 +37,8 @@ def test_a_crowd_that_greets_from_one_network_gets_few_links():
     for now in (20.0, 20.0 + RELEASE_SECONDS):
         for peer in membership.surplus(now):
             membership.released(peer)
-    assert len(membership.guests) <= MOST_OF_RANGE
-    assert links_to(membership) <= MOST_OF_RANGE + 4 * 2 * RINGS + MOST_ADJACENT
+    assert len(membership.guests) <= MAX_OF_RANGE
+    assert links_to(membership) <= MAX_OF_RANGE + 4 * 2 * RINGS + MAX_ADJACENT
 
 
 def test_nor_does_one_from_as_many_networks_as_it_likes_get_more_than_there_are_places():
@@ -47,8 +47,8 @@ def test_nor_does_one_from_as_many_networks_as_it_likes_get_more_than_there_are_
     for now in (20.0, 20.0 + RELEASE_SECONDS):
         for peer in membership.surplus(now):
             membership.released(peer)
-    assert len(membership.guests) == MOST_GUESTS
-    assert links_to(membership) <= MOST_GUESTS + 4 * 2 * RINGS + MOST_ADJACENT
+    assert len(membership.guests) == MAX_GUESTS
+    assert links_to(membership) <= MAX_GUESTS + 4 * 2 * RINGS + MAX_ADJACENT
 
 
 def test_who_has_worked_stays_a_neighbour_among_any_number_that_were_reached():
@@ -76,9 +76,9 @@ def test_a_newcomer_finds_a_place_where_a_crowd_has_taken_all():
     guests = Guests()
     for number in range(1000):
         guests.admit(PeerId(f"false {number}"), [f"8.8.{number % 8}.0/24"])
-    assert len(guests) == MOST_GUESTS
+    assert len(guests) == MAX_GUESTS
     assert guests.admit(PeerId("newcomer"), ["9.9.9.0/24"])
-    assert len(guests) == MOST_GUESTS
+    assert len(guests) == MAX_GUESTS
     assert PeerId("newcomer") in guests
     assert not guests.admit(PeerId("one more of them"), ["8.8.0.0/24"])
     guests.left(PeerId("newcomer"))

@@ -13,7 +13,7 @@ from swarmnet.membership.machine import (
     FORGET_SECONDS,
     FORGOTTEN_AT_ONCE,
     LONGEST_REDIAL_SECONDS,
-    MOST_PEERS,
+    MAX_PEERS,
     SILENT_SECONDS,
     Membership,
 )
@@ -149,16 +149,16 @@ def test_names_without_end_push_out_only_each_other():
     membership = members()
     record(membership, A)
     membership.linked(A, 0.0)
-    for number in range(MOST_PEERS + 50):
+    for number in range(MAX_PEERS + 50):
         record(membership, PeerId(f"sybil{number}"), stage=5, now=1.0 + number)
-    assert MOST_PEERS - FORGOTTEN_AT_ONCE <= len(membership.peers) <= MOST_PEERS
+    assert MAX_PEERS - FORGOTTEN_AT_ONCE <= len(membership.peers) <= MAX_PEERS
     assert A in membership.peers
     assert PeerId("sybil10") not in membership.peers
-    for number in range(MOST_PEERS + 50):
+    for number in range(MAX_PEERS + 50):
         membership.left(PeerId(f"sybil{number}"))
         record(membership, PeerId(f"other{number}"), stage=5)
         membership.left(PeerId(f"other{number}"))
-    assert len(membership._left) <= MOST_PEERS
+    assert len(membership._left) <= MAX_PEERS
 
 
 def test_of_more_keys_than_are_kept_those_of_the_crowded_network_are_forgotten_first():
@@ -166,11 +166,11 @@ def test_of_more_keys_than_are_kept_those_of_the_crowded_network_are_forgotten_f
     honest = [PeerId(f"honest{number}") for number in range(8)]
     for number, peer in enumerate(honest):
         membership.recorded(peer, 1, "worker", (f"/ip4/9.9.{number}.1/tcp/1",), 1, b"", 0.0)
-    for number in range(2 * MOST_PEERS):
+    for number in range(2 * MAX_PEERS):
         address = f"/ip4/8.8.8.{number % 250}/tcp/{number}"
         membership.recorded(PeerId(f"sybil{number}"), 1, "worker", (address,), 1, b"", 1.0 + number)
     assert all(peer in membership.peers for peer in honest)
-    assert len(membership.peers) <= MOST_PEERS
+    assert len(membership.peers) <= MAX_PEERS
 
 
 def test_newcomers_are_told_of_those_heard_last_first():

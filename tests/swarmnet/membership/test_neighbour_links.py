@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import GONE_FAILURES, MOST_ADJACENT, RELEASE_SECONDS, Membership
+from swarmnet.membership.machine import GONE_FAILURES, MAX_ADJACENT, RELEASE_SECONDS, Membership
 from swarmnet.membership.overlay import FULL_GROUP, RINGS, choose_neighbours, hops, size_by_neighbours
 
 ME = PeerId("me")
@@ -33,14 +33,14 @@ def test_a_small_group_is_dialled_whole_and_of_a_large_one_the_neighbours():
     assert set(large.to_dial(0.0)) == large.wanted()
     neighbours = choose_neighbours(ME, large.peers)
     assert neighbours < large.wanted()
-    assert len(large.wanted()) <= 2 * RINGS + MOST_ADJACENT, "whoever leads into the group will do"
+    assert len(large.wanted()) <= 2 * RINGS + MAX_ADJACENT, "whoever leads into the group will do"
     large.linked(min(neighbours), 0.0)
     assert large.wanted() == neighbours
     assert len(neighbours) <= 2 * RINGS
 
 
 def test_of_a_large_stage_next_to_ours_some_are_dialled():
-    assert len(group(100, of=2).to_dial(0.0)) == MOST_ADJACENT
+    assert len(group(100, of=2).to_dial(0.0)) == MAX_ADJACENT
     assert len(group(20, of=0).to_dial(0.0)) == 20
     assert group(20, stage=1, of=3).to_dial(0.0) == []
 
@@ -117,7 +117,7 @@ def test_records_of_peers_that_do_not_exist_displace_no_neighbour(count: int):
 def test_nor_the_linked_ones_of_the_stages_next_to_ours():
     membership = linked_group(40, stage=2)
     linked = set(membership.wanted())
-    assert len(linked) == MOST_ADJACENT
+    assert len(linked) == MAX_ADJACENT
     for number in range(2000):
         meet(membership, f"nobody {number}", 2)
     assert linked < membership.wanted()

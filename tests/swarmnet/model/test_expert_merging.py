@@ -15,9 +15,7 @@ from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Sync
 
-EXPERTS = Experts(
-    count=4, active=2, merge_rounds=2, merge_until=10, merge_share=0.25, merge_nearest=2
-)
+EXPERTS = Experts(count=4, active=2, merge_rounds=2, merge_until=10, merge_share=0.25, merge_nearest=2)
 SHAPE = ModelShape(
     width=16, layers=2, heads=2, key_value_heads=2, head_width=8, feed_forward=24, qk_norm=True,
     experts=EXPERTS,
@@ -118,6 +116,7 @@ def test_the_bits_do_not_depend_on_how_the_products_are_summed(threads):
     exact = [[sum(a * b for a, b in zip(one, other, strict=True)) for other in (gates >> 9).tolist()]
              for one in (gates >> 9).tolist()]  # fmt: skip
     for expert, nearest in enumerate(found):
+
         def nearness(other, expert=expert):
             product = exact[expert][other]
             return product * abs(product) / exact[other][other]

@@ -49,7 +49,8 @@ def test_a_token_gets_the_shares_of_its_two_best_experts_made_to_sum_to_one():
     for token, (shares, found) in enumerate(zip(shares_NE, made_ND, strict=True)):
         first, second = shares.argsort(descending=True)[:2].tolist()
         expected = sum(
-            shares[one] / (shares[first] + shares[second])
+            shares[one]
+            / (shares[first] + shares[second])
             * feed_forward(of_layer(weights), SHAPE, f"mlp.experts.{one}.", x_ND[token : token + 1])[0]
             for one in (first, second)
         )

@@ -73,8 +73,10 @@ def gradients(stages: list[StageCompute], shape: ModelShape, cut: list[Span]) ->
     return {
         name: gradient
         for stage, span in zip(stages, cut, strict=True)
-        for name, gradient in named(stage.use_gradient(torch.clone), layout_of(parameter_shapes(shape,
-        span))).items() }
+        for name, gradient in named(
+            stage.use_gradient(torch.clone), layout_of(parameter_shapes(shape, span))
+        ).items()
+    }
 
 
 def assert_equal_to_the_bit(some: dict[str, Tensor], others: dict[str, Tensor]) -> None:

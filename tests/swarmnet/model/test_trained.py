@@ -159,5 +159,3 @@ def test_a_run_of_factors_sends_less_takes_less_memory_and_computes_less():
     assert needs_of(factors, 0, 0).weights < needs_of(whole_run, 0, 0).weights * 0.6
     ratio = operations_per_token(factors, 1) / operations_per_token(whole_run, 1)
     assert 4 / 6 < ratio < 0.75
-
-

@@ -230,9 +230,7 @@ def test_factors_that_nothing_honest_says_are_refused_with_their_reason(method_n
 def test_bent_factors_are_refused_alike_or_make_a_bounded_step(method_name, data):
     method = method_of(run(method_name, learning_rate=2.0**-8), LAYOUT)
     honest = {peer: method_of(run(method_name), LAYOUT) for peer in PEERS[:2]}
-    payloads = {
-        peer: each.contribute(gradient_of(LAYOUT, 1), 8, 0, peer) for peer, each in honest.items()
-    }
+    payloads = {peer: each.contribute(gradient_of(LAYOUT, 1), 8, 0, peer) for peer, each in honest.items()}
     payloads[PEERS[1]] = bent(payloads[PEERS[1]], data)
     tally = method.tally(0)
     tally.add(PEERS[0], payloads[PEERS[0]])

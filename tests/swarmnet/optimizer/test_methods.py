@@ -18,8 +18,8 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.optimizer.method import METHODS, ContributionError, GradientError, add_own, method_of
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, tag_of
+from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import MethodName, ModelShape
-from swarmnet.run.own_steps import AUTHORS
 
 TRANSFORMS = ["hadamard", "dct"]
 SIGNED = ["demo-votes", "demo-float"]
@@ -29,7 +29,7 @@ TILED = "demo-votes, tiles"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
     ("demo-float", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
-    *((method, "group", "hadamard") for method in (*AUTHORS, *SHARDED)),
+    *((method, "group", "hadamard") for method in (*PRESETS, *SHARDED)),
     ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"),
 ]  # fmt: skip
 NAMES = [*METHODS, *SHARDED, TILED]

@@ -23,7 +23,7 @@ from swarmnet.pipeline.events import (
     SendGrad,
     SendNack,
 )
-from swarmnet.pipeline.machine import MOST_ASKERS
+from swarmnet.pipeline.machine import MAX_ASKERS
 
 
 def test_an_asker_that_gives_up_takes_nothing_from_another():
@@ -37,7 +37,7 @@ def test_an_asker_that_gives_up_takes_nothing_from_another():
 
 def test_many_askers_take_the_answer_from_nobody_who_asked_before():
     pipeline, _ = waiting(X)
-    for number in range(1, MOST_ASKERS):
+    for number in range(1, MAX_ASKERS):
         assert pipeline.handle(ActArrived(PeerId(f"{number}"), KEY, 1, 60.0), 1.1) == []
     assert pipeline.handle(ActArrived(UP2, KEY, 5, 60.0), 1.2) == [SendBusy(KEY, UP2, 5)]
     assert UP in pipeline.jobs[KEY].above

@@ -19,7 +19,7 @@ from swarmnet.pipeline.events import (
     Tick,
 )
 from swarmnet.pipeline.ledger import Ledger
-from swarmnet.pipeline.machine import MOST_ATTEMPTS, Pipeline
+from swarmnet.pipeline.machine import MAX_ATTEMPTS, Pipeline
 from swarmnet.pipeline.timeouts import (
     DEADLINE_FACTOR,
     FIRST_DEADLINE_SECONDS,
@@ -117,7 +117,7 @@ def test_no_try_is_begun_that_could_not_be_answered_in_time():
     assert [effect for effect in effects if isinstance(effect, SendAct)] == []
     (nack,) = [effect for effect in effects if isinstance(effect, SendNack)]
     assert (nack.key, nack.code) == (key(50), "deadline")
-    assert pipeline.router.peers[act.peer].failures == 1 < MOST_ATTEMPTS
+    assert pipeline.router.peers[act.peer].failures == 1 < MAX_ATTEMPTS
 
 
 def test_bodies_have_their_time_on_a_home_line_before_anything_is_measured():

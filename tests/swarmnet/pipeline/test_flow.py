@@ -18,10 +18,10 @@ from swarmnet.model.parameters import parameter_shapes
 from swarmnet.pipeline.flow_control import (
     FIRST_WINDOW,
     GRAPH_SHARE,
-    LEAST_ANSWERS,
-    MOST_SHARE,
-    MOST_STRETCH,
-    MOST_WAITING,
+    MAX_SHARE,
+    MAX_STRETCH,
+    MAX_WAITING,
+    MIN_ANSWERS,
     Flow,
     graph_bytes,
     graphs_that_fit,
@@ -88,7 +88,7 @@ def test_next_door_a_few_are_enough_and_the_queue_stays_short():
     flow = Flow(64)
     rate, waiting = play(flow, 120, near)
     assert rate > 0.97 / 0.1
-    assert waiting <= MOST_WAITING + 0.5
+    assert waiting <= MAX_WAITING + 0.5
     assert flow.window <= 6
 
 
@@ -105,7 +105,7 @@ def test_far_away_as_many_are_under_way_as_keep_the_servers_busy(network, server
     fixed.window, fixed.done = MANY, lambda *_: None
     most, _ = play(fixed, 240, network, servers=servers)
     assert rate > 0.93 * most
-    assert waiting <= MOST_SHARE * flow.window + 1
+    assert waiting <= MAX_SHARE * flow.window + 1
     assert FIRST_WINDOW < flow.window < MANY
 
 
@@ -113,7 +113,7 @@ def test_a_line_that_is_full_is_not_filled_further():
     flow = Flow(1000)
     rate, _ = play(flow, 600, lambda _chance: 0.2, service=0.01, lanes=1)
     assert rate > 0.95 / 0.2
-    assert flow.window <= 3 * MOST_STRETCH * FIRST_WINDOW / 2
+    assert flow.window <= 3 * MAX_STRETCH * FIRST_WINDOW / 2
 
 
 def test_a_line_that_has_become_slower_is_measured_again():
@@ -136,7 +136,7 @@ def test_the_limit_holds_and_a_limit_of_nothing_still_trains():
 
 def test_it_does_not_grow_when_something_else_keeps_the_number_down():
     flow = Flow(64)
-    for _ in range(50 * LEAST_ANSWERS):
+    for _ in range(50 * MIN_ANSWERS):
         flow.done(1.0, 0.1, 0.0, under_way=2)
     assert flow.window == FIRST_WINDOW
 

@@ -33,7 +33,7 @@ from swarmnet.pipeline.events import (
     Tick,
 )
 from swarmnet.pipeline.ledger import Ledger
-from swarmnet.pipeline.machine import KEEP_SECONDS, MOST_ATTEMPTS, RETRY_SECONDS, Pipeline
+from swarmnet.pipeline.machine import KEEP_SECONDS, MAX_ATTEMPTS, RETRY_SECONDS, Pipeline
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.load_balancer import Router
 
@@ -166,7 +166,7 @@ def test_when_nobody_can_do_it_the_sender_above_is_told():
         now = max(now, pipeline.next_deadline())
         effects = pipeline.handle(Tick(), now)
         sent += sum(isinstance(effect, SendAct) for effect in effects)
-    assert 1 <= sent <= MOST_ATTEMPTS
+    assert 1 <= sent <= MAX_ATTEMPTS
     assert now <= 60.0, "before the one above gives up"
     assert isinstance(effects[-2], SendNack)
     assert effects[-1] == Forget(KEY)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
 from swarmnet.placement.policy import MoveRules, Seen, choose_move, choose_stage, view_of
-from swarmnet.resources.lines import UNKNOWN, Crossing, Line
+from swarmnet.resources.link_bandwidth import UNKNOWN, Crossing, LinkBandwidth
 
 END, MIDDLE = Crossing(1.0, 1.0), Crossing(2.0, 2.0)
 FOUR = MoveRules((1.0,) * 4, crossings=(END, MIDDLE, MIDDLE, END))
-THIN, GOOD = Line(1.0, 10.0), Line(10.0, 100.0)
+THIN, GOOD = LinkBandwidth(1.0, 10.0), LinkBandwidth(10.0, 100.0)
 
 
-def come(lines: list[Line], rules: MoveRules = FOUR, rate: float = 5.0, seed: int = 0) -> list[Seen]:
+def come(lines: list[LinkBandwidth], rules: MoveRules = FOUR, rate: float = 5.0, seed: int = 0) -> list[Seen]:
     """Newcomers one after the other, each by what the records of those before it say."""
     chance, there = Random(seed), []
     for line in lines:
@@ -31,7 +31,7 @@ def poorest(there: list[Seen]) -> float:
 
 
 def test_newcomers_with_good_lines_end_in_the_middle():
-    placed: Counter[tuple[bool, Line]] = Counter()
+    placed: Counter[tuple[bool, LinkBandwidth]] = Counter()
     carried = Counter[bool]()
     for seed in range(10):
         lines = [THIN, GOOD, THIN] * 16
@@ -56,8 +56,8 @@ def test_on_equal_lines_the_middle_gets_more_peers_and_the_swarm_carries_more():
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=20), st.integers(0, 99))
 def test_lines_that_are_not_known_or_not_full_change_nothing(rates, seed):
-    there: dict[Line, list[int]] = {}
-    for line in (UNKNOWN, Line(1e9, 1e9)):
+    there: dict[LinkBandwidth, list[int]] = {}
+    for line in (UNKNOWN, LinkBandwidth(1e9, 1e9)):
         chance, peers = Random(seed), []
         for rate in rates:
             view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
@@ -76,11 +76,11 @@ def test_who_knows_nothing_of_its_line_takes_itself_for_usual():
 def test_a_claim_of_a_huge_line_gains_nothing_and_one_of_a_thin_line_counts_for_less():
     usual = [Seen(stage, 5.0, line=GOOD) for stage in range(4)] * 3
 
-    def capacity(line: Line) -> float:
+    def capacity(line: LinkBandwidth) -> float:
         seen = [*usual, Seen(1, 5.0, line=line)]
         return view_of(((PeerId(str(n)), one) for n, one in enumerate(seen)), FOUR).capacities[1]
 
-    assert capacity(Line(1e18, 1e18)) == capacity(GOOD) == capacity(UNKNOWN)
+    assert capacity(LinkBandwidth(1e18, 1e18)) == capacity(GOOD) == capacity(UNKNOWN)
     assert capacity(THIN) == capacity(GOOD) - 4.5
 
 

@@ -8,7 +8,7 @@ from swarmnet.membership.overlay import RINGS
 from swarmnet.resources.allowances import (
     CHECKS_AT_ONCE,
     CHECKS_PER_SECOND,
-    MOST_BUCKETS,
+    MAX_BUCKETS,
     PACE_BYTES,
     PACE_SECONDS,
     SMALLEST_SHARE_BYTES,
@@ -54,17 +54,17 @@ def test_over_any_time_a_peer_gets_its_rate_its_burst_and_one_message(asked):
 
 def test_the_buckets_of_many_keys_are_forgotten_when_they_are_full_again():
     checks = Checks()
-    for number in range(3 * MOST_BUCKETS):
+    for number in range(3 * MAX_BUCKETS):
         checks.spend(f"key {number}", 1, float(number))
-    assert len(checks._buckets) <= MOST_BUCKETS
+    assert len(checks._buckets) <= MAX_BUCKETS
 
 
 def test_the_buckets_of_many_keys_are_bounded_though_none_is_full_and_who_overdrew_most_is_remembered():
     buckets = Buckets(per_second=1.0, at_once=100.0)
     buckets.spend("worst", 1000.0, 0.0)
-    for number in range(3 * MOST_BUCKETS):
+    for number in range(3 * MAX_BUCKETS):
         buckets.spend(f"key {number}", 50.0, 0.0)
-    assert len(buckets._buckets) <= MOST_BUCKETS
+    assert len(buckets._buckets) <= MAX_BUCKETS
     assert buckets.level("worst", 0.0) == -900.0
 
 

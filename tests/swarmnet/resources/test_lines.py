@@ -5,10 +5,10 @@ from dataclasses import replace
 from swarm import TINY_MODEL, tiny_manifest
 
 from swarmnet.resources.bandwidth_estimate import contribution_bytes, gossip_per_peer, traffic_of
-from swarmnet.resources.lines import (
+from swarmnet.resources.link_bandwidth import (
     UNKNOWN,
     Crossing,
-    Line,
+    LinkBandwidth,
     carried,
     crossings,
     seconds_on_line,
@@ -29,12 +29,14 @@ def test_stages_in_the_middle_send_twice_what_the_ends_do_and_the_only_one_sends
 
 def test_a_peer_does_what_the_slowest_of_its_computer_and_the_two_directions_of_its_line_does():
     each = Crossing(sent=100.0, received=50.0)
-    assert carried(9.0, Line(1000.0, 1000.0), each) == 9.0
-    assert carried(90.0, Line(1000.0, 1000.0), each) == 10.0
-    assert carried(90.0, Line(1000.0, 100.0), each) == 2.0
+    assert carried(9.0, LinkBandwidth(1000.0, 1000.0), each) == 9.0
+    assert carried(90.0, LinkBandwidth(1000.0, 1000.0), each) == 10.0
+    assert carried(90.0, LinkBandwidth(1000.0, 100.0), each) == 2.0
     assert carried(90.0, UNKNOWN, each) == 90.0, "what is not known limits nothing"
-    assert carried(90.0, Line(1.0, 1.0), Crossing()) == 90.0, "nor does a line over which nothing goes"
-    assert seconds_on_line(Line(1000.0, 100.0), each) == 0.5
+    assert carried(90.0, LinkBandwidth(1.0, 1.0), Crossing()) == 90.0, (
+        "nor does a line over which nothing goes"
+    )
+    assert seconds_on_line(LinkBandwidth(1000.0, 100.0), each) == 0.5
     assert seconds_on_line(UNKNOWN, each) == 0.0
 
 

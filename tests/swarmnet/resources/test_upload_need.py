@@ -6,7 +6,7 @@ import pytest
 from swarm import tiny_manifest
 
 from swarmnet.resources.bandwidth_estimate import contribution_bytes
-from swarmnet.resources.lines import crossings
+from swarmnet.resources.link_bandwidth import crossings
 from swarmnet.resources.upload_need import ContributionFates, judge_upload, needed_upload
 from swarmnet.run.manifest import Rounds
 
@@ -35,9 +35,7 @@ def test_a_slow_line_or_late_contributions_are_found(line, decided, late, short,
     assert (verdict.is_short, verdict.has_proof) == (short, proved)
 
 
-@pytest.mark.parametrize(
-    ("line", "decided", "late"), [(3.0, 0, 0), (inf, 0, 0), (inf, 3, 3), (1.0, 10, 1)]
-)
+@pytest.mark.parametrize(("line", "decided", "late"), [(3.0, 0, 0), (inf, 0, 0), (inf, 3, 3), (1.0, 10, 1)])
 def test_a_fast_line_is_not_accused_nor_one_whose_contributions_came_in_time(line, decided, late):
     assert judge_upload(line, 2.0, decided, late) is None
 

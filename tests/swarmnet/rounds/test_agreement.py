@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
-from swarmnet.rounds.events import OpenSet, Reference, StoodStill, Tick
+from swarmnet.rounds.events import OpenSet, ProcessStalled, Reference, Tick
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.settlement import Agreement
+from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(settle_seconds=3.0)
@@ -20,7 +20,7 @@ def ally(in_step: bool, digest: bytes | None) -> NeighbourView:
 def settles(now: float, *allies: NeighbourView) -> bool:
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    agreement = Agreement(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
+    agreement = FinalityRules(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
     state.sealed = agreement.sealed(5, state)
     return agreement.may_settle(5, state, now)
 
@@ -49,7 +49,7 @@ def levels(hops: int, *allies: NeighbourView) -> tuple[int, int]:
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
     views = {PeerId(f"p{number}"): view for number, view in enumerate(allies)}
-    agreement = Agreement(RULES, views, hops)
+    agreement = FinalityRules(RULES, views, hops)
     agreement.raise_levels(5, state, parted=False)
     return state.gathered, state.sealed
 
@@ -79,7 +79,7 @@ def test_a_set_that_changes_is_sealed_by_this_peer_alone_again():
 def test_a_lost_ally_holds_up_the_agreement_but_not_what_is_gathered():
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    agreement = Agreement(RULES, {PeerId("p"): told(1, 1)}, 1)
+    agreement = FinalityRules(RULES, {PeerId("p"): told(1, 1)}, 1)
     assert agreement.raise_levels(5, state, parted=True)
     assert (state.gathered, state.sealed) == (2, 1)
     assert agreement.raise_levels(5, state, parted=False)
@@ -94,7 +94,7 @@ def standing(now: float, *allies: NeighbourView) -> bytes | None:
     """What a peer that has sealed round 5 at 1.0 takes up of it, holding nothing itself."""
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    agreement = Agreement(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
+    agreement = FinalityRules(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
     return agreement.standing(5, state, now)
 
 
@@ -128,7 +128,7 @@ def test_a_few_who_settled_are_joined_when_patience_is_over_where_no_more_hold_a
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
     allies = {PeerId(name): view for name, view in zip("abc", (ahead, third, fourth), strict=True)}
-    assert Agreement(RULES, allies).patience_ends(5, state, applied=True) == 7.0
+    assert FinalityRules(RULES, allies).patience_ends(5, state, applied=True) == 7.0
 
 
 def test_a_liar_gains_nothing_by_making_one_peers_set_another_one_than_that_of_all_others():
@@ -172,22 +172,22 @@ def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_its
     state.seal(1.0)
     ahead, too = told(settled=5, digest=OTHER), told(2, 2)
     views = {PeerId(f"p{number}"): view for number, view in enumerate((ahead, too, too, too))}
-    assert Agreement(RULES, views, 1).standing(5, state, 1.5) is None
-    after = Agreement(RULES, views, 1, follows=True)
+    assert FinalityRules(RULES, views, 1).standing(5, state, 1.5) is None
+    after = FinalityRules(RULES, views, 1, follows=True)
     assert after.standing(5, state, 1.5) == OTHER
     assert not after.may_settle(5, state, 99.0)
     views[PeerId("p0")] = told(2, 2)
     state.sealed = 2
-    assert Agreement(RULES, views, 1).may_settle(5, state, 1.5)
+    assert FinalityRules(RULES, views, 1).may_settle(5, state, 1.5)
     assert not after.may_settle(5, state, 1.5), "who went on may not be heard yet"
     assert after.patience_ends(5, state, applied=True) == float("inf"), "nothing to be woken for"
 
 
 def test_who_stood_still_follows_for_a_while_only_and_not_after_a_short_stop():
     rounds = GroupRounds(RULES, PeerId("me"), -1, 0.0)
-    rounds.handle(StoodStill(2.9), 1.0)
+    rounds.handle(ProcessStalled(2.9), 1.0)
     assert not rounds.agreement.follows, "nobody has settled without it"
-    rounds.handle(StoodStill(3.0), 1.0)
+    rounds.handle(ProcessStalled(3.0), 1.0)
     assert rounds.agreement.follows
     assert rounds.next_deadline() <= 4.0
     rounds.handle(Tick(), 3.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.audits import AUDITS, MOST_OF_RESULT, MOST_OPEN, MOST_PROOFS, Audits, Question
+from swarmnet.rounds.audits import AUDITS, MAX_OF_RESULT, MAX_OPEN, MAX_PROOFS, AuditQuery, Audits
 from swarmnet.rounds.contribution_sets import RoundSet
 from swarmnet.rounds.events import (
     Announced,
@@ -36,12 +36,12 @@ def table_of(*shards: int) -> Table:
     return Table({shard: frozenset((Contributor.of(A, name(1), 1),)) for shard in shards})
 
 
-def own(number: int = 0, maker: PeerId = LIAR, shard: int = 0, until: float = 10.0) -> Question:
-    return Question((name(number), shard), 5, maker, maker, until)
+def own(number: int = 0, maker: PeerId = LIAR, shard: int = 0, until: float = 10.0) -> AuditQuery:
+    return AuditQuery((name(number), shard), 5, maker, maker, until)
 
 
-def proof(asked: PeerId, number: int = 0, maker: PeerId = LIAR) -> Question:
-    return Question((name(number), 0), 5, maker, asked, 10.0)
+def proof(asked: PeerId, number: int = 0, maker: PeerId = LIAR) -> AuditQuery:
+    return AuditQuery((name(number), 0), 5, maker, asked, 10.0)
 
 
 @pytest.mark.parametrize("peers", [3, 8, 64])
@@ -60,12 +60,12 @@ def test_who_looks_into_what_follows_from_what_is_published_and_a_secret_of_its_
     assert mine == [Audits(b"one", 2).drawn(name(number), table, 8) for number in range(40)]
     assert len(set(mine)) > 10, "another one of the same maker is looked into otherwise"
     assert mine != [other.drawn(name(number), table, 8) for number in range(40)]
-    assert max(len(one.drawn(name(number), table, 2)) for number in range(40)) == MOST_OF_RESULT
+    assert max(len(one.drawn(name(number), table, 2)) for number in range(40)) == MAX_OF_RESULT
 
 
 def test_questions_are_bounded_and_end_without_an_answer():
     audits = Audits(b"secret", 2)
-    assert all(audits.ask(own(number, until=10.0 + number)) for number in range(MOST_OPEN))
+    assert all(audits.ask(own(number, until=10.0 + number)) for number in range(MAX_OPEN))
     assert not audits.ask(own(99)), "there is no room"
     assert audits.overdue(9.0) == []
     assert [question.name for question in audits.overdue(11.0)] == [(name(0), 0), (name(1), 0)]
@@ -115,7 +115,7 @@ def test_what_counts_no_more_begins_where_the_earliest_proven_lie_can_still_be_u
     assert audits.convicted == {LIAR: 4}, "round 3 was sealed when round 5 was applied"
     assert not audits.is_news(LIAR, 5)
     assert audits.is_news(LIAR, 4)
-    earlier = Question((name(5), 0), 4, LIAR, B, 10.0)
+    earlier = AuditQuery((name(5), 0), 4, LIAR, B, 10.0)
     assert audits.ask(earlier)
     audits.end(earlier)
     audits.proves(earlier)
@@ -126,11 +126,11 @@ def test_what_counts_no_more_begins_where_the_earliest_proven_lie_can_still_be_u
 
 def test_the_newest_proofs_are_kept_and_all_liars_remembered():
     audits = Audits(b"secret", 2)
-    for number in range(MOST_PROOFS):
+    for number in range(MAX_PROOFS):
         assert audits.proves(own(number, PeerId(f"liar {number}"))) == []
     assert audits.proves(own(99, LIAR)) == [(name(0), 0)]
-    assert len(audits.convicted) == MOST_PROOFS + 1
-    assert len(list(audits.to_tell((A,)))) == MOST_PROOFS
+    assert len(audits.convicted) == MAX_PROOFS + 1
+    assert len(list(audits.to_tell((A,)))) == MAX_PROOFS
 
 
 # -- what the rounds do about it --------------------------------------------------------------------------
@@ -144,9 +144,7 @@ def tells(machine: GroupRounds, peer: PeerId, held: tuple[Reference, ...], settl
     for reference in held:
         state.add(reference)
     entry = OpenSet(0, 2, 2, len(held), state.digest)
-    machine.handle(
-        ProgressArrived(peer, 3, 0, frozenset(), settled, True, -1, START, (entry,)), 1.0
-    )
+    machine.handle(ProgressArrived(peer, 3, 0, frozenset(), settled, True, -1, START, (entry,)), 1.0)
 
 
 def machine_with(*held: Reference) -> GroupRounds:

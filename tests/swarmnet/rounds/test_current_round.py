@@ -5,16 +5,16 @@ from __future__ import annotations
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.open_round import CurrentRound
-from swarmnet.rounds.settlement import Agreement
+from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 
 RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0)
 
 
-def group(*allies: NeighbourView) -> tuple[CurrentRound, Agreement]:
+def group(*allies: NeighbourView) -> tuple[CurrentRound, FinalityRules]:
     """This peer in round 3, which opened at 0.0, and its allies."""
     views = {PeerId(f"ally {number}"): view for number, view in enumerate(allies)}
-    return CurrentRound(RULES, 3, views, 0.0), Agreement(RULES, views)
+    return CurrentRound(RULES, 3, views, 0.0), FinalityRules(RULES, views)
 
 
 def ally(round: int, tokens: int = 0, before: int = 0) -> NeighbourView:

@@ -9,26 +9,26 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.contributors import LOOK_SECONDS
 from swarmnet.rounds.events import (
     Announced,
-    AskChain,
     ChainArrived,
     Committed,
     ContributionArrived,
-    GroupCounted,
+    GroupSizeChanged,
     Leave,
     MakeContribution,
     NeighbourJoined,
     ProgressArrived,
     Reference,
+    RequestChain,
     StrangersNamed,
     Tick,
     Want,
 )
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.makers import LOOK_SECONDS
-from swarmnet.rounds.reducing import ASK_SECONDS, SEARCH_SECONDS, Reducing
+from swarmnet.rounds.reducing import ASK_SECONDS, SEARCH_SECONDS, ReductionSchedule
 from swarmnet.rounds.result_table import Draw
 from swarmnet.run.manifest import Rounds
 
@@ -50,8 +50,8 @@ def newcomer(settled: int, branch: str = "x") -> Chain:
     return Chain(settled, history(settled, branch).value)
 
 
-def reducing(chain: Chain, *allies: PeerId) -> Reducing:
-    made = Reducing(RULES, DRAW, ME, {ally: NeighbourView(linked_at=0.0) for ally in allies}, chain)
+def reducing(chain: Chain, *allies: PeerId) -> ReductionSchedule:
+    made = ReductionSchedule(RULES, DRAW, ME, {ally: NeighbourView(linked_at=0.0) for ally in allies}, chain)
     made.members = MEMBERS
     return made
 
@@ -83,7 +83,7 @@ def test_a_newcomer_asks_one_ally_after_the_other_until_it_knows_the_draw():
     young = reducing(newcomer(7), A, B)
     assert not young.knows(8)
     asked = [young.asks(8, now) for now in (0.0, 0.5, ASK_SECONDS, 2 * ASK_SECONDS)]
-    assert asked == [[AskChain(A, 7)], [], [AskChain(B, 7)], [AskChain(A, 7)]]
+    assert asked == [[RequestChain(A, 7)], [], [RequestChain(B, 7)], [RequestChain(A, 7)]]
     assert young.next_deadline() == 3 * ASK_SECONDS
     young._chain.learn(0, START, history(7).part(0, 7))
     assert young.asks(8, 9.0) == []
@@ -113,7 +113,7 @@ def machine_at(chain: Chain) -> GroupRounds:
             peer, chain.round + 1, 0, frozenset(), chain.round, True, anchor, chain.value, ()
         )  # fmt: skip
         machine.handle(told, 0.0)
-    machine.handle(GroupCounted(3, MEMBERS), 0.0)
+    machine.handle(GroupSizeChanged(3, MEMBERS), 0.0)
     return machine
 
 

@@ -12,18 +12,18 @@ from round_group import Group, partitioned
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.events import (
-    AskChain,
     ChainArrived,
     Effect,
     HistorySigned,
     NeighbourJoined,
     OpenSet,
     ProgressArrived,
-    Resynchronise,
+    RequestChain,
+    Resync,
     SendProgress,
     SignHistory,
 )
-from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MOST_AHEAD, SIGNED_SECONDS, Histories, Signed
+from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MAX_AHEAD, SIGNED_SECONDS, Histories, Signed
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
@@ -65,8 +65,8 @@ def of(mine: Chain, *peers: PeerId) -> Histories:
     return Histories(RULES, mine, {peer: NeighbourView() for peer in peers}, 0.0)
 
 
-def wishes(effects: list[Effect]) -> list[Resynchronise]:
-    return [effect for effect in effects if isinstance(effect, Resynchronise)]
+def wishes(effects: list[Effect]) -> list[Resync]:
+    return [effect for effect in effects if isinstance(effect, Resync)]
 
 
 def test_peers_of_one_history_stand_together_though_one_does_not_know_where_it_began():
@@ -74,7 +74,7 @@ def test_peers_of_one_history_stand_together_though_one_does_not_know_where_it_b
     histories = of(mine, OLD, NEW)
     assert not wishes(histories.progress(told(OLD, theirs, 19), 9.0)), "one against one, and mine is smaller"
     (ask,) = histories.progress(told(NEW, theirs, 26), 9.0)
-    assert ask == AskChain(NEW, 28)
+    assert ask == RequestChain(NEW, 28)
     answer = histories.chain_arrived(NEW, 26, theirs.at(25) or b"", tuple(theirs.part(26, 28)), 9.0)
     (wish,) = wishes(answer)
     assert set(wish.peers) == {OLD, NEW}
@@ -90,7 +90,7 @@ def test_a_neighbour_that_took_up_another_history_is_asked_again_where_it_parts(
     fork = histories.neighbours[OLD].fork
     assert fork is not None
     assert fork.round == 18
-    assert histories.progress(told(OLD, second, 24), 9.1) == [AskChain(OLD, 28)]
+    assert histories.progress(told(OLD, second, 24), 9.1) == [RequestChain(OLD, 28)]
     histories.chain_arrived(OLD, 20, second.at(19) or b"", tuple(second.part(20, 28)), 9.2)
     fork = histories.neighbours[OLD].fork
     assert fork is not None
@@ -168,7 +168,7 @@ def test_where_an_ally_that_took_up_another_history_parted_is_asked_not_guessed(
     fork = histories.neighbours[OLD].fork
     assert fork is None
     (ask,) = histories.progress(told(OLD, theirs, 15), 9.0)
-    assert ask == AskChain(OLD, 16)
+    assert ask == RequestChain(OLD, 16)
 
 
 def test_who_started_again_sees_at_once_that_the_others_began_farther_back():
@@ -260,7 +260,7 @@ class Courted(Group):
                     for (of, _), word in words.items():
                         if peer in forked or of in contested:
                             self.say(word, peer)
-            case Resynchronise(peers):
+            case Resync(peers):
                 like = next((peer for peer in peers if peer in self.peers), None)
                 if like is not None:
                     self.giving_way[me] = like
@@ -385,4 +385,4 @@ def test_words_on_far_rounds_take_no_room():
     heard = Heard()
     for round in range(10_000):
         heard.signed.take(round, b"another", heard.chain)
-    assert len(heard.signed._ahead) == MOST_AHEAD
+    assert len(heard.signed._ahead) == MAX_AHEAD

@@ -21,7 +21,7 @@ from swarmnet.rounds.events import (
     Contributed,
     ContributionArrived,
     Event,
-    GroupCounted,
+    GroupSizeChanged,
     IdsAsked,
     Leave,
     MakeContribution,
@@ -31,7 +31,7 @@ from swarmnet.rounds.events import (
     ProgressArrived,
     Reference,
     RemoveContribution,
-    Resynchronise,
+    Resync,
     SettleRound,
     Tick,
 )
@@ -82,7 +82,7 @@ class World:
                 case MakeContribution(round):
                     assert round > self.settled
                     self.making.append(round)
-                case Resynchronise():
+                case Resync():
                     self.over = True  # The caller fetches the state, and begins with new rounds.
                 case _:
                     pass
@@ -163,7 +163,7 @@ class World:
             case "leave":
                 return NeighbourLeft(peer, chance.random() < 0.3)
             case "count":
-                return GroupCounted(chance.choice((1, 2, 5, 5, 5, 12, 40)))
+                return GroupSizeChanged(chance.choice((1, 2, 5, 5, 5, 12, 40)))
             case "last":
                 return Leave() if chance.random() < 0.1 else Tick()
             case _:

@@ -15,12 +15,21 @@ from swarm import OWNER, Swarm, shared_rounds, tiny_manifest
 
 from protocols.messages.table import Announce, Contribution, PeerRecord, encode
 from protocols.messages.table import Reference as WireReference
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.invites import prove_invite, seal_invite
 from protocols.signed.records import RECORD_BYTES, open_record, seal_record
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.machine import FORGET_SECONDS, Membership
+from swarmnet.rounds.contributors import (
+    FEWEST_MAKERS,
+    MAX_MAKERS,
+    MAX_OF_ONE,
+    MAX_WAITING,
+    Makers,
+    UnknownContributors,
+    most_makers,
+)
 from swarmnet.rounds.events import (
     Announced,
     ContributionArrived,
@@ -32,15 +41,6 @@ from swarmnet.rounds.events import (
 )
 from swarmnet.rounds.history import START
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.makers import (
-    FEWEST_MAKERS,
-    MOST_MAKERS,
-    MOST_OF_ONE,
-    MOST_WAITING,
-    Makers,
-    Waiting,
-    most_makers,
-)
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import NO_ORDER
 
@@ -61,7 +61,9 @@ async def hands_on(swarm: Swarm, friend: Liar, makers: list[Identity], victim: s
                 continue
             seen.add(round)
             for maker in makers:
-                data = seal(maker, swarm.signed.run_id, Kind.CONTRIBUTION, 1, round, 1, stored.payload)
+                data = seal(
+                    maker, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, round, 1, stored.payload
+                )
                 await friend.say(swarm.members[victim].peer, Contribution(), data)
                 sent += 1
         await swarm.during(0.1)
@@ -324,16 +326,16 @@ def test_members_that_come_and_go_fill_twice_the_group_and_who_is_linked_still_f
 
 def test_no_set_outgrows_one_announcement_though_half_of_the_group_names_it():
     machine = machine_with(A, B, C, counts=lambda maker, round: False)
-    crowd = [reference(number) for number in range(MOST_MAKERS + 100)]
+    crowd = [reference(number) for number in range(MAX_MAKERS + 100)]
     held = 0
     for start in range(0, len(crowd), 100):
         held = held_after(machine, crowd[start : start + 100], A, B)
-    assert held == MOST_MAKERS - 1, "and the own one"
-    assert most_makers(10**6) == MOST_MAKERS
+    assert held == MAX_MAKERS - 1, "and the own one"
+    assert most_makers(10**6) == MAX_MAKERS
     name = Identity.from_seed(b"x").peer_id
-    longest = [WireReference(2**32 - 1, name, bytes(16), 2**26)] * MOST_MAKERS
+    longest = [WireReference(2**32 - 1, name, bytes(16), 2**26)] * MAX_MAKERS
     assert len(encode(Announce(longest, [2**32 - 1]))) < 2**16
-    assert MOST_MAKERS < 2**15, "sums of votes, and the counts that Progress tells"
+    assert MAX_MAKERS < 2**15, "sums of votes, and the counts that Progress tells"
 
 
 def test_what_one_of_four_names_is_not_asked_for():
@@ -357,7 +359,7 @@ def test_nobody_waits_for_a_contribution_whose_maker_is_sent_away_meanwhile():
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 40), st.integers(0, 700)), max_size=60))
 def test_what_waits_is_bounded_in_all_and_of_one_neighbour(told):
-    waiting = Waiting()
+    waiting = UnknownContributors()
     for peer, first, count in told:
         for number in range(first, first + count):
             waiting.named(PeerId(peer), reference(number))
@@ -365,10 +367,10 @@ def test_what_waits_is_bounded_in_all_and_of_one_neighbour(told):
             waiting.left(PeerId(peer))
         if first == 1:
             waiting.end(reference(count).id)
-    assert len(waiting) <= MOST_WAITING
+    assert len(waiting) <= MAX_WAITING
     for peer in "abcd":
         names = [r for r in waiting.due(1e9) if waiting.holders(r.id) == (peer,)]
-        assert len(names) <= MOST_OF_ONE + 40, "and those that others named beside it and are gone"
+        assert len(names) <= MAX_OF_ONE + 40, "and those that others named beside it and are gone"
     waiting.forget_until(0)
     assert len(waiting) == 0
     assert not waiting._alone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.events import AskIds, GiveBack, Reference, Resynchronise
+from swarmnet.rounds.events import GiveBack, Reference, RequestIds, Resync
 from swarmnet.rounds.fork_choice import Histories
 from swarmnet.rounds.history import Chain, SettledSet
 from swarmnet.rounds.own_contributions import (
@@ -13,8 +13,8 @@ from swarmnet.rounds.own_contributions import (
     LEARN_ASKS,
     LEARNED_ROUNDS,
     LONGEST_WAIT_SECONDS,
-    MOST_ASKS,
-    Offers,
+    MAX_ASKS,
+    OwnContributions,
 )
 from swarmnet.run.manifest import Rounds
 
@@ -34,7 +34,7 @@ def reference(round: int, number: int) -> Reference:
 
 
 def test_it_is_decided_only_some_rounds_later_whether_a_contribution_is_in_its_set():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.made(3, mine(3), 0.0)
     offers.made(4, mine(4), 0.0)
     offers.settled(3, (reference(3, 3),))
@@ -46,7 +46,7 @@ def test_it_is_decided_only_some_rounds_later_whether_a_contribution_is_in_its_s
 
 
 def test_a_history_that_is_given_up_opens_the_question_again():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     for round in (3, 4):
         offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
@@ -56,9 +56,9 @@ def test_a_history_that_is_given_up_opens_the_question_again():
     assert offers.decide(20, ALLIES, 1.0) == [GiveBack(4, mine(4))]
 
 
-def rejected(made_at: float = 0.0) -> Offers:
+def rejected(made_at: float = 0.0) -> OwnContributions:
     """One contribution, which is not in the set of its round."""
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.made(3, mine(3), made_at)
     offers.settled(3, ())
     return offers
@@ -79,7 +79,7 @@ def test_nothing_is_given_back_while_an_ally_that_may_hold_it_is_away():
 
 
 def test_who_comes_back_after_all_others_were_asked_is_asked_what_it_remembers():
-    offers, back = Offers(RULES), PeerId("back")
+    offers, back = OwnContributions(RULES), PeerId("back")
     offers.made(3, mine(3), 0.0)
     offers.agree(back, 2, 1.0)
     clock = 1.0
@@ -88,7 +88,7 @@ def test_who_comes_back_after_all_others_were_asked_is_asked_what_it_remembers()
     offers.agree(back, 49, clock + 0.1)
     assert offers.decide(50, (*ALLIES, back), clock + 0.1) == [], "nothing is given back before it was asked"
     clock += ASK_SECONDS
-    assert offers.decide(50, (*ALLIES, back), clock) == [AskIds(back, (3,))]
+    assert offers.decide(50, (*ALLIES, back), clock) == [RequestIds(back, (3,))]
     offers.told((3,), (reference(3, 3),))
     assert offers.decide(50, (*ALLIES, back), clock) == []
     assert list(offers.taken) == [mine(3)]
@@ -98,7 +98,7 @@ def test_the_history_of_one_that_was_away_may_stand_and_hold_it():
     offers, away = rejected(), PeerId("away")
     offers.agree(away, 2, 5.0)
     assert offers.decide(50, ALLIES, 30.0) == []
-    offers.give_up(Resynchronise((away,), "forked", 3), ALLIES)
+    offers.give_up(Resync((away,), "forked", 3), ALLIES)
     offers.settled(3, (reference(3, 3),))
     assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == []
     assert list(offers.taken) == [mine(3)]
@@ -122,13 +122,13 @@ def test_those_who_come_and_go_hold_it_up_only_so_long():
 
 
 def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies_in_turn():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.made(3, mine(3), 0.0)
     (first,) = offers.decide(50, ALLIES, 0.0)
     assert offers.decide(50, ALLIES, ASK_SECONDS / 2) == []
     assert offers.next_deadline() == ASK_SECONDS
     (second,) = offers.decide(50, ALLIES, ASK_SECONDS)
-    assert {first, second} == {AskIds(ally, (3,)) for ally in ALLIES}
+    assert {first, second} == {RequestIds(ally, (3,)) for ally in ALLIES}
     offers.told((3,), (reference(3, 3), reference(4, 9)))
     assert offers.decide(50, ALLIES, 1.5) == []
     assert not offers.open
@@ -136,30 +136,30 @@ def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies
 
 
 def test_what_nobody_remembers_is_given_back():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.made(3, mine(3), 0.0)
-    effects = [e for second in range(MOST_ASKS + 2) for e in offers.decide(50, ALLIES, float(second))]
-    assert sum(isinstance(effect, AskIds) for effect in effects) == MOST_ASKS
+    effects = [e for second in range(MAX_ASKS + 2) for e in offers.decide(50, ALLIES, float(second))]
+    assert sum(isinstance(effect, RequestIds) for effect in effects) == MAX_ASKS
     assert effects[-1] == GiveBack(3, mine(3))
 
 
 def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.made(3, mine(3), 0.0)
-    for second in range(3 * MOST_ASKS):
+    for second in range(3 * MAX_ASKS):
         assert offers.decide(50, (), float(second)) == []
         assert offers.next_deadline() == second + ASK_SECONDS
     assert offers.decide(50, ALLIES, 100.0), "now there is somebody"
 
 
 def test_nobody_can_tell_a_set_that_was_not_asked_for():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.made(3, mine(3), 0.0)
     offers.told((3,), ())
     assert offers.answer((3,), {}, 50) == ((), ())
 
 
-def settled_ones(offers: Offers) -> Offers:
+def settled_ones(offers: OwnContributions) -> OwnContributions:
     for round in range(10):
         offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
@@ -168,25 +168,25 @@ def settled_ones(offers: Offers) -> Offers:
 
 
 def test_only_what_was_made_since_the_histories_parted_is_open_again():
-    offers = settled_ones(Offers(RULES))
-    offers.give_up(Resynchronise((), "forked", 6), ALLIES)
+    offers = settled_ones(OwnContributions(RULES))
+    offers.give_up(Resync((), "forked", 6), ALLIES)
     assert list(offers.open.values()) == [6, 7, 8, 9]
 
 
 def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     side, stranger = PeerId("other side"), PeerId("newcomer")
-    offers = settled_ones(Offers(RULES))
+    offers = settled_ones(OwnContributions(RULES))
     offers.agree(ALLIES[0], 9, LONG_AGO)
     offers.agree(side, 4, LONG_AGO)
-    offers.give_up(Resynchronise((stranger,), "forked", 8, exact=False), ALLIES)
+    offers.give_up(Resync((stranger,), "forked", 8, exact=False), ALLIES)
     assert sorted(offers.open.values()) == list(range(10)), "what was agreed upon is doubted"
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
     gone = [effect for effect in effects if isinstance(effect, GiveBack)]
     assert [effect.round for effect in gone] == [5, 6, 7, 8, 9]
     assert sorted(offers.taken.values()) == [0, 1, 2, 3, 4], "what nobody remembers stays as it was"
-    offers = settled_ones(Offers(RULES))
+    offers = settled_ones(OwnContributions(RULES))
     offers.agree(side, 7, LONG_AGO)
-    offers.give_up(Resynchronise((side, stranger), "far behind"), ALLIES)
+    offers.give_up(Resync((side, stranger), "far behind"), ALLIES)
     (ask,) = offers.decide(50, ALLIES, 0.0)
     assert ask.rounds == tuple(range(10)), "in one message"
     offers.told(range(10), [reference(3, 3), reference(9, 9)])
@@ -195,31 +195,31 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
 
 
 def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_remembers():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     for round in (8, 9):
         offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
     offers.agree(PeerId("gone"), 8, LONG_AGO)
-    offers.give_up(Resynchronise((PeerId("newcomer"),), "far behind"), ())
+    offers.give_up(Resync((PeerId("newcomer"),), "far behind"), ())
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
     assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [9]
     assert list(offers.taken.values()) == [8]
 
 
 def test_what_was_agreed_upon_with_an_ally_that_has_just_gone_over_is_not_agreed_upon():
-    offers, ally, ahead = Offers(RULES), PeerId("gone over"), PeerId("far ahead")
+    offers, ally, ahead = OwnContributions(RULES), PeerId("gone over"), PeerId("far ahead")
     offers.made(8, mine(8), 0.0)
     offers.settled(8, (reference(8, 8),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
     offers.agree(ally, 8, LONG_AGO)
-    offers.give_up(Resynchronise((ally, ahead), "far behind"), (ally,))
+    offers.give_up(Resync((ally, ahead), "far behind"), (ally,))
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
     assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [8]
 
 
 def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.jumped(99)
     (ask,) = offers.decide(99, ALLIES, 0.0)
     assert ask.rounds == tuple(range(100 - LEARNED_ROUNDS, 100))
@@ -230,13 +230,13 @@ def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
 
 
 def test_the_sets_on_its_disk_are_known_to_a_peer_that_starts_again_and_it_can_tell_them():
-    before = Offers(RULES)
+    before = OwnContributions(RULES)
     for round in range(LEARNED_ROUNDS + 10):
         before.settled(round, (reference(round, round),) if round % 2 else ())
     newest = LEARNED_ROUNDS + 7
     kept = before.known(newest)
     assert list(kept) == list(range(newest + 1 - LEARNED_ROUNDS, newest + 1))
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.restored(kept)
     offers.jumped(newest)
     assert offers.decide(newest, ALLIES, 0.0) == [], "nothing is left to learn"
@@ -245,7 +245,7 @@ def test_the_sets_on_its_disk_are_known_to_a_peer_that_starts_again_and_it_can_t
 
 
 def test_what_no_ally_can_tell_a_newcomer_is_asked_for_only_so_often():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.jumped(5)
     asks = [ask for second in range(99) for ask in offers.decide(5, ALLIES, float(second))]
     assert len(asks) == LEARN_ASKS
@@ -255,7 +255,7 @@ def test_what_no_ally_can_tell_a_newcomer_is_asked_for_only_so_often():
 
 
 def test_a_contribution_whose_round_is_not_old_enough_sets_no_timer_though_its_set_was_asked_for():
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     offers.jumped(3)
     offers.made(3, mine(3), 0.0)
     now = 0.0
@@ -268,7 +268,7 @@ def test_a_contribution_whose_round_is_not_old_enough_sets_no_timer_though_its_s
 
 def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what_came_after():
     chain = Chain()
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     for round in range(6):
         offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
@@ -276,7 +276,7 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
     assert len(offers.taken) == 6
     own = Histories(RULES, chain, {}, 0.0)
-    wish = Resynchronise((PeerId("a"),), "their history stands", fork_round=2)
+    wish = Resync((PeerId("a"),), "their history stands", fork_round=2)
     value = chain.at(4)
     assert value is not None
     offers.replaced(wish, own, 4, value)
@@ -289,7 +289,7 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
 
 def test_a_history_that_this_peer_left_and_another_took_up_counts_where_it_comes_back_to_it():
     chain, theirs = Chain(), Chain()
-    offers = Offers(RULES)
+    offers = OwnContributions(RULES)
     for round in range(6):
         offers.made(round, mine(round), 0.0)
         offers.settled(round, (reference(round, round),))
@@ -297,13 +297,13 @@ def test_a_history_that_this_peer_left_and_another_took_up_counts_where_it_comes
         if round < 4:
             theirs.append(SettledSet(1, bytes([round] * 8)))
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
-    left = Resynchronise((PeerId("a"),), "their history stands", fork_round=4)
+    left = Resync((PeerId("a"),), "their history stands", fork_round=4)
     before, after = chain.at(3), chain.at(5)
     assert before is not None
     assert after is not None
     offers.replaced(left, Histories(RULES, chain, {}, 0.0), 3, before)
     assert set(offers.open.values()) == {4, 5}
-    behind = Resynchronise((PeerId("b"),), "others are ahead")
+    behind = Resync((PeerId("b"),), "others are ahead")
     offers.replaced(behind, Histories(RULES, theirs, {}, 0.0), 5, after)
     offers.jumped(5)
     assert offers.decide(5 + DELAY, (), LONGEST_WAIT_SECONDS + 1) == []

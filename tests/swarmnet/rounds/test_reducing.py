@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.history import START, Chain, SettledSet
-from swarmnet.rounds.reducing import WAIT_SHARE, Reducing
+from swarmnet.rounds.reducing import WAIT_SHARE, ReductionSchedule
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Rounds
 
@@ -36,14 +36,16 @@ def value(round: int) -> bytes:
     return settled(400).at(DRAW.seed_round(round)) if DRAW.seed_round(round) >= 0 else START
 
 
-def reducing(*members: PeerId, **allies: NeighbourView) -> Reducing:
+def reducing(*members: PeerId, **allies: NeighbourView) -> ReductionSchedule:
     """Of a peer that is drawn for everything where it is the only member."""
-    found = Reducing(RULES, DRAW, ME, {PeerId(name): view for name, view in allies.items()}, settled(400))
+    found = ReductionSchedule(
+        RULES, DRAW, ME, {PeerId(name): view for name, view in allies.items()}, settled(400)
+    )
     found.members = frozenset((ME, *members))
     return found
 
 
-def round_of(reducing: Reducing, mine: bool) -> int:
+def round_of(reducing: ReductionSchedule, mine: bool) -> int:
     """The first for which this peer is drawn, or is not."""
     return next(number for number in range(400) if (ME in reducing.reducers(number)) == mine)
 
@@ -63,7 +65,7 @@ def test_it_waits_for_everybody_who_is_in_step():
     assert one.due(10.2) == [5]
 
 
-def tells(one: Reducing, round: int, is_in: bool) -> None:
+def tells(one: ReductionSchedule, round: int, is_in: bool) -> None:
     """A's result of a round to which this peer has contributed, sending all to A."""
     mine, other = (Contributor.of(peer, ContributionId(f"{peer} {round:10}".encode()), 1) for peer in (ME, B))
     one.sliced(round, ContributionId(mine.contribution), (A,) * 3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.result_table import (
     DIGEST_BYTES,
-    MOST_TOKENS,
+    MAX_TOKENS,
     ContributionError,
     Contributor,
     Draw,
@@ -54,7 +54,7 @@ def table_of(**shards: tuple[int, ...]) -> Table:
 CONTRIBUTORS = st.builds(
     Contributor,
     st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16),
-    st.integers(0, MOST_TOKENS), st.binary(min_size=96, max_size=96),
+    st.integers(0, MAX_TOKENS), st.binary(min_size=96, max_size=96),
 )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def test_what_a_result_stands_for_is_each_ones_tokens_by_its_share_of_the_shards
     assert table.holding(identity(2)) == frozenset()
 
 
-@pytest.mark.parametrize(("said", "kept"), [(-5, 0), (0, 0), (7, 7), (1 << 40, MOST_TOKENS)])
+@pytest.mark.parametrize(("said", "kept"), [(-5, 0), (0, 0), (7, 7), (1 << 40, MAX_TOKENS)])
 def test_tokens_are_told_as_far_as_four_bytes_go(said, kept):
     assert named(0, said).tokens == kept
 
@@ -212,9 +212,7 @@ def test_a_shard_is_measured_by_the_largest_result_of_all_shards():
     assert counting({}, DRAW, 0) == {}
 
 
-@given(
-    st.dictionaries(st.sampled_from(PEERS[:6]), tables(), max_size=6), st.integers(0, 100), st.randoms()
-)
+@given(st.dictionaries(st.sampled_from(PEERS[:6]), tables(), max_size=6), st.integers(0, 100), st.randoms())
 def test_nobody_is_counted_twice_in_a_shard_and_nobody_is_left_out_for_nothing(results, round, chance):
     largest = max((len(held) for table in results.values() for held in table.shards.values()), default=0)
     shuffled = list(results.items())

@@ -138,9 +138,7 @@ def test_a_peer_that_dies_in_the_middle_leaves_equal_sets(size: int) -> None:
 
 
 @settings(max_examples=40)
-@given(
-    st.integers(2, 5), st.integers(0, 10**6), st.floats(0, 0.3), st.floats(0.01, 0.5), st.floats(20, 200)
-)
+@given(st.integers(2, 5), st.integers(0, 10**6), st.floats(0, 0.3), st.floats(0.01, 0.5), st.floats(20, 200))
 def test_lost_and_late_messages_never_split_the_settled_sets(
     size: int, seed: int, loss: float, delay: float, speed: float
 ) -> None:

@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import RoundSet
-from swarmnet.rounds.events import AskIds, GiveBack, Reference, Resynchronise, Want
-from swarmnet.rounds.own_contributions import ASK_SECONDS, AWAY_SECONDS, MOST_ASKS, MOST_TABLES, Offers
+from swarmnet.rounds.events import GiveBack, Reference, RequestIds, Resync, Want
+from swarmnet.rounds.own_contributions import (
+    ASK_SECONDS,
+    AWAY_SECONDS,
+    MAX_ASKS,
+    MAX_TABLES,
+    OwnContributions,
+)
 from swarmnet.rounds.result_table import Contributor, Draw, Table, tag_of
 from swarmnet.run.manifest import Rounds
 
@@ -40,15 +46,15 @@ def holding(round: int, *shards: int, others: tuple[int, ...] = ()) -> Table:
     })  # fmt: skip
 
 
-def offers_of(round: int, **results: Table) -> Offers:
+def offers_of(round: int, **results: Table) -> OwnContributions:
     """One contribution of mine, and the results that its round settled with, read."""
-    offers = Offers(RULES, DRAW)
+    offers = OwnContributions(RULES, DRAW)
     offers.made(round, mine(round), 0.0)
     settle(offers, round, **results)
     return offers
 
 
-def settle(offers: Offers, round: int, **results: Table) -> None:
+def settle(offers: OwnContributions, round: int, **results: Table) -> None:
     references = tuple(result(round, PeerId(maker)) for maker in sorted(results))
     offers.settled(round, references)
     for reference in references:
@@ -100,9 +106,9 @@ def test_what_only_a_small_result_holds_comes_back():
     assert offers.decide(LATER, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 2))]
 
 
-def unread(*makers: PeerId) -> Offers:
+def unread(*makers: PeerId) -> OwnContributions:
     """The set is known, and nothing of who is in the results of these."""
-    offers = Offers(RULES, DRAW)
+    offers = OwnContributions(RULES, DRAW)
     offers.made(3, mine(3), 0.0)
     offers.settled(3, tuple(result(3, maker) for maker in makers))
     return offers
@@ -126,17 +132,17 @@ def test_results_that_were_not_read_are_asked_for_and_then_it_is_decided():
 
 def test_what_nobody_can_tell_is_asked_for_so_often_and_comes_back_then():
     offers = unread(X)
-    effects = [e for second in range(MOST_ASKS + 5) for e in offers.decide(LATER, ALLIES, float(second))]
-    assert [type(effect) for effect in effects] == [Want] * MOST_ASKS + [GiveBack]
+    effects = [e for second in range(MAX_ASKS + 5) for e in offers.decide(LATER, ALLIES, float(second))]
+    assert [type(effect) for effect in effects] == [Want] * MAX_ASKS + [GiveBack]
     assert effects[-1] == GiveBack(3, mine(3), (0, 1, 2))
     assert offers.next_deadline() == INFINITE
 
 
 def test_a_set_that_is_not_known_is_asked_for_before_its_results_are():
-    offers = Offers(RULES, DRAW)
+    offers = OwnContributions(RULES, DRAW)
     offers.made(3, mine(3), 0.0)
     (ask,) = offers.decide(LATER, ALLIES, 0.0)
-    assert isinstance(ask, AskIds)
+    assert isinstance(ask, RequestIds)
     offers.told((3,), (result(3, X),))
     (want,) = offers.decide(LATER, ALLIES, 0.5)
     assert (type(want), want.ids) == (Want, (result(3, X).id,))
@@ -165,7 +171,7 @@ SETS = st.lists(st.frozensets(st.integers(0, SHARDS - 1)), min_size=1, max_size=
 @given(SETS)
 def test_however_histories_change_each_shard_comes_back_at_most_once(histories):
     """`histories`: in which shards the contribution is, in one after the other."""
-    offers = Offers(RULES, DRAW)
+    offers = OwnContributions(RULES, DRAW)
     offers.made(3, mine(3), 0.0)
     back: list[int] = []
     for number, shards in enumerate(histories):
@@ -195,7 +201,7 @@ def test_while_somebody_who_may_hold_it_is_away_nothing_comes_back():
 
 def test_a_reducer_that_is_not_heard_may_hold_its_slices_though_it_was_away_before_they_were_made():
     """Seed 4820051: the line from the reducer was cut, the one to it was not."""
-    offers = Offers(RULES, DRAW)
+    offers = OwnContributions(RULES, DRAW)
     offers.agree(Y, 2, 10.0)
     offers.made(3, mine(3), 30.0, frozenset((X, Y)))
     settle(offers, 3, x=holding(3, 1, others=(0, 2)))
@@ -207,7 +213,7 @@ def test_a_reducer_that_is_not_heard_may_hold_its_slices_though_it_was_away_befo
 
 
 def test_a_reducer_that_is_never_heard_again_delays_what_comes_back_and_does_not_keep_it():
-    offers = Offers(RULES, DRAW)
+    offers = OwnContributions(RULES, DRAW)
     offers.made(3, mine(3), 30.0, frozenset((X, Y)))
     settle(offers, 3, x=holding(3, 1, others=(0, 2)))
     assert offers.decide(LATER, ALLIES, 30.0 + AWAY_SECONDS - 0.1) == []
@@ -227,7 +233,7 @@ def test_only_results_of_rounds_with_an_open_contribution_are_wanted():
 
 
 def test_a_contribution_is_held_where_all_its_shards_are_in_an_open_rounds_results():
-    offers, state = Offers(RULES, DRAW), RoundSet()
+    offers, state = OwnContributions(RULES, DRAW), RoundSet()
     for maker, table in ((X, holding(3, 0)), (Y, holding(3, 1, 2))):
         assert not offers.is_held(mine(3), state)
         state.add(result(3, maker))
@@ -245,17 +251,17 @@ def test_the_makers_of_a_set_are_those_whose_slices_are_in_what_was_read():
 
 
 def test_only_so_many_tables_are_remembered():
-    offers = Offers(RULES, DRAW)
-    for round in range(MOST_TABLES + 5):
+    offers = OwnContributions(RULES, DRAW)
+    for round in range(MAX_TABLES + 5):
         offers.read(result(round, X).id, holding(round, 0))
     assert offers.makers([result(4, X)]) == frozenset()
     assert offers.makers([result(5, X)])
-    assert len(offers._tables) == MOST_TABLES
+    assert len(offers._tables) == MAX_TABLES
 
 
 def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning():
     offers = unread(X)
-    for second in range(3 * MOST_ASKS):
+    for second in range(3 * MAX_ASKS):
         assert offers.decide(LATER, (), float(second)) == []
         assert offers.next_deadline() == second + ASK_SECONDS
     assert offers.decide(LATER, ALLIES, 100.0), "now there is somebody"
@@ -285,7 +291,7 @@ STEPS = st.lists(
 @given(STEPS, st.booleans())
 def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
     """After every decision the next one is later: a peer whose timer finds nothing to do would spin."""
-    offers, now, allies = Offers(RULES, DRAW), 0.0, ALLIES if has_allies else ()
+    offers, now, allies = OwnContributions(RULES, DRAW), 0.0, ALLIES if has_allies else ()
     made: set[int] = set()
     for what, number in steps:
         match what:
@@ -297,7 +303,7 @@ def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
             case "read":
                 offers.read(result(number, X).id, holding(number, number % SHARDS))
             case "undo":
-                offers.give_up(Resynchronise((X,), "forked", number), allies)
+                offers.give_up(Resync((X,), "forked", number), allies)
             case "jumped":
                 offers.jumped(number)
             case "agree":
@@ -306,7 +312,7 @@ def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
                 now += number
         offers.decide(12, allies, now)
         assert offers.next_deadline() > now
-    for _ in range(100 * MOST_ASKS):
+    for _ in range(100 * MAX_ASKS):
         now = offers.next_deadline()
         if now == INFINITE:
             return

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.capacity import Booking, Load, earliest_start, that_counts
-from swarmnet.routing.reservations import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, Places
+from swarmnet.routing.reservations import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, ReservationTable
 from swarmnet.run.path_rules import Rules, begin, visit
 
 RULES = Rules.of(6, 1 / 3, 0)
@@ -20,7 +20,7 @@ def key(number):
 
 
 def places(slots=3):
-    made = Places(slots, False)
+    made = ReservationTable(slots, False)
     made.forward_seconds, made.backward_seconds = 1.0, 2.0
     return made
 
@@ -143,9 +143,7 @@ class AnyStory(RuleBasedStateMachine):
     def ask(self, number, asker, arrival, wanted, rest, firm):
         now = self.now
         if key(number) not in self.here:
-            start = self.places.ask(
-                key(number), asker, HEADER, now + arrival, now + wanted, rest, firm, now
-            )
+            start = self.places.ask(key(number), asker, HEADER, now + arrival, now + wanted, rest, firm, now)
             assert start is None or start >= now + arrival
 
     @rule(number=st.integers(0, 30), sender=st.sampled_from([ONE, OTHER]))
@@ -184,15 +182,13 @@ class AnyStory(RuleBasedStateMachine):
         assert self.places.held == {}
 
 
-AnyStory.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None
-)
+AnyStory.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestAnyStory = AnyStory.TestCase
 
 
 @pytest.mark.parametrize("slots", [1, 3, 32, 1000])
 def test_there_is_a_bound_whatever_the_memory(slots):
-    held = Places(slots, False)
+    held = ReservationTable(slots, False)
     for number in range(300):
         held.ask(key(number), PeerId(str(number)), HEADER, 1.0, 1.0, 1.0, True, 0.0)
     assert len(held.held) == held.most <= 64

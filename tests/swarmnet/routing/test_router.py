@@ -17,7 +17,7 @@ from swarmnet.routing.load_balancer import (
     FIRST_SLOTS,
     LONGEST_BACK_OFF_SECONDS,
     LONGEST_BUSY_SECONDS,
-    MOST_SLOTS,
+    MAX_SLOTS,
     Router,
 )
 
@@ -129,14 +129,14 @@ def test_credit_counts_from_those_that_were_sent_something_and_within_bounds():
     assert router.choose([A], 0.0) == A
     assert router.peers[A].compute_seconds is None
     router.told(A, 2**60, 0.5, 0)
-    assert router.peers[A].slots == MOST_SLOTS
-    assert router.peers[A].waiting < MOST_SLOTS
+    assert router.peers[A].slots == MAX_SLOTS
+    assert router.peers[A].waiting < MAX_SLOTS
 
 
 def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
     """By answers: a peer that swallows what it is sent costs one microbatch at a time."""
     router = Router(Random(1))
-    meet(router, A, 1e-9, slots=MOST_SLOTS)
+    meet(router, A, 1e-9, slots=MAX_SLOTS)
     meet(router, B, 0.1)
 
     def filled(now: float = 0.0) -> int:
@@ -160,10 +160,10 @@ def test_whoever_promises_much_is_sent_no_more_than_it_has_earned():
         router.ended(A)
         router.answered(A, 0.2)
     assert filled(200.0) == 6, "one at a time earns no more than one"
-    for _ in range(2 * MOST_SLOTS):
+    for _ in range(2 * MAX_SLOTS):
         filled(200.0)
         router.answered(A, 0.2)
-    assert filled(200.0) == MOST_SLOTS
+    assert filled(200.0) == MAX_SLOTS
 
 
 def test_a_peer_that_fails_is_left_alone_for_a_while_that_doubles_until_it_answers():

@@ -13,10 +13,10 @@ from swarmnet.routing.reservation_requests import (
     DEAR,
     GIVE_UP_QUESTIONS,
     HALVED_VISITS,
-    LEAST_SHARE,
-    MOST_QUESTIONS,
-    Quest,
-    Scouting,
+    MAX_QUESTIONS,
+    MIN_SHARE,
+    PathQuery,
+    PathSearch,
 )
 from swarmnet.run.path_rules import Rules, begin, check
 
@@ -30,11 +30,11 @@ TO_GO = {(1, 1): 10.0, (1, 2): 30.0, (2, 1): 10.0}
 
 def scouting(rules=RULES, **hops):
     """On the first stage; everybody is idle and has told so."""
-    made = Scouting(rules, 0)
+    made = PathSearch(rules, 0)
     for peer in (B, C, C2):
         made.told(peer, IDLE, TO_GO, 0.0, 0.0)
         made.measured(peer, hops.get(peer, 1.0))
-    made.quests[KEY] = Quest(begin(RULES), 0.0)
+    made.quests[KEY] = PathQuery(begin(RULES), 0.0)
     return made
 
 
@@ -111,7 +111,7 @@ def test_an_unknown_peer_is_tried_once_and_not_by_all_at_the_same_time():
     asked = []
     for number in range(3):
         key = MicrobatchId(KEY.origin, number)
-        scouts.quests[key] = Quest(begin(RULES), 0.0)
+        scouts.quests[key] = PathQuery(begin(RULES), 0.0)
         asked.append(scouts.seek(key, [*LIVE, (new, 2)], 0.0).peer)
     assert asked.count(new) == 1
 
@@ -126,7 +126,7 @@ def visits_by_stage(microbatches, whole=0, rules=RULES, **hops):
     for number in range(microbatches * (whole + 1)):
         key = MicrobatchId(KEY.origin, number)
         leaves_out = number % (whole + 1) == whole
-        scouts.quests[key] = Quest(begin(RULES, None if leaves_out else RULES.stages), 0.0)
+        scouts.quests[key] = PathQuery(begin(RULES, None if leaves_out else RULES.stages), 0.0)
         asking = scouts.seek(key, LIVE, 0.0)
         scouts.answered(asking.peer, key, asking.question, asking.start)
         scouts.measured(asking.peer, hops.get(asking.peer, 1.0))
@@ -141,7 +141,7 @@ def test_where_all_ways_are_alike_the_stages_take_turns():
 
 
 def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_farther():
-    least = LEAST_SHARE / 2
+    least = MIN_SHARE / 2
     nearby, rest = visits_by_stage(1000, b=3.0)
     assert least <= nearby / 1000 <= least + 0.05
     assert nearby + rest == 1000
@@ -156,7 +156,7 @@ def test_the_more_microbatches_are_whole_the_more_evenly_the_others_leave_stages
 
 def test_stages_get_as_much_as_ways_lead_on_from_them():
     rules = Rules.of(6, 1 / 3, 0)
-    made = Scouting(rules, 0)
+    made = PathSearch(rules, 0)
     stages = {PeerId(str(stage)): stage for stage in (1, 2, 3)}
     for peer in stages:
         costs = {(stage, hops): 10.0 for stage in (1, 2, 3) for hops in (1, 2)}
@@ -165,7 +165,7 @@ def test_stages_get_as_much_as_ways_lead_on_from_them():
     visits = Counter()
     for number in range(600):
         key = MicrobatchId(KEY.origin, number)
-        made.quests[key] = Quest(begin(rules), 0.0)
+        made.quests[key] = PathQuery(begin(rules), 0.0)
         asking = made.seek(key, list(stages.items()), 0.0)
         made.answered(asking.peer, key, asking.question, asking.start)
         visits[stages[asking.peer]] += 1
@@ -181,7 +181,7 @@ def test_whoever_is_there_and_whatever_they_answer_every_question_is_legal_and_q
     drawn, skipped, memory, seed
 ):
     rules, chance = Rules(6, skipped, 1), Random(seed)
-    scouts = Scouting(rules, 0)
+    scouts = PathSearch(rules, 0)
     live = []
     for number, (stage, hop, held) in enumerate(drawn):
         peer = PeerId(str(number))
@@ -191,14 +191,14 @@ def test_whoever_is_there_and_whatever_they_answer_every_question_is_legal_and_q
         scouts.told(peer, Load(memory + 1, 1.0, 2.0, bookings), table, chance.uniform(0, 1), 0.0)
         if chance.random() < 0.7:
             scouts.measured(peer, hop)
-    scouts.quests[KEY] = Quest(begin(rules), 3.0)
+    scouts.quests[KEY] = PathQuery(begin(rules), 3.0)
     asked = 0
     while (asking := scouts.seek(KEY, live, 0.0)) is not None:
         asked += 1
         check(asking.header, dict(live)[asking.peer], rules)
         assert asking.header.visited[-1] == asking.header.frontier, "nobody may wait for a swap"
         assert asking.start >= asking.arrival >= 3.0
-        assert asking.firm == (asking.question >= MOST_QUESTIONS)
+        assert asking.firm == (asking.question >= MAX_QUESTIONS)
         if chance.random() < 0.2:
             assert scouts.answered(asking.peer, KEY, asking.question, asking.start).granted == asking.peer
             return

@@ -17,7 +17,7 @@ from swarmnet.rounds.contribution_sets import set_digest
 from swarmnet.rounds.history import SettledSet, link
 from swarmnet.run import owner_orders
 from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError
-from swarmnet.run.rates import LARGEST_FACTOR, MOST_RATES, WHOLE, Rate, factor_of, factors, scaled
+from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, WHOLE, Rate, factor_of, factors, scaled
 
 HALF = WHOLE // 2
 RUN_ID = tiny_manifest().run_id()
@@ -67,9 +67,9 @@ def test_an_order_of_a_rate_says_what_makes_no_sense():
         with pytest.raises(OrderError, match=r"between 0\.001 and 100"):
             owner_orders.rate(NO_ORDER, factor, 40, "")
     many = NO_ORDER
-    for round in range(MOST_RATES + 5):
+    for round in range(MAX_RATES + 5):
         many = owner_orders.rate(many, HALF, round, "")
-    assert [rate.from_round for rate in many.rates] == list(range(5, MOST_RATES + 5))
+    assert [rate.from_round for rate in many.rates] == list(range(5, MAX_RATES + 5))
     assert owner_orders.told(half, owner_orders.rate(half, 250, 90, "")) == [
         "the learning rate is 0.25 times the manifest's from round 90 on"
     ]
@@ -85,4 +85,4 @@ def test_rates_and_the_end_travel_and_an_order_without_them_is_as_it_was():
     with pytest.raises(Malformed):
         seal_order(OWNER, RUN_ID, replace(order, rates=(Rate(40, 0),)))
     with pytest.raises(Malformed):
-        seal_order(OWNER, RUN_ID, replace(order, rates=(Rate(4, 5),) * (MOST_RATES + 1)))
+        seal_order(OWNER, RUN_ID, replace(order, rates=(Rate(4, 5),) * (MAX_RATES + 1)))

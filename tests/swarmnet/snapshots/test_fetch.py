@@ -17,7 +17,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.rounds.history import DIGEST_BYTES
 from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
-    MOST_CHUNKS,
+    MAX_CHUNKS,
     SMALLEST_CHUNK_BYTES,
     STALL_SECONDS,
     Ask,
@@ -43,8 +43,8 @@ def asks(effects) -> list[Ask]:
 @given(st.integers(1, 2**45))
 def test_chunks_are_few_enough_for_one_message_and_not_smaller_than_need_be(size):
     chunk = chunk_bytes(size)
-    assert -(-size // chunk) <= MOST_CHUNKS
-    assert chunk == SMALLEST_CHUNK_BYTES or -(-size // (chunk // 2)) > MOST_CHUNKS
+    assert -(-size // chunk) <= MAX_CHUNKS
+    assert chunk == SMALLEST_CHUNK_BYTES or -(-size // (chunk // 2)) > MAX_CHUNKS
 
 
 def test_different_chunks_are_asked_of_every_holder_and_no_more_than_its_slots():
@@ -200,7 +200,7 @@ def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):
 def test_the_roots_of_two_snapshots_of_any_size_fit_in_one_header():
     """A holder names both to a newcomer (State)."""
     newest = 2**32 - 1
-    for size in (1 << 20, 103 << 20, MOST_CHUNKS * SMALLEST_CHUNK_BYTES, 128 << 20, 7 << 30):
+    for size in (1 << 20, 103 << 20, MAX_CHUNKS * SMALLEST_CHUNK_BYTES, 128 << 20, 7 << 30):
         chunks = hashes(-(-size // chunk_bytes(size)))
         root = msgspec.msgpack.encode(SnapshotRoot(newest, 99, size, WRONG, b"x" * DIGEST_BYTES, chunks))
         roots = [b"e" * ENVELOPE_BYTES + root] * SNAPSHOTS_KEPT

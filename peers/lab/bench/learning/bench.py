@@ -17,7 +17,7 @@ from peers.errors import UserError
 from peers.lab.bench.learning.played import Play, Said, Subject, player
 from peers.lab.bench.learning.recipes import Recipe, recipes
 from peers.lab.bench.learning.report import Report, Row, activation_bytes, row
-from peers.lab.bench.learning.search import Found, carried_out, plan
+from peers.lab.bench.learning.search import SearchResult, carried_out, plan
 from peers.lab.bench.learning.trials import Kept, Outcome, Rates, Terms
 from swarmnet.run.manifest import Manifest
 
@@ -26,7 +26,7 @@ TOKENS_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchConfig:
     """What is asked of the bench."""
 
     run_file: Path
@@ -52,7 +52,7 @@ class Question:
     """Trials at a time. What is played, and what comes of it, does not depend on it."""
 
 
-def bench(question: Question, said: Said) -> Report:
+def bench(question: BenchConfig, said: Said) -> Report:
     """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
     subject = Subject(question.run_file, question.eval_text, question.tokenizer, question.device)
     known = _recipes(question, subject.manifest())
@@ -80,7 +80,7 @@ def bench(question: Question, said: Said) -> Report:
     )  # fmt: skip
 
 
-def _recipes(question: Question, manifest: Manifest) -> dict[str, Recipe]:
+def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
     """Those that are asked for. Raises UserError."""
     if manifest.start.path or manifest.sync.trainable:
         raise UserError(
@@ -97,7 +97,7 @@ def _recipes(question: Question, manifest: Manifest) -> dict[str, Recipe]:
 
 
 def _kept(
-    question: Question, terms: Terms, known: Mapping[str, Recipe], play: Play
+    question: BenchConfig, terms: Terms, known: Mapping[str, Recipe], play: Play
 ) -> Callable[[str, Rates, int], Future[Outcome]]:
     """What begins a trial, or has its outcome from the folder `out`; it is kept there once it is over."""
     kept = Kept(question.out / "trials.jsonl")
@@ -124,6 +124,6 @@ def _kept(
     return begin
 
 
-def _row(name: str, recipe: Recipe, question: Question, found: Found) -> Row:
+def _row(name: str, recipe: Recipe, question: BenchConfig, found: SearchResult) -> Row:
     own_steps = recipe.own_steps and (question.own_steps or recipe.own_steps)
     return row(name, recipe.told, own_steps, found.rates_tried, found.outcomes)

@@ -16,8 +16,8 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
 from swarmnet.model.parameters import is_muons
+from swarmnet.run.local_steps import InnerName
 from swarmnet.run.manifest import Sync, learning_rate
-from swarmnet.run.own_steps import InnerName
 
 WARMUP_SHARE = 0.02
 """Of the steps: linear to the peak, for every method."""

@@ -11,8 +11,8 @@ from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
 from peers.lab.bench.learning.rounds import Rounds
+from swarmnet.run.local_steps import MOMENTUM_PRESETS, InnerName
 from swarmnet.run.manifest import Sync
-from swarmnet.run.own_steps import OUTER, InnerName
 
 LOCAL_STEPS = 8
 """H: where HOME lines make exchanges worth saving, and the loss is still near that of H = 1."""
@@ -138,7 +138,9 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
 
     outer = sync.own_steps.outer_rate if sync.own_steps is not None and sync.outer_momentum else None
     own_steps = steps if sync.own_steps else 0
-    return Recipe(make, sync.learning_rate, told, outer if sync.method in OUTER else None, own_steps)
+    return Recipe(
+        make, sync.learning_rate, told, outer if sync.method in MOMENTUM_PRESETS else None, own_steps
+    )
 
 
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:

@@ -16,12 +16,12 @@ from peers.lab.bench.learning.trials import Outcome, Rates
 
 FACTOR = 2.0
 """Between the rates of the search; the same grid for every method."""
-MOST_RATES = 7
+MAX_RATES = 7
 """Of one search: 64 times from the lowest to the highest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a plan ends with."""
 
     rates_tried: int
@@ -31,7 +31,7 @@ class Found:
 
 Wanted: TypeAlias = list[tuple[Rates, int]]
 """Rates and seeds: trials of one method that do not wait for one another."""
-Plan: TypeAlias = Generator[Wanted, list[Outcome], Found]
+Plan: TypeAlias = Generator[Wanted, list[Outcome], SearchResult]
 """Takes the outcomes in the order in which it asked for them."""
 _Search: TypeAlias = Generator[Wanted, list[Outcome], tuple[Rates, int]]
 
@@ -50,7 +50,7 @@ def plan(begin: Rates, seeds: int, searches: bool) -> Plan:
         )
         tried += more - 1
     outcomes = yield [(best, seed) for seed in range(seeds)]
-    return Found(tried, outcomes)
+    return SearchResult(tried, outcomes)
 
 
 def _searched(begin: Rates, moved: Callable[[Rates, float], Rates]) -> _Search:
@@ -62,16 +62,16 @@ def _searched(begin: Rates, moved: Callable[[Rates, float], Rates]) -> _Search:
         losses[wanted] = outcome.loss
         best = min(losses, key=lambda rates: losses[rates])
         missing = [rates for by in (FACTOR, 1 / FACTOR) if (rates := moved(best, by)) not in losses]
-        if not missing or len(losses) == MOST_RATES:
+        if not missing or len(losses) == MAX_RATES:
             return best, len(losses)
         wanted = missing[0]
 
 
 def carried_out(
     plans: Mapping[str, Plan], at_once: int, begin: Callable[[str, Rates, int], Future[Outcome]]
-) -> dict[str, Found]:
+) -> dict[str, SearchResult]:
     """Let so many of the plans go on at a time. `begin`: a method's trial at these rates from a seed."""
-    waiting, found = deque(plans.items()), dict[str, Found]()
+    waiting, found = deque(plans.items()), dict[str, SearchResult]()
     under_way: dict[str, tuple[Plan, list[Future[Outcome]]]] = {}
 
     def go_on(name: str, plan: Plan, outcomes: list[Outcome] | None) -> None:

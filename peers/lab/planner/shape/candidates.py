@@ -16,22 +16,22 @@ from math import inf
 
 from peers.errors import UserError
 from peers.lab.planner.exchange import (
-    MOST_OF_A_LINE,
+    MAX_OF_A_LINE,
     Exchange,
     exchange_of,
     largest,
 )
 from peers.lab.planner.placing import Placement, placed
-from peers.lab.planner.question import BACKWARD_RATIO, Question
+from peers.lab.planner.plan_request import BACKWARD_RATIO, PlanRequest
 from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
-from swarmnet.resources.lines import Line, carried, crossing
+from swarmnet.resources.link_bandwidth import LinkBandwidth, carried, crossing
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import ExchangeName, Manifest, MethodName, Paths, Sync
 
 SEQUENCES = (1, 2, 4)
 """Of a microbatch."""
-LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MOST_LOCAL_STEPS)
+LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MAX_LOCAL_STEPS)
 VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
 """Of a round, where each round is one step of all: 16 thousand to 17 million."""
 PARTS = 0
@@ -107,14 +107,14 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PeerGroup:
     """Peers of one stage that are alike."""
 
     stage: int
     count: int
     computes: float
     """Tokens per second of each."""
-    line: Line
+    line: LinkBandwidth
 
 
 def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
@@ -153,7 +153,7 @@ def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
 class Judge:
     """Judges shapes of one run for given peers. What shapes have in common is computed once."""
 
-    def __init__(self, run: Manifest, question: Question, parameters: int, target: float) -> None:
+    def __init__(self, run: Manifest, question: PlanRequest, parameters: int, target: float) -> None:
         self.run, self.question, self.parameters, self.target = run, question, parameters, target
         self._placed = cache(self._place)
         self._contribution = cache(self._contributions)
@@ -201,16 +201,16 @@ def price(parameters: int, target: float, shape: Shape, replicas: float) -> tupl
     return loss, laws.tokens_factor(parameters, target, loss)
 
 
-def kinds(manifest: Manifest, placement: Placement) -> list[Kind]:
+def kinds(manifest: Manifest, placement: Placement) -> list[PeerGroup]:
     alike = Counter((peer.stage, peer.forward_seconds, peer.up, peer.down) for peer in placement.peers)
     tokens = manifest.microbatch_tokens / (1 + BACKWARD_RATIO)
     return [
-        Kind(stage, count, tokens / forward, Line(up, down))
+        PeerGroup(stage, count, tokens / forward, LinkBandwidth(up, down))
         for (stage, forward, up, down), count in alike.items()
     ]
 
 
-def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> float:
+def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[PeerGroup]) -> float:
     """Tokens per second: the largest rate at which the peers of each stage compute it and their lines carry
     its contributions, then its microbatches."""
     last = len(manifest.stages) - 1
@@ -222,7 +222,7 @@ def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[Kind]) -> floa
 
     def bears(rate: float) -> bool:
         taken = [how.per_second(manifest, stage, rate, sizes[stage]) for stage in range(last + 1)]
-        if any(took > MOST_OF_A_LINE * line for took, line in zip(taken, thinnest, strict=True)):
+        if any(took > MAX_OF_A_LINE * line for took, line in zip(taken, thinnest, strict=True)):
             return False
         return all(
             rate <= (1 + 1e-9) * sum(

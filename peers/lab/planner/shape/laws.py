@@ -22,7 +22,7 @@ BATCH_SEQUENCES, BATCH_PARAMETERS_EXPONENT, BATCH_REPLICAS_EXPONENT = 0.00709, 0
 SEQUENCE_TOKENS = 2048
 """The best step of all replicas together: 0.00709 N^0.4695 M^0.3399 sequences of 2,048 tokens (arXiv
 2503.09799; the unit is how its figures read, its text says tokens)."""
-MOST_LOCAL_STEPS = 300
+MAX_LOCAL_STEPS = 300
 """Between two exchanges: more were not tried there. That loss rises with them slowly, and less in large
 models, is said without a figure that could stand here."""
 FEW_ROUNDS = 100

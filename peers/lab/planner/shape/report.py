@@ -6,7 +6,7 @@ from math import isinf
 
 from peers.lab.planner.report import scaled
 from peers.lab.planner.shape import laws
-from peers.lab.planner.shape.search import Found, Search
+from peers.lab.planner.shape.search import PlayedShape, Search
 from peers.telemetry.console import counted
 
 MINUTES, HOURS = 1440.0, 24.0
@@ -42,7 +42,7 @@ def sentence(search: Search) -> str:
     return f"{alone}; {together}; {duration(best.days)} to the loss of one alone."
 
 
-def round_seconds(one: Found) -> float:
+def round_seconds(one: PlayedShape) -> float:
     return max(one.answer.round_seconds)
 
 
@@ -66,7 +66,7 @@ def warnings(search: Search) -> list[str]:
     return ["", *found] if found else []
 
 
-def _table(rows: list[Found], searched: int) -> list[str]:
+def _table(rows: list[PlayedShape], searched: int) -> list[str]:
     columns = f"{'':>9}{'stages':>7}{'microbatch':>11}{'exchange':>22}{'round':>9}{'tokens/s':>12}"
     lines = [f"{columns}{'used':>7}{'loss':>8}{'to its loss':>14}{'memory':>9}  bounded by"]
     for number, one in enumerate(rows):
@@ -81,14 +81,14 @@ def _table(rows: list[Found], searched: int) -> list[str]:
     return lines
 
 
-def exchange(one: Found) -> str:
+def exchange(one: PlayedShape) -> str:
     """How peers exchange what they learned, and how often."""
     if not one.shape.local:
         return "votes, everyone"
     return f"{counted(local_steps(one), 'step')}, {one.shape.exchange}"
 
 
-def local_steps(one: Found) -> int:
+def local_steps(one: PlayedShape) -> int:
     """Of each peer in a round."""
     replicas = sum(one.answer.peers) / len(one.answer.peers)
     return max(1, round(one.shape.round_tokens / one.shape.step_tokens / replicas))

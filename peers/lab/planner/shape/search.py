@@ -13,7 +13,7 @@ from math import ceil, inf, isinf
 from peers.errors import UserError
 from peers.lab.planner.exchange import exchange_of, parameters_of
 from peers.lab.planner.plan import DAY, alone, plan
-from peers.lab.planner.question import Alone, Answer, Question
+from peers.lab.planner.plan_request import PlanRequest, PlanResult, SinglePeerBaseline
 from peers.lab.planner.shape import laws
 from peers.lab.planner.shape.candidates import Judge, Judged, Shape, price, shapes
 from swarmnet.run.manifest import Manifest
@@ -25,11 +25,11 @@ ALIKE = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlayedShape:
     """A shape that was played."""
 
     shape: Shape
-    answer: Answer
+    answer: PlanResult
     loss_factor: float
     """Of the loss at as many tokens as one alone needs."""
     tokens_factor: float
@@ -46,13 +46,13 @@ class Search:
     parameters: int
     target: int
     """Tokens that one alone trains."""
-    alone: Alone
+    alone: SinglePeerBaseline
     looked_at: int
     fitting: int
     """Of these, for which the peers have memory."""
-    found: tuple[Found, ...]
+    found: tuple[PlayedShape, ...]
     """The best first."""
-    as_it_is: Found | None
+    as_it_is: PlayedShape | None
     """The run as its file has it; None: nothing comes of that."""
     why_not: str = ""
 
@@ -72,7 +72,7 @@ class Search:
         return self.target / self.alone.tokens_per_second / DAY if self.alone.fits else inf
 
 
-def search(run: Manifest, question: Question) -> Search:
+def search(run: Manifest, question: PlanRequest) -> Search:
     """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count."""
     parameters = parameters_of(replace(run, stages=(run.model.layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
@@ -110,7 +110,9 @@ def _simplest(one: Judged) -> tuple[int, int]:
     return shape.round_tokens, shape.sequences if len(shape.stages) > 1 else -shape.sequences
 
 
-def _played(run: Manifest, question: Question, best: Judged, parameters: int, target: int) -> Found | None:
+def _played(
+    run: Manifest, question: PlanRequest, best: Judged, parameters: int, target: int
+) -> PlayedShape | None:
     round_seconds = best.shape.round_tokens / best.tokens_per_second
     manifest = best.shape.manifest(run, round_seconds)
     try:
@@ -119,7 +121,9 @@ def _played(run: Manifest, question: Question, best: Judged, parameters: int, ta
         return None
 
 
-def _as_it_is(run: Manifest, question: Question, parameters: int, target: int) -> tuple[Found | None, str]:
+def _as_it_is(
+    run: Manifest, question: PlanRequest, parameters: int, target: int
+) -> tuple[PlayedShape | None, str]:
     step = exchange_of(run).step_tokens
     shape = Shape(
         run.stages, run.data.microbatch_sequences, run.sync.exchange, run.rounds.target_tokens, step,
@@ -131,7 +135,9 @@ def _as_it_is(run: Manifest, question: Question, parameters: int, target: int) -
         return None, str(error)
 
 
-def _found(manifest: Manifest, question: Question, shape: Shape, parameters: int, target: int) -> Found:
+def _found(
+    manifest: Manifest, question: PlanRequest, shape: Shape, parameters: int, target: int
+) -> PlayedShape:
     how = exchange_of(manifest)
     answer = plan(manifest, replace(question, tokens=target), how)
     replicas = sum(answer.peers) / len(answer.peers)
@@ -140,4 +146,4 @@ def _found(manifest: Manifest, question: Question, shape: Shape, parameters: int
         loss = laws.loss_of_one(parameters, target / tokens) / laws.loss_of_one(parameters, target)
     line = min(min(one.up, one.down) for one in question.classes if one not in answer.left_out)
     exchange = max(how.per_round(stage, group) for stage, group in enumerate(answer.peers)) / line
-    return Found(shape, answer, loss, tokens, tokens * answer.days, answer.days, exchange)
+    return PlayedShape(shape, answer, loss, tokens, tokens * answer.days, answer.days, exchange)

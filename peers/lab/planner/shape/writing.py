@@ -15,7 +15,7 @@ from peers.errors import UserError
 from peers.lab.planner.report import scaled
 from peers.lab.planner.shape.candidates import Shape, own_method
 from peers.lab.planner.shape.report import local_steps, round_seconds, sentence, warnings
-from peers.lab.planner.shape.search import Found, Search
+from peers.lab.planner.shape.search import PlayedShape, Search
 from peers.telemetry.console import counted
 from swarmnet.run.manifest import Manifest
 
@@ -126,6 +126,6 @@ def _stages(search: Search) -> str:
     return f"With {_count(other[0])} it takes {other[0].days / best.days:.3g} times as long."
 
 
-def _count(one: Found) -> str:
+def _count(one: PlayedShape) -> str:
     count = len(one.shape.stages)
     return "one" if count == 1 else str(count)

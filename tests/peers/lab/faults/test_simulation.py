@@ -280,9 +280,7 @@ def test_the_checker_finds_a_slice_that_is_settled_twice_or_in_no_round(sharded,
 
 def test_the_checker_finds_a_result_that_adds_up_something_else(sharded):
     names = {name for note in sharded.notes if note.event == "settled" for name in note.fields["ids"]}
-    reduced = next(
-        note for note in sharded.notes if note.event == "reduced" and note.fields["id"] in names
-    )
+    reduced = next(note for note in sharded.notes if note.event == "reduced" and note.fields["id"] in names)
     place = next(
         place for place, note in enumerate(sharded.notes)
         if note.event == "summed" and note.name == reduced.name and note.life == reduced.life

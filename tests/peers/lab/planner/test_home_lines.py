@@ -6,13 +6,13 @@ import pytest
 
 from peers.errors import UserError
 from peers.lab.planner.exchange import (
-    MOST_OF_A_LINE,
+    MAX_OF_A_LINE,
     RESULT_CONTRIBUTIONS,
     exchange_of,
 )
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
-from peers.lab.planner.question import Question
+from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.report import render
 from peers.lab.planner.shape.candidates import bottleneck, kinds
 from peers.lab.planner.speeds import MEGABIT, peer_classes
@@ -35,8 +35,8 @@ SMALL = replace(EIGHT, data=Data())
 """The same with little of text at a time, so that its weights are what takes memory."""
 
 
-def asked(peers: str, **keys) -> Question:
-    return Question(peer_classes(peers), NEAR, **keys)
+def asked(peers: str, **keys) -> PlanRequest:
+    return PlanRequest(peer_classes(peers), NEAR, **keys)
 
 
 # -- beside what all could compute, and beside one alone ---------------------------------------------
@@ -76,7 +76,7 @@ def test_a_run_of_one_stage_sends_no_microbatch_and_computes_with_all():
 def test_a_run_of_one_stage_is_as_fast_as_its_exchange_where_that_fills_the_line():
     peers, up = 20, 1.0
     answer = plan(ONE, asked(f"{peers}x20ktps@100/{up}"))
-    rounds = MOST_OF_A_LINE * up * MEGABIT / (4 * (peers - 1) / peers * contribution_bytes(ONE, 0))
+    rounds = MAX_OF_A_LINE * up * MEGABIT / (4 * (peers - 1) / peers * contribution_bytes(ONE, 0))
     assert answer.bounds.exchange == pytest.approx(rounds * ONE.rounds.target_tokens, rel=0.01)
     assert answer.bounds.strongest == "lines: contributions"
     assert answer.tokens_per_second == pytest.approx(answer.bounds.exchange, rel=0.03)
@@ -179,5 +179,3 @@ def test_a_plan_puts_more_peers_into_the_middle_and_thin_lines_to_the_ends():
     mixed = placed(FOUR, asked("16x500tps@100/1,8x500tps@1000/100")).peers
     thin = [peer.stage for peer in mixed if peer.up <= MEGABIT]
     assert sum(stage in (0, 3) for stage in thin) > len(thin) / 2, "a thin line brings twice as much there"
-
-

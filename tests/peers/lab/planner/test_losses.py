@@ -6,7 +6,7 @@ import pytest
 
 from peers.lab.planner.losses import STREAMS, Streams, carries, of_both, repeated
 from peers.lab.planner.plan import plan
-from peers.lab.planner.question import Question
+from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.speeds import MEGABIT, peer_classes
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds
@@ -43,7 +43,7 @@ def test_bodies_go_whole_over_the_stream_that_is_free_first():
 
 def test_lossy_lines_cost_a_plan_little_with_many_under_way_and_much_with_few():
     def played(line: str, slots: int) -> float:
-        question = Question(peer_classes(f"8x4ktps@{line}"), (0.025, 0.025), slots=slots)
+        question = PlanRequest(peer_classes(f"8x4ktps@{line}"), (0.025, 0.025), slots=slots)
         return plan(RUN, question).tokens_per_second
 
     few, many = played("100/10", 6), played("100/10", 64)

@@ -13,8 +13,8 @@ from peers.lab.planner.churn import Play, Turnover, thinnest_share
 from peers.lab.planner.layout import Layout, PeerSpec, Work
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
+from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.playing import course, play, playable
-from peers.lab.planner.question import Question
 from peers.lab.planner.report import render
 from peers.lab.planner.simulator import Swarm
 from peers.lab.planner.speeds import MEGABIT, peer_classes
@@ -50,7 +50,7 @@ def test_classes_of_peers_are_read_and_wrong_ones_named():
 
 
 def test_a_plan_adds_up():
-    question = Question(peer_classes("9x2000tps@1000/1000"), (0.001, 0.01), tokens=10**9)
+    question = PlanRequest(peer_classes("9x2000tps@1000/1000"), (0.001, 0.01), tokens=10**9)
     answer = plan(MANIFEST, question)
     assert sum(answer.peers) == 9
     assert 0.9 * answer.most < answer.tokens_per_second <= 1.05 * answer.most
@@ -64,7 +64,7 @@ def test_a_plan_adds_up():
 
 def test_churn_costs_and_more_churn_costs_more():
     classes = peer_classes("12x500tps")
-    kept = [plan(MANIFEST, Question(classes, churn=churn)) for churn in (0.0, 0.5, 5.0)]
+    kept = [plan(MANIFEST, PlanRequest(classes, churn=churn)) for churn in (0.0, 0.5, 5.0)]
     shares = [one.churned / one.tokens_per_second for one in kept]
     assert shares[0] == 1.0 > shares[1] > shares[2] > 0.9
 
@@ -81,16 +81,16 @@ def test_missing_peers_hold_up_the_swarm_by_the_stage_that_misses_most():
 
 def test_too_few_peers_are_refused():
     with pytest.raises(UserError, match="2 peers cannot hold 3 stages"):
-        plan(MANIFEST, Question(peer_classes("2x5tps")))
+        plan(MANIFEST, PlanRequest(peer_classes("2x5tps")))
 
 
 def test_a_swarm_of_which_nothing_comes_is_refused():
     model = ModelShape(layers=3, width=1024, feed_forward=4096)
     large = Manifest("run", PeerId("owner"), stages=(1, 1, 1), model=model)
     with pytest.raises(UserError, match="with so much churn"):
-        plan(large, Question(peer_classes("3x500tps@0.5/0.5"), churn=100.0))
+        plan(large, PlanRequest(peer_classes("3x500tps@0.5/0.5"), churn=100.0))
     with pytest.raises(UserError, match="on such lines"):
-        plan(large, Question(peer_classes("3x0.01tps@0.5/0.5")))
+        plan(large, PlanRequest(peer_classes("3x0.01tps@0.5/0.5")))
 
 
 # -- contributions -----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_a_swarm_of_which_nothing_comes_is_refused():
 
 def test_a_run_that_skips_is_planned_as_one():
     """Two of the four stages between the first and the last are visited: so half of the peers do there."""
-    question = Question(peer_classes("48x500tps@1000/1000"), (0.005, 0.01))
+    question = PlanRequest(peer_classes("48x500tps@1000/1000"), (0.005, 0.01))
     whole, skips = plan(SIX, question), plan(SKIPPING, question)
     assert whole.visited == (1.0,) * 6
     assert skips.visited[0] == skips.visited[-1] == 1.0
@@ -155,7 +155,7 @@ def test_so_many_are_away_as_leave_and_come_back():
 
 
 def test_what_churn_costs_is_played_and_computed_alike():
-    answer = plan(MANIFEST, Question(peer_classes("24x500tps@1000/1000"), (0.005, 0.02), churn=0.5))
+    answer = plan(MANIFEST, PlanRequest(peer_classes("24x500tps@1000/1000"), (0.005, 0.02), churn=0.5))
     assert answer.churn.leaving == 12
     assert answer.churn.deaths >= 30
     assert answer.churn.hastened > 20
@@ -170,7 +170,7 @@ def test_what_churn_costs_is_played_and_computed_alike():
 
 def test_all_are_played_while_a_minute_is_enough_and_then_a_sample():
     for text, everybody in (("100x500tps", True), ("10000x500tps@1000/1000", False)):
-        question = Question(peer_classes(text))
+        question = PlanRequest(peer_classes(text))
         peers = placed(MANIFEST, question).peers
         layout = Layout(tuple(peers), question.between().between([""] * len(peers), 0), Work(130_000))
         way = course(layout, 0)
@@ -179,7 +179,7 @@ def test_all_are_played_while_a_minute_is_enough_and_then_a_sample():
         assert count >= 300
         assert 3 * count >= len(peers), "home computers: thousands of ten thousand"
         assert playable(layout, way, 32, 2, True) <= count
-    assert plan(MANIFEST, Question(peer_classes("50x500tps"), simulated=12)).simulated == 12
+    assert plan(MANIFEST, PlanRequest(peer_classes("50x500tps"), simulated=12)).simulated == 12
 
 
 # -- what lies between -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from peers.errors import UserError
 from peers.lab.planner.exchange import CARD, exchange_of, parameters_of
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import lay_out
-from peers.lab.planner.question import Question
+from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.shape import laws
 from peers.lab.planner.shape.candidates import Judge, Shape, bottleneck, cuts, kinds
 from peers.lab.planner.shape.report import render, sentence
@@ -29,8 +29,8 @@ RUN = Manifest("run", PeerId("owner"), stages=(2, 2), model=ModelShape())
 PARAMETERS = parameters_of(replace(RUN, stages=(4,)), 0)
 
 
-def asked(peers: str, **keys) -> Question:
-    return Question(peer_classes(peers), NEAR, **keys)
+def asked(peers: str, **keys) -> PlanRequest:
+    return PlanRequest(peer_classes(peers), NEAR, **keys)
 
 
 # -- what replicas and batches cost ------------------------------------------------------------------

@@ -23,7 +23,7 @@ from peers.network.addresses import Addresses
 from peers.runtime.state_lock import is_held
 from peers.tools.doctor import gpu, machine, stage_memory
 from peers.tools.doctor.gpu import AMD, NVIDIA, Graphics
-from peers.tools.doctor.line import Line
+from peers.tools.doctor.line import CheckResult
 from peers.tools.doctor.reachability import judge, no_bootstrap, undialled
 from peers.tools.doctor.show import CHECKS, Report, run_doctor, wanted_checks
 from peers.tools.doctor.stage_memory import Memory
@@ -267,7 +267,7 @@ def test_on_a_gpu_the_weights_lie_there_and_programs_and_text_beside_it():
 
 
 def test_one_bootstrap_that_answers_is_enough_and_gone_acquaintances_are_no_news():
-    ok, gone = Line("bootstrap", "ok", "answers"), Line("bootstrap", "fail", "does not answer")
+    ok, gone = CheckResult("bootstrap", "ok", "answers"), CheckResult("bootstrap", "fail", "does not answer")
     assert verdicts(["a", "b"], ["a", "b", "c"], [ok, gone, gone]) == [ok, replace(gone, level="warn")]
     assert verdicts(["a", "b"], ["a", "b"], [gone, gone]) == [gone, gone]
     assert verdicts(["a"], ["a", "c"], [gone, ok]) == [replace(gone, level="warn"), ok]
@@ -280,7 +280,7 @@ def test_one_bootstrap_that_answers_is_enough_and_gone_acquaintances_are_no_news
 def test_lines_are_shown_as_they_come_each_with_its_fix():
     out = io.StringIO()
     report = Report(frozenset(CHECKS), out, as_json=False)
-    report.tell(Line("disk", "warn", "little room", "make room"))
+    report.tell(CheckResult("disk", "warn", "little room", "make room"))
     assert out.getvalue() == "warn  disk          little room\n                    -> make room\n"
     assert not report.failed
 
@@ -288,8 +288,8 @@ def test_lines_are_shown_as_they_come_each_with_its_fix():
 def test_json_is_one_document_with_the_same(tmp_path):
     out = io.StringIO()
     report = Report(frozenset({"port"}), out, as_json=True)
-    report.tell(Line("disk", "ok", "not asked for"))
-    report.tell(Line("p2pd", "fail", "what the rest hangs on", "fix", {"seconds": 1.0}))
+    report.tell(CheckResult("disk", "ok", "not asked for"))
+    report.tell(CheckResult("p2pd", "fail", "what the rest hangs on", "fix", {"seconds": 1.0}))
     report.end()
     document = json.loads(out.getvalue())
     assert document["ok"] is False

@@ -13,7 +13,7 @@ from peers.network.addresses import tcp_port
 from peers.runtime.state_lock import only_one
 from peers.telemetry.event_log import EventLog, parts, read
 from peers.telemetry.events import Listening, Looked, Started
-from peers.tools.doctor.swarm import Examination, logged_addresses
+from peers.tools.doctor.swarm import NetworkChecks, logged_addresses
 
 
 def test_relays_of_a_running_peer_are_those_that_it_has_not_lost(tmp_path):
@@ -65,7 +65,7 @@ async def test_where_no_address_is_known_nobody_is_asked_to_dial_those_announced
         asked.append(addresses.announced)
         return True
 
-    visit = Examination(subject, told.append, frozenset({"reachability"}))
+    visit = NetworkChecks(subject, told.append, frozenset({"reachability"}))
     visit._ask_helpers = ask
     await visit._reachability(SimpleNamespace(relays=SimpleNamespace(first=first)))
     if announce:

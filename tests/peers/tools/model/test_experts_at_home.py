@@ -50,9 +50,7 @@ def test_what_is_read_back_is_the_same_model_and_says_nothing_of_how_it_was_trai
     assert texts[0] == texts[1]
 
 
-def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
-    tmp_path, monkeypatch, capsys
-):
+def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(tmp_path, monkeypatch, capsys):
     manifest = Manifest(
         "tiny", PeerId("owner"), stages=(1, 2), model=HELD, data=Data(sequence_tokens=32),
         sync=Sync(method="local-steps"),

@@ -22,9 +22,9 @@ from peers.tools.model.generate import generate
 from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import Progress, score, stream, told
 from peers.worker.inference import visitor_links
-from peers.worker.inference.server import FORGET_SECONDS, MOST_WAITING
-from peers.worker.inference.visitor_links import IDLE_SECONDS, LOOK_SECONDS, MOST_VISITORS
-from peers.worker.pipeline.microbatch_compute import Trouble
+from peers.worker.inference.server import FORGET_SECONDS, MAX_WAITING
+from peers.worker.inference.visitor_links import IDLE_SECONDS, LOOK_SECONDS, MAX_VISITORS
+from peers.worker.pipeline.microbatch_compute import ComputeError
 from protocols.memory.transport import Conditions
 from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 from swarmnet.model.decoder import forward
@@ -219,7 +219,7 @@ def test_a_stage_without_peers_is_waited_for_where_none_may_be_left_out_and_that
 def test_a_peer_that_dies_and_one_that_refuses_are_routed_around():
     async def story(holders: Holders) -> None:
         holders.add("f", 2)
-        holders.peers["f"].inference._unfit = lambda *_: Trouble(BUSY, "no")
+        holders.peers["f"].inference._unfit = lambda *_: ComputeError(BUSY, "no")
         async with holders.visitor() as client:
             talk = Conversation()
             began = asyncio.create_task(text_of(client, b"import ", 30, talk))
@@ -283,16 +283,16 @@ def test_a_visitor_is_served_a_few_requests_at_once_and_the_rest_are_refused_wit
         await pushy.ask("a", 200)
         await asyncio.sleep(5.0)
         # While the link back opened, so many words for it were kept; its deadlines tell it the rest.
-        assert pushy.codes() == {"done": ASKED_AT_ONCE + 1, "busy": visitor_links.MOST_WAITING}
-        crowd = [Pushy(holders, f"crowd {number}") for number in range(MOST_VISITORS + 8)]
+        assert pushy.codes() == {"done": ASKED_AT_ONCE + 1, "busy": visitor_links.MAX_WAITING}
+        crowd = [Pushy(holders, f"crowd {number}") for number in range(MAX_VISITORS + 8)]
         for each in crowd:
             await each.ask("a", ASKED_AT_ONCE)
         await asyncio.sleep(0.0)
-        assert len(inference._waiting) <= MOST_WAITING
+        assert len(inference._waiting) <= MAX_WAITING
         await asyncio.sleep(10.0)
-        assert sum(each.codes().get("done", 0) for each in crowd) == MOST_WAITING + 1
+        assert sum(each.codes().get("done", 0) for each in crowd) == MAX_WAITING + 1
         assert all(each.codes() for each in crowd), "everybody gets a word"
-        assert len(inference.visitors) == MOST_VISITORS
+        assert len(inference.visitors) == MAX_VISITORS
         await asyncio.sleep(IDLE_SECONDS + LOOK_SECONDS + 1.0)
         assert len(inference.visitors) == 0, "who asks nothing is forgotten"
         assert not inference.work._versions

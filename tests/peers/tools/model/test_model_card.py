@@ -24,7 +24,7 @@ from peers.telemetry.event_log import EventLog, parse
 from peers.tools.model import export as exporting
 from peers.tools.model.model_card import card, plain
 from peers.tools.model.provenance import Facts, facts
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.receipts import seal_receipt
 from swarmnet.identifiers import PeerId
@@ -55,7 +55,9 @@ def leave_checkpoint(
     span = manifest.span(stage)
     layout = layout_of(parameter_shapes(SHAPE, span))
     units = initial_units(SHAPE, span, layout, seed=1)
-    statements = [seal(each, manifest.run_id(), Kind.SETTLED, stage, round, 1, bytes(40)) for each in signers]
+    statements = [
+        seal(each, manifest.run_id(), EnvelopeKind.SETTLED, stage, round, 1, bytes(40)) for each in signers
+    ]
     return checkpoint_file.write(
         folder / "checkpoints", manifest, stage, round, bytes(8), units, layout, statements, tokens=tokens
     )

@@ -129,12 +129,8 @@ def test_a_configuration_that_is_not_that_of_the_model_is_refused(key, value, sa
         load_weights(tmp_path / "model")
 
 
-def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(
-    tmp_path, monkeypatch, capsys
-):
-    manifest = Manifest(
-        "tiny", PeerId("owner"), stages=(1, 2), model=FULL, data=Data(sequence_tokens=32)
-    )
+def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(tmp_path, monkeypatch, capsys):
+    manifest = Manifest("tiny", PeerId("owner"), stages=(1, 2), model=FULL, data=Data(sequence_tokens=32))
     page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "after layers 1 and 2 8 numbers per token go on" in page
     assert "from peers.tools.model.narrow_transformers import register" in page

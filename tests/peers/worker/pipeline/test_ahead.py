@@ -18,7 +18,7 @@ from peers.lab.bench.topologies import draw
 from peers.lab.world.virtual_time import run
 from protocols.memory.conditions import Conditions
 from protocols.messages.reservations import Booked, Cost
-from protocols.messages.table import Ask, AskState, Beat, Lane, Message, Path, Place, Prospect
+from protocols.messages.table import Ask, GetState, Heartbeat, Lane, Message, Path, Prospect, ReservationReply
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Paths
@@ -125,7 +125,7 @@ def test_who_asks_for_places_and_never_comes_gets_its_share_once_and_then_none()
         assert swarm.committed(0) > done + 15, "the others go on meanwhile"
         await liar.say(b, question(liar, 500), lane="data")
         await swarm.during(0.5)
-        answers = [message for message in liar.messages if isinstance(message, Place)]
+        answers = [message for message in liar.messages if isinstance(message, ReservationReply)]
         assert [answer.taken for answer in answers if answer.counter == 500] == [False]
         await liar.transport.close()
         await swarm.during(5.0)
@@ -146,7 +146,7 @@ def test_an_illegal_question_is_refused_and_one_for_a_stage_behind_as_well():
             await liar.say(b, Ask(honest.origin, 1, 1, 0.1, 0.1, True, path), lane="data")
         await swarm.during(1.0)
         assert not any(place.asker == liar.transport.peer for place in ahead(swarm, "b").places.held.values())
-        assert "Place" not in liar.heard
+        assert "ReservationReply" not in liar.heard
         refused = [note.fields["code"] for note in swarm.of("refused", "b")]
         assert refused == ["illegal_path"] * 5
         await liar.transport.close()
@@ -160,7 +160,7 @@ class Promiser(Liar):
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         super().received(peer, lane, message, body, wire_bytes)
         if isinstance(message, Ask) and (peer, "data") in self._links:
-            yes = Place(message.origin, message.counter, message.question, True, 0.0)
+            yes = ReservationReply(message.origin, message.counter, message.question, True, 0.0)
             self._links[peer, "data"].post(yes, b"")
 
 
@@ -174,7 +174,7 @@ def test_who_promises_at_once_and_answers_nothing_is_given_no_more_than_it_has_e
         for number in range(600):
             for name in ("a", "a2"):
                 peer = swarm.members[name].peer
-                await liar.say(peer, Beat(number, -1, 0.0, 1, True, 64, 0.0, 0, True))
+                await liar.say(peer, Heartbeat(number, -1, 0.0, 1, True, 64, 0.0, 0, True))
                 await liar.say(peer, Prospect(1000, 0.0, 0.0, [Booked(0.0, 0.0)], costs), lane="data")
                 jobs = swarm.members[name].worker.data.pipeline.jobs.values()
                 most = max(most, sum(job.next == liar.transport.peer for job in jobs))
@@ -223,10 +223,10 @@ def test_any_messages_leave_a_swarm_that_skips_as_it_was(stage, said):
 def test_in_a_run_that_skips_nothing_nobody_asks_or_tells_and_a_question_is_refused():
     async def story(swarm: Swarm) -> None:
         liar, b = Liar(swarm, 0), swarm.members["b"].peer
-        await liar.say(b, AskState())
+        await liar.say(b, GetState())
         await swarm.during(3.0)
-        assert liar.heard["Beat"]
-        assert not {"Prospect", "Ask", "Place", "Held"} & set(liar.heard)
+        assert liar.heard["Heartbeat"]
+        assert not {"Prospect", "Ask", "ReservationReply", "Held"} & set(liar.heard)
         await liar.say(b, question(liar, 1), lane="data")
         await swarm.during(1.0)
         assert [note.fields["code"] for note in swarm.of("refused", "b")] == ["malformed"]

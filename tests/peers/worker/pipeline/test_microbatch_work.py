@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm import Swarm, tiny_manifest
 
-from peers.worker.pipeline.microbatch_compute import Bodies, Computed, MicrobatchWork
+from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, MicrobatchWork
 from peers.worker.pipeline.validate_act import unfit_way
 from protocols.messages.table import Act
 from swarmnet.identifiers import MicrobatchId, PeerId
@@ -22,7 +22,7 @@ from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Data, Manifest, ManifestError, ModelShape
-from swarmnet.run.manifest_check import MOST_BODY_BYTES, check
+from swarmnet.run.manifest_check import MAX_BODY_BYTES, check
 from swarmnet.run.path_rules import begin, visit
 
 KEY = MicrobatchId(PeerId("origin"), 1)
@@ -35,7 +35,9 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     stage = SimpleNamespace(backward=lambda key, below: gradient, device=torch.device("cpu"))
     work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
     below = activation_codec.encode(torch.zeros(1, 1, 4), codec)
-    done = work.backward(KEY, Bodies(text=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1))
+    done = work.backward(
+        KEY, MicrobatchState(text=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1)
+    )
     assert isinstance(done, Computed), "it is added here already"
     sent = activation_codec.decode(done.encoded, (1, 1, 4), codec)
     assert torch.isfinite(sent).all()
@@ -51,7 +53,7 @@ def test_a_gradient_rounded_by_chance_is_the_same_when_it_is_computed_again_and_
 
     def answer(key: MicrobatchId, stage_number: int = 1) -> bytes:
         work = MicrobatchWork(manifest, stage_number, stage)
-        done = work.backward(key, Bodies(output=b"", shape=(2, 10, 20), gradient=below, tokens=1))
+        done = work.backward(key, MicrobatchState(output=b"", shape=(2, 10, 20), gradient=below, tokens=1))
         assert isinstance(done, Computed)
         return done.encoded
 
@@ -133,6 +135,6 @@ def test_a_run_whose_microbatches_no_link_could_carry_is_refused():
     model = ModelShape(layers=2, width=4096, context=4096)
     data = Data(sequence_tokens=2048, microbatch_sequences=4)
     large = Manifest("run", PeerId("owner"), stages=(1, 1), model=model, data=data)
-    assert large.body_bytes > MOST_BODY_BYTES
+    assert large.body_bytes > MAX_BODY_BYTES
     with pytest.raises(ManifestError, match="from stage to stage"):
         check(large)

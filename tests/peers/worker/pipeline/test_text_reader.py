@@ -34,7 +34,7 @@ def silent(_done, _all):
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1000)
+    monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 1000)
 
 
 def fill(folder, shards=10, windows=8):
@@ -281,7 +281,7 @@ def write_lines(folder):
 
 @pytest.fixture
 def books(tmp_path, monkeypatch):
-    monkeypatch.setattr("peers.data.shards.LEAST_SHARD_BYTES", 1)
+    monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 1)
     return write_lines(tmp_path / "lines")
 
 

@@ -26,11 +26,11 @@ from reducer_world import (
 )
 
 from peers.lab.world.stub_stage import StubReduced
-from peers.worker.rounds.update_compute import Made
-from protocols.messages.table import AskSlices, Contribution, Evidence, Lied, Slices
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from peers.worker.rounds.update_compute import ContributionReady
+from protocols.messages.table import Contribution, Evidence, FraudProof, GetSlices, Slices
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
-from swarmnet.rounds.audits import MOST_OF_RESULT
+from swarmnet.rounds.audits import MAX_OF_RESULT
 from swarmnet.rounds.history import SettledSet
 from swarmnet.rounds.result_table import Table, head_of
 
@@ -53,8 +53,8 @@ def result_of(maker: Identity, contributors=(B, D), lies: bool = False, round: i
             slices[0] = bytes(len(slices[0]) - 1) + bytes([shard])
         sums += b"".join(slices)
     head = head_of(Table({shard: frozenset(of) for shard, of in held.items()}), sums)
-    data = seal(maker, RUN, Kind.CONTRIBUTION, 0, round, round, head)
-    return data + sums, open_envelope(data, RUN, Kind.CONTRIBUTION, len(head)).id
+    data = seal(maker, RUN, EnvelopeKind.CONTRIBUTION, 0, round, round, head)
+    return data + sums, open_envelope(data, RUN, EnvelopeKind.CONTRIBUTION, len(head)).id
 
 
 def slice_of(who: Identity, round: int = 0, shard: int = SHARD, **of) -> bytes:
@@ -72,7 +72,7 @@ class Looking(World):
         return [note.code for note in self.notes if note.name == "audited"]
 
     def asks(self) -> list:
-        return [(peer, message) for peer, message, _ in self.posted if isinstance(message, AskSlices)]
+        return [(peer, message) for peer, message, _ in self.posted if isinstance(message, GetSlices)]
 
     def took(self, *, lies: bool):
         data, name = result_of(C, lies=lies)
@@ -91,7 +91,7 @@ HONEST = (slice_of(B), slice_of(D))
 async def test_the_slices_behind_a_result_are_asked_for_and_it_stays_when_they_give_it():
     world = Looking()
     _, name = world.took(lies=False)
-    assert world.asks() == [(C.peer_id, AskSlices(name, SHARD))]
+    assert world.asks() == [(C.peer_id, GetSlices(name, SHARD))]
     world.answer(C, name, HONEST)
     assert world.codes() == ["agrees"]
     assert C.peer_id in world.path.rounds.rounds[0].held
@@ -107,10 +107,10 @@ async def test_a_result_that_its_slices_do_not_give_is_undone_and_its_maker_part
     assert world.audits.convicted.keys() == {C.peer_id}
     assert world.parted == [(C.peer_id, "false_sums")]
     assert world.path.rounds.rounds[0].held == {}
-    told = [(peer, message) for peer, message, _ in world.posted if isinstance(message, Lied)]
-    assert (B.peer_id, Lied(C.peer_id, 0, name, SHARD)) in told
+    told = [(peer, message) for peer, message, _ in world.posted if isinstance(message, FraudProof)]
+    assert (B.peer_id, FraudProof(C.peer_id, 0, name, SHARD)) in told
     world.posted.clear()
-    world.hear(B, AskSlices(name, SHARD))
+    world.hear(B, GetSlices(name, SHARD))
     given = [body for peer, message, body in world.posted if isinstance(message, Evidence)]
     assert given[0] == data
     assert set(given[1:]) == set(HONEST)
@@ -121,9 +121,9 @@ async def test_a_result_that_its_slices_do_not_give_is_undone_and_its_maker_part
 async def test_by_a_proof_that_somebody_hands_on_the_maker_is_convicted_though_its_result_was_never_here():
     world = Looking()
     data, name = result_of(C, lies=True)
-    said = Lied(C.peer_id, 0, name, SHARD)
+    said = FraudProof(C.peer_id, 0, name, SHARD)
     world.hear(B, said)
-    assert world.asks() == [(B.peer_id, AskSlices(name, SHARD))]
+    assert world.asks() == [(B.peer_id, GetSlices(name, SHARD))]
     world.answer(B, name, [HONEST[0], data, data, *HONEST, HONEST[0]])  # In whatever order.
     assert world.audits.convicted.keys() == {C.peer_id}
     assert world.codes() == ["lied"]
@@ -154,7 +154,7 @@ NOTHING = {
         result_of(C, lies=True)[1],
     ),
     "a result cut off": ([result_of(C, lies=True)[0][:-1], *HONEST], result_of(C, lies=True)[1]),
-    "no result": ([bytes([1, Kind.CONTRIBUTION]) + bytes(200)], result_of(C, lies=True)[1]),
+    "no result": ([bytes([1, EnvelopeKind.CONTRIBUTION]) + bytes(200)], result_of(C, lies=True)[1]),
 }  # fmt: skip
 
 
@@ -163,12 +163,12 @@ NOTHING = {
 async def test_what_proves_nothing_costs_whoever_offers_it_its_link_and_the_accused_nothing(what):
     world = Looking()
     bodies, name = NOTHING[what]
-    world.hear(B, Lied(C.peer_id, 0, name, SHARD))
+    world.hear(B, FraudProof(C.peer_id, 0, name, SHARD))
     world.answer(B, name, bodies)
     assert world.audits.convicted == {}
     assert world.parted == [(B.peer_id, "malformed")]
     world.posted.clear()
-    world.hear(B, Lied(C.peer_id, 0, name, SHARD))
+    world.hear(B, FraudProof(C.peer_id, 0, name, SHARD))
     assert world.asks() == [], "it has cried wolf"
     world.path.close()
 
@@ -177,9 +177,9 @@ async def test_what_proves_nothing_costs_whoever_offers_it_its_link_and_the_accu
 async def test_nobody_is_asked_about_a_stranger_about_this_peer_or_by_a_stranger():
     world = Looking()
     for accused in (STRANGER, ME):
-        world.hear(B, Lied(accused.peer_id, 0, b"n" * 16, SHARD))
-    world.hear(STRANGER, Lied(C.peer_id, 0, b"n" * 16, SHARD))
-    world.hear(B, Lied(C.peer_id, 0, b"n" * 16, SHARDS))
+        world.hear(B, FraudProof(accused.peer_id, 0, b"n" * 16, SHARD))
+    world.hear(STRANGER, FraudProof(C.peer_id, 0, b"n" * 16, SHARD))
+    world.hear(B, FraudProof(C.peer_id, 0, b"n" * 16, SHARDS))
     assert world.posted == []
     world.path.close()
 
@@ -221,26 +221,26 @@ async def test_what_this_peer_has_added_up_is_given_to_members_a_few_times_and_t
     reduced = StubReduced(world.path.work.method.reduced.draw)
     payload = reduced.reduce(added.slices)
     table, length = reduced.head(payload)
-    head = seal(ME, RUN, Kind.CONTRIBUTION, 0, 0, 0, payload[:length])
-    name = open_envelope(head, RUN, Kind.CONTRIBUTION, length).id
-    made = Made(0, head + payload[length:], 20, name, True, table, ENVELOPE_BYTES + length)
+    head = seal(ME, RUN, EnvelopeKind.CONTRIBUTION, 0, 0, 0, payload[:length])
+    name = open_envelope(head, RUN, EnvelopeKind.CONTRIBUTION, length).id
+    made = ContributionReady(0, head + payload[length:], 20, name, True, table, ENVELOPE_BYTES + length)
     world.path._worked([made], 0.0)
     world.posted.clear()
-    world.hear(STRANGER, AskSlices(name, 0))
-    world.hear(B, AskSlices(name, 7))
-    world.hear(B, AskSlices(b"never heard of it", 0))
+    world.hear(STRANGER, GetSlices(name, 0))
+    world.hear(B, GetSlices(name, 7))
+    world.hear(B, GetSlices(b"never heard of it", 0))
     assert world.posted == []
-    for _ in range(2 * MOST_OF_RESULT):
-        world.hear(B, AskSlices(name, 2))
+    for _ in range(2 * MAX_OF_RESULT):
+        world.hear(B, GetSlices(name, 2))
     given = [body for peer, message, body in world.posted if message == Evidence(name, 2)]
-    assert len(given) == 2 * MOST_OF_RESULT
+    assert len(given) == 2 * MAX_OF_RESULT
     assert set(given) == {slice_of(B, shard=2), slice_of(C, shard=2)}
     world.path.reducers.audits.settled(0)
-    world.hear(C, AskSlices(name, 2))
-    assert len(world.posted) == 2 * MOST_OF_RESULT + 2, "whoever comes later gets it, too"
+    world.hear(C, GetSlices(name, 2))
+    assert len(world.posted) == 2 * MAX_OF_RESULT + 2, "whoever comes later gets it, too"
     world.path.reducers.audits.settled(world.path.rounds.offers.delay)
     world.posted.clear()
-    world.hear(D, AskSlices(name, 2))
+    world.hear(D, GetSlices(name, 2))
     assert world.posted == []
     world.path.close()
 
@@ -272,7 +272,7 @@ SAID = st.tuples(st.sampled_from([B, C, STRANGER]), st.integers(0, 3), st.binary
 async def test_whatever_comes_as_evidence_convicts_nobody(said):
     world = Looking()
     _, name = world.took(lies=False)
-    world.hear(B, Lied(C.peer_id, 0, name, SHARD))
+    world.hear(B, FraudProof(C.peer_id, 0, name, SHARD))
     for sender, shard, body in said:
         world.hear(sender, Evidence(name, shard), body)
     assert world.audits.convicted == {}

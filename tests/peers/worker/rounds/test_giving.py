@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from peers.lab.world.virtual_time import run
-from peers.worker.rounds.upload_scheduler import LOOK_SECONDS, QUEUE_BYTES, Giving
+from peers.worker.rounds.upload_scheduler import LOOK_SECONDS, QUEUE_BYTES, UploadQueue
 from swarmnet.identifiers import ContributionId, PeerId
 
 A, B = PeerId("a"), PeerId("b")
@@ -35,7 +35,7 @@ def play(story):
 
     async def whole():
         lines = Lines()
-        giving = Giving(lines.send, lines.queued.__getitem__, asyncio.get_running_loop())
+        giving = UploadQueue(lines.send, lines.queued.__getitem__, asyncio.get_running_loop())
         await story(lines, giving, lambda: asyncio.sleep(2 * LOOK_SECONDS))
         giving.close()
 

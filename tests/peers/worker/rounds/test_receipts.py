@@ -18,10 +18,10 @@ from swarm import Swarm, sign, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.tools.credit import lines
 from peers.worker.rounds import receipts as shell
-from peers.worker.rounds.receipts import EARLY_SIGNERS, MOST_UNDUE, RECEIPTS_OWED, Receipts, read, summary
+from peers.worker.rounds.receipts import EARLY_SIGNERS, MAX_UNDUE, RECEIPTS_OWED, Receipts, read, summary
 from peers.worker.rounds.update_compute import Settled
 from protocols.errors import Backlog, WireError
-from protocols.messages.table import ReceiptIs, decode, encode
+from protocols.messages.table import ReceiptMessage, decode, encode
 from protocols.signed import envelope
 from protocols.signed.identity import Identity
 from protocols.signed.receipts import open_receipt, seal_receipt
@@ -34,7 +34,7 @@ from swarmnet.rounds.receipts import (
     CHECKS_OF_A_BLOCK,
     CHECKS_OF_A_PEER,
     SIGNERS_KEPT,
-    OwnContributions,
+    ContributionCounter,
     Receipt,
     ReceiptBook,
     ReceiptError,
@@ -122,16 +122,16 @@ def sealed(signer=A, **changes):
 
 
 def test_a_receipt_survives_the_wire_and_says_when():
-    message = decode(encode(ReceiptIs(sealed())))
+    message = decode(encode(ReceiptMessage(sealed())))
     assert open_receipt(message.receipt, RUN, 4) == (receipt(), 1000.0)
 
 
 def test_a_message_of_the_largest_receipt_fits_and_a_larger_one_is_no_message():
     big = Receipt(A.peer_id, ME.peer_id, 32767, 2**32 - 4, 2**32 - 1, 4, 2**62 - 1)
     data = seal_receipt(A, RUN, big, 1e12)
-    assert open_receipt(decode(encode(ReceiptIs(data))).receipt, RUN, 4)[0] == big
+    assert open_receipt(decode(encode(ReceiptMessage(data))).receipt, RUN, 4)[0] == big
     with pytest.raises(WireError):
-        decode(encode(ReceiptIs(bytes(300))))
+        decode(encode(ReceiptMessage(bytes(300))))
 
 
 @given(st.binary(max_size=250), st.integers(0, 200), st.integers(1, 255))
@@ -206,9 +206,9 @@ def test_a_receipt_reaches_its_maker_also_when_that_is_linked_only_later():
 def test_one_for_somebody_else_or_not_by_its_sender_is_refused_and_counted():
     posts = Posts()
     mine = contributed(posts=posts)
-    mine.message(B.peer_id, ReceiptIs(sealed(A)))
-    mine.message(A.peer_id, ReceiptIs(sealed(A, maker=B)))
-    mine.message(A.peer_id, ReceiptIs(b"noise"))
+    mine.message(B.peer_id, ReceiptMessage(sealed(A)))
+    mine.message(A.peer_id, ReceiptMessage(sealed(A, maker=B)))
+    mine.message(A.peer_id, ReceiptMessage(b"noise"))
     assert [code for _, code in posts.refusals] == ["malformed"] * 3
     assert summary(mine.kept)["accepted"] == 0
 
@@ -219,8 +219,8 @@ def test_they_are_kept_on_disk_with_the_own_tokens_and_verified_when_read(tmp_pa
     for round in range(4):
         mine.made(round, 100 + round)
     settle(mine, range(4), [ME, A])
-    mine.message(A.peer_id, ReceiptIs(sealed(A)))
-    mine.message(B.peer_id, ReceiptIs(sealed(B, contributions=3)))
+    mine.message(A.peer_id, ReceiptMessage(sealed(A)))
+    mine.message(B.peer_id, ReceiptMessage(sealed(B, contributions=3)))
     run(mine.close())
     again = summary(one(ME, path).kept)
     assert again == summary(mine.kept) | {"unusable": 0}
@@ -241,7 +241,9 @@ def test_the_file_does_not_grow_by_what_is_superseded(tmp_path):
     path = tmp_path / "receipts.jsonl"
     mine = contributed(path)
     for contributions in (1, 2, 3, 4):
-        mine.message(A.peer_id, ReceiptIs(sealed(A, first=4 - contributions, contributions=contributions)))
+        mine.message(
+            A.peer_id, ReceiptMessage(sealed(A, first=4 - contributions, contributions=contributions))
+        )
     run(mine.close())
     assert len(path.read_text().splitlines()) == 1 + 4, "the own count, and four receipts"
     one(ME, path)
@@ -260,7 +262,7 @@ def verified(monkeypatch):
 
 
 def of_block(block, signer=A, **changes):
-    return ReceiptIs(sealed(signer, first=4 * block, last=4 * block + 3, **changes))
+    return ReceiptMessage(sealed(signer, first=4 * block, last=4 * block + 3, **changes))
 
 
 def test_a_stranger_cannot_leave_a_receipt_and_no_signature_of_it_is_verified(tmp_path, verified):
@@ -268,7 +270,7 @@ def test_a_stranger_cannot_leave_a_receipt_and_no_signature_of_it_is_verified(tm
     mine = contributed(path, posts)
     run(mine.close())
     before = path.read_bytes()
-    for _ in range(MOST_UNDUE - 2):
+    for _ in range(MAX_UNDUE - 2):
         mine.message(stranger.peer_id, of_block(0, stranger))
     posts.meet(stranger, stage=1)
     mine.message(stranger.peer_id, of_block(0, stranger))
@@ -279,7 +281,7 @@ def test_a_stranger_cannot_leave_a_receipt_and_no_signature_of_it_is_verified(tm
             mine.message(stranger.peer_id, of_block(0, stranger))
     run(mine.close())
     assert (mine.kept.book.blocks, path.read_bytes(), verified) == ({}, before, [])
-    assert posts.traffic.refused == {"not_due": MOST_UNDUE + 300}
+    assert posts.traffic.refused == {"not_due": MAX_UNDUE + 300}
 
 
 def test_blocks_without_an_own_contribution_are_not_taken_nor_those_more_than_two_back(verified):
@@ -383,11 +385,11 @@ def test_a_linked_peer_cannot_have_signatures_verified_without_end(verified):
     posts = Posts(*crowd)
     mine = contributed(posts=posts)
     for _ in range(10):
-        mine.message(A.peer_id, ReceiptIs(sealed(A)[:-1] + b"\x07"))
+        mine.message(A.peer_id, ReceiptMessage(sealed(A)[:-1] + b"\x07"))
     assert len(verified) == CHECKS_OF_A_PEER
     for peer in crowd:
         for _ in range(10):
-            mine.message(peer.peer_id, ReceiptIs(sealed(peer)[:-1] + b"\x07"))
+            mine.message(peer.peer_id, ReceiptMessage(sealed(peer)[:-1] + b"\x07"))
     assert len(verified) == CHECKS_OF_A_BLOCK
     settle(mine, range(4, 8), [ME])
     mine.message(A.peer_id, of_block(1))
@@ -432,7 +434,7 @@ def test_one_more_receipt_adds_up_no_block_but_its_own(monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 19), st.booleans(), st.booleans()), max_size=60))
 def test_every_own_contribution_that_settled_is_told_once_and_no_older_block_is_taken(story):
     """Rounds may settle again, jump and go back, as after forks."""
-    own, told, expected, made = OwnContributions(0, 4), [], 0, set()
+    own, told, expected, made = ContributionCounter(0, 4), [], 0, set()
     for round, contributes, settles in story:
         if contributes:
             own.made(round, 7)

@@ -10,7 +10,7 @@ from peers.state.checkpoint_file import state_digest
 from peers.worker.rounds.digest_gossip import SignedDigests
 from protocols.errors import BadSignature
 from protocols.messages.table import Statements
-from protocols.signed.envelope import Kind, seal
+from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
 from swarmnet.snapshots.digest_votes import ROUNDS_KEPT, SettledDigests, Statement
@@ -142,7 +142,7 @@ def shifted(manifest, by):
 
 
 def statement(identity, run_id, round, units, chain=b"twelve bytes"):
-    return seal(identity, run_id, Kind.SETTLED, 0, round, round, chain + state_digest(round, units))
+    return seal(identity, run_id, EnvelopeKind.SETTLED, 0, round, round, chain + state_digest(round, units))
 
 
 def test_a_restarted_group_goes_on_from_what_it_had_agreed_on_not_from_what_one_settled_alone(tmp_path):
@@ -189,8 +189,8 @@ def test_forged_and_foreign_words_are_refused_or_ignored():
         units = worker.part.first_units()
         bad = bytearray(statement(friend, run_id, 99, units))
         bad[-1] ^= 1
-        other = seal(friend, run_id, Kind.SETTLED, 1, 99, 99, bytes(44))
-        short = seal(friend, run_id, Kind.SETTLED, 0, 99, 99, bytes(43))
+        other = seal(friend, run_id, EnvelopeKind.SETTLED, 1, 99, 99, bytes(44))
+        short = seal(friend, run_id, EnvelopeKind.SETTLED, 0, 99, 99, bytes(43))
         with pytest.raises(BadSignature):  # Its link ends by that.
             digests.message(friend.peer_id, Statements([bytes(bad)]))
         for data in (other, short, b"", statement(stranger, run_id, 99, units)):

@@ -25,7 +25,7 @@ from reducer_world import (
 )
 
 from peers.lab.world.stub_stage import SLICE_BYTES
-from peers.worker.rounds.update_compute import AddUp, Cut
+from peers.worker.rounds.update_compute import ReduceShards, SlicedContribution
 from protocols.errors import BadSignature
 from protocols.messages.table import Announce, Contribution, Slices, Want
 from protocols.messages.table import Reference as WireReference
@@ -43,7 +43,7 @@ async def test_slices_are_kept_until_everybody_has_spoken_and_added_up_then():
     world.hear(C, Slices(0, [0, 2]), body_of(C, shards=(0, 2)))
     of_b, of_c = slices_of(B), slices_of(C)
     both = {shard: {contributor(B): of_b[shard], contributor(C): of_c[shard]} for shard in (0, 2)}
-    assert world.added_up() == [AddUp(0, {**both, 1: {contributor(B): of_b[1]}})]
+    assert world.added_up() == [ReduceShards(0, {**both, 1: {contributor(B): of_b[1]}})]
     assert world.nothing_is_kept()
     assert world.path.outcomes == {}
     assert world.refused == []
@@ -137,7 +137,7 @@ async def test_slices_without_a_grant_for_just_these_are_refused(signature):
 
 
 @pytest.mark.parametrize(
-    ("what", "other"), [("MOST_CONTRIBUTORS", 1), ("tag_of", lambda peer: contributor(B).peer)],
+    ("what", "other"), [("MAX_CONTRIBUTORS", 1), ("tag_of", lambda peer: contributor(B).peer)],
     ids=["too many", "two keys with one tag"],
 )  # fmt: skip
 @on_virtual_clock
@@ -308,7 +308,7 @@ async def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
     slices = slices_of(ME)
     reducers = (B.peer_id, ME.peer_id, B.peer_id)
     grants = {B.peer_id: signature_of(ME, B, shards=(0, 2)), ME.peer_id: signature_of(ME, shards=(1,))}
-    world.path._worked([Cut(0, reducers, 20, head, slices, name, grants)], 0.0)
+    world.path._worked([SlicedContribution(0, reducers, 20, head, slices, name, grants)], 0.0)
     sent = [(peer, message, body) for peer, message, body in world.posted if isinstance(message, Slices)]
     body = grants[B.peer_id] + head + slices[0] + slices[2]
     assert sent == [(B.peer_id, Slices(0, [0, 2]), body)]
@@ -320,7 +320,7 @@ async def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
 @on_virtual_clock
 async def test_of_a_gradient_that_was_not_finite_its_reducers_hear_that_nothing_comes():
     world = World()
-    world.path._worked([Cut(0, (B.peer_id, ME.peer_id, C.peer_id), 20)], 0.0)
+    world.path._worked([SlicedContribution(0, (B.peer_id, ME.peer_id, C.peer_id), 20)], 0.0)
     sent = {(peer, body) for peer, message, body in world.posted if message == Slices(0, [])}
     assert sent == {(B.peer_id, b""), (C.peer_id, b"")}
     assert world.nothing_is_kept()
@@ -333,7 +333,7 @@ async def test_what_was_cut_while_the_state_is_fetched_anew_is_sent_to_nobody_an
     world = World()
     head, name = signed(ME)
     world.path.close()
-    world.path._worked([Cut(0, (B.peer_id,) * 3, 20, head, slices_of(ME), name)], 0.0)
+    world.path._worked([SlicedContribution(0, (B.peer_id,) * 3, 20, head, slices_of(ME), name)], 0.0)
     assert world.posted == []
     assert list(world.offers.open) == [name]
 

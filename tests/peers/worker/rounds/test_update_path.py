@@ -11,27 +11,27 @@ from clocks import on_virtual_clock
 from swarm import tiny_manifest
 
 from peers.state.snapshot_store import Weights
-from peers.worker.rounds import update_compute, update_path
+from peers.worker.rounds import round_service, update_compute
+from peers.worker.rounds.round_service import RoundService
 from peers.worker.rounds.update_compute import UpdateWork
-from peers.worker.rounds.update_path import UpdatePath
-from protocols.messages.table import Announce, AskIds, Contribution, Progress, Want
+from protocols.messages.table import Announce, Contribution, GetIds, Progress, Want
 from protocols.messages.table import Reference as WireReference
-from protocols.signed.envelope import ENVELOPE_BYTES, Kind, open_envelope, seal
+from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.rounds import events
 from swarmnet.rounds.history import START
-from swarmnet.rounds.own_contributions import Offers
+from swarmnet.rounds.own_contributions import OwnContributions
 
 RUN, ME, MAKER = RunId("ab" * 32), Identity.from_seed(b"me"), Identity.from_seed(b"maker")
 PAYLOAD = b"vote"
-DATA = seal(MAKER, RUN, Kind.CONTRIBUTION, 0, 0, 0, PAYLOAD)
-NAME = open_envelope(DATA, RUN, Kind.CONTRIBUTION, len(PAYLOAD)).id
+DATA = seal(MAKER, RUN, EnvelopeKind.CONTRIBUTION, 0, 0, 0, PAYLOAD)
+NAME = open_envelope(DATA, RUN, EnvelopeKind.CONTRIBUTION, len(PAYLOAD)).id
 B, C = PeerId("b"), PeerId("c")
 
 
 class World:
-    """An `UpdatePath` whose neighbours are what the test says; `posted`, `refused`, `done`: what it did."""
+    """An `RoundService` whose neighbours are what the test says; `posted`, `refused`, `done`: what it did."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -51,8 +51,8 @@ class World:
             queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None,
         )  # fmt: skip
         compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
-        self.path = UpdatePath(
-            manifest, work, compute, around, Weights(None, -1, START), Offers(manifest.rounds),
+        self.path = RoundService(
+            manifest, work, compute, around, Weights(None, -1, START), OwnContributions(manifest.rounds),
             lambda maker, round: True, lambda wish: None, lambda *_, **__: None,
         )  # fmt: skip
         for peer in (B, C):
@@ -91,7 +91,7 @@ async def test_who_asks_for_one_round_many_times_is_told_once():
     world = World()
     world.path.message(B, Contribution(), DATA)
     world.posted.clear()
-    world.path.message(C, AskIds([0] * 256), b"")
+    world.path.message(C, GetIds([0] * 256), b"")
     told = [message for peer, message in world.posted if isinstance(message, Announce) and peer == C]
     assert [len(message.references) for message in told] == [1]
     world.path.close()
@@ -122,7 +122,7 @@ async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
 
 @on_virtual_clock
 async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(update_path, "LEAST_ON_DISK", 1)
+    monkeypatch.setattr(round_service, "MIN_ON_DISK", 1)
     world = World()
     world.path.folder = tmp_path
     world.path.message(B, Contribution(), DATA)

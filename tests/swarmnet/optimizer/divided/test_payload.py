@@ -11,11 +11,11 @@ from method_cases import PEERS, gradient_of, shapes_of
 
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.optimizer.divided.company import Together
-from swarmnet.optimizer.divided.payload import Divisible, divided, put_together
+from swarmnet.optimizer.device_groups.device_group import MultiDevice
+from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
-from swarmnet.run.own_steps import AUTHORS
+from swarmnet.run.local_steps import PRESETS
 
 LAYOUT = layout_of(shapes_of(3, width=72))
 CASES = [
@@ -23,7 +23,7 @@ CASES = [
     {"method": "demo-votes", "selection": "group"},
     {"method": "demo-float", "selection": "top-k", "transform": "fine-dct"},
     {"method": "demo-float", "selection": "group"},
-    *({"method": method} for method in AUTHORS),
+    *({"method": method} for method in PRESETS),
     {"method": "local-steps", "inner": "adamw", "parts": 1},
 ]
 CALM = 1e-4
@@ -41,7 +41,7 @@ class Devices:
         self.methods = [method_of(manifest, self.shares.layout(device)) for device in range(count)]
         for device, method in enumerate(self.methods):
             assert isinstance(method, Divisible)
-            method.divide(Together(self.shares, device, partial(self._sum, device)))
+            method.divide(MultiDevice(self.shares, device, partial(self._sum, device)))
         self.replicas = [
             Replica(self.shares.layout(device), method, torch.zeros(method.state.size, dtype=torch.int32))
             for device, method in enumerate(self.methods)

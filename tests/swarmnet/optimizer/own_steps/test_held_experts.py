@@ -11,10 +11,10 @@ from method_cases import PEERS, bent, gradient_of, moved_by
 
 from swarmnet.model.flat_layout import expert_of, layout_of, some_planes
 from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT
+from swarmnet.optimizer.local_steps.expert_steps import BALANCE_ROUNDS, ExpertAssignment
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps
 from swarmnet.optimizer.method import ContributionError, GradientError, method_of
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
-from swarmnet.optimizer.own_steps.held_experts import BALANCE_ROUNDS, Holding
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape, Sync
@@ -295,7 +295,7 @@ def test_a_run_that_cannot_be_is_refused(experts, sync, message):
 def test_who_trains_what_and_since_when_nobody_does_can_be_read():
     made = method(group=1)
     replica = Replica(LAYOUT, made, torch.zeros(LAYOUT.size, dtype=torch.int32))
-    assert made.holding == Holding(1, (0, 0), (-1, -1), (0, 0)), "nothing has settled yet"
+    assert made.holding == ExpertAssignment(1, (0, 0), (-1, -1), (0, 0)), "nothing has settled yet"
 
     def settled(round, *groups):
         for peer, group in zip(PEERS, groups, strict=False):
@@ -305,10 +305,10 @@ def test_who_trains_what_and_since_when_nobody_does_can_be_read():
         replica.settle(round)
 
     settled(0, 0, 1, 1)
-    assert made.holding == Holding(1, (1, 2), (0, 0), (0, 0))
+    assert made.holding == ExpertAssignment(1, (1, 2), (0, 0), (0, 0))
     for round in range(1, 13):
         settled(round, 1, 1)
-    assert made.holding == Holding(1, (0, 2), (0, 12), (12, 0))
+    assert made.holding == ExpertAssignment(1, (0, 2), (0, 12), (12, 0))
     made.hold(0)
     assert made.holding.group == 0
 

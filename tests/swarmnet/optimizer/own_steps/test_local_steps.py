@@ -9,11 +9,11 @@ from torch.optim import AdamW, Muon
 
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT
+from swarmnet.optimizer.local_steps import inner_optimizer
+from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer, orthogonal
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps
 from swarmnet.optimizer.method import method_of
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT
-from swarmnet.optimizer.own_steps import inner_step
-from swarmnet.optimizer.own_steps.inner_step import InnerStep, orthogonal
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
 
@@ -33,7 +33,7 @@ def spoken_of(method, payload, round):
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_own_steps_are_those_of_the_optimizers_that_everybody_knows(name):
     layout = layout_of(shapes_of(1))
-    inner, moved = InnerStep(name, layout, 0.95), torch.zeros(layout.size)
+    inner, moved = InnerOptimizer(name, layout, 0.95), torch.zeros(layout.size)
     gains = dict.fromkeys(layout.block_ranges(), 0.5)
     leaves = {entry.name: torch.zeros(entry.shape, requires_grad=True) for entry in layout.entries}
     matrices = [leaf for key, leaf in leaves.items() if name == "muon" and "proj" in key]
@@ -60,8 +60,8 @@ def test_own_steps_are_those_of_the_optimizers_that_everybody_knows(name):
 @pytest.mark.parametrize("number", [torch.float32, torch.bfloat16])
 def test_a_table_that_moves_in_pieces_has_the_same_bits_as_a_whole_one(number, monkeypatch):
     def moved_in(pieces):
-        monkeypatch.setattr(inner_step, "PIECE_NUMBERS", pieces)
-        inner, moved = InnerStep("adamw", LAYOUT, 0.95), torch.zeros(LAYOUT.size)
+        monkeypatch.setattr(inner_optimizer, "PIECE_NUMBERS", pieces)
+        inner, moved = InnerOptimizer("adamw", LAYOUT, 0.95), torch.zeros(LAYOUT.size)
         for round in range(3):
             inner.step(moved, gradient_of(LAYOUT, round).to(number), gains, RATE)
         return moved

@@ -4,17 +4,25 @@ import pytest
 import torch
 
 from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.delta_codecs.delta_codec import (
+    LARGEST,
+    LOUDER,
+    CodecSeed,
+    bytes_of,
+    cut,
+    joined,
+    sum_of,
+)
+from swarmnet.optimizer.delta_codecs.e3m0_codec import E3M0Codec
+from swarmnet.optimizer.delta_codecs.int8_codec import Int8Codec
+from swarmnet.optimizer.delta_codecs.outer_optimizer import OuterOptimizer
+from swarmnet.optimizer.delta_codecs.packed_sums import packed
+from swarmnet.optimizer.delta_codecs.sign_codec import SignCodec, packed_there, unpacked_there
+from swarmnet.optimizer.delta_codecs.top_k_codec import TopKCodec
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.moved.bits import Bits, packed_there, unpacked_there
-from swarmnet.optimizer.moved.code import LARGEST, LOUDER, Draw, bytes_of, cut, joined, sum_of
-from swarmnet.optimizer.moved.largest import Largest
-from swarmnet.optimizer.moved.levels import Levels
-from swarmnet.optimizer.moved.outer_step import OuterStep
-from swarmnet.optimizer.moved.packed_sums import packed
-from swarmnet.optimizer.moved.powers import Powers
 
-CODES = [Bits(), Powers(), Levels(), Largest(64)]
-DRAW = Draw(b"seed", 4096)
+CODES = [SignCodec(), E3M0Codec(), Int8Codec(), TopKCodec(64)]
+DRAW = CodecSeed(b"seed", 4096)
 CPU = torch.device("cpu")
 
 
@@ -68,7 +76,7 @@ def test_no_move_is_too_small_or_too_large_to_be_told(code, deviation):
 
 @pytest.mark.parametrize(("chunks", "width"), [(1, 1), (3, 5), (3, 64), (2, 4096)])
 def test_bits_are_packed_where_they_lie_as_in_the_machine(chunks, width):
-    signs = Bits().say(drawn(chunks, width), DRAW)
+    signs = SignCodec().say(drawn(chunks, width), DRAW)
     packed = packed_there(signs.negative)
     assert packed.numpy().tobytes() == signs.written()[chunks:]
     assert torch.equal(unpacked_there(packed, chunks, width), signs.negative)
@@ -77,23 +85,23 @@ def test_bits_are_packed_where_they_lie_as_in_the_machine(chunks, width):
 def test_four_bits_are_the_nearest_powers_of_two():
     """Relative error and gain as measured of E3M0 on normal numbers: 0.195 and 0.965."""
     moved = drawn()
-    found = told(Powers(), moved)
+    found = told(E3M0Codec(), moved)
     assert float((found - moved).norm() / moved.norm()) < 0.21
     assert 0.94 < float((found * moved).sum() / moved.square().sum()) < 0.99
-    few = told(Powers(), torch.tensor([[1.0, -0.3, 3.2, 2.0**-5, 0.01, 0.0]]) * 2.0**-10)
+    few = told(E3M0Codec(), torch.tensor([[1.0, -0.3, 3.2, 2.0**-5, 0.01, 0.0]]) * 2.0**-10)
     assert (few * 2.0**10).tolist() == [[1.0, -0.25, 4.0, 0.0, 0.0, 0.0]], "a sixteenth is the smallest"
 
 
 def test_eight_bits_are_within_half_a_step():
     moved = drawn()
-    found, largest = told(Levels(), moved), moved.abs().amax(dim=1, keepdim=True)
+    found, largest = told(Int8Codec(), moved), moved.abs().amax(dim=1, keepdim=True)
     assert ((found - moved).abs() <= largest / 127 + UNIT).all()
     assert float((found - moved).norm() / moved.norm()) < 0.02
 
 
 def test_of_the_largest_two_sizes_are_told_and_nothing_of_the_others():
     moved = drawn()
-    found = told(Largest(64), moved)
+    found = told(TopKCodec(64), moved)
     for moved_N, found_N in zip(moved, found, strict=True):
         spoken = found_N != 0
         assert int(spoken.sum()) == 64
@@ -121,14 +129,14 @@ def test_a_mean_is_rounded_as_everywhere():
 @pytest.mark.parametrize(
     ("code", "place", "value", "reason"),
     [
-        (Bits(), 0, 21, "an exponent of 21, above 20"),
-        (Powers(), 0, 15, "an exponent of 15, above 14"),
-        (Levels(), 0, 14, "an exponent of 14, above 13"),
-        (Powers(), -1, 0x80, "the sign of nothing"),
-        (Levels(), -1, 0x80, "-128"),
-        (Largest(64), 3, 1, "a size above"),
-        (Largest(64), 7, 1, "a size above"),
-        (Largest(64), 4, 0, "small one above the large one"),
+        (SignCodec(), 0, 21, "an exponent of 21, above 20"),
+        (E3M0Codec(), 0, 15, "an exponent of 15, above 14"),
+        (Int8Codec(), 0, 14, "an exponent of 14, above 13"),
+        (E3M0Codec(), -1, 0x80, "the sign of nothing"),
+        (Int8Codec(), -1, 0x80, "-128"),
+        (TopKCodec(64), 3, 1, "a size above"),
+        (TopKCodec(64), 7, 1, "a size above"),
+        (TopKCodec(64), 4, 0, "small one above the large one"),
     ],
 )
 def test_what_no_honest_peer_can_have_told_is_refused(code, place, value, reason):
@@ -143,7 +151,7 @@ def test_what_no_honest_peer_can_have_told_is_refused(code, place, value, reason
 
 
 def test_places_that_are_none_are_refused():
-    code = Largest(4096 // 2)
+    code = TopKCodec(4096 // 2)
     data = bytearray(code.say(drawn(1, 64), DRAW).written())
     data[8:16] = bytes(8)
     with pytest.raises(ContributionError, match="exactly 32 votes"):
@@ -151,7 +159,11 @@ def test_places_that_are_none_are_refused():
 
 
 def test_the_step_outside_is_nesterovs_to_the_rounding():
-    outer, momentum, known = OuterStep(700, 900), torch.zeros(2, 64, dtype=torch.int32), torch.zeros(2, 64)
+    outer, momentum, known = (
+        OuterOptimizer(700, 900),
+        torch.zeros(2, 64, dtype=torch.int32),
+        torch.zeros(2, 64),
+    )
     for round in range(30):
         mean = (drawn(2, 64, seed=round) / UNIT).to(torch.int32)
         step = outer.moved(mean, momentum)
@@ -162,7 +174,7 @@ def test_the_step_outside_is_nesterovs_to_the_rounding():
 
 
 def test_a_momentum_comes_to_rest_when_nobody_moves_any_more():
-    outer, momentum = OuterStep(700, 900), torch.tensor([[12345, -12345, 5, -5, 1]], dtype=torch.int32)
+    outer, momentum = OuterOptimizer(700, 900), torch.tensor([[12345, -12345, 5, -5, 1]], dtype=torch.int32)
     nothing = torch.zeros_like(momentum)
     for _ in range(100):
         outer.moved(nothing, momentum)
@@ -172,5 +184,5 @@ def test_a_momentum_comes_to_rest_when_nobody_moves_any_more():
 
 def test_a_mean_without_momentum_is_the_step_itself():
     mean = torch.tensor([[5, -7]], dtype=torch.int32)
-    assert OuterStep(1000, 0).moved(mean, None) is mean
-    assert OuterStep(500, 0).moved(mean, None).tolist() == [[3, -3]], "halves upwards"
+    assert OuterOptimizer(1000, 0).moved(mean, None) is mean
+    assert OuterOptimizer(500, 0).moved(mean, None).tolist() == [[3, -3]], "halves upwards"

@@ -13,9 +13,9 @@ from swarmnet.model.state_layout import MOMENTUM, at_rest, state_of
 from swarmnet.optimizer.replica import Replica, ReplicaError
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import empty_padding
+from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import Manifest, ManifestError
 from swarmnet.run.manifest_check import check
-from swarmnet.run.own_steps import AUTHORS
 
 LAYOUT = layout_of(shapes_of(1))
 ONE_STEP = 2.0**-7
@@ -171,7 +171,7 @@ def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
         assert torch.equal(stands[~part], stood[number][~part]), "and of the others each is where it was"
 
 
-@pytest.mark.parametrize("name", AUTHORS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
     method = stepped(run(name), LAYOUT)
     payload = method.own.tell(0, PEERS[0])
@@ -185,10 +185,10 @@ def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
 
 
 def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
-    assert run("diloco").sync.own_steps == AUTHORS["diloco"]
+    assert run("diloco").sync.own_steps == PRESETS["diloco"]
     assert run("demo-votes").sync.own_steps is None
     mine = run("sparse-loco", inner="muon", parts=2, rest="live").sync.own_steps
-    assert mine == replace(AUTHORS["sparse-loco"], inner="muon", parts=2, rest="live")
+    assert mine == replace(PRESETS["sparse-loco"], inner="muon", parts=2, rest="live")
     assert run("streaming-diloco", outer_rate=0.5).sync.own_steps.outer_thousandths == (500, 900)
     assert run("streaming-diloco").sync.own_steps.outer_thousandths == (400, 900)
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.optimizer.moved.bits import Signs
-from swarmnet.optimizer.moved.code import sum_of
-from swarmnet.optimizer.moved.packed_sums import packed
+from swarmnet.optimizer.delta_codecs.delta_codec import sum_of
+from swarmnet.optimizer.delta_codecs.packed_sums import packed
+from swarmnet.optimizer.delta_codecs.sign_codec import EncodedSigns
 
 SUMS = st.lists(
     st.tuples(st.lists(st.integers(-(1 << 20), 1 << 20), min_size=3, max_size=3), st.integers(0, 10)),
@@ -35,7 +35,10 @@ def test_means_are_those_of_whole_numbers_with_halves_upwards(said, counts, kind
 def test_of_some_peers_that_move_alike_a_byte_holds_each_sum_and_of_many_two():
     def numbers(peers):
         negative = torch.tensor([[False, True, False]])
-        moves = [Signs(negative, torch.tensor([[12 + peer % 3]], dtype=torch.int32)) for peer in range(peers)]
+        moves = [
+            EncodedSigns(negative, torch.tensor([[12 + peer % 3]], dtype=torch.int32))
+            for peer in range(peers)
+        ]
         return packed(sum_of(moves), peers).numbers.dtype
 
     assert [numbers(peers) for peers in (1, 25, 200)] == [torch.int8, torch.int8, torch.int16]

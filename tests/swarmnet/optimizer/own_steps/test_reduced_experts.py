@@ -15,17 +15,17 @@ from method_cases import PEERS, bent, gradient_of, moved_by
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.flat_layout import expert_of, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
+from swarmnet.optimizer.delta_codecs.delta_codec import sum_of
+from swarmnet.optimizer.local_steps.expert_steps import BALANCE_ROUNDS, ExpertShardSteps
+from swarmnet.optimizer.local_steps.local_steps import rows_of
+from swarmnet.optimizer.local_steps.reduced_experts import ReducedExperts
+from swarmnet.optimizer.local_steps.reduced_steps import QuantizedMean
 from swarmnet.optimizer.method import ContributionError, method_of
-from swarmnet.optimizer.moved.code import sum_of
-from swarmnet.optimizer.own_steps.held_experts import BALANCE_ROUNDS, HeldExperts
-from swarmnet.optimizer.own_steps.local_steps import rows_of
-from swarmnet.optimizer.own_steps.reduced_experts import ReducedExperts
-from swarmnet.optimizer.own_steps.reduced_steps import Numbers
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.optimizer.tiling import plane_of
 from swarmnet.rounds.result_table import (
-    MOST_CONTRIBUTORS,
+    MAX_CONTRIBUTORS,
     Contributor,
     Table,
     head_of,
@@ -82,7 +82,7 @@ def step_of(results, round=0, run=RUN, group=0):
 def directly(payloads, round=0, run=RUN):
     """int32 [layout.size]: the mean of those who speak of it as everybody would find it who heard them all,
     told in the numbers of results."""
-    plain = HeldExperts(run, LAYOUT, torch.device("cpu"))
+    plain = ExpertShardSteps(run, LAYOUT, torch.device("cpu"))
     flat = torch.zeros(LAYOUT.size, dtype=torch.int32)
     said = {plane: [] for plane in range(len(LAYOUT.planes))}
     for payload in payloads.values():
@@ -97,7 +97,7 @@ def directly(payloads, round=0, run=RUN):
         if moves:
             plane = LAYOUT.planes[number]
             for rows in (rows_of(plane, shard, SHARDS) for shard in range(SHARDS)):
-                mean = Numbers.of(sum_of([one.rows(rows) for one in moves]), len(moves)).units()
+                mean = QuantizedMean.of(sum_of([one.rows(rows) for one in moves]), len(moves)).units()
                 plane_of(flat, plane)[rows, plain.columns(plane, round)] = mean.to(torch.int32)
     of_padding = torch.ones(LAYOUT.size, dtype=torch.bool)
     for entry in LAYOUT.entries:
@@ -250,7 +250,7 @@ def test_the_longest_result_is_that_of_all_groups_and_the_most_contributors():
         for shard in range(SHARDS)
     }
     size = len(made.reduce(of_all)) - longest_head(SHARDS, 6) - SHARDS * 6
-    assert size == made.longest_result - longest_head(SHARDS) - SHARDS * MOST_CONTRIBUTORS
+    assert size == made.longest_result - longest_head(SHARDS) - SHARDS * MAX_CONTRIBUTORS
 
 
 @given(st.data())

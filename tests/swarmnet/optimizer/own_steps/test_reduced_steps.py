@@ -14,10 +14,10 @@ from method_cases import PEERS, bent, manifest, replica_of, shapes_of, stepped
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.model.fixed_point import UNIT, to_floats, to_units
 from swarmnet.model.flat_layout import layout_of
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, sum_of
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps
+from swarmnet.optimizer.local_steps.reduced_steps import MOST, QuantizedMean, ReducedSteps
 from swarmnet.optimizer.method import ContributionError, add_own, method_of
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps
-from swarmnet.optimizer.own_steps.reduced_steps import MOST, Numbers, ReducedSteps
 from swarmnet.optimizer.replica import Replica
 from swarmnet.optimizer.step import dense
 from swarmnet.rounds.result_table import Contributor, Table, head_of, tag_of
@@ -203,10 +203,10 @@ SUMS = st.lists(st.integers(-(2**22), 2**22), min_size=5, max_size=5)
 def test_numbers_are_read_as_they_were_written_and_as_near_as_they_can_be(sums, count):
     """Odd widths and no chunk at all too."""
     sum_CM = torch.tensor(sums, dtype=torch.int32).reshape(len(sums), 5)
-    numbers = Numbers.of(sum_CM, count)
+    numbers = QuantizedMean.of(sum_CM, count)
     written = numbers.written()
     assert len(written) == len(sums) + -(-5 * len(sums) // 2)
-    read = Numbers.read(memoryview(written), len(sums), 5, torch.device("cpu"))
+    read = QuantizedMean.read(memoryview(written), len(sums), 5, torch.device("cpu"))
     assert torch.equal(read.units(), numbers.units())
     mean_CM, grain_C1 = sum_CM.double() / count, torch.exp2(numbers.exponents.double())
     inside = mean_CM.abs() <= (MOST + 0.5) * grain_C1
@@ -359,11 +359,11 @@ def test_each_thing_that_no_honest_reducer_says_is_refused():
 
 
 def test_four_bits_past_the_end_are_zero():
-    numbers = Numbers.of(torch.tensor([[5, -3, 2]], dtype=torch.int32), 1)
+    numbers = QuantizedMean.of(torch.tensor([[5, -3, 2]], dtype=torch.int32), 1)
     written = bytearray(numbers.written())
     written[-1] |= 0x10
     with pytest.raises(ContributionError, match="past the end"):
-        Numbers.read(memoryview(written), 1, 3, torch.device("cpu"))
+        QuantizedMean.read(memoryview(written), 1, 3, torch.device("cpu"))
 
 
 @given(st.integers(0, SHARDS - 1), st.data())
@@ -459,7 +459,7 @@ def test_replicas_that_hear_of_a_result_late_are_equal_to_those_that_heard_in_ti
 
 
 def test_an_empty_sum_is_told_as_nothing():
-    numbers = Numbers.of(torch.zeros(2, 3, dtype=torch.int32), 3)
+    numbers = QuantizedMean.of(torch.zeros(2, 3, dtype=torch.int32), 3)
     assert not numbers.units().any()
     assert not numbers.exponents.any()
 

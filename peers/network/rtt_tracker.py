@@ -21,7 +21,7 @@ class _Echo:
     at: float
 
 
-class Echoes:
+class RttTracker:
     """Round-trip times of all neighbours, in seconds on the caller's clock."""
 
     def __init__(self, timings: Timings) -> None:

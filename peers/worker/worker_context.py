@@ -7,52 +7,52 @@ from __future__ import annotations
 
 from peers.compute.executor import Compute
 from peers.compute.stage_part import StagePart
-from peers.network.discovery.announcer import Presence
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.discovery.announcer import RecordAnnouncer
+from peers.network.peer_links import PeerLinks
 from peers.network.ports import Load
-from peers.state.checkpoint_writer import Disk
-from peers.state.state_path import StatePath
+from peers.state.checkpoint_writer import CheckpointWriter
+from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import events as noted
 from peers.telemetry.events import Say
 from peers.worker.inference.server import Inference
-from peers.worker.pipeline.data_path import DataPath
+from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
-from peers.worker.rounds.update_path import UpdatePath
+from peers.worker.rounds.round_service import RoundService
 from peers.worker.settings import Settings
-from peers.worker.stage_moves import Moving
-from peers.worker.starting_state import Recovery
+from peers.worker.stage_moves import StageMover
+from peers.worker.starting_state import StateRecovery
 from protocols.ports import Transport
 from swarmnet.rounds.audits import Audits
-from swarmnet.rounds.makers import Makers
+from swarmnet.rounds.contributors import Makers
 from swarmnet.run.manifest import Manifest
 
 
-class Parts:
+class WorkerContext:
     """Those that can be None are not there before the stage is known (`update`: before the weights are here);
     then the ones without None are not there either, below `neighbourhood`."""
 
     manifest: Manifest
     settings: Settings
     transport: Transport
-    presence: Presence
+    presence: RecordAnnouncer
     compute: Compute
     note: noted.Note
     say: Say
     state: str
     stage: int
     part: StagePart
-    neighbourhood: Neighbourhood | None
-    data: DataPath | None
-    update: UpdatePath | None
-    states: StatePath | None
+    neighbourhood: PeerLinks | None
+    data: PipelineService | None
+    update: RoundService | None
+    states: SnapshotService | None
     makers: Makers
     audits: Audits
-    moving: Moving
+    moving: StageMover
     digests: SignedDigests
     receipts: Receipts
-    disk: Disk
-    recovery: Recovery
+    disk: CheckpointWriter
+    recovery: StateRecovery
     inference: Inference
 
     def load(self) -> Load:

@@ -15,18 +15,18 @@ from torch import Tensor
 from peers.compute.executor import BACKWARD, FORWARD, Compute
 from peers.compute.process_memory import memory_bytes
 from peers.compute.stage_part import StagePart
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
 from peers.telemetry.counters import Timings
 from peers.worker.pipeline.microbatch_compute import (
-    Bodies,
+    ComputeError,
+    MicrobatchState,
     MicrobatchWork,
     Outcome,
     Source,
-    Trouble,
 )
-from peers.worker.pipeline.reservations import Ahead
+from peers.worker.pipeline.reservations import ReservationClient
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
 from protocols.messages.table import (
     NO_ATTEMPT,
@@ -44,7 +44,7 @@ from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
 from swarmnet.pipeline.ledger import Ledger, RecentLoss
 from swarmnet.pipeline.machine import Pipeline
-from swarmnet.resources.lines import UNKNOWN, Line, crossings, seconds_on_line
+from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.next_hop import NextHop, Straight
 from swarmnet.routing.skipping import Skipping
@@ -69,7 +69,7 @@ class Text(Protocol):
         in epochs, what comes next. None: that is not there yet, and `pump` is called when it is."""
 
 
-class DataPath:
+class PipelineService:
     """One stage's part in the way of microbatches."""
 
     def __init__(
@@ -78,7 +78,7 @@ class DataPath:
         stage: int,
         compute: Compute,
         part: StagePart,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         text: Text | None,
         chance: Random,
         slots: int,
@@ -86,7 +86,7 @@ class DataPath:
         committed: Callable[[int], None],
         round: Callable[[], int],
         note: noted.Note,
-        line: Line = UNKNOWN,
+        line: LinkBandwidth = UNKNOWN,
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
         under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
@@ -108,12 +108,14 @@ class DataPath:
         self.ways: NextHop = skipping or Straight(rules, stage, live)
         below, body_bytes = rules.last - stage, manifest.body_bytes
         self.pipeline = Pipeline(below, self.router, self.ways.candidates, slots, self.ledger, body_bytes)
-        self.ahead: Ahead | None = None
+        self.ahead: ReservationClient | None = None
         """In a run that may leave stages out, who asks for places before bodies travel."""
         if skipping is not None:
             wake = partial(self.feed, events.Tick())
-            self.ahead = self.pipeline.guide = Ahead(skipping, self.pipeline, neighbourhood, compute, wake)
-        self.bodies: dict[MicrobatchId, Bodies] = {}
+            self.ahead = self.pipeline.guide = ReservationClient(
+                skipping, self.pipeline, neighbourhood, compute, wake
+            )
+        self.bodies: dict[MicrobatchId, MicrobatchState] = {}
         self.next_counter, self.service_seconds = 0, 0.0
         self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
         self.losses = RecentLoss()
@@ -155,7 +157,7 @@ class DataPath:
             self.next_counter += 1
             inputs_BT, labels_BT = taken
             text = self.form.text.encode(inputs_BT, labels_BT)
-            self.bodies[key] = Bodies(
+            self.bodies[key] = MicrobatchState(
                 self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()
             )
             self.feed(events.Start(key))
@@ -288,7 +290,7 @@ class DataPath:
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
         came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
-        if isinstance(came, Trouble):
+        if isinstance(came, ComputeError):
             self._refuse(peer, act, came)
             self.neighbourhood.refused(peer, came.code, came.reason)
             return
@@ -299,7 +301,7 @@ class DataPath:
         key = came.key
         if key not in self.pipeline.jobs:
             visited = came.header.visited
-            self.bodies[key] = Bodies(
+            self.bodies[key] = MicrobatchState(
                 self.ways.arrive(key, came.header), Source(peer, visited[-2], len(visited)), text=came.text,
                 output=came.hidden, shape=act.shape, arrived_at=self.clock.time(),
             )  # fmt: skip
@@ -311,19 +313,19 @@ class DataPath:
         elif peer in job.above and self.ahead is not None:
             self.ahead.came(peer, key)
 
-    def _refuse(self, peer: PeerId, act: Act, why: Trouble) -> None:
+    def _refuse(self, peer: PeerId, act: Act, why: ComputeError) -> None:
         nack = Nack(act.origin, act.counter, act.attempt, why.code, why.reason)
         self.neighbourhood.post(peer, "data", nack)
 
-    def _unwanted(self, peer: PeerId, came: Arrival) -> Trouble | None:
+    def _unwanted(self, peer: PeerId, came: Arrival) -> ComputeError | None:
         """Why it is not taken although it is in order."""
         if not self.serving:
-            return Trouble("not_ready", "not in step yet")
+            return ComputeError("not_ready", "not in step yet")
         if came.key in self.pipeline.jobs and self.ways.came_otherwise(came.key, came.header):
             reason = "it is here by another way: a gradient for that one is none for this one"
-            return Trouble("other_path", reason)
+            return ComputeError("other_path", reason)
         if self.router.is_shunned(peer, self.clock.time()):
-            return Trouble("out_of_line", "most of what it sent lately was far from what others send")
+            return ComputeError("out_of_line", "most of what it sent lately was far from what others send")
         return None
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
@@ -354,7 +356,7 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
-        if isinstance(result, Trouble):
+        if isinstance(result, ComputeError):
             self._failed(key, result)
         elif self.is_last:
             if kept is not None:
@@ -380,7 +382,7 @@ class DataPath:
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)
-        if isinstance(result, Trouble):
+        if isinstance(result, ComputeError):
             self._failed(key, result)
         else:
             tokens, loss_sum = (kept.tokens, kept.loss_sum) if kept else (0, 0.0)
@@ -406,14 +408,14 @@ class DataPath:
             self.committed(tokens)
         self.pump()
 
-    def _computed(self, key: MicrobatchId, seconds: float) -> Bodies | None:
+    def _computed(self, key: MicrobatchId, seconds: float) -> MicrobatchState | None:
         """Its bodies, unless nobody wants it any more."""
         kept = self.bodies.get(key)
         if kept is not None:
             kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
         return kept
 
-    def _failed(self, key: MicrobatchId, trouble: Trouble) -> None:
+    def _failed(self, key: MicrobatchId, trouble: ComputeError) -> None:
         code, reason, peer = trouble.code, trouble.reason, trouble.peer
         self.note(
             noted.MicrobatchFailed(

@@ -12,7 +12,7 @@ BACKWARD_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanRequest:
     classes: tuple[PeerClass, ...]
     latency: tuple[float, float] = (0.005, 0.15)
     """Seconds one way between two peers, drawn evenly."""
@@ -51,7 +51,7 @@ class Churn:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SinglePeerBaseline:
     """The fastest peer without the others."""
 
     tokens_per_second: float
@@ -99,7 +99,7 @@ CLEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanResult:
     peers: tuple[int, ...]
     """Per stage."""
     capacity: tuple[float, ...]
@@ -130,7 +130,7 @@ class Answer:
     full_line_share: float
     """And would if every peer contributed to every round of `target_tokens`."""
     bounds: Bounds
-    alone: Alone
+    alone: SinglePeerBaseline
     memory: tuple[int, ...]
     """Bytes that a peer of each stage needs."""
     left_out: tuple[PeerClass, ...] = ()

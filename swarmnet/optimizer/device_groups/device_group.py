@@ -16,7 +16,7 @@ from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Entry
 
 
-class Company(Protocol):
+class DeviceGroup(Protocol):
     """The operations of one device."""
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Company(Protocol):
         """Return this device's shard of a full parameter."""
 
 
-class Alone:
+class SingleDevice:
     """A single device that has everything."""
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -48,11 +48,11 @@ class Alone:
         return whole
 
 
-ALONE = Alone()
+ALONE = SingleDevice()
 
 
 @dataclass(frozen=True)
-class Together:
+class MultiDevice:
     """One of several devices."""
 
     shares: Shares

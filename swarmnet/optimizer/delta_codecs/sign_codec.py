@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.delta_codecs import exponents
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, CodecSeed
 from swarmnet.optimizer.index_code import ContributionError, pack, unpack
-from swarmnet.optimizer.moved import exponents
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
 from swarmnet.optimizer.sparsify import coin_flips
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class EncodedSigns:
     """A delta with one size in each chunk."""
 
     negative: Tensor
@@ -35,8 +35,8 @@ class Signs:
         # Eight times as fast as to choose between two sizes of each chunk.
         return (1 - 2 * self.negative.view(torch.int8)) * self.loudest()
 
-    def rows(self, rows: slice) -> Signs:
-        return Signs(self.negative[rows], self.exponents[rows])
+    def rows(self, rows: slice) -> EncodedSigns:
+        return EncodedSigns(self.negative[rows], self.exponents[rows])
 
     def written(self) -> bytes:
         if self.negative.device.type == "cpu":
@@ -44,7 +44,7 @@ class Signs:
         return exponents.written(self.exponents) + packed_there(self.negative).cpu().numpy().tobytes()
 
 
-class Bits:
+class SignCodec:
     """The 1-bit codec."""
 
     head = 1
@@ -52,23 +52,23 @@ class Bits:
     def bits(self, width: int) -> int:
         return width
 
-    def say(self, moved_CM: Tensor, draw: Draw) -> Signs:
+    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedSigns:
         sizes_C1 = moved_CM.abs().mean(dim=1, keepdim=True) / UNIT
         nearest_C1 = sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
         negative_CM, zero_CM = moved_CM < 0, moved_CM == 0
         if zero_CM.any():  # Zero has no code of its own, and a constant sign would be a bias.
             flips_M = torch.from_numpy(coin_flips(draw.seed, draw.chunk, moved_CM.shape[1]))
             negative_CM = torch.where(zero_CM, flips_M.to(moved_CM.device), negative_CM)
-        return Signs(negative_CM, nearest_C1)
+        return EncodedSigns(negative_CM, nearest_C1)
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Signs:
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedSigns:
         exponents_C1 = exponents.tensor_of(exponents.read(data, chunks, LARGEST_EXPONENT), device)
         if device.type == "cpu":
             bits_CM = unpack(data[chunks:], chunks, width)
-            return Signs(torch.from_numpy(bits_CM.view(np.bool_)), exponents_C1)
+            return EncodedSigns(torch.from_numpy(bits_CM.view(np.bool_)), exponents_C1)
         self.check(data, chunks, width)
         packed = torch.from_numpy(np.frombuffer(data, np.uint8, offset=chunks).copy()).to(device)
-        return Signs(unpacked_there(packed, chunks, width), exponents_C1)
+        return EncodedSigns(unpacked_there(packed, chunks, width), exponents_C1)
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         exponents.read(data, chunks, LARGEST_EXPONENT)

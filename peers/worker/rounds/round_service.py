@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from peers.compute.executor import UPDATE, Compute
-from peers.network.neighbourhood import Neighbourhood
+from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Weights
 from peers.state.unnamed_file import laid_down
@@ -23,15 +23,15 @@ from peers.worker.rounds.reducer_path import ReducerPath
 from peers.worker.rounds.stored import Stored, opened_contribution
 from peers.worker.rounds.update_compute import (
     Add,
-    Cut,
+    ContributionReady,
     Done,
-    Made,
+    ExpertsReassigned,
     Operation,
     Settled,
-    TookUp,
+    SlicedContribution,
     UpdateWork,
 )
-from peers.worker.rounds.upload_scheduler import Giving
+from peers.worker.rounds.upload_scheduler import UploadQueue
 from peers.worker.rounds.wire_events import (
     REFERENCES_PER_MESSAGE,
     read_progress,
@@ -42,13 +42,13 @@ from peers.worker.rounds.wire_events import (
 from protocols.errors import BadSignature, WireError
 from protocols.messages.table import (
     Announce,
-    AskChain,
-    AskIds,
-    AskSlices,
-    ChainIs,
+    ChainResponse,
     Contribution,
     Evidence,
-    Lied,
+    FraudProof,
+    GetChain,
+    GetIds,
+    GetSlices,
     Message,
     Progress,
     Slices,
@@ -63,34 +63,34 @@ from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
-from swarmnet.rounds.fetch_scheduler import MOST_ASKS
+from swarmnet.rounds.contributors import MakerCounts
+from swarmnet.rounds.fetch_scheduler import MAX_ASKS
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.makers import MakerCounts
-from swarmnet.rounds.own_contributions import ASK_SECONDS, Offers, Past
+from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, Past
 from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
-MOST_OVERSHOOT = 4
+MAX_OVERSHOOT = 4
 """A round that has to wait gathers more than its target; a liar adds no more than this to the count."""
-LEAST_ON_DISK = 1 << 20
+MIN_ON_DISK = 1 << 20
 """Bytes of a round's set: those of a small model stay in memory, 40 rounds of them are 40 MiB."""
-MOST_HEADS = 4096
+MAX_HEADS = 4096
 """Of results: hours of rounds; some 300 bytes each in a small group, 12 KB in one of 512."""
 
 
-class UpdatePath:
+class RoundService:
     def __init__(
         self,
         manifest: Manifest,
         work: UpdateWork,
         compute: Compute,
-        neighbourhood: Neighbourhood,
+        neighbourhood: PeerLinks,
         weights: Weights,
-        offers: Offers,
+        offers: OwnContributions,
         maker_counts: MakerCounts,
-        resynchronise: Callable[[events.Resynchronise], None],
+        resynchronise: Callable[[events.Resync], None],
         note: noted.Note,
         rates: Rates = (),
         folder: Path | None = None,
@@ -122,7 +122,7 @@ class UpdatePath:
         """Told of every settled round, on the event loop."""
         self.made: Callable[[int, int], None] = lambda round, tokens: None
         """Told of every own contribution, and of its tokens."""
-        self.took_up: Callable[[TookUp], None] = lambda took_up: None
+        self.took_up: Callable[[ExpertsReassigned], None] = lambda took_up: None
         """Told of who holds which experts, when that is new."""
         self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
         """Told of who has another history, while there are two."""
@@ -131,9 +131,9 @@ class UpdatePath:
         self.tokens = work.tokens = weights.tokens
         """In all settled rounds, by all peers; None where nobody knew it of those before `weights`."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
-        self.giving = Giving(self._send, queued, self.clock)
+        self.giving = UploadQueue(self._send, queued, self.clock)
         rare = manifest.rounds.longest_seconds
-        self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare, MOST_ASKS)
+        self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare, MAX_ASKS)
         self._ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
         self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
@@ -185,7 +185,7 @@ class UpdatePath:
         if self.reducers is not None:
             self.reducers.audits.close()
 
-    def take_over(self, old: UpdatePath) -> None:
+    def take_over(self, old: RoundService) -> None:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
         if old.rounds.agreement.follows:
@@ -211,7 +211,7 @@ class UpdatePath:
         match effect:
             case events.MakeContribution() | events.RemoveContribution() | events.RateRound():
                 operations.append(effect)
-            case events.SayNothing(round, reducers):
+            case events.SendEmptyNotice(round, reducers):
                 self._reduces.say_nothing(round, reducers)
             case events.Reduce(round):
                 operations.append(self._reduces.add_up(round))
@@ -243,9 +243,9 @@ class UpdatePath:
                     post(peer, "group", progress)
             case events.SendChain(peer, first, before, sets):
                 digests = b"".join(entry.digest for entry in sets)
-                post(peer, "group", ChainIs(first, before, [entry.count for entry in sets], digests))
-            case events.AskChain(peer, last):
-                post(peer, "group", AskChain(last))
+                post(peer, "group", ChainResponse(first, before, [entry.count for entry in sets], digests))
+            case events.RequestChain(peer, last):
+                post(peer, "group", GetChain(last))
             case events.SendAnnounce(peers, references, complete):
                 for maker in {reference.peer for reference in references} - {self.me}:
                     self.neighbourhood.introduce(maker, peers)
@@ -254,25 +254,25 @@ class UpdatePath:
                         post(peer, "group", message)
             case events.Want(peer, ids):
                 post(peer, "group", Want(list(ids)))
-            case events.AskIds(peer, asked):
-                post(peer, "group", AskIds(list(asked)))
+            case events.RequestIds(peer, asked):
+                post(peer, "group", GetIds(list(asked)))
             case events.SignHistory(forked):
                 self.sign_history(forked)
-            case events.Resynchronise(peers, reason, fork_round):
+            case events.Resync(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
                 self.note(noted.Resynchronise(code, peers, reason, fork_round))
                 self.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
         for result in results:
-            if isinstance(result, Cut):
+            if isinstance(result, SlicedContribution):
                 self._was_cut(result)
-            elif isinstance(result, TookUp):
+            elif isinstance(result, ExpertsReassigned):
                 self.note(noted.TookUp(result.round, result.group, result.holders))
                 self.took_up(result)
-            elif isinstance(result, Made) and result.is_result:
+            elif isinstance(result, ContributionReady) and result.is_result:
                 self._was_added_up(result)
-            elif isinstance(result, Made):
+            elif isinstance(result, ContributionReady):
                 reference = None
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
@@ -297,7 +297,7 @@ class UpdatePath:
         assert self.reducers is not None, "in a run without reducers the rounds know of none"
         return self.reducers
 
-    def _was_cut(self, cut: Cut) -> None:
+    def _was_cut(self, cut: SlicedContribution) -> None:
         """The own contribution goes to its reducers."""
         if cut.id is None:
             self.note(noted.NotFinite("not_finite", cut.round, cut.tokens))
@@ -309,7 +309,7 @@ class UpdatePath:
                 return
         self._reduces.was_cut(cut)
 
-    def _was_added_up(self, made: Made) -> None:
+    def _was_added_up(self, made: ContributionReady) -> None:
         """What others contributed has become a result."""
         reference = None
         if made.id is not None:
@@ -334,12 +334,12 @@ class UpdatePath:
                 wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
                 kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
                 self.giving.wanted(peer, kept)
-            case AskChain(last):
+            case GetChain(last):
                 if self._chains.spend(peer, self.clock.time()):
                     self.feed(events.ChainAsked(peer, last))
-            case ChainIs():
+            case ChainResponse():
                 self._chain(peer, message)
-            case AskIds(asked):
+            case GetIds(asked):
                 rounds = dict.fromkeys(asked[:REFERENCES_PER_MESSAGE])
                 told = tuple(each for each in rounds if self._tells_ids(peer, each))
                 self.feed(events.IdsAsked(peer, told))
@@ -347,9 +347,9 @@ class UpdatePath:
                 self._take(peer, body)
             case Slices(round, shards) if self.reducers is not None:
                 self.reducers.take(peer, round, shards, body)
-            case AskSlices() | Evidence() | Lied() if self.reducers is not None:
+            case GetSlices() | Evidence() | FraudProof() if self.reducers is not None:
                 self.reducers.audits.message(peer, message, body)
-            case Slices() | AskSlices() | Evidence() | Lied():
+            case Slices() | GetSlices() | Evidence() | FraudProof():
                 reason = "about slices, and this run has no reducers"
                 self._refused(peer, "malformed", reason)
 
@@ -361,7 +361,7 @@ class UpdatePath:
             return False  # There is no answer, and each key costs memory.
         return self._ids.spend((peer, round), self.clock.time())
 
-    def _chain(self, peer: PeerId, message: ChainIs) -> None:
+    def _chain(self, peer: PeerId, message: ChainResponse) -> None:
         size = len(message.digests) // max(1, len(message.counts))
         if size * len(message.counts) != len(message.digests) or len(message.before) != len(START):
             self._refused(peer, "malformed", "a chain whose lengths do not fit")
@@ -416,12 +416,12 @@ class UpdatePath:
         reducing = self.rounds.reducing
         if reducing is None:
             if peers != self.rounds.open_round.peers:
-                self.feed(events.GroupCounted(peers))
+                self.feed(events.GroupSizeChanged(peers))
             return
         membership = self.neighbourhood.membership
         members = frozenset(membership.live(self.work.stage)) | {self.me}
         if peers != self.rounds.open_round.peers or members != reducing.members:
-            self.feed(events.GroupCounted(peers, members))
+            self.feed(events.GroupSizeChanged(peers, members))
         if self.rounds.agreement.hops > 1:  # Else all are linked as it is.
             membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
         for peer in self.neighbourhood.linked(self.work.stage):
@@ -514,7 +514,7 @@ class UpdatePath:
         self.stored[reference.id] = Stored(reference, data, tokens)
         if self.reducers is not None:
             self.heads[reference.id] = data[:signed]
-            while len(self.heads) > MOST_HEADS:
+            while len(self.heads) > MAX_HEADS:
                 self.heads.popitem(last=False)
 
     def _count_tokens(self, settled: Sequence[events.Reference]) -> None:
@@ -522,12 +522,12 @@ class UpdatePath:
         if self.tokens is not None:
             each = sum(self.stored[reference.id].tokens for reference in settled)
             usual = max(self.manifest.rounds.target_tokens, self.manifest.microbatch_tokens)
-            self.tokens += min(each, MOST_OVERSHOOT * usual)
+            self.tokens += min(each, MAX_OVERSHOOT * usual)
 
     def _lay_down(self, settled: Sequence[events.Reference]) -> None:
         """Long bodies of a settled round go to the disk: they are for those who are behind, and many rounds
         are kept for them."""
-        if sum(reference.size for reference in settled) < LEAST_ON_DISK:
+        if sum(reference.size for reference in settled) < MIN_ON_DISK:
             return
         stored = [self.stored[reference.id] for reference in settled]
         views = laid_down([each.data for each in stored], self.folder)

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
+from swarmnet.optimizer.delta_codecs import exponents
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, sum_of
+from swarmnet.optimizer.delta_codecs.e3m0_codec import nibbles_read, nibbles_written
+from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
-from swarmnet.optimizer.moved import exponents
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, sum_of
-from swarmnet.optimizer.moved.packed_sums import Sums, packed
-from swarmnet.optimizer.moved.powers import nibbles_read, nibbles_written
-from swarmnet.optimizer.own_steps.held_experts import HeldExperts
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps, PartStep, rows_of
+from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps, PartStep, rows_of
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.rounds.result_table import (
     Contributor,
@@ -84,14 +84,14 @@ class ShardedPart:
         contributions = [list(self.said.moves_of(data, rows)) for data in slices]
         for plane in range(len(rows)):
             sum_CM = sum_of([moves[plane] for moves in contributions])
-            parts.append(Numbers.of(sum_CM, len(contributions)).written())
+            parts.append(QuantizedMean.of(sum_CM, len(contributions)).written())
         return b"".join(parts)
 
-    def numbers(self, shard: int, data: memoryview) -> Iterator[Numbers]:
+    def numbers(self, shard: int, data: memoryview) -> Iterator[QuantizedMean]:
         """A mean as it was written, of each plane. ContributionError."""
         start, said = 0, self.said
         for plane, count, size in zip(said.layout.planes, self.rows(shard), self._sizes(shard), strict=True):
-            yield Numbers.read(data[start : start + size], count, said.width(plane), said.device)
+            yield QuantizedMean.read(data[start : start + size], count, said.width(plane), said.device)
             start += size
 
     def _sizes(self, shard: int) -> list[int]:
@@ -100,12 +100,12 @@ class ShardedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class ShardMean:
     """What a result says of the chunks of one plane that are in one shard."""
 
     plane: int
     """Of the stage."""
-    numbers: Numbers
+    numbers: QuantizedMean
     speakers: int
     """Whose mean it is."""
 
@@ -113,10 +113,10 @@ class Spoken:
 class ReducedSteps:
     """One peer of one stage; its own steps are those of `LocalSteps`."""
 
-    held: HeldExperts | None = None
+    held: ExpertShardSteps | None = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        self.own: LocalSteps | HeldExperts = LocalSteps(manifest, layout, device)
+        self.own: LocalSteps | ExpertShardSteps = LocalSteps(manifest, layout, device)
         self._whole = ShardedPart(self.own, manifest.sync.shards)
         self._begin(manifest, layout, device)
         self.slice_bytes = self._whole.slice_bytes
@@ -159,10 +159,10 @@ class ReducedSteps:
         """How long that is, of so many, where `sums` begin with it. ContributionError."""
         return self._whole.number_bytes[shard]
 
-    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[Spoken]:
+    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
         """What it says. ContributionError."""
         for plane, numbers in enumerate(self._whole.numbers(shard, sums)):
-            yield Spoken(plane, numbers, contributors)
+            yield ShardMean(plane, numbers, contributors)
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
         table = Table({shard: frozenset(given) for shard, given in slices.items() if given})
@@ -204,7 +204,7 @@ class ReducedSteps:
     def tally(self, round: int) -> ResultTally:
         return ResultTally(self, round)
 
-    def said_of(self, result: bytes) -> Iterator[tuple[int, list[Spoken]]]:
+    def said_of(self, result: bytes) -> Iterator[tuple[int, list[ShardMean]]]:
         """Of each shard in it. ContributionError."""
         table, sums = self._read(result)
         for shard, said in sums.items():
@@ -212,7 +212,7 @@ class ReducedSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class QuantizedMean:
     """The mean that a result says of the chunks of one plane that are in one shard."""
 
     exponents: Tensor
@@ -221,7 +221,7 @@ class Numbers:
     """int8 [C, M]: -7 to 7."""
 
     @classmethod
-    def of(cls, sum_CM: Tensor, count: int) -> Numbers:
+    def of(cls, sum_CM: Tensor, count: int) -> QuantizedMean:
         """What is nearest to a sum over `count`, halves upwards. In integers: it can be made again
         anywhere."""
         sizes_C1 = sum_CM.abs().sum(dim=1, keepdim=True, dtype=torch.int64)
@@ -236,15 +236,15 @@ class Numbers:
         """int64 [C, M]."""
         return self.levels.long() << self.exponents.long()
 
-    def rows(self, rows: slice) -> Numbers:
-        return Numbers(self.exponents[rows], self.levels[rows])
+    def rows(self, rows: slice) -> QuantizedMean:
+        return QuantizedMean(self.exponents[rows], self.levels[rows])
 
     def written(self) -> bytes:
         nibbles = (self.levels.cpu().numpy() + np.int8(MOST + 1)).view(np.uint8)
         return exponents.written(self.exponents) + nibbles_written(nibbles)
 
     @classmethod
-    def read(cls, data: memoryview, count: int, width: int, device: torch.device) -> Numbers:
+    def read(cls, data: memoryview, count: int, width: int, device: torch.device) -> QuantizedMean:
         """ContributionError where `data` is nothing that `written` gives."""
         exponents_C = exponents.read(data, count, LARGEST_EXPONENT)
         nibbles = nibbles_read(data[count:], count * width)
@@ -255,11 +255,11 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _WeightedMean:
     """By one result, of some chunks of a plane."""
 
     rows: slice
-    numbers: Numbers
+    numbers: QuantizedMean
     weight: int
 
     def add_to(self, sum_CM: Tensor, counts_C1: Tensor, tile: Tile) -> None:
@@ -296,23 +296,23 @@ class ResultTally:
         method = self._method
         tables = {peer: table for peer, (_, table) in self._results.items()}
         counted = counting(tables, method.draw, self._round)
-        spoken: dict[tuple[int, int], list[Spoken]] = {}
+        spoken: dict[tuple[int, int], list[ShardMean]] = {}
         """By plane and shard."""
         for peer, (payload, _) in self._results.items():
             for shard, said_of_shard in method.said_of(payload):
                 if peer in counted[shard]:
                     for of_plane in said_of_shard:
                         spoken.setdefault((of_plane.plane, shard), []).append(of_plane)
-        said: dict[int, list[_Said]] = {}
+        said: dict[int, list[_WeightedMean]] = {}
         for (plane, shard), by_results in spoken.items():
             alone = len(by_results) == 1  # Then its mean is the mean, and a small number.
             rows = rows_of(method.layout.planes[plane], shard, method.shards)
             said.setdefault(plane, []).extend(
-                _Said(rows, one.numbers, 1 if alone else one.speakers) for one in by_results
+                _WeightedMean(rows, one.numbers, 1 if alone else one.speakers) for one in by_results
             )
         return PartStep(method.own, self._round, dict(self._sums(said)))
 
-    def _sums(self, said: Mapping[int, Sequence[_Said]]) -> Iterator[tuple[int, Sums]]:
+    def _sums(self, said: Mapping[int, Sequence[_WeightedMean]]) -> Iterator[tuple[int, Sums]]:
         """Of the planes of which somebody said something."""
         method = self._method
         for tile in all_tiles(method.layout, method.device):
@@ -335,5 +335,5 @@ def _count(rows: slice) -> int:
 
 
 def _numbers_bytes(count: int, width: int) -> int:
-    """Of `Numbers` of so many chunks."""
+    """Of `QuantizedMean` of so many chunks."""
     return count + packed_bytes(count, BITS * width)

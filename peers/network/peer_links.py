@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from peers.network.channels import DIAL_SECONDS, Lanes, Traffic
-from peers.network.first_words import Unheard
-from peers.network.one_off_replies import Strangers
+from peers.network.channels import DIAL_SECONDS, LinkPool, Traffic
+from peers.network.one_off_replies import OneOffReplies
+from peers.network.pending_handshakes import PendingHandshakes
 from peers.network.ports import Admission, Listener, OpenToAll
-from peers.network.round_trips import Echoes
+from peers.network.rtt_tracker import RttTracker
 from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
 from peers.telemetry import events as noted
@@ -26,15 +26,15 @@ from peers.telemetry.reasons import refusal
 from protocols.errors import BadSignature, WireError
 from protocols.fields import Body
 from protocols.messages.table import (
-    AskManifest,
-    Beat,
     Bye,
+    GetManifest,
+    Heartbeat,
     Hello,
-    Known,
     Lane,
-    ManifestIs,
+    ManifestResponse,
     Message,
-    OrderIs,
+    OrderUpdate,
+    PeerRecords,
     Refuse,
 )
 from protocols.messages.terms import ANYTHING, Bodies, Terms
@@ -43,12 +43,12 @@ from protocols.signed.envelope import run_bytes
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.membership.address_ranges import dialable
-from swarmnet.membership.machine import BEAT_SECONDS, MANY, MOST_PEERS, SILENT_SECONDS, Membership
-from swarmnet.membership.machine import Known as KnownPeer
+from swarmnet.membership.machine import BEAT_SECONDS, MANY, MAX_PEERS, SILENT_SECONDS, Membership
+from swarmnet.membership.machine import PeerInfo as KnownPeer
 from swarmnet.run.manifest import WIRE_VERSION
 
 RECORDS_TOLD = 32
-MOST_GREETED = MOST_PEERS
+MAX_GREETED = MAX_PEERS
 """Maximum number of peers whose messages are accepted, visitors included. An entry takes about 200 bytes."""
 CROWDED_SECONDS = 0.25
 """With more than MANY known peers, choosing whom to dial runs at most once in this many seconds."""
@@ -58,7 +58,7 @@ GOODBYES = {"moving": "moved", "pausing": "paused"}
 """Maps the reason in a `Bye` to the code of the departure; others have `left`."""
 
 
-class Neighbourhood:
+class PeerLinks:
     """The `Receiver` of the transport."""
 
     def __init__(
@@ -89,12 +89,14 @@ class Neighbourhood:
         """Measures silence and timeouts, here and in the peer's other parts. It excludes time while the
         process was stopped."""
         self._loop = asyncio.get_running_loop()
-        self._lanes = Lanes(transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note)
+        self._lanes = LinkPool(
+            transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note
+        )
         self.post = self._lanes.post
         self._greeted: dict[PeerId, None] = {}
         """Peers that have sent `Hello`, in order of arrival."""
-        self._unheard = Unheard()
-        self.echoes = Echoes(self.timings)
+        self._unheard = PendingHandshakes()
+        self.echoes = RttTracker(self.timings)
         self.answer_visitor: Callable[[PeerId, Message, Body], None] = lambda peer, message, body: None
         self.admission: Admission = OpenToAll()
         self.met: Callable[[], Collection[PeerId]] = tuple
@@ -104,7 +106,7 @@ class Neighbourhood:
         """Called with each record that this peer's own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Maps neighbour to the newcomers whose records were sent to it."""
-        self._strangers = Strangers(transport, self.traffic.sent, note, DIAL_SECONDS)
+        self._strangers = OneOffReplies(transport, self.traffic.sent, note, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         # On the plain clock: other peers do not know that this process was stopped.
         self._timer = Timer(self._beat)
@@ -126,7 +128,7 @@ class Neighbourhood:
         self._silence.close()
         self._dials.close()
         self.clock.close()
-        own = [Known([self.record])] if self.record else []
+        own = [PeerRecords([self.record])] if self.record else []
         await self._lanes.close([*own, Bye(reason)] if reason else [])
         for task in self._tasks:
             task.cancel()
@@ -222,7 +224,7 @@ class Neighbourhood:
         if is_news:
             self.membership.peers[signed.peer].started = record.started
             if record.started != started:  # Maybe two processes: each must see the other's record.
-                self.post(signed.peer, "group", Known([data]))
+                self.post(signed.peer, "group", PeerRecords([data]))
         if before is not None and before.linked and before.stage != stage:
             # Its lanes are those of its old stage, where the rounds still include it: link again.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
@@ -237,7 +239,7 @@ class Neighbourhood:
             introduced = self._introduced.setdefault(peer, set())
             if maker not in introduced and peer not in (maker, *known.tellers):
                 introduced.add(maker)
-                self.post(peer, "group", Known([known.record]))
+                self.post(peer, "group", PeerRecords([known.record]))
 
     def _dial_due(self) -> None:
         """Dial the peers that are due."""
@@ -281,7 +283,7 @@ class Neighbourhood:
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
-            self.post(peer, "group", Known(records))
+            self.post(peer, "group", PeerRecords(records))
             self._beat_to(peer)
 
     async def _open_lanes(self, peer: PeerId, stage: int) -> str:
@@ -353,18 +355,18 @@ class Neighbourhood:
         if isinstance(message, Hello):
             self._hello(peer, message)
             return
-        if isinstance(message, AskManifest):
-            self._spawn(self._strangers.answer(peer, ManifestIs(), self.signed_manifest))
+        if isinstance(message, GetManifest):
+            self._spawn(self._strangers.answer(peer, ManifestResponse(), self.signed_manifest))
             return
-        if peer not in self._greeted and not isinstance(message, OrderIs):  # An order proves itself.
+        if peer not in self._greeted and not isinstance(message, OrderUpdate):  # An order proves itself.
             self.traffic.refused["malformed"] += 1
             return
         if peer in self._greeted:
             self._mark_alive(peer)
         match message:
-            case Beat():
+            case Heartbeat():
                 self._handle_beat(peer, message)
-            case Known(records):
+            case PeerRecords(records):
                 self.learn_all(records[:RECORDS_TOLD], peer)
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
@@ -414,10 +416,10 @@ class Neighbourhood:
             self._dial_due()
 
     def _greet(self, peer: PeerId) -> None:
-        """Accept this peer's messages. Beyond `MOST_GREETED`, the oldest peer without a link must greet
+        """Accept this peer's messages. Beyond `MAX_GREETED`, the oldest peer without a link must greet
         again."""
         self._greeted[peer] = None
-        if len(self._greeted) > MOST_GREETED:
+        if len(self._greeted) > MAX_GREETED:
             known = self.membership.peers
             spare = (each for each in self._greeted if each not in known or not known[each].linked)
             del self._greeted[next(spare, peer)]
@@ -453,7 +455,7 @@ class Neighbourhood:
         self.post(
             peer,
             "group",
-            Beat(
+            Heartbeat(
                 self.echoes.sequence, echo, echo_delay,
                 load.stage, load.ready, load.slots, load.service_seconds, load.round,
                 peer in self.membership.wanted(),
@@ -471,7 +473,7 @@ class Neighbourhood:
         for peer in self._lanes.peers():
             self._beat_to(peer)
 
-    def _handle_beat(self, peer: PeerId, beat: Beat) -> None:
+    def _handle_beat(self, peer: PeerId, beat: Heartbeat) -> None:
         """Handle a heartbeat. One of another stage than the peer's record is refused."""
         known = self.membership.peers.get(peer)
         if known is not None and known.stage != beat.stage:

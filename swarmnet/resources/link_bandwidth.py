@@ -13,7 +13,7 @@ from swarmnet.run.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinkBandwidth:
     """Bandwidth of a network link in bytes per second. An unknown direction has no limit."""
 
     up: float = inf
@@ -23,12 +23,12 @@ class Line:
     def is_known(self) -> bool:
         return self.up < inf or self.down < inf
 
-    def without(self, taken: float) -> Line:
+    def without(self, taken: float) -> LinkBandwidth:
         """Return the bandwidth that is left if something else takes `taken` bytes per second each way."""
-        return Line(self.up - taken, self.down - taken)
+        return LinkBandwidth(self.up - taken, self.down - taken)
 
 
-UNKNOWN = Line()
+UNKNOWN = LinkBandwidth()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def crossings(manifest: Manifest) -> tuple[Crossing, ...]:
     )
 
 
-def carried(computed: float, line: Line, each: Crossing) -> float:
+def carried(computed: float, line: LinkBandwidth, each: Crossing) -> float:
     """Return the microbatches per second of a peer, limited by its compute (`computed`) and its link."""
     return min(computed, _borne(line.up, each.sent), _borne(line.down, each.received))
 
@@ -63,6 +63,6 @@ def _borne(line: float, each: float) -> float:
     return line / each if each else inf
 
 
-def seconds_on_line(line: Line, each: Crossing) -> float:
+def seconds_on_line(line: LinkBandwidth, each: Crossing) -> float:
     """Return the seconds that a microbatch occupies the slower direction of the link; 0 if unknown."""
     return 1.0 / carried(inf, line, each) if line.is_known else 0.0

@@ -18,19 +18,19 @@ import torch
 from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import Layout
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.own_steps.held_experts import HeldExperts
-from swarmnet.optimizer.own_steps.reduced_steps import ReducedSteps, ResultTally, ShardedPart, Spoken
-from swarmnet.rounds.result_table import MOST_CONTRIBUTORS, Contributor, longest_head, tag_of
+from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
+from swarmnet.optimizer.local_steps.reduced_steps import ReducedSteps, ResultTally, ShardedPart, ShardMean
+from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, longest_head, tag_of
 from swarmnet.run.manifest import Manifest
 
 
 class ReducedExperts(ReducedSteps):
-    """One peer of one stage; its own steps are those of `HeldExperts`."""
+    """One peer of one stage; its own steps are those of `ExpertShardSteps`."""
 
-    held: HeldExperts
+    held: ExpertShardSteps
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
-        self.own = self.held = HeldExperts(manifest, layout, device, _named_in_tables)
+        self.own = self.held = ExpertShardSteps(manifest, layout, device, _named_in_tables)
         shards = manifest.sync.shards
         self._shared = ShardedPart(self.held.shared, shards)
         self._of_group = ShardedPart(self.held.of_group, shards)
@@ -39,7 +39,7 @@ class ReducedExperts(ReducedSteps):
         self.slice_bytes = [1 + shared + experts for shared, experts in both]
         of_experts = self.held.groups * sum(self._of_group.number_bytes)
         self.number_bytes = sum(self._shared.number_bytes) + of_experts
-        self.longest_result = longest_head(shards) + shards * MOST_CONTRIBUTORS + self.number_bytes
+        self.longest_result = longest_head(shards) + shards * MAX_CONTRIBUTORS + self.number_bytes
 
     @property
     def _experts(self) -> ShardedPart:
@@ -70,17 +70,17 @@ class ReducedExperts(ReducedSteps):
         of_experts = len(set(self._groups(contributors, sums))) * self._experts.number_bytes[shard]
         return contributors + self._shared.number_bytes[shard] + of_experts
 
-    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[Spoken]:
+    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
         groups = self._groups(contributors, sums)
         start = contributors + self._shared.number_bytes[shard]
         shared = self._shared.numbers(shard, sums[contributors:start])
         for plane, numbers in zip(self.held.numbers_of(None), shared, strict=True):
-            yield Spoken(plane, numbers, contributors)
+            yield ShardMean(plane, numbers, contributors)
         for group in sorted(set(groups)):
             stop = start + self._experts.number_bytes[shard]
             experts = self._experts.numbers(shard, sums[start:stop])
             for plane, numbers in zip(self.held.numbers_of(group), experts, strict=True):
-                yield Spoken(plane, numbers, groups.count(group))
+                yield ShardMean(plane, numbers, groups.count(group))
             start = stop
 
     def holding_in(self, result: bytes) -> dict[str, int]:

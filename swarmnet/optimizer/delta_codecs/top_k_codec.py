@@ -17,8 +17,8 @@ from torch import Tensor
 
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import CHUNK
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST, CodecSeed
 from swarmnet.optimizer.index_code import ContributionError, pack, unpack
-from swarmnet.optimizer.moved.code import LARGEST, Draw
 from swarmnet.optimizer.sparsify import TopK
 
 SIZE_BYTES = 4
@@ -27,7 +27,7 @@ HEAD = SIZES * SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class EncodedTopK:
     """A sparse delta."""
 
     width: int
@@ -48,8 +48,8 @@ class Chosen:
         units_CM = self.sizes.new_zeros(len(self.sizes), self.width)
         return units_CM.scatter_(1, self.indices, torch.where(self.negative, -sizes_CK, sizes_CK))
 
-    def rows(self, rows: slice) -> Chosen:
-        return Chosen(
+    def rows(self, rows: slice) -> EncodedTopK:
+        return EncodedTopK(
             self.width, self.indices[rows], self.negative[rows], self.is_large[rows], self.sizes[rows]
         )
 
@@ -62,7 +62,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class TopKCodec:
     """The sparse codec."""
 
     kept_of_4096: int
@@ -75,7 +75,7 @@ class Largest:
         selection = self.selection(width)
         return selection.index_bits + 2 * selection.kept
 
-    def say(self, moved_CM: Tensor, draw: Draw) -> Chosen:
+    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedTopK:
         indices_CK = self.selection(moved_CM.shape[1]).choose(moved_CM.contiguous())
         values_CK = moved_CM.gather(1, indices_CK) / UNIT
         sizes_CK = values_CK.abs()
@@ -84,9 +84,9 @@ class Largest:
         # If all have one size, none is above the mean; that size is then also the large one.
         large_C = torch.where(large_CK.any(dim=1), _mean_of(sizes_CK, large_CK), small_C)
         sizes_C2 = torch.stack([small_C, large_C.maximum(small_C)], dim=1).round().clamp(max=LARGEST)
-        return Chosen(moved_CM.shape[1], indices_CK, values_CK < 0, large_CK, sizes_C2.to(torch.int32))
+        return EncodedTopK(moved_CM.shape[1], indices_CK, values_CK < 0, large_CK, sizes_C2.to(torch.int32))
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Chosen:
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedTopK:
         selection, sizes_C2 = self.selection(width), self._sizes(data, chunks)
         kept, index_bits = selection.kept, selection.index_bits
         bits_CB = unpack(data[HEAD * chunks :], chunks, self.bits(width))
@@ -95,7 +95,7 @@ class Largest:
             for start in (index_bits, index_bits + kept)
         )
         indices = selection.read(bits_CB[:, :index_bits]).to(device)
-        return Chosen(width, indices, negative, large, torch.from_numpy(sizes_C2).to(device))
+        return EncodedTopK(width, indices, negative, large, torch.from_numpy(sizes_C2).to(device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         self.read(data, chunks, width, torch.device("cpu"))

@@ -37,20 +37,20 @@ FEW = 4
 """Minimum number of norms before a usual norm is known, and before a peer can be an outlier."""
 KEPT_OF_EACH = 16
 """Number of ratios that decide about a peer."""
-LEAST_PEERS = 3
+MIN_PEERS = 3
 """Minimum number of peers to compare. Two peers that differ do not show which one is wrong."""
-MOST_PEERS = 1024
+MAX_PEERS = 1024
 """Number of peers whose ratios are kept, the newest."""
 SLOWNESS = 32
 """Number of microbatches over which the usual norm is averaged. The average breaks ties between peers."""
-LEAST_NORM = 1e-30
+MIN_NORM = 1e-30
 """Replaces zero, which has no logarithm."""
-MOST_NORM = 1.8e19 / (1 << 20)
+MAX_NORM = 1.8e19 / (1 << 20)
 """float32 represents squares up to 1.8e19**2 = 3.4e38. A round may sum 2**20 gradients of this norm."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class NormCheck:
     """The verdict on the 2-norm of one microbatch's tensor."""
 
     ratio: float
@@ -63,7 +63,7 @@ class Judgement:
     """Whether most recent norms of this peer, but not of the other peers, are as far off."""
 
 
-class Sizes:
+class NormTracker:
     """Norm statistics of one kind of tensor that comes from other peers."""
 
     def __init__(self, weighed: bool = False) -> None:
@@ -78,16 +78,16 @@ class Sizes:
         self._ratios: OrderedDict[PeerId, deque[float]] = OrderedDict()
         """Logarithms of ratios, by the order in which the peers were last seen."""
 
-    def judge(self, peer: PeerId, norm: float, kind: Hashable = None) -> Judgement:
+    def judge(self, peer: PeerId, norm: float, kind: Hashable = None) -> NormCheck:
         """Record a norm that `peer` sent and return the verdict on it. Norms are compared within their
         `kind`, of which the caller has few (a stage and a path length)."""
-        size = log(max(norm, LEAST_NORM)) if norm <= MOST_NORM else inf  # No comparison with NaN is true.
+        size = log(max(norm, MIN_NORM)) if norm <= MAX_NORM else inf  # No comparison with NaN is true.
         recent = self._recent.setdefault(kind, deque(maxlen=RECENT))
         usual = self._usual(recent, self._slow.get(kind))
         if usual is None:
             if size < inf:
                 recent.append((peer, size))
-            return Judgement(1.0, 1.0) if size < inf else Judgement(inf, 0.0, far_off=True)
+            return NormCheck(1.0, 1.0) if size < inf else NormCheck(inf, 0.0, far_off=True)
         slow = self._slow.get(kind, usual)
         self._slow[kind] = slow + (usual - slow) / SLOWNESS
         everywhere = self._usual(self._everywhere, slow)
@@ -96,7 +96,7 @@ class Sizes:
             away = min(away, size - everywhere, key=abs)
         self._everywhere.append((peer, size if size < inf else usual))
         here = {peer, *(other for other, _ in recent)}
-        step = log(LIMIT) if len(here) < LEAST_PEERS else log(MOST_NORM)
+        step = log(LIMIT) if len(here) < MIN_PEERS else log(MAX_NORM)
         recent.append((peer, usual + min(step, max(-step, away))))
         ratios = self._remembered(peer)
         ratios.append(away)
@@ -104,11 +104,11 @@ class Sizes:
         if out_of_line:
             del self._ratios[peer]  # The peer starts anew when it is used again.
         if away == inf:
-            return Judgement(inf, 0.0, far_off=True, out_of_line=out_of_line)
+            return NormCheck(inf, 0.0, far_off=True, out_of_line=out_of_line)
         alone = len(here) == 1
         gain = min(1.0, exp(log(ALONE_LIMIT if alone else LIMIT) - away))
         weight = _weight(ratios) if self._weighed and not alone else 1.0
-        return Judgement(exp(away), gain / weight, abs(away) > log(FAR) and not alone, out_of_line)
+        return NormCheck(exp(away), gain / weight, abs(away) > log(FAR) and not alone, out_of_line)
 
     def left(self, peer: PeerId) -> None:
         """Forget a peer that has left, so that it has no vote. The remaining peer would otherwise be compared
@@ -121,7 +121,7 @@ class Sizes:
     def _remembered(self, peer: PeerId) -> deque[float]:
         ratios = self._ratios.setdefault(peer, deque(maxlen=KEPT_OF_EACH))
         self._ratios.move_to_end(peer)
-        if len(self._ratios) > MOST_PEERS:
+        if len(self._ratios) > MAX_PEERS:
             self._ratios.popitem(last=False)
         return ratios
 
@@ -146,7 +146,7 @@ class Sizes:
             for other in here
             if len(self._ratios.get(other, ())) >= FEW
         }  # fmt: skip
-        if peer not in typical or len(typical) < LEAST_PEERS:
+        if peer not in typical or len(typical) < MIN_PEERS:
             return False
         return not abs(typical[peer] - median(typical.values())) <= log(LIMIT)
 

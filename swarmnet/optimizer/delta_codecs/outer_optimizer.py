@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnet.run.own_steps import THOUSAND, OwnSteps
+from swarmnet.run.local_steps import THOUSAND, LocalStepConfig
 
 
 @dataclass(frozen=True, slots=True)
-class OuterStep:
+class OuterOptimizer:
     """The outer optimizer of a group."""
 
     rate: int
@@ -29,7 +29,7 @@ class OuterStep:
     """Both are in thousandths."""
 
     @classmethod
-    def of(cls, how: OwnSteps) -> OuterStep:
+    def of(cls, how: LocalStepConfig) -> OuterOptimizer:
         return cls(*how.outer_thousandths)
 
     def moved(self, mean_CM: Tensor, momentum_CM: Tensor | None) -> Tensor:

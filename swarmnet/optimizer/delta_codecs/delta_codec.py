@@ -27,14 +27,14 @@ LOUDER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class CodecSeed:
     """Pseudo-random choices of a payload, which follow from peer and round."""
 
     seed: bytes
     chunk: int
 
 
-class Moves(Protocol):
+class EncodedDelta(Protocol):
     """The encoded delta of one contribution for some chunks of one plane."""
 
     def loudest(self) -> Tensor:
@@ -43,14 +43,14 @@ class Moves(Protocol):
     def units(self) -> Tensor:
         """Return the values in units, int32 [C, M], which the caller may overwrite."""
 
-    def rows(self, rows: slice) -> Moves:
+    def rows(self, rows: slice) -> EncodedDelta:
         """Return the delta of these chunks alone."""
 
     def written(self) -> bytes:
-        """Return the bytes that `Code.read` parses."""
+        """Return the bytes that `DeltaCodec.read` parses."""
 
 
-class Code(Protocol):
+class DeltaCodec(Protocol):
     """A delta codec. The bytes are a head of fixed size for each chunk, then packed bits for each chunk."""
 
     @property
@@ -60,22 +60,22 @@ class Code(Protocol):
     def bits(self, width: int) -> int:
         """Return the number of bits per chunk of `width` numbers."""
 
-    def say(self, moved_CM: Tensor, draw: Draw) -> Moves:
+    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedDelta:
         """Quantize float32 values to what can be sent."""
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Moves:
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedDelta:
         """Parse `data` of the right length. Raises ContributionError if no honest peer can have made it."""
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         """Validate like `read`, without building the values: a payload may be megabytes."""
 
 
-def bytes_of(code: Code, chunks: int, width: int) -> int:
+def bytes_of(code: DeltaCodec, chunks: int, width: int) -> int:
     """Return the exact number of bytes of encoded `chunks` chunks of `width` numbers."""
     return code.head * chunks + packed_bytes(chunks, code.bits(width))
 
 
-def cut(code: Code, data: memoryview, chunks: int, width: int, rows: slice) -> memoryview:
+def cut(code: DeltaCodec, data: memoryview, chunks: int, width: int, rows: slice) -> memoryview:
     """Return the encoding of some of the chunks on their own. The first chunk's number is a multiple of
     eight, so that its bits start at a byte."""
     bits, bodies = code.bits(width), data[code.head * chunks :]
@@ -83,14 +83,14 @@ def cut(code: Code, data: memoryview, chunks: int, width: int, rows: slice) -> m
     return memoryview(bytes(heads) + bodies[rows.start * bits // 8 : packed_bytes(rows.stop, bits)])
 
 
-def joined(code: Code, written: Sequence[tuple[int, bytes]]) -> bytes:
+def joined(code: DeltaCodec, written: Sequence[tuple[int, bytes]]) -> bytes:
     """Join the encodings of consecutive chunks of one plane, the inverse of `cut`. All but the last encoding
     have a multiple of eight chunks."""
     heads = b"".join(data[: code.head * chunks] for chunks, data in written)
     return heads + b"".join(data[code.head * chunks :] for chunks, data in written)
 
 
-def sum_of(contributions: Sequence[Moves]) -> Tensor:
+def sum_of(contributions: Sequence[EncodedDelta]) -> Tensor:
     """Return int32 [C, M]: the clipped sum of at least one delta."""
     loudest_SC1 = torch.stack([moves.loudest() for moves in contributions])
     most_C1 = LOUDER * loudest_SC1.sort(dim=0).values[(len(contributions) - 1) // 2]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 InnerName = Literal["muon", "adamw"]
-"""Local optimizers (`swarmnet/optimizer/own_steps/inner_step.py`)."""
+"""Local optimizers (`swarmnet/optimizer/local_steps/inner_optimizer.py`)."""
 SentName = Literal["bit", "four-bits", "eight-bits", "largest"]
-"""Codecs of the deltas (`swarmnet/optimizer/moved/`)."""
+"""Codecs of the deltas (`swarmnet/optimizer/delta_codecs/`)."""
 RestName = Literal["live", "feedback", "dropped"]
 """What happens to the part of a delta that was not sent."""
 THOUSAND = 1000
@@ -22,7 +22,7 @@ BITS: Mapping[SentName, int] = {"bit": 1, "four-bits": 4, "eight-bits": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSteps:
+class LocalStepConfig:
     """The configuration of one method with local steps."""
 
     inner: InnerName
@@ -47,17 +47,17 @@ class OwnSteps:
         return self.outer_thousandths[1] > 0
 
 
-AUTHORS: Mapping[str, OwnSteps] = {
-    "local-steps": OwnSteps("muon", 4, "bit", "live"),
-    "diloco": OwnSteps("adamw", 1, "eight-bits", "dropped", 0.7, 0.9),
-    "streaming-diloco": OwnSteps("adamw", 4, "four-bits", "dropped", 0.4, 0.9, is_steady=True),
-    "sparse-loco": OwnSteps("adamw", 1, "largest", "feedback"),
-    "partitioned": OwnSteps("adamw", 16, "eight-bits", "live"),
+PRESETS: Mapping[str, LocalStepConfig] = {
+    "local-steps": LocalStepConfig("muon", 4, "bit", "live"),
+    "diloco": LocalStepConfig("adamw", 1, "eight-bits", "dropped", 0.7, 0.9),
+    "streaming-diloco": LocalStepConfig("adamw", 4, "four-bits", "dropped", 0.4, 0.9, is_steady=True),
+    "sparse-loco": LocalStepConfig("adamw", 1, "largest", "feedback"),
+    "partitioned": LocalStepConfig("adamw", 16, "eight-bits", "live"),
 }
 """Sources of the presets. DiLoCo: arXiv:2311.08105 (outer rate 0.7, momentum 0.9), with eight bits per
 number, as INTELLECT-1 sent them. Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits). It has
 fragments of three layers, so their number grows with the model. It names no momentum, so DiLoCo's is used.
 SparseLoCo: 2508.15706. Partitioned averaging: SPARTA averages a twentieth at a time; 16 is a near power of
 two."""
-OUTER = ("diloco", "streaming-diloco")
+MOMENTUM_PRESETS = ("diloco", "streaming-diloco")
 """Methods with an outer optimizer."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import Plane
-from swarmnet.optimizer.divided.company import Company
-from swarmnet.optimizer.index_code import Bits, pack, packed_bytes, unpack
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
+from swarmnet.optimizer.index_code import BitArray, pack, packed_bytes, unpack
 
 Sections: TypeAlias = Sequence[tuple[int, ...]]
 """For each plane, how many bits each chunk has in each section of the payload."""
@@ -31,7 +31,7 @@ class Divisible(Protocol):
     def sections(self) -> Sections:
         """The sections of its payloads."""
 
-    def divide(self, company: Company) -> None:
+    def divide(self, company: DeviceGroup) -> None:
         """Use only a share; `company` reaches the other devices. Called before all other methods."""
 
 
@@ -47,14 +47,14 @@ class _Section:
     def stop(self) -> int:
         return self.start + packed_bytes(self.chunks, self.bits)
 
-    def read(self, payload: bytes) -> Bits:
+    def read(self, payload: bytes) -> BitArray:
         """Return the bits, uint8 [C, B]; for whole bytes, the bytes [C, B / 8]."""
         data = memoryview(payload)[self.start : self.stop]
         if self.bits % 8:
             return unpack(data, self.chunks, self.bits)
         return np.frombuffer(data, np.uint8).reshape(self.chunks, self.bits // 8)
 
-    def written(self, read_CB: Bits) -> bytes:
+    def written(self, read_CB: BitArray) -> bytes:
         return pack(read_CB) if self.bits % 8 else read_CB.tobytes()
 
 

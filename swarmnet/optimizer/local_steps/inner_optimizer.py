@@ -20,8 +20,8 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import is_muons
-from swarmnet.optimizer.divided.company import ALONE, Company
-from swarmnet.run.own_steps import InnerName
+from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
+from swarmnet.run.local_steps import InnerName
 
 ADAM_DECAYS = (0.9, 0.95)
 """Of gradient and square, as language models are trained (arXiv:2005.14165, appendix B)."""
@@ -34,7 +34,7 @@ NEWTON_SCHULZ_STEPS = 5
 MUON_RMS = 0.2
 """Root mean square of an update of AdamW, which Muon's is made to have, so that one rate serves both
 (arXiv:2502.16982, section 2.2)."""
-LEAST_NORM = 1e-7
+MIN_NORM = 1e-7
 """Below it a matrix is nothing, and stays nothing."""
 BATCH_NUMBERS = 1 << 24
 """Of matrices that a GPU makes orthogonal at once, one at least: it waits for calls where they are small; in
@@ -60,9 +60,7 @@ class _Parameter:
         moments = [each.view(-1) for each in self.moments]
         for start in range(0, moved.numel(), numbers):
             piece = slice(start, start + numbers)
-            yield _Parameter(
-                self.entry, moved[piece], gradient[piece], [each[piece] for each in moments]
-            )
+            yield _Parameter(self.entry, moved[piece], gradient[piece], [each[piece] for each in moments])
 
     def at_work(self, gain: float) -> _Parameter:
         """The same with copies in float32, beside what is moved, of its gradient times a gain."""
@@ -79,7 +77,7 @@ class _Rule(Protocol):
     def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None: ...
 
 
-class InnerStep:
+class InnerOptimizer:
     """One peer's optimizer for one stage."""
 
     def __init__(self, name: InnerName, layout: Layout, momentum: float) -> None:
@@ -90,7 +88,7 @@ class InnerStep:
         self._kept: dict[str, list[Tensor]] = {}
         """Of each parameter, its moments."""
 
-    def divide(self, company: Company) -> None:
+    def divide(self, company: DeviceGroup) -> None:
         """Of parameters there may be a part here only; matrices are made orthogonal as wholes."""
         self._company = company
         self._muon = _Muon(self._momentum, company)
@@ -117,9 +115,7 @@ class InnerStep:
                     for kept, moment in zip(old.moments, new.moments, strict=True):
                         kept.copy_(moment)
 
-    def _at_once(
-        self, rule: _Rule, parameters: Sequence[_Parameter]
-    ) -> Iterator[Sequence[_Parameter]]:
+    def _at_once(self, rule: _Rule, parameters: Sequence[_Parameter]) -> Iterator[Sequence[_Parameter]]:
         if rule is self._muon:
             yield parameters
             return
@@ -175,7 +171,7 @@ class _Muon:
 
     moments = 1
 
-    def __init__(self, momentum: float, company: Company) -> None:
+    def __init__(self, momentum: float, company: DeviceGroup) -> None:
         self._decay, self._company = momentum, company
 
     def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None:
@@ -199,7 +195,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     found = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
     is_tall = found.shape[-2] > found.shape[-1]
     found = found.mT if is_tall else found
-    found = found / torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
+    found = found / torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True).clamp(min=MIN_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = found @ found.mT
         found = multiply_add(found, multiply_add(gram, gram, gram, beta=b, alpha=c), found, beta=a)

@@ -25,10 +25,10 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.flat_layout import Layout, Plane, some_planes
 from swarmnet.model.state_layout import state_of
+from swarmnet.optimizer.delta_codecs.delta_codec import EncodedDelta
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.local_steps.local_steps import LocalSteps, MovesTally
 from swarmnet.optimizer.mean_gradient import GradientError
-from swarmnet.optimizer.moved.code import Moves
-from swarmnet.optimizer.own_steps.local_steps import LocalSteps, MovesTally
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.run.manifest import Experts, Manifest
 from swarmnet.run.rates import WHOLE
@@ -42,7 +42,7 @@ ROUNDS_REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ExpertAssignment:
     """Who trains which experts, as any thread may read it."""
 
     group: int
@@ -56,7 +56,7 @@ class Holding:
     """Of each group, how many rounds have settled since then, or since this peer was here."""
 
 
-class HeldExperts:
+class ExpertShardSteps:
     """One peer of one stage."""
 
     foresight = 0.0
@@ -138,11 +138,11 @@ class HeldExperts:
         return torch.cat([flat[plane.offset : plane.stop] for plane in planes])
 
     @property
-    def held(self) -> HeldExperts:
+    def held(self) -> ExpertShardSteps:
         return self
 
     @property
-    def own(self) -> HeldExperts:
+    def own(self) -> ExpertShardSteps:
         return self
 
     @property
@@ -229,10 +229,10 @@ class HeldExperts:
             del self._held_by[old]
         self.holding = self._as_it_is()
 
-    def _as_it_is(self) -> Holding:
+    def _as_it_is(self) -> ExpertAssignment:
         trained = tuple(self._trained.get(group, -1) for group in range(self.groups))
         stale = tuple(self._seen.stop - 1 - max(self._seen.start - 1, newest) for newest in trained)
-        return Holding(self.group, tuple(self.holders()), trained, stale)
+        return ExpertAssignment(self.group, tuple(self.holders()), trained, stale)
 
     def holders(self) -> list[int]:
         """Of each group, in the newest rounds that are applied."""
@@ -262,17 +262,13 @@ class HeldExperts:
         applied = sorted(
             round for round, held in self._held_by.items() if held and round <= self._applied_round
         )
-        return {
-            name: group
-            for round in applied[-rounds:]
-            for name, group in self._said_in(round).items()
-        }
+        return {name: group for round in applied[-rounds:] for name, group in self._said_in(round).items()}
 
     def _said_in(self, round: int) -> dict[str, int]:
         of_round = sorted(self._held_by.get(round, {}).items())
         return {name: group for _, held in of_round for name, group in held.items()}
 
-    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
+    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         """All speak of what is shared, and of an expert its holders. All groups are of one form, so the own
         one's reads what is said of any."""
         contributions: list[dict[int | None, list[memoryview]]] = [
@@ -311,7 +307,7 @@ class HeldExperts:
 class HeldTally(MovesTally):
     """One round's contributions, and with them who holds what."""
 
-    def __init__(self, method: HeldExperts, round: int) -> None:
+    def __init__(self, method: ExpertShardSteps, round: int) -> None:
         super().__init__(method, round)
         self._holders = method
 

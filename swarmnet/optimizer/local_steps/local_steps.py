@@ -3,14 +3,14 @@
     weights of a peer = those of the group + what it told and nobody has applied yet + what it moved since
 
 One frame: own steps, the part of the weights that a round is about, what is on its way, what comes back. What
-tells one method from another are four things that a run can choose one by one (swarmnet/run/own_steps.py):
+tells one method from another are four things that a run can choose one by one (swarmnet/run/local_steps.py):
 
 - `parts`: a round is about every n-th number of each chunk, for all peers the same, so no index is sent.
-- `sent`: how the numbers are told (swarmnet/optimizer/moved/).
+- `sent`: how the numbers are told (swarmnet/optimizer/delta_codecs/).
 - `rest`: what becomes of what was moved and not told. It stays in the peer's own weights and works on there
   (live), or waits outside of them and is told with what comes next (error feedback, SparseLoCo's way), or is
   dropped, DiLoCo's way.
-- the step outside: the mean, or a momentum of means (swarmnet/optimizer/moved/outer_step.py).
+- the step outside: the mean, or a momentum of means (swarmnet/optimizer/delta_codecs/outer_optimizer.py).
 
 A round's step is a function of its set and of what was settled before: integers, the same to the bit for all.
 
@@ -32,14 +32,14 @@ from swarmnet.identifiers import PeerId, RunId
 from swarmnet.model.fixed_point import UNIT
 from swarmnet.model.flat_layout import Layout, Plane
 from swarmnet.model.state_layout import state_of
-from swarmnet.optimizer.divided.company import Company
+from swarmnet.optimizer.delta_codecs.delta_codec import CodecSeed, EncodedDelta, bytes_of, cut, joined, sum_of
+from swarmnet.optimizer.delta_codecs.outer_optimizer import OuterOptimizer
+from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
+from swarmnet.optimizer.delta_codecs.table import code_of
+from swarmnet.optimizer.device_groups.device_group import DeviceGroup
 from swarmnet.optimizer.index_code import ContributionError
+from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 from swarmnet.optimizer.mean_gradient import BlockClip
-from swarmnet.optimizer.moved.code import Draw, Moves, bytes_of, cut, joined, sum_of
-from swarmnet.optimizer.moved.outer_step import OuterStep
-from swarmnet.optimizer.moved.packed_sums import Sums, packed
-from swarmnet.optimizer.moved.table import code_of
-from swarmnet.optimizer.own_steps.inner_step import InnerStep
 from swarmnet.optimizer.sparsify import seed_of
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding, plane_of
 from swarmnet.run.manifest import Manifest, learning_rate
@@ -63,14 +63,14 @@ class LocalSteps:
         self.how = sync.own_steps
         self._sync, self._run_id = sync, manifest.run_id()
         self.layout, self.state, self.device = layout, state_of(layout, sync), device
-        self.code, self.outer = code_of(self.how.sent, sync), OuterStep.of(self.how)
+        self.code, self.outer = code_of(self.how.sent, sync), OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.clip, device)
-        self._inner = InnerStep(self.how.inner, layout, sync.momentum)
+        self._inner = InnerOptimizer(self.how.inner, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
         self._waiting = torch.zeros(layout.size, device=device) if self.how.rest == "feedback" else None
         """Outside of them. In float32, as what it is a rest of: it is added to each time."""
-        self._sent: dict[int, dict[int, Moves | Tensor]] = {}
+        self._sent: dict[int, dict[int, EncodedDelta | Tensor]] = {}
         """Of rounds that may not be applied yet, what the own weights hold meanwhile, by where a tile begins:
         what was told, where that is it, or float32 [C, M]."""
         self.tokens = sync.step_tokens or manifest.microbatch_tokens
@@ -78,7 +78,7 @@ class LocalSteps:
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
         self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
-    def divide(self, company: Company) -> None:
+    def divide(self, company: DeviceGroup) -> None:
         self._clip.company = company
         self._inner.divide(company)
 
@@ -121,18 +121,18 @@ class LocalSteps:
             sent[tile.start] = held
         return b"".join(joined(self.code, of_plane) for of_plane in told)
 
-    def _take(self, tile: Tile, round: int, seed: bytes) -> tuple[Moves, Moves | Tensor]:
+    def _take(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
         """What is told of a tile, and what the own weights hold of it until it is applied."""
         columns = self.columns(tile.plane, round)
         moved_CM = offered_CM = tile.of(self._moved)[:, columns]
         if self._waiting is not None:
             waiting_CM = tile.of(self._waiting)[:, columns]
             offered_CM = moved_CM + self._sync.feedback_decay * waiting_CM
-        moves = self.code.say(offered_CM, Draw(seed, tile.plane.chunk))
+        moves = self.code.say(offered_CM, CodecSeed(seed, tile.plane.chunk))
         said_CM = moves.units() * UNIT
         if self._waiting is not None:
             waiting_CM.copy_(offered_CM - said_CM)
-        held: Moves | Tensor = moves
+        held: EncodedDelta | Tensor = moves
         if self.how.rest == "live":
             moved_CM -= said_CM
         else:
@@ -178,7 +178,7 @@ class LocalSteps:
             weights_CN[:, self.columns(tile.plane, round)].add_(sent_CM)
         tile.empty_padding(weights_CN, self.layout)
 
-    def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[Moves]:
+    def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[EncodedDelta]:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
         for plane, chunks, data in self._cut(payload, rows):
@@ -188,13 +188,13 @@ class LocalSteps:
         """What it says of each plane. ContributionError where the length is wrong."""
         return [data for _, _, data in self._cut(payload, None)]
 
-    def moves_in(self, tile: Tile, data: memoryview) -> Moves:
+    def moves_in(self, tile: Tile, data: memoryview) -> EncodedDelta:
         """Of what is said of the tile's plane."""
         width = self.width(tile.plane)
         said = cut(self.code, data, tile.plane.chunks, width, tile.rows)
         return self.code.read(said, tile.chunks, width, self.device)
 
-    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
+    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         contributions = [self.planes_of(payload) for payload in payloads]
         for tile in all_tiles(self.layout, self.device):
             yield tile, [self.moves_in(tile, planes[tile.number]) for planes in contributions]
@@ -240,17 +240,17 @@ class LocalSteps:
         return bytes_of(self.code, chunks, self.width(plane))
 
 
-class Parts(Protocol):
+class Fragments(Protocol):
     """A method whose rounds are each about a part of the weights."""
 
     layout: Layout
-    outer: OuterStep
+    outer: OuterOptimizer
 
     def columns(self, plane: Plane, round: int) -> slice: ...
 
     def check(self, payload: bytes) -> None: ...
 
-    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[Moves]]]:
+    def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         """What checked contributions say of each tile, as far as they speak of it."""
 
 
@@ -258,7 +258,7 @@ class Parts(Protocol):
 class PartStep:
     """What a round does to its part of the weights."""
 
-    method: Parts
+    method: Fragments
     round: int
     sums: Mapping[int, Sums]
     """By where a tile begins; a tile of which nobody said anything stays as it is."""
@@ -278,7 +278,7 @@ class PartStep:
 class MovesTally:
     """One round's contributions as they came; they are summed when a step is asked for."""
 
-    def __init__(self, method: Parts, round: int) -> None:
+    def __init__(self, method: Fragments, round: int) -> None:
         self._method, self._round = method, round
         self._payloads: dict[PeerId, bytes] = {}
 

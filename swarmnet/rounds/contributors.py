@@ -23,12 +23,12 @@ GROUPS = 2
 left, and for peers that this one has not met yet."""
 FEWEST_MAKERS = GROUPS * FULL_GROUP
 """Least number of contributors allowed in a round: the group may have been larger when the round was made."""
-MOST_MAKERS = 700
+MAX_MAKERS = 700
 """Greatest number of contributors in a round. A whole set must fit in the header of one announcement, 64 KiB
 at 89 bytes each. Sums of votes are int16, which allows far more (optimizer/sign_votes.py)."""
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Contributions that wait until their contributors are known: 8 rounds of a group of 128."""
-MOST_OF_ONE = MOST_WAITING // 4
+MAX_OF_ONE = MAX_WAITING // 4
 """Waiting contributions that only one and the same neighbour has named. It must not displace others."""
 LOOK_SECONDS = 0.25
 """How often waiting contributions are checked again: half of what an announcement takes over three hops."""
@@ -39,7 +39,7 @@ MakerCounts = Callable[[PeerId, int], bool]
 
 def most_makers(peers: int) -> int:
     """Return how many contributors a round may have in a group of `peers`."""
-    return min(MOST_MAKERS, max(FEWEST_MAKERS, GROUPS * peers))
+    return min(MAX_MAKERS, max(FEWEST_MAKERS, GROUPS * peers))
 
 
 class Makers:
@@ -70,7 +70,7 @@ class Makers:
         return round < ends and self._membership.is_member(maker)
 
 
-class Decided:
+class QuorumAccepted:
     """Contributions to open rounds that half of the group holds. They have weight in any case."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Decided:
         self._makers.pop(round, None)
 
 
-class Waiting:
+class UnknownContributors:
     """Contributions whose contributors have no weight here yet, and the neighbours that named each. Their
     number is bounded, since ids are free. One that finds no room is named again while sets differ."""
 
@@ -116,7 +116,7 @@ class Waiting:
         _, holders = self._named.get(reference.id, (reference, []))
         if peer in holders:
             return
-        if not holders and (len(self._named) >= MOST_WAITING or self._alone[peer] >= MOST_OF_ONE):
+        if not holders and (len(self._named) >= MAX_WAITING or self._alone[peer] >= MAX_OF_ONE):
             return
         self._count(holders, -1)
         holders.append(peer)
@@ -129,7 +129,7 @@ class Waiting:
         Keys are free, and of two results the one with more contributors wins. The result enters no set until
         its contributors are known as members, or half of the group holds it."""
         self._strangers[reference.id] = reference.round, frozenset(contributors)
-        if len(self._strangers) > MOST_WAITING:
+        if len(self._strangers) > MAX_WAITING:
             self._strangers.popitem(last=False)
         self.named(peer, reference)
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.delta_codecs import exponents
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, CodecSeed
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.moved import exponents
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
 
 POWERS = 7
 """Number of powers in three bits, without zero."""
@@ -58,7 +58,7 @@ class SignedPowers:
         return exponents.written(self.exponents) + nibbles_written(self.codes.cpu().numpy())
 
 
-class Powers:
+class E3M0Codec:
     """The 4-bit codec."""
 
     head = 1
@@ -66,7 +66,7 @@ class Powers:
     def bits(self, width: int) -> int:
         return 4 * width
 
-    def say(self, moved_CM: Tensor, draw: Draw) -> SignedPowers:
+    def say(self, moved_CM: Tensor, draw: CodecSeed) -> SignedPowers:
         """Quantize to the nearest powers. Numbers nearer to zero than to the smallest power become zero."""
         scaled_CM = moved_CM * (MIDDLE / UNIT)
         powers_CM = scaled_CM.abs().clamp(min=2.0**-9).log2().floor()

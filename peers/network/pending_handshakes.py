@@ -12,7 +12,7 @@ from contextlib import suppress
 from swarmnet.identifiers import PeerId
 
 
-class Unheard(dict[PeerId, asyncio.Event]):
+class PendingHandshakes(dict[PeerId, asyncio.Event]):
     """Maps each such peer to an event that is set when its message arrives. The peer is then removed."""
 
     def keep(self, peers: Container[PeerId]) -> None:

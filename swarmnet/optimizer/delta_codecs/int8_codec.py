@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from swarmnet.model.fixed_point import UNIT
+from swarmnet.optimizer.delta_codecs import exponents
+from swarmnet.optimizer.delta_codecs.delta_codec import LARGEST_EXPONENT, CodecSeed
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.moved import exponents
-from swarmnet.optimizer.moved.code import LARGEST_EXPONENT, Draw
 
 MOST = 127
 """-128 is invalid, so that every number has one form."""
@@ -23,7 +23,7 @@ LARGEST_STEP = LARGEST_EXPONENT - 7
 
 
 @dataclass(frozen=True, slots=True)
-class Multiples:
+class EncodedMultiples:
     """A delta in whole steps."""
 
     levels: Tensor
@@ -37,14 +37,14 @@ class Multiples:
     def units(self) -> Tensor:
         return self.levels.to(torch.int32) << self.exponents
 
-    def rows(self, rows: slice) -> Multiples:
-        return Multiples(self.levels[rows], self.exponents[rows])
+    def rows(self, rows: slice) -> EncodedMultiples:
+        return EncodedMultiples(self.levels[rows], self.exponents[rows])
 
     def written(self) -> bytes:
         return exponents.written(self.exponents) + self.levels.contiguous().cpu().numpy().tobytes()
 
 
-class Levels:
+class Int8Codec:
     """The 8-bit codec."""
 
     head = 1
@@ -52,19 +52,19 @@ class Levels:
     def bits(self, width: int) -> int:
         return 8 * width
 
-    def say(self, moved_CM: Tensor, draw: Draw) -> Multiples:
+    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedMultiples:
         """Quantize with the smallest step that covers the largest number of a chunk."""
         units_CM = moved_CM / UNIT
         largest_C1 = units_CM.abs().amax(dim=1, keepdim=True)
         steps_C1 = (largest_C1 / MOST).clamp(min=1.0).log2().ceil().to(torch.int32).clamp(max=LARGEST_STEP)
         levels_CM = (units_CM / torch.exp2(steps_C1)).round().clamp(-MOST, MOST)
-        return Multiples(levels_CM.to(torch.int8), steps_C1)
+        return EncodedMultiples(levels_CM.to(torch.int8), steps_C1)
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> Multiples:
+    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedMultiples:
         self.check(data, chunks, width)
         levels = np.frombuffer(data, np.int8, offset=chunks).reshape(chunks, width).copy()
         exponents_C = exponents.read(data, chunks, LARGEST_STEP)
-        return Multiples(torch.from_numpy(levels).to(device), exponents.tensor_of(exponents_C, device))
+        return EncodedMultiples(torch.from_numpy(levels).to(device), exponents.tensor_of(exponents_C, device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         exponents.read(data, chunks, LARGEST_STEP)

@@ -37,9 +37,9 @@ from protocols.errors import CannotStart, Malformed, WireError
 from protocols.fields import Body
 from protocols.messages.table import (
     HEADER_LIMIT,
-    AskChunk,
-    AskState,
     Chunk,
+    GetChunk,
+    GetState,
     Lane,
     Message,
     NoChunk,
@@ -48,10 +48,10 @@ from protocols.messages.table import (
 )
 from protocols.ports import Carries, Transport
 from protocols.signed import msgpack_guard
-from protocols.signed.envelope import Kind, open_envelope
+from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.told_tokens import tokens_in
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.machine import Known
+from swarmnet.membership.machine import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.rounds.history import START
 from swarmnet.run.manifest import Manifest
@@ -77,7 +77,7 @@ CARRIERS = 6
 At 50 ms and 1 % loss a connection carries 2.7 Mbit/s on average, but unevenly. Six use 86 to 91 % of a
 holder's 10 Mbit/s (measured), four only 79 %."""
 NOTHING = -2
-"""Value of `have` in `StatePath.fetch` if this peer has no weights, not even the initial ones."""
+"""Value of `have` in `SnapshotService.fetch` if this peer has no weights, not even the initial ones."""
 SNAPSHOTS_ALONE = -3
 """The same, if neither contributions nor the initial weights would suffice."""
 CARRIED_BYTES = 8 << 20
@@ -94,7 +94,7 @@ class Around(Protocol):
     @property
     def transport(self) -> Transport: ...
 
-    def known(self) -> Mapping[PeerId, Known]:
+    def known(self) -> Mapping[PeerId, PeerInfo]:
         """Return the known peers."""
 
     def post(self, peer: PeerId, lane: Lane, message: Message, body: Body = b"") -> bool: ...
@@ -122,7 +122,7 @@ class FalseRoot(NoState):
         self.holders = tuple(holders)
 
 
-class StatePath:
+class SnapshotService:
     """Serves snapshots, and fetches one when this peer needs it."""
 
     def __init__(
@@ -179,9 +179,9 @@ class StatePath:
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Handle a message of the state path."""
         match message:
-            case AskState():
+            case GetState():
                 self.neighbourhood.answer(peer, "group", self._state())
-            case AskChunk(digest, index):
+            case GetChunk(digest, index):
                 self._serve(peer, digest, index)
             case State():
                 self._offer(peer, message)
@@ -222,7 +222,7 @@ class StatePath:
         until = self.clock.time() + OFFER_SECONDS
         while self._offers.keys() < self._asked and self.clock.time() < until:
             for holder in sorted(self._asked - self._offers.keys()):  # It may not have had a link to us yet.
-                self.neighbourhood.post(holder, "group", AskState())
+                self.neighbourhood.post(holder, "group", GetState())
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
                     await self._offered.wait()
@@ -306,7 +306,7 @@ class StatePath:
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
             try:
-                envelope = open_envelope(signed, self.snapshots.run_id, Kind.SNAPSHOT, HEADER_LIMIT)
+                envelope = open_envelope(signed, self.snapshots.run_id, EnvelopeKind.SNAPSHOT, HEADER_LIMIT)
                 msgpack_guard.check(envelope.payload, HEADER_LIMIT)
                 root = _root_decoder.decode(envelope.payload)
                 count = -(-self.state_bytes // chunk_bytes(self.state_bytes))
@@ -376,7 +376,7 @@ class StatePath:
             new = peer not in fetch.holders and peer not in fetch.dropped
             if known.linked and known.stage == self.snapshots.stage and new:
                 self._asked.add(peer)
-                self.neighbourhood.post(peer, "group", AskState())
+                self.neighbourhood.post(peer, "group", GetState())
 
     async def _open_carriers(self, size: int) -> Carries | None:
         """Open extra connections for a large state. Without them, the fetch only takes longer."""
@@ -397,7 +397,7 @@ class StatePath:
         if chunk is not None:
             self._arrived(peer, digest, index, chunk)
         elif self._root is not None and digest == self._root.digest:
-            self.neighbourhood.post(peer, "group", AskChunk(digest, index))
+            self.neighbourhood.post(peer, "group", GetChunk(digest, index))
 
     def chunk(self, digest: bytes, index: int) -> memoryview | None:
         """Return a chunk of a snapshot, or None if it is not held."""
@@ -448,7 +448,7 @@ class StatePath:
                     if self._carriers is not None and known is not None:
                         self._carriers.ask(peer, known.addresses, root.digest, index)
                     else:
-                        self.neighbourhood.post(peer, "group", AskChunk(root.digest, index))
+                        self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
                 case Dropped(peer, code, reason):
                     reason = reason or HOLDERS[code].meaning
                     self.note(noted.HolderDropped(peer=peer, code=code, reason=reason))

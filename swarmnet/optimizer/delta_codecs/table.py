@@ -1,0 +1,21 @@
+"""Select the delta codec that a run configures."""
+
+from __future__ import annotations
+
+from swarmnet.optimizer.delta_codecs.delta_codec import DeltaCodec
+from swarmnet.optimizer.delta_codecs.e3m0_codec import E3M0Codec
+from swarmnet.optimizer.delta_codecs.int8_codec import Int8Codec
+from swarmnet.optimizer.delta_codecs.sign_codec import SignCodec
+from swarmnet.optimizer.delta_codecs.top_k_codec import TopKCodec
+from swarmnet.run.local_steps import SentName
+from swarmnet.run.manifest import Sync
+
+
+def code_of(sent: SentName, sync: Sync) -> DeltaCodec:
+    codes: dict[SentName, DeltaCodec] = {
+        "bit": SignCodec(),
+        "four-bits": E3M0Codec(),
+        "eight-bits": Int8Codec(),
+        "largest": TopKCodec(sync.sparse_kept),
+    }
+    return codes[sent]
