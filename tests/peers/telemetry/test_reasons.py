@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 MODULES = sorted(path for name in ("swarmnet", "protocols", "peers") for path in (ROOT / name).rglob("*.py"))
 LISTED = {code for table in TABLES for code in table}
 WHERE = {
-    "Trouble": 0, "_unlink": 1, "part_from": 1, "refused": 1, "_refused": 1, "Refuse": 0, "SendNack": 3,
+    "ComputeError": 0, "_unlink": 1, "part_from": 1, "refused": 1, "_refused": 1, "Refuse": 0, "SendNack": 3,
     "Nack": 2, "NackArrived": 3, "_reroute": 1, "_abandon": 1, "Failed": 1, "Declined": 2, "Fault": 1,
     "Dropped": 1, "Withdraw": 0, "_rest": 1, "NotArchived": 0, "_refusal": 0,
 }  # fmt: skip

@@ -65,8 +65,10 @@ def heard():
         await swarm.during(1.0)
         found["again"] = asker.heard["Contribution"]
         for message, answer in (
-            (Want(ids), "Contribution"), (GetIds(rounds[:1]), "Announce"), (GetChain(newest - 3), "ChainResponse"),
-        ):  # fmt: skip
+            (Want(ids), "Contribution"),
+            (GetIds(rounds[:1]), "Announce"),
+            (GetChain(newest - 3), "ChainResponse"),
+        ):
             asker.heard.clear()
             for _ in range(TIMES):
                 await asker.say(target, message)
