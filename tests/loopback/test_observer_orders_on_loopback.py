@@ -46,7 +46,7 @@ async def test_whoever_only_looks_sees_what_the_owner_orders(tmp_path):
 
         async def until_held(held):
             for _ in range(120):
-                order = json.loads(await page())["order"]
+                order = json.loads(await page())["ordered"]
                 if order["held"] == held and order["asked_at"]:
                     return order
                 await asyncio.sleep(0.5)

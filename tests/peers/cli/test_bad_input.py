@@ -215,7 +215,7 @@ def test_a_folder_without_text_is_named(place):
     publish()
     refused(
         "run", peer_file(run="tiny.run.json", text={"python-stdlib": "empty"}),
-        says=["empty holds no text", "put .txt, .md, .jsonl, .ndjson files there"],
+        says=["empty holds no text: put .txt, .md, .jsonl, .ndjson, ", ".parquet files there"],
     )  # fmt: skip
 
 
