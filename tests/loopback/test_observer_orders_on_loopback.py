@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.request
 
 import pytest
@@ -58,7 +59,8 @@ async def test_whoever_only_looks_sees_what_the_owner_orders(tmp_path):
         await scene.swarmnet("order", "pause", published, "--reason", WHY, *key, *through)
         order = await until_held(True)
         assert (order["held_reason"], order["held_since"]) == (WHY, order["given_at"])
-        assert b"\nswarmnet_swarm_held 1.0" in await page("/metrics")
+        held = r'\nswarmnet_swarm_held\{run="[0-9a-f]{64}"\} 1\.0\n'
+        assert re.search(held, (await page("/metrics")).decode())
         told = json.loads(await page())["run"]
         assert (told["access"], told["contact"]) == ("invite", "owner@example.org")
         assert [source["licence"] for source in told["sources"]] == ["CC0-1.0", "MIT"]
