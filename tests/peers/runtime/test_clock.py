@@ -143,7 +143,8 @@ def test_what_one_peer_settled_while_most_stood_still_is_taken_up_and_no_work_is
             made.add(note.fields["id"])
     assert [round for round, found in sets.items() if len(found) > 1] == []
     assert {note.fields["code"] for note in notes if note.event == "resynchronise"} <= {"behind"}
-    assert len(made) >= 4, "who was awake went on"
+    # Where the reducers of a round stand still, it takes up to its deadline.
+    assert len(made) >= (2 if sharded else 4), "who was awake went on"
     assert sharded or made <= {name for found in sets.values() for ids in found for name in ids}
 
 

@@ -133,7 +133,9 @@ def test_no_text_has_no_score(weights: dict[str, Tensor]) -> None:
 
 
 def test_a_text_ends_where_the_model_says_so_and_goes_on_when_somebody_writes_on():
-    going = Continuation(b"a", 16, temperature=0, tokenizer=ByteTokenizer(end=DocumentSeparator(b"\0", 0)))
+    tokenizer = ByteTokenizer()
+    tokenizer.end = DocumentSeparator(b"\0", 0)
+    going = Continuation(b"a", 16, temperature=0, tokenizer=tokenizer)
     assert (going.take(one_hot(98)), going.ended) == (b"b", False)
     assert (going.take(one_hot(0)), going.ended) == (b"", True)
     going.add(b"c")
