@@ -54,8 +54,9 @@ from swarmnet.run.manifest import Manifest
 
 CONNECT_SECONDS = 8.0
 FIND_SECONDS = 20.0
+"""Timeout of the search for the manifest."""
 STATUS_SECONDS = 5.0
-"""For the manifest."""
+"""Timeout of the status request to the running peer."""
 LOOK_UP_SECONDS = 8.0
 REMEMBERED = 4
 """Of the peers met before, so many are asked besides the bootstraps."""
