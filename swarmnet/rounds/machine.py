@@ -1,7 +1,7 @@
 """The rounds of one group, as one peer sees them: when to contribute, apply, correct and settle.
 
-A round is the *set* of contributions made for it, by contributors that have weight (contributors.py). If a peer
-made two, every peer picks the smaller id. The life of a round:
+A round is the *set* of contributions made for it, by contributors that have weight (contributors.py). If a
+peer made two, every peer picks the smaller id. The life of a round:
 
     current  --enough tokens, time up, or others continue-->  closed: own contribution made and announced
     closed   --expected contributions are in, or deadline-->  applied: its step is in the live weights

@@ -58,7 +58,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: x\nmodel:\n  hiden_size: 3\n", "3: model.hiden_size: unknown key; did you mean 'hidden_size'?"),
+        (
+            "name: x\nmodel:\n  hiden_size: 3\n",
+            "3: model.hiden_size: unknown key; did you mean 'hidden_size'?",
+        ),
         ("name: x\nmodle: {}\n", "2: modle: unknown key; did you mean 'model'?"),
         (
             "sync:\n  transform: fft\n",
@@ -74,7 +77,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ("rounds: {max_seconds: .inf}\n", "1: rounds.max_seconds: is inf; expected a finite number"),
         ("owner: me\n", "1: owner: is filled in by publishing; leave it out"),
         ("name: x\nstages: [1, 1]\n", "2: stages hold 2 layers together, model.num_hidden_layers is 4"),
-        ("model:\n  num_hidden_layers: 5\n", "2: stages hold 4 layers together, model.num_hidden_layers is 5"),
+        (
+            "model:\n  num_hidden_layers: 5\n",
+            "2: stages hold 4 layers together, model.num_hidden_layers is 5",
+        ),
         (
             "sync:\n  warmup_rounds: 1\n  topk_per_chunk: 100\n",
             "3: sync.topk_per_chunk is 100; it must be a power of two up to 4096",
@@ -91,7 +97,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
-        ("sync:\n  topology: all\n", "2: sync.topology: is the text 'all'; expected 'all-gather' or 'sharded-reduce'"),
+        (
+            "sync:\n  topology: all\n",
+            "2: sync.topology: is the text 'all'; expected 'all-gather' or 'sharded-reduce'",
+        ),
     ],
 )
 def test_every_mistake_in_a_run_file_has_its_place(run_yaml, text, expected):
@@ -214,7 +223,9 @@ def test_a_publication_that_contradicts_itself_is_refused_though_signed(tmp_path
         from_wire(bad.wire())
 
 
-@pytest.mark.parametrize("size", ["vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"])
+@pytest.mark.parametrize(
+    "size", ["vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"]
+)
 def test_a_size_of_zero_is_a_mistake_and_no_fault(size):
     with pytest.raises(ManifestError, match="sizes must be at least 1"):
         check(Manifest("x", OWNER.peer_id, model=replace(ModelShape(), **{size: 0})))
