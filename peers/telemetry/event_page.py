@@ -63,9 +63,9 @@ def _meaning(kind: type[Event]) -> str:
     return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
 
 
-CODES_HEAD = """A code in the log, a metric or a message gives the reason for an event. Its level is `info` unless
-the table says otherwise; routine codes are not shown to people. Without a fix, there is nothing to do. *Tell
-the owner*: the run's owner can type `swarmnet order ban RUN PEER`.
+CODES_HEAD = """A code in the log, a metric or a message gives the reason for an event. Its level is
+`info` unless the table says otherwise; routine codes are not shown to people. Without a fix, there is
+nothing to do. *Tell the owner*: the run's owner can type `swarmnet order ban RUN PEER`.
 """
 SHARED_TITLE = "Codes of several tables"
 
