@@ -115,7 +115,6 @@ class Lab(Hour):
         return {path.parts[-3] for path in self.folder.glob("states/*/checkpoints/stage-*.safetensors")}
 
     def watch(self) -> None:
-        self.swarmnet("top", "states/node-1", last=12)
         self.swarmnet("top", "--run", RUN, "--bootstrap", self.address)
         self.swarmnet("evaluate", "--from", "states", *OWN)
         self.place("watch")
