@@ -74,6 +74,8 @@ class Lab(Hour):
         """The text and the files, as a person would have them."""
         (self.folder / "text").mkdir()
         for page in (ROOT / "docs").glob("*.md"):
+            if page == PAGE:  # It shows the end of text, which no document may contain.
+                continue
             shutil.copy(page, self.folder / ("heldout.md" if page.name == HELD_OUT else f"text/{page.name}"))
         self.write("lab.yaml", "boot.yaml")
 
