@@ -35,9 +35,9 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained("model"), AutoTokenizer.
 print(type(model).__name__, tokenizer.eos_token, model.config.eos_token_id)
 print(tokenizer.decode(model.generate(**tokenizer("A peer", return_tensors="pt"), max_new_tokens=16)[0]))
 """
-FIXED = """The rate follows the schedule in the run file; a published run's cannot be changed."""
-CHANGED = """The schedule in the run file can be multiplied by a factor of the owner's, from a round
-that is still ahead on (`--from-round`), so that every peer steps alike."""
+FIXED = """The rate follows the schedule in the run file, which cannot be changed after publishing."""
+CHANGED = """The owner can multiply the scheduled rate by a factor. All peers apply it from the same
+future round (`--from-round`)."""
 
 
 def files_of(page: str) -> dict[str, str]:
@@ -54,9 +54,11 @@ class Lab(Hour):
         self.shown: dict[str, str] = {}
         self.address = ""
         self.environment["SWARMNET__METRICS__LISTEN"] = "127.0.0.1:0"  # One machine has one port 9410.
+        self.environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
     def plain(self, text: str) -> str:
         text = re.sub(r"127\.0\.0\.1:\d+/metrics", "127.0.0.1:9410/metrics", super().plain(text))
+        text = text.replace("```", "'''")  # A generated text may contain the fence that it stands in.
         return text.replace("127.0.0.1/tcp/3133", "192.0.2.7/tcp/3133")
 
     def place(self, name: str) -> None:
@@ -72,6 +74,8 @@ class Lab(Hour):
         """The text and the files, as a person would have them."""
         (self.folder / "text").mkdir()
         for page in (ROOT / "docs").glob("*.md"):
+            if page == PAGE:  # It shows the end of text, which no document may contain.
+                continue
             shutil.copy(page, self.folder / ("heldout.md" if page.name == HELD_OUT else f"text/{page.name}"))
         self.write("lab.yaml", "boot.yaml")
 
@@ -100,7 +104,7 @@ class Lab(Hour):
 
     def train(self, seconds: int) -> None:
         self.start_all()
-        for name in ("boot", NODES[0], NODES[1]):
+        for name in ("boot", NODES[0]):
             self.show(f"swarmnet run {name}.yaml", text_of(self, name))
         self.place("start")
         first = newest_round(self, NODES[0])
@@ -113,7 +117,6 @@ class Lab(Hour):
         return {path.parts[-3] for path in self.folder.glob("states/*/checkpoints/stage-*.safetensors")}
 
     def watch(self) -> None:
-        self.swarmnet("top", "states/node-1", last=12)
         self.swarmnet("top", "--run", RUN, "--bootstrap", self.address)
         self.swarmnet("evaluate", "--from", "states", *OWN)
         self.place("watch")

@@ -20,6 +20,7 @@ import pytest
 from ruamel.yaml import YAML
 from swarm_scene import RUN
 
+from peers.config.peer_file import load
 from peers.config.run_file import publish
 from peers.lab.processes.demo import LOOPBACK
 from peers.lab.processes.processes import DemoPeer, start
@@ -144,6 +145,15 @@ def test_what_is_compared_is_cut_off_and_nothing_else():
     assert COMPARED.sub("", "time() - a > 2e9") == "time() - a"
 
 
+def test_the_configuration_scrapes_every_ready_role_at_its_port():
+    """A role without a target would have alerts that never fire, and look healthy."""
+    jobs = YAML(typ="safe").load((SHIPPED / "prometheus.yml").read_text())["scrape_configs"]
+    targets = {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
+    ready = [load(SHIPPED.parent / f"{name}.yaml") for name in ("bootstrap", "observer", "archivist", "worker")]
+    ports = {f"127.0.0.1:{config.metrics.address[1]}" for config in ready}
+    assert targets == ports | {ready[1].observer.listen}
+
+
 @needs_prometheus
 def test_promtool_finds_nothing_to_say_of_the_rules_and_the_configuration():
     for what, file in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
@@ -221,17 +231,20 @@ class Watched:
         keeps = {"archive": str(self.folder / "archive"), "archiving": {"seconds": 1.0}}
         archivist = await self.peer("archivist", role="archivist", bootstrap=first.addresses, **keeps)
         self.metrics = [await self.said(peer, pattern) for peer in (first, other, archivist)]
-        shows = {"listen": "127.0.0.1:0", "targets": self.metrics[1:]}
+        shows = {"listen": "127.0.0.1:0", "targets": self.metrics[1:2]}
         observer = await self.peer("observer", role="observer", bootstrap=first.addresses, observer=shows)
+        self.metrics.append(await self.said(observer, pattern))
         self.page = await self.said(observer, r"http://([\d.:]+)(?!.*/metrics)")
         await self.scrape()
 
     async def scrape(self):
         """The shipped files, with this swarm's addresses and a scrape every second."""
         text = (SHIPPED / "prometheus.yml").read_text()
+        worker, _, archivist, observer = self.metrics
         changes = {
-            "127.0.0.1:9420": self.page, "127.0.0.1:9410": self.metrics[0], ": 15s": ": 1s",
-            "refresh_interval: 1m": "refresh_interval: 5s",
+            "127.0.0.1:9420": self.page, "127.0.0.1:9410": worker, "127.0.0.1:9412": observer,
+            "127.0.0.1:9413": archivist, ": 15s": ": 1s", "refresh_interval: 1m": "refresh_interval: 5s",
+            "          - 127.0.0.1:9411    # bootstrap.yaml\n": "",
         }  # fmt: skip
         for old, new in changes.items():
             assert old in text
@@ -351,7 +364,7 @@ async def test_every_expression_of_every_panel_and_alert_finds_data_in_a_running
         assert {
             target["scrapeUrl"]: target["lastError"] for target in targets if target["health"] != "up"
         } == {}
-        assert len(targets) == 4, "a worker, two others by the observer's /sd, and the observer"
+        assert len(targets) == 5, "three by their ports, one by the observer's /sd, and the observer's page"
         await top_shows_it(watched)
         for address in (*watched.metrics, watched.page):
             assert linted(await asyncio.to_thread(get, f"http://{address}/metrics")) == "", address
