@@ -298,7 +298,7 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
 
 
 async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(tmp_path):
-    signed = sign(expert_manifest(count=6, active=2, groups=3))
+    signed = sign(expert_manifest(num_experts=6, top_k=2, groups=3))
     board, sightings = Board(signed, "swarmnet join RUN", "0.1.0"), PeerObservations(3)
 
     def show(*groups: int) -> None:

@@ -412,7 +412,7 @@ PEER_FILE = b"""run: %s
 stage: auto
 bootstrap: [/ip4/127.0.0.1/tcp/1/p2p/%s]
 limits: {memory: 4 GB, hours: "22:00-08:00"}
-text: {stories: /data/stories}
+data_paths: {stories: /data/stories}
 name: x
 """
 

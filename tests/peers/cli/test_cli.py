@@ -211,7 +211,7 @@ def test_an_owner_joins_with_the_printed_line_and_reads_the_text_beside_the_run_
     typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP))[2:]
     assert swarmnet(*typed, "--state", "here")[0] == 0
     (config,) = started
-    assert config.text == {"books": str(tmp_path / "work/books"), "far": str(tmp_path / "work/far")}
+    assert config.data_paths == {"books": str(tmp_path / "work/books"), "far": str(tmp_path / "work/far")}
 
 
 def test_publishing_counts_the_text_beside_the_run_file_once(swarmnet, tmp_path):
@@ -236,7 +236,7 @@ def test_publishing_counts_the_text_beside_the_run_file_once(swarmnet, tmp_path)
 def test_the_first_stage_without_the_runs_text_is_refused_and_nothing_is_written(swarmnet, started):
     assert swarmnet("publish", write("tiny.yaml", OWN_TEXT + "stages: [2, 2]\n"))[0] == 0
     outcome = swarmnet("join", "tiny.run.json", "--bootstrap", BOOTSTRAP, "--state", "here", "--stage", 0)
-    refused(outcome, "source `books` is not on this machine", "in the peer file: text: {books: PATH}")
+    refused(outcome, "source `books` is not on this machine", "in the peer file: data_paths: {books: PATH}")
     assert not Path("here").exists()
     assert started == []
     assert swarmnet("join", "tiny.run.json", "--bootstrap", BOOTSTRAP, "--state", "here")[0] == 0

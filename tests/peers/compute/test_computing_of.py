@@ -45,7 +45,7 @@ def test_layers_are_compiled_for_gpus_only_and_doctor_says_so(tmp_path):
     computing, line = as_asked(load(file))
     assert computing == Computing()
     assert (line.check, line.level, line.fix) == ("gpu", "fail", "set it to false")
-    file.write_text("role: bootstrap\ndevice: cpu\ncompute: {recompute: layer}\n")
+    file.write_text("role: bootstrap\ndevice: cpu\ncompute: {activation_checkpointing: layer}\n")
     assert as_asked(load(file)) == (Computing(activation_checkpointing="layer"), None)
 
 

@@ -234,9 +234,9 @@ def test_paths_are_relative_to_the_file(typed, tmp_path):
     config = typed("role: bootstrap\nstate: here\ntext: {books: ../books}\n")
     assert config.state == tmp_path / "here"
     assert config.identity == tmp_path / "here" / "identity.key"
-    assert config.text == {"books": str(tmp_path / ".." / "books")}
+    assert config.data_paths == {"books": str(tmp_path / ".." / "books")}
     elsewhere = typed("role: bootstrap\nstate: here\ntext: {books: 's3://bucket/books'}\n")
-    assert elsewhere.text == {"books": "s3://bucket/books"}, "a URL is no path"
+    assert elsewhere.data_paths == {"books": "s3://bucket/books"}, "a URL is no path"
 
 
 def test_state_and_name_have_defaults_of_their_own(typed):

@@ -68,7 +68,7 @@ def peer(tmp_path):
 def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(manifest, peer):
     missing = missing_text(manifest, peer())
     assert "source `library` is not on this machine" in missing
-    assert missing.endswith("in the peer file: text: {library: PATH}")
+    assert missing.endswith("in the peer file: data_paths: {library: PATH}")
     with pytest.raises(UserError, match="source `library`"):
         first_shard_here(manifest, peer("stage: 0\n"), b"", unheard)
 
@@ -76,7 +76,7 @@ def test_text_that_is_not_here_is_named_with_what_to_write_in_the_peer_file(mani
 def test_what_the_peer_file_says_where_it_is_is_read_there(manifest, peer, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "book.txt").write_text("call me by my name")
-    config = peer("text: {library: here}\n")
+    config = peer("data_paths: {library: here}\n")
     assert missing_text(manifest, config) == ""
     assert never_held(manifest, config, missing_text(manifest, config)) == frozenset()
     read, shards = first_shard_here(manifest, config, b"", unheard)
@@ -90,7 +90,7 @@ def test_a_tokenizer_is_where_the_peer_file_says_and_named_where_it_is_missing(t
     file.write_text(RUN + "  tokenizer: tokenizer.json\n")
     (tmp_path / "tokenizer.json").write_text("{}")
     manifest = load_manifest(file, PeerId("owner"), {})
-    config = peer(f"text: {{library: {tmp_path / 'book.txt'}}}\ntokenizer: mine.json\n")
+    config = peer(f"data_paths: {{library: {tmp_path / 'book.txt'}}}\ntokenizer: mine.json\n")
     assert missing_text(manifest, config).endswith("in the peer file: tokenizer: PATH")
     (tmp_path / "mine.json").write_text("{}")
     assert missing_text(manifest, config) == ""
@@ -105,7 +105,7 @@ def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypat
         manifest = received(path)
         assert "stories" in missing_text(manifest, peer()), path
         assert never_held(manifest, peer(), missing_text(manifest, peer())) == {0}
-        for config in (peer(), peer("stage: 0\n"), peer("text: {another: secret.txt}\n")):
+        for config in (peer(), peer("stage: 0\n"), peer("data_paths: {another: secret.txt}\n")):
             with pytest.raises(UserError, match=r"say where .* text: \{stories: PATH\}$"):
                 first_shard_here(manifest, config, b"", unheard)
 
@@ -127,7 +127,7 @@ def test_a_tokenizer_in_a_received_manifest_is_never_opened(tmp_path, peer):
 def test_the_sources_name_is_pasted_as_one_key_whatever_its_owner_wrote():
     manifest = replace(received("x"), data=Data((Source("a}, archive: /etc #", "x"),)))
     config = WITHOUT_TEXT
-    assert missing_text(manifest, config).endswith('text: {"a}, archive: /etc #": PATH}')
+    assert missing_text(manifest, config).endswith('data_paths: {"a}, archive: /etc #": PATH}')
 
 
 def test_the_librarys_own_text_needs_no_word_and_may_lie_elsewhere(peer, tmp_path):
@@ -135,7 +135,7 @@ def test_the_librarys_own_text_needs_no_word_and_may_lie_elsewhere(peer, tmp_pat
     manifest = received("python-stdlib")
     assert missing_text(manifest, peer()) == ""
     assert places_here(manifest, peer()) == {"stories": "python-stdlib"}
-    mapped = peer("text: {stories: mine.txt}\n")
+    mapped = peer("data_paths: {stories: mine.txt}\n")
     assert places_here(manifest, mapped) == {"stories": str(tmp_path / "mine.txt")}
 
 
@@ -180,7 +180,7 @@ def test_a_run_file_names_its_text_and_never_a_place(tmp_path, path):
         load_manifest(file, PeerId("owner"), {})
     source, tokenizer = refused.value.problems
     assert source.startswith(f"{file}:6: data.sources.0.path: {path!r} is a place on one machine")
-    assert source.endswith(f"text: {{library: {path}}}")
+    assert source.endswith(f"data_paths: {{library: {path}}}")
     assert tokenizer.startswith(f"{file}:7: data.tokenizer: ")
 
 
@@ -212,7 +212,7 @@ def test_a_stage_that_a_person_chose_is_held_or_fails_with_the_reason(manifest, 
     assert never_held(manifest, peer("stage: 0\n"), missing) == frozenset()
     whole = replace(manifest, stages=(sum(manifest.stages),))
     assert never_held(whole, peer(), missing) == frozenset(), "there is no other"
-    assert never_held(manifest, peer("stage: 1\nmoves: true\n"), missing) == {0}, "it would move there"
+    assert never_held(manifest, peer("stage: 1\nauto_rebalance: true\n"), missing) == {0}, "it would move there"
 
 
 def test_the_doctor_says_whether_the_text_is_here(manifest, peer):
@@ -220,5 +220,5 @@ def test_the_doctor_says_whether_the_text_is_here(manifest, peer):
     assert judge_text(None, "").level == "ok"
     free, first, second = (judge_text(wish, missing) for wish in (None, 0, 1))
     assert (free.level, first.level, second.level) == ("warn", "fail", "ok")
-    assert "text: {library: PATH}" in free.fix
+    assert "data_paths: {library: PATH}" in free.fix
     assert "any stage but the first" in free.text

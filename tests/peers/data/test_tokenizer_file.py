@@ -71,7 +71,7 @@ def test_settings_that_change_a_text_are_switched_off_and_named(tokenizer_file, 
 def test_the_largest_id_counts_where_ids_have_gaps(tmp_path):
     vocabulary = {letter: number for number, letter in enumerate(LETTERS)} | {"~": 400}
     path = made(tmp_path / "tokenizer.json", models.BPE(vocab=vocabulary, merges=[]))
-    with pytest.raises(TextError, match=r"ids up to 400, .* 300 tokens: set model\.vocabulary: 401"):
+    with pytest.raises(TextError, match=r"ids up to 400, .* 300 tokens: set model\.vocab_size: 401"):
         open_tokenizer(path, 300)
     tokenizer = open_tokenizer(path, 401)
     assert tokenizer.encode(b"a~").tolist() == [0, 400]

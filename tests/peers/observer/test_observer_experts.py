@@ -14,7 +14,7 @@ from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.snapshot import ExpertGroup
 
-SIGNED = sign(expert_manifest(count=6, active=2, groups=3))
+SIGNED = sign(expert_manifest(num_experts=6, top_k=2, groups=3))
 
 
 def of(peer, stage, group, *trained, **fields):
@@ -84,7 +84,7 @@ def test_the_page_is_told_of_all_groups_and_of_too_many_those_that_need_somebody
 
 
 def test_of_a_run_without_groups_there_is_no_table():
-    for signed in (sign(tiny_manifest()), sign(expert_manifest(count=4, active=2))):
+    for signed in (sign(tiny_manifest()), sign(expert_manifest(num_experts=4, top_k=2))):
         assert json.loads(board([record("a", 0)], signed).answer(""))["experts"] == []
 
 

@@ -21,7 +21,7 @@ EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 
 @pytest.mark.parametrize("exchange", ["all-gather", "sharded-reduce"])
 def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(exchange):
-    swarm = Watched(expert_manifest(exchange, count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
+    swarm = Watched(expert_manifest(exchange, num_experts=4, top_k=2, groups=2, merge_rounds=5, merge_nearest=2))
 
     gone = set()
 
@@ -81,7 +81,7 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
 
 @pytest.mark.parametrize("exchange", ["all-gather", "sharded-reduce"])
 def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_contribution(exchange):
-    manifest = expert_manifest(exchange, count=4, active=2, groups=2)
+    manifest = expert_manifest(exchange, num_experts=4, top_k=2, groups=2)
     swarm = Watched(manifest)
 
     def drawn(name):

@@ -59,7 +59,7 @@ def read_in_epochs() -> Facts:
 
 
 def of_experts() -> Facts:
-    signed = sign(expert_manifest(count=6, active=2, groups=3))
+    signed = sign(expert_manifest(num_experts=6, top_k=2, groups=3))
     groups = (ExpertGroup(0, 0, 0, 1, 2, 95, 95), ExpertGroup(0, 1, 2, 3, 0, 60, 95),
               ExpertGroup(1, 2, 4, 5, 1, None, 95))  # fmt: skip
     return replace(from_manifest(signed, Order(), 0.0), rounds=(95, 95, 95), experts=groups)
