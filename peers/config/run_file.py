@@ -93,7 +93,9 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     typed.data["owner"] = owner
     manifest = validate(RunFile, typed, inside=("manifest",)).manifest
     if manifest.init_checkpoint.digests:
-        raise ConfigError([f"{typed.place(('start', 'digests'))}: start.digests: {FILLED_IN}"])
+        raise ConfigError(
+            [f"{typed.place(('init_checkpoint', 'digests'))}: init_checkpoint.digests: {FILLED_IN}"]
+        )
     try:
         _check(manifest)
     except ManifestError as error:
@@ -251,7 +253,9 @@ def _with_counts(manifest: Manifest, sources: tuple[Source, ...], path: Path) ->
 def _require_digests(manifest: Manifest) -> None:
     """Raise ManifestError if nobody could check what the run starts from."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
-        raise ManifestError("start.digests: the weights of no stage are named; publishing fills them in")
+        raise ManifestError(
+            "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"
+        )
 
 
 def _refuse_another_run(path: Path, run_id: RunId) -> None:

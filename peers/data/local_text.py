@@ -56,7 +56,7 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
                 problem = str(error)
         return (
             f"the run's source `{source.name}` is not on this machine ({problem}); say where its text is, in "
-            f"the peer file: text: {{{as_key(source.name)}: PATH}}"
+            f"the peer file: data_paths: {{{as_key(source.name)}: PATH}}"
         )
     if manifest.data.tokenizer != BYTES and (tokenizer is None or not is_file(tokenizer)):
         where = f"{tokenizer} does not exist" if tokenizer else "the peer file does not say where"

@@ -56,14 +56,16 @@ WAIT_SECONDS = 0.5
 
 
 async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | None:
-    """Return the folder that a peer file's `start` names, or None if it names none. If `start` is a URL, its
+    """Return the folder that a peer file's `init_checkpoint` names, or None if it names none. If it is a URL, its
     model is downloaded into a folder that all peers of this machine share. Raises StartError."""
     local = folder_of(place)
     if local is not None or not place or not manifest.init_checkpoint.path:
         return local
     sha256 = manifest.init_checkpoint.sha256
     if not sha256:
-        raise StartError(f"start: the run names no SHA-256 of its model: download {without_secret(place)}")
+        raise StartError(
+            f"init_checkpoint: the run names no SHA-256 of its model: download {without_secret(place)}"
+        )
     folder = default_state(os.environ, sys.platform) / "models" / sha256[:16]
     stopped, loop = threading.Event(), asyncio.get_running_loop()
 
@@ -145,7 +147,7 @@ def _fetch(
         found, wanted = hash_of(hashes), manifest.init_checkpoint.sha256
         if wanted not in ("", found):
             raise StartError(
-                f"{source.url} is not the model that start.sha256 names: that is {wanted[:16]}..., its hash "
+                f"{source.url} is not the model that init_checkpoint.sha256 names: that is {wanted[:16]}..., its hash "
                 f"is {found}; nothing of it was kept"
             )
         source.copy_if_there(TOKENIZER, part, budget)

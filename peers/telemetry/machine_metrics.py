@@ -26,7 +26,7 @@ GPU = {
 }  # fmt: skip
 
 EXPERTS = {
-    "expert_load_imbalance":
+    "expert_load_imbalance_ratio":
         "Tokens of a layer's busiest expert over the mean of its experts, mean of the stage's layers, in the "
         "newest ten seconds; 1: even. Only where there are experts, computed on one device.",
 }  # fmt: skip

@@ -32,7 +32,7 @@ AGAIN_SECONDS = 1.0
 """Between two attempts to get the state from the group."""
 START_AGAIN_SECONDS = 5.0
 """Between two lines that say that what the run starts from is nowhere."""
-NO_START = "waits for one who has it; or say in the peer file where its folder is: start: PATH"
+NO_START = "waits for one who has it; or say in the peer file where its folder is: init_checkpoint: PATH"
 AGREE_SECONDS = 10.0
 """So long a peer that starts waits for those who have begun before it, if nobody takes part. Each of them may
 have begun from something else, its disk or the seed, and waits in turn for this one (`Worker._in_step`)."""

@@ -21,7 +21,7 @@ from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest_check import check
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
-ANCHORED = Boundary("anchored", width=8, after=(1, 2))
+ANCHORED = Boundary("token-anchored", width=8, after=(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ ANCHORED = Boundary("anchored", width=8, after=(1, 2))
     [
         (ANCHORED, "bf16", "same", "nearest"),
         (replace(ANCHORED, anchor_rows=32), "int8", "same", "nearest"),
-        (replace(ANCHORED, kind="shared"), "int4-tiles", "int6-tiles", "stochastic"),
+        (replace(ANCHORED, kind="shared-subspace"), "int4-tiles", "int6-tiles", "stochastic"),
     ],
     ids=["bf16", "hashed and int8", "shared, int4 down and int6 up by chance"],
 )

@@ -71,7 +71,7 @@ CASES = {
         GROUP,
     ),
     "narrow boundaries": (
-        replace(MODEL, boundary=Boundary("anchored", width=8, after=(1, 2, 3), anchor_rows=32)),
+        replace(MODEL, boundary=Boundary("token-anchored", width=8, after=(1, 2, 3), anchor_rows=32)),
         GROUP,
     ),
     "top-k of the cosine transform": (MODEL, TOP_K),

@@ -27,7 +27,7 @@ class Begin(msgspec.Struct, tag=True):
     """A file through which the devices find each other."""
     threads: int
     dtype: DtypeName
-    recompute: ActivationCheckpointing
+    activation_checkpointing: ActivationCheckpointing
     optimizer_state: OptimizerStateDevice
 
 

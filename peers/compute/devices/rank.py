@@ -63,7 +63,7 @@ class Device:
         span = manifest.span(begin.stage)
         # All parameters: runs with frozen ones are refused before.
         whole = trained_layout(manifest, begin.stage)
-        computing = Computing(begin.dtype, begin.recompute)
+        computing = Computing(begin.dtype, begin.activation_checkpointing)
         weights = SpreadWeights(manifest.model, span, whole, computing, device)
         self.compute = StageCompute(manifest.model, span, whole, computing, device, weights=weights)
         shares = Shares(whole, begin.devices)

@@ -47,7 +47,7 @@ def check_file(
     """One line about a peer file, a run file or a published run. Of a run file `tokenizer` says where its
     tokenizer.json is, if not beside it, `start` likewise the model that it starts from, and `warn` hears what
     is unusual. Raises UserError."""
-    for option, given in (("--tokenizer", tokenizer), ("--start", start)):
+    for option, given in (("--tokenizer", tokenizer), ("--init-checkpoint", start)):
         if given is not None and (path.suffix == ".json" or not is_run_file(path)):
             raise UserError(f"{option} is for a run file, which {path} is not: leave it out")
     if path.suffix == ".json":
@@ -106,29 +106,31 @@ def start_beside(
     wanted, folder = manifest.init_checkpoint.path, run_file.parent
     if wanted != without_secret(wanted):
         raise ConfigError([
-            f"{run_file}: start.path: it would be published with the name and the password in it; write the "
+            f"{run_file}: init_checkpoint.path: it would be published with the name and the password in it; write the "
             f"folder's name, and give the URL to `swarmnet publish {run_file} --start URL`"
         ])  # fmt: skip
     if not wanted:
         if given is not None:
-            raise UserError(f"--start: {run_file} has no start.path: leave it out, or write one")
+            raise UserError(
+                f"--init-checkpoint: {run_file} has no init_checkpoint.path: leave it out, or write one"
+            )
         return None, []
     from peers.state.start_fetch import beside_run
     from peers.state.start_folder import StartError, pinned
 
     place = given or beside(folder, str(beside_run(folder, wanted)) if is_url(wanted) else wanted)
     if place is None and is_url(wanted):
-        return None, [f"start: the model was not looked at: publishing fetches it from {wanted}"]
+        return None, [f"init_checkpoint: the model was not looked at: publishing fetches it from {wanted}"]
     if place is None:
         raise ConfigError([
-            f"{run_file}: start.path: {wanted} is not beside the run file, in {folder.absolute()}: put the "
+            f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in {folder.absolute()}: put the "
             "model's folder there, or say where it is: --start DIR"
         ])  # fmt: skip
     used = tokenizer or folder / manifest.data.tokenizer
     try:
         return pinned(place, manifest), _other_tokenizer(manifest, place, used)
     except StartError as error:
-        raise ConfigError([f"{run_file}: start: {error}"]) from None
+        raise ConfigError([f"{run_file}: init_checkpoint: {error}"]) from None
 
 
 def model_beside(

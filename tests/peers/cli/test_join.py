@@ -538,7 +538,7 @@ def test_join_alone_resumes_the_only_peer_and_lists_several(swarmnet, started):
 def test_a_peer_that_does_not_run_tells_the_command_that_starts_it(swarmnet, started):
     Path("a.json").write_text(published_text(SIGNED))
     assert swarmnet("join", "a.json", "--bootstrap", BOOTSTRAP)[0] == 0
-    code, out, _ = swarmnet("me")
+    code, out, _ = swarmnet("credit")
     assert (code, "not running" in out) == (0, True)
     (line,) = re.findall(r"`swarmnet ([^`]*)`", out)
     assert swarmnet(*shlex.split(line))[0] == 0

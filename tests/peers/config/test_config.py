@@ -62,7 +62,7 @@ def problems(typed, text, environment=None, overrides=None):
             "3: limits.upload: is 20 bytes per second; it must be at least 80kbit/s, such as 20Mbit/s",
         ),
         (
-            "role: bootstrap\ntext_limit: 5kB\n",
+            "role: bootstrap\nmax_data_bytes: 5kB\n",
             "2: max_data_bytes: is 5000 bytes; it must be at least 64KiB, such as 64MiB",
         ),
         ("role: bootstrap\nthreads: 2.5\n", "2: threads: is 2.5; expected a whole number"),
@@ -102,7 +102,7 @@ def problems(typed, text, environment=None, overrides=None):
             "2: drain_seconds: is 'soon'; expected a duration such as 30s, 500ms, 5min or 2h",
         ),
         (
-            "role: bootstrap\ntext_limit: 3 elephants\n",
+            "role: bootstrap\nmax_data_bytes: 3 elephants\n",
             "2: max_data_bytes: is '3 elephants'; expected a size such as 64MiB, 1.5GB or a number of bytes",
         ),
         (
@@ -231,11 +231,11 @@ def test_wrong_variables_and_settings_are_refused_by_their_own_name(typed):
 
 
 def test_paths_are_relative_to_the_file(typed, tmp_path):
-    config = typed("role: bootstrap\nstate: here\ntext: {books: ../books}\n")
+    config = typed("role: bootstrap\nstate: here\ndata_paths: {books: ../books}\n")
     assert config.state == tmp_path / "here"
     assert config.identity == tmp_path / "here" / "identity.key"
     assert config.data_paths == {"books": str(tmp_path / ".." / "books")}
-    elsewhere = typed("role: bootstrap\nstate: here\ntext: {books: 's3://bucket/books'}\n")
+    elsewhere = typed("role: bootstrap\nstate: here\ndata_paths: {books: 's3://bucket/books'}\n")
     assert elsewhere.data_paths == {"books": "s3://bucket/books"}, "a URL is no path"
 
 

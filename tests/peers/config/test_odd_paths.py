@@ -90,7 +90,7 @@ def test_what_lies_in_another_users_folder_is_said_to_be_closed(swarmnet, starte
     shut = f"{closed}/x: cannot be looked at: Permission denied"
     refused(swarmnet("join", closed / "x"), shut)
     refused(swarmnet("join", RUN, "--state", closed), f"{closed}/peer.yaml: cannot be looked at")
-    refused(swarmnet("me", closed / "x"), shut)
+    refused(swarmnet("credit", closed / "x"), shut)
     refused(swarmnet("report", closed / "x"), shut)
     refused(swarmnet("evaluate", "--eval-text", closed / "x"), shut)
     refused(swarmnet("export", "--hf", "model", "--eval-text", closed / "x"), shut)

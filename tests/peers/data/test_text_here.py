@@ -179,9 +179,9 @@ def test_a_run_file_names_its_text_and_never_a_place(tmp_path, path):
     with pytest.raises(ConfigError) as refused:
         load_manifest(file, PeerId("owner"), {})
     source, tokenizer = refused.value.problems
-    assert source.startswith(f"{file}:6: data.sources.0.path: {path!r} is a place on one machine")
+    assert source.startswith(f"{file}:7: data.sources.0.path: {path!r} is a place on one machine")
     assert source.endswith(f"data_paths: {{library: {path}}}")
-    assert tokenizer.startswith(f"{file}:7: data.tokenizer: ")
+    assert tokenizer.startswith(f"{file}:8: data.tokenizer: ")
 
 
 def test_a_machine_without_the_text_takes_any_stage_but_the_first(manifest, peer):
@@ -212,7 +212,9 @@ def test_a_stage_that_a_person_chose_is_held_or_fails_with_the_reason(manifest, 
     assert never_held(manifest, peer("stage: 0\n"), missing) == frozenset()
     whole = replace(manifest, stages=(sum(manifest.stages),))
     assert never_held(whole, peer(), missing) == frozenset(), "there is no other"
-    assert never_held(manifest, peer("stage: 1\nauto_rebalance: true\n"), missing) == {0}, "it would move there"
+    assert never_held(manifest, peer("stage: 1\nauto_rebalance: true\n"), missing) == {0}, (
+        "it would move there"
+    )
 
 
 def test_the_doctor_says_whether_the_text_is_here(manifest, peer):

@@ -141,7 +141,7 @@ def test_what_is_not_there_is_named_and_leaves_nothing(server, tmp_path):
 
 
 def test_more_than_the_runs_model_can_be_is_not_taken(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(start_fetch, "BESIDE_BYTES", -start_fetch._most_bytes(LLAMA) + (1 << 8) + (256 << 20))
+    monkeypatch.setattr(start_fetch, "BESIDE_BYTES", -start_fetch._max_bytes(LLAMA) + (1 << 8) + (256 << 20))
     with pytest.raises(StartError, match="larger than the run's model can be"):
         fetched(f"{server.url}/base", tmp_path / "here", RUN, said_nothing)
     assert list(tmp_path.iterdir()) == []
@@ -249,12 +249,12 @@ def swarmnet(*arguments: str) -> int:
 def test_publishing_fetches_what_a_url_leads_to_and_pins_it(says, server, model, tmp_path, capsys):
     run_file, url = tmp_path / "run.yaml", f"{server.url}/base"
     run_file.write_text(RUN_FILE.format(path=url if says == "run file" else "base", sha256=""))
-    option = [] if says == "run file" else ["--start", url]
+    option = [] if says == "run file" else ["--init-checkpoint", url]
     assert swarmnet("publish", str(run_file), "--key", str(tmp_path / "owner.key"), *option) == 0
     published = json.loads((tmp_path / "tuned.run.json").read_text())["manifest"]["init_checkpoint"]
     assert published["sha256"] == of_run(model).init_checkpoint.sha256
     assert published["digests"] == list(of_run(model).init_checkpoint.digests)
-    assert f"start={tmp_path / 'base'}" in capsys.readouterr().out
+    assert f"init_checkpoint={tmp_path / 'base'}" in capsys.readouterr().out
 
 
 def test_looking_at_a_run_file_fetches_nothing(server, tmp_path, capsys):
@@ -269,7 +269,7 @@ def test_a_model_with_another_hash_is_refused_with_code_2_and_nothing_is_written
     run_file = tmp_path / "run.yaml"
     run_file.write_text(RUN_FILE.format(path=f"{server.url}/base", sha256=f", sha256: {'ab' * 32}"))
     assert swarmnet("publish", str(run_file), "--key", str(tmp_path / "owner.key")) == 2
-    assert "start.sha256" in capsys.readouterr().err
+    assert "init_checkpoint.sha256" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [run_file]
 
 

@@ -138,7 +138,7 @@ def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
         ledger.drop("not_finite")
         worker.inference.outcomes["done"] += 1
         swarm.observers["a"].peak = 1e12
-        swarm.observers["a"].note()
+        swarm.observers["a"].log_event()
         await swarm.stop_watching()
         await swarm.close()
 

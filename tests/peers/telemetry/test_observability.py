@@ -149,7 +149,9 @@ def test_the_configuration_scrapes_every_ready_role_at_its_port():
     """A role without a target would have alerts that never fire, and look healthy."""
     jobs = YAML(typ="safe").load((SHIPPED / "prometheus.yml").read_text())["scrape_configs"]
     targets = {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
-    ready = [load(SHIPPED.parent / f"{name}.yaml") for name in ("bootstrap", "observer", "archivist", "worker")]
+    ready = [
+        load(SHIPPED.parent / f"{name}.yaml") for name in ("bootstrap", "observer", "archivist", "worker")
+    ]
     ports = {f"127.0.0.1:{config.metrics.address[1]}" for config in ready}
     assert targets == ports | {ready[1].observer.listen}
 

@@ -46,7 +46,7 @@ def test_activations_and_gradients_of_every_codec_just_fit(codec):
     assert limits[Act] == len(encoded) + 4 * manifest.microbatch_tokens == manifest.body_bytes
 
 
-NARROW = replace(TINY_MODEL, boundary=Boundary("anchored", width=30, after=(1, 2)))
+NARROW = replace(TINY_MODEL, boundary=Boundary("token-anchored", width=30, after=(1, 2)))
 """Hardly narrower: so that a visitor's hidden states and tokens are longer than an open boundary's."""
 
 

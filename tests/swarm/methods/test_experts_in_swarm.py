@@ -21,7 +21,9 @@ EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 
 @pytest.mark.parametrize("exchange", ["all-gather", "sharded-reduce"])
 def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(exchange):
-    swarm = Watched(expert_manifest(exchange, num_experts=4, top_k=2, groups=2, merge_rounds=5, merge_nearest=2))
+    swarm = Watched(
+        expert_manifest(exchange, num_experts=4, top_k=2, groups=2, merge_rounds=5, merge_nearest=2)
+    )
 
     gone = set()
 
@@ -64,7 +66,7 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
     assert sum(losses[:20]) / 20 > 5.2
     assert sum(losses[-20:]) / 20 < 4.6
     for name in ("a", "g"):
-        assert "expert_load_imbalance" in moved(swarm.metrics[name])
+        assert "expert_load_imbalance_ratio" in moved(swarm.metrics[name])
     said = claims_of(swarm.members["e"].worker)
     assert said.experts_group == swarm.of("experts_reassigned", "e")[-1].fields["group"]
     assert max(said.experts_trained) == said.settled

@@ -173,9 +173,9 @@ def test_fewer_microbatches_fit_in_less_memory_and_one_always_does():
 
 @pytest.mark.parametrize(
     "features",
-    [{}, {"qk_norm": True}, {"boundary": Boundary("anchored", 16, (1,))},
-     {"boundary": Boundary("shared", 16, (1,))},
-     {"qk_norm": True, "boundary": Boundary("anchored", 16, (1,))},
+    [{}, {"qk_norm": True}, {"boundary": Boundary("token-anchored", 16, (1,))},
+     {"boundary": Boundary("shared-subspace", 16, (1,))},
+     {"qk_norm": True, "boundary": Boundary("token-anchored", 16, (1,))},
      {"qk_norm": True, "experts": Experts(num_experts=4, top_k=2)}],
     ids=["plain", "QK-norm", "anchored", "shared", "anchored QK-norm", "experts"],
 )  # fmt: skip

@@ -96,7 +96,7 @@ def test_a_run_that_trains_factors_answers_with_them_and_what_is_frozen():
         assert text == local_text(holders, talk, b"def f", 12)
 
     start = Start("model", "ab" * 32, "", ("cd" * 32,) * 3)
-    play(story, tiny_manifest(model=replace(TINY_MODEL, lora=Lora(rank=2)), start=start))
+    play(story, tiny_manifest(model=replace(TINY_MODEL, lora=Lora(rank=2)), init_checkpoint=start))
 
 
 def test_a_text_comes_token_by_token():

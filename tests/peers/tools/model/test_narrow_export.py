@@ -112,7 +112,7 @@ def test_a_folder_without_its_boundaries_is_refused(name, tmp_path):
     ("key", "value", "said"),
     [
         ("seed", 8, "not the one that swarmnet_boundary draws"),
-        ("form", "open", "boundaries of form 'open'"),
+        ("kind", "full", "boundaries of kind 'full'"),
         ("after", [1, 5], "stands between two of 3 layers"),
         ("after", "many", "is not of an exported model"),
         ("width", 64, "must lie between 1 and model.hidden_size"),

@@ -75,16 +75,18 @@ def test_what_is_published_names_the_model_and_every_stage_and_how_to_begin(owne
 def test_a_model_elsewhere_is_named_by_an_option_and_the_right_hash_passes(owner):
     swarmnet = owner()
     Path("model").rename("elsewhere")
-    refused(swarmnet, "start.path: model is not beside the run file", "--start DIR")
-    assert swarmnet("publish", "tiny.yaml", "--start", "elsewhere", "--out", "first.json")[0] == 0
+    refused(swarmnet, "init_checkpoint.path: model is not beside the run file", "--init-checkpoint DIR")
+    assert swarmnet("publish", "tiny.yaml", "--init-checkpoint", "elsewhere", "--out", "first.json")[0] == 0
     sha256 = load_signed(Path("first.json")).manifest.init_checkpoint.sha256
     Path("tiny.yaml").write_text(RUN.replace("path: model", f"path: model, sha256: {sha256}"))
-    assert swarmnet("config", "check", "tiny.yaml", "--start", "elsewhere")[0] == 0
+    assert swarmnet("config", "check", "tiny.yaml", "--init-checkpoint", "elsewhere")[0] == 0
 
 
 def test_a_wrong_hash_is_refused_with_the_right_one(owner):
     swarmnet = owner(RUN.replace("path: model", f"path: model, sha256: {'ab' * 32}"))
-    refused(swarmnet, "is not the model that start.sha256 names", "sha256sum config.json *.safetensors")
+    refused(
+        swarmnet, "is not the model that init_checkpoint.sha256 names", "sha256sum config.json *.safetensors"
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,8 @@ def test_a_wrong_hash_is_refused_with_the_right_one(owner):
     [
         ({"architectures": ["MistralForCausalLM"]}, ["architectures", "MistralForCausalLM"]),
         ({"tie_word_embeddings": True}, ["tie_word_embeddings: true"]),
-        ({"vocab_size": 512}, ["vocab_size: 512", "vocab_size: 256", "vocab_size: 512"]),
-        ({"hidden_size": 64}, ["hidden_size: 32", "hidden_size: 64"]),
+        ({"vocab_size": 512}, ["vocab_size: 512", "has 256", "write 512"]),
+        ({"hidden_size": 64}, ["hidden_size: 64", "has 32", "write 64"]),
     ],
 )
 def test_another_model_than_the_run_files_is_refused(owner, config, words):
@@ -131,7 +133,7 @@ def test_weights_that_do_not_fit_are_refused(owner, name, tensor, said):
             {"init_checkpoint: {path: model}": "init_checkpoint: {sha256: " + "ab" * 32 + "}"},
             ["say nothing without a path"],
         ),
-        ({"init_checkpoint: {path: model}": ""}, ["--start"]),
+        ({"init_checkpoint: {path: model}": ""}, ["--init-checkpoint"]),
         (
             {"init_checkpoint: {path: model}": "", "hidden_size: 32": "hidden_size: 32\n  lora: {rank: 4}"},
             ["model.lora: needs a start"],
@@ -152,7 +154,7 @@ def test_a_run_file_that_contradicts_itself_is_refused(owner, changes, words):
     run = RUN
     for old, new in changes.items():
         run = run.replace(old, new)
-    options = ["--start", "model"] if words == ["--start"] else []
+    options = ["--init-checkpoint", "model"] if words == ["--init-checkpoint"] else []
     refused(owner(run), *words, options=options)
 
 
