@@ -46,13 +46,13 @@ class Process:
     joined: Callable[[], str] = str
     """Called when some bootstrap has answered; what to say of it, if anything."""
 
-    def say(self, topic: Topic, text: str) -> None:
+    def notify(self, topic: Topic, text: str) -> None:
         """One line for people, and the event log."""
         self.tell(Remark(text, topic))
 
     def tell(self, said: Said) -> None:
         """The same, with fields."""
-        self.report.say(said.name, level="info", **said.fields)
+        self.report.notify(said.name, level="info", **said.fields)
         self.log.record(said)
 
     def known_as(self, run: str, device: str = "none") -> None:
@@ -86,9 +86,9 @@ class Network:
         bootstraps = process.config.bootstrap
         if bootstraps:
             nearby = self.lan.found if self.lan is not None else tuple
-            await join_directory(self.directory, bootstraps, self.cache, process.say, nearby)
+            await join_directory(self.directory, bootstraps, self.cache, process.notify, nearby)
             if line := process.joined():
-                process.say("kept", line)
+                process.notify("kept", line)
             return
         near: list[str] = []
         if self.lan is not None and await self.lan.anybody(NEIGHBOURS_SECONDS):
@@ -99,11 +99,11 @@ class Network:
         try:
             await self.directory.bootstrap(known, ANSWER_SECONDS)
         except Unreachable as error:
-            process.say("unreachable", f"{error}; goes on alone")
+            process.notify("unreachable", f"{error}; goes on alone")
         else:
             counts = {"on the local network": len(near), "remembered": len(known) - len(near)}
             through = " and ".join(f"{count} addresses {which}" for which, count in counts.items() if count)
-            process.say("joined", f"joined the swarm through {through}")
+            process.notify("joined", f"joined the swarm through {through}")
 
 
 class Role(ABC):

@@ -7,7 +7,7 @@ MAX_DOUBLINGS = 30
 hours after a peer began to fail every ten seconds."""
 
 
-def doubled(first_seconds: float, times: int, longest_seconds: float) -> float:
+def doubled(first_seconds: float, times: int, max_seconds: float) -> float:
     """Return the pause in seconds after `times` earlier pauses. It begins with `first_seconds`, doubles each
-    time, and is at most `longest_seconds`."""
-    return min(longest_seconds, first_seconds * 2.0 ** min(times, MAX_DOUBLINGS))
+    time, and is at most `max_seconds`."""
+    return min(max_seconds, first_seconds * 2.0 ** min(times, MAX_DOUBLINGS))

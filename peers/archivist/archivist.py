@@ -19,7 +19,7 @@ from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotServi
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import events as noted
 from peers.telemetry.console import counted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
@@ -85,15 +85,15 @@ class Archivist:
         identity: Identity,
         book: OrderBook,
         circle: ArchivistLinks,
-        note: noted.Note,
-        say: Say,
+        log_event: noted.LogEvent,
+        notify: Notify,
     ) -> None:
         self.archive = archive
         self.policy = policy
         self.book = book
         self.circle = circle
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
         self.manifest = book.signed.manifest
         self.contributions = Contributions()
         self.signed: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Archivist:
             self._layouts[stage] = state_layout(self.manifest, stage)
             around = Surroundings(circle, stage)
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
-            path = SnapshotService(snapshots, around, self._layouts[stage].size * 4, note, say)
+            path = SnapshotService(snapshots, around, self._layouts[stage].size * 4, log_event, notify)
             path.signed = around.roots
             path.start = start_digest(self.manifest, stage)
             circle.states[stage] = (around, path)
@@ -124,7 +124,9 @@ class Archivist:
             try:
                 self.book.take(held)
             except WireError as error:
-                self.say("order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}")
+                self.notify(
+                    "order_unusable", f"{self.archive.store.url}: the order in it is refused: {error}"
+                )
         for one in await asyncio.to_thread(self.archive.contributors):
             self._remember(one)
 
@@ -150,13 +152,13 @@ class Archivist:
         try:
             await self.write_facts()
         except UserError as error:
-            self.say("archive", str(error))
+            self.notify("archive", str(error))
 
     def _failed(self, stage: int, error: Failure) -> None:
         code = code_of(error)
         self.failures[stage, code] += 1
-        self.note(noted.ArchivingFailed(stage=stage, code=code, reason=str(error)))
-        self.say("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
+        self.log_event(noted.ArchivingFailed(stage=stage, code=code, reason=str(error)))
+        self.notify("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def fetch_stage(self, stage: int) -> None:
         """Archive the newest snapshot that the stage's peers offer. Raises a `Failure`."""
@@ -181,21 +183,21 @@ class Archivist:
         now = self.circle.directory.now()
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
         self.signed.update(entry.signers)
-        self.note(noted.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed)))
+        self.log_event(noted.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed)))
         text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
-        self.say("archived", f"{text}, in {self.archive.store.url}")
+        self.notify("archived", f"{text}, in {self.archive.store.url}")
         await self._prune()
 
     async def _prune(self) -> None:
         """Delete what the policy does not keep. Errors of the store are only reported: the new checkpoint is
         stored."""
-        interval = self.manifest.rounds.snapshot_rounds
+        interval = self.manifest.rounds.snapshot_interval
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:
             for gone in await asyncio.to_thread(prune):
-                self.note(noted.Pruned(stage=gone.stage, round=gone.round))
+                self.log_event(noted.Pruned(stage=gone.stage, round=gone.round))
         except UserError as error:
-            self.say("archive", str(error))
+            self.notify("archive", str(error))
 
     def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
         """Write a checkpoint to the archive and read it back. Raises NotArchived if that fails."""

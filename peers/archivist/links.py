@@ -78,7 +78,7 @@ class Surroundings:
         return self.circle.post(peer, message, body)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.circle.note(noted.Refused(peer=peer, code=code, reason=reason))
+        self.circle.log_event(noted.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """Return the (round, digest) pairs that each peer has signed."""
@@ -100,7 +100,7 @@ class Surroundings:
         self.told = peers
         self.statements = {peer: held for peer, held in self.statements.items() if peer in peers}
 
-    def hear(self, message: Statements) -> None:
+    def receive(self, message: Statements) -> None:
         """Keep the newest statements of each signer. A signer of rounds far ahead displaces only its own.
         Raises WireError for an invalid statement."""
         for data in message.statements:
@@ -124,7 +124,7 @@ class ArchivistLinks:
         directory: Directory,
         invite: bytes,
         chance: Random,
-        note: noted.Note,
+        log_event: noted.LogEvent,
         serving: Serving,
     ) -> None:
         self.book = book
@@ -133,8 +133,8 @@ class ArchivistLinks:
         self.directory = directory
         self.invite = invite
         self.chance = chance
-        self.note = note
-        self.clock = Clock(lambda seconds: note(noted.StoodStill(seconds=round(seconds, 3))))
+        self.log_event = log_event
+        self.clock = Clock(lambda seconds: log_event(noted.ProcessStalled(seconds=round(seconds, 3))))
         self.states: dict[int, tuple[Surroundings, SnapshotService]] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
@@ -193,7 +193,7 @@ class ArchivistLinks:
             self._met.add(peer)
             link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
         except WireError as error:
-            self.note(noted.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
+            self.log_event(noted.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
         known = PeerInfo(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
@@ -241,17 +241,19 @@ class ArchivistLinks:
         elif stage is None:
             return  # The archivist asks nothing of such a peer.
         elif isinstance(message, Statements):
-            self.states[stage][0].hear(message)
+            self.states[stage][0].receive(message)
         elif isinstance(message, STATE_MESSAGES):
             if not isinstance(message, State) or message.stage == stage:
                 self.states[stage][1].message(peer, message, body)
         elif isinstance(message, Refuse):
-            self.note(noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200]))
+            self.log_event(
+                noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
+            )
             self._drop(peer)
 
     def _handle_request(self, peer: PeerId, message: GetState | GetChunk) -> None:
         stage = self.serving.stage_of(peer)
-        if stage is None or not self.serving.asked(peer, message):
+        if stage is None or not self.serving.on_request(peer, message):
             return
         if isinstance(message, GetState):
             self.serving.post(peer, self.serving.statements(peer))
@@ -265,5 +267,5 @@ class ArchivistLinks:
             self._drop(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.note(noted.Refused(peer=peer, code=code, reason=reason))
+        self.log_event(noted.Refused(peer=peer, code=code, reason=reason))
         self._drop(peer)

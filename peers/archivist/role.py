@@ -44,20 +44,20 @@ class ArchivistRole(Role):
         """Run until cancelled. Raises UserError if the run's owner excludes this peer, now or later."""
         process, config, directory = self.process, self.process.config, network.directory
         assert config.run is not None, "checked by PeerFile"
-        say = partial(process.say, "archive")
+        notify = partial(process.notify, "archive")
         opening = partial(asyncio.to_thread, open_store, config.archive)
-        store = await until_reached(opening, StoreUnreachable, say)
+        store = await until_reached(opening, StoreUnreachable, notify)
         archive = Archive(store)
         await network.join(process)
-        signed = await find_manifest(config.run, directory, config.state / "run.json", process.say)
+        signed = await find_manifest(config.run, directory, config.state / "run.json", process.notify)
         process.known_as(signed.run_id)
-        model = await model_here(config.start, signed.manifest, process.say)
-        if model is not None and signed.manifest.start.path:
+        model = await model_here(config.init_checkpoint, signed.manifest, process.notify)
+        if model is not None and signed.manifest.init_checkpoint.path:
             await asyncio.to_thread(open_model, model, signed.manifest)
-        note = process.log.record
-        book = OrderBook(signed, config.state / "order.bin", note, process.say)
+        log_event = process.log.record
+        book = OrderBook(signed, config.state / "order.bin", log_event, process.notify)
         presence = RecordAnnouncer(
-            signed, process.identity, network.transport, directory, version("swarmnet"), note,
+            signed, process.identity, network.transport, directory, version("swarmnet"), log_event,
             process.own_start,
         )  # fmt: skip
         claims = Claims("serving", plain_name(config.name), "archivist")
@@ -71,21 +71,26 @@ class ArchivistRole(Role):
         me = process.identity.peer_id
         shown = prove_invite(config.invite_bytes, signed.run_id, me)
         gatekeeper = Gatekeeper(book, shown, directory.now)
-        await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, note)
-        serving = Serving(archive, signed, network.transport, gatekeeper, record, note, model)
-        circle = ArchivistLinks(book, network.transport, directory, shown, Random(), note, serving)
+        await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, log_event)
+        serving = Serving(archive, signed, network.transport, gatekeeper, record, log_event, model)
+        circle = ArchivistLinks(book, network.transport, directory, shown, Random(), log_event, serving)
         rules = config.archiving
         archivist = Archivist(
-            archive, Policy(rules.seconds, rules.newest, rules.every), process.identity, book, circle, note,
-            process.say,
-        )  # fmt: skip
+            archive,
+            Policy(rules.seconds, rules.newest, rules.every),
+            process.identity,
+            book,
+            circle,
+            log_event,
+            process.notify,
+        )
         circle.listen()
         try:
-            await until_reached(archivist.open, StoreUnreachable, say)
-            process.say("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
+            await until_reached(archivist.open, StoreUnreachable, notify)
+            process.notify("archive", f"archives the run {signed.manifest.name} in {archive.store.url}")
             await until_one_ends(
                 archivist=archivist.run(),
-                orders=keep_forever(book, directory, note),
+                orders=keep_forever(book, directory, log_event),
                 excluded=until_excluded(book, gatekeeper, me),
                 announce=presence.announce_forever(NO_STAGE, record),
                 status=self._show(archivist),

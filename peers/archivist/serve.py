@@ -79,18 +79,18 @@ class Serving:
         transport: Transport,
         admission: Admission,
         record: Callable[[], bytes],
-        note: noted.Note,
+        log_event: noted.LogEvent,
         model: Path | None = None,
     ) -> None:
         """Create the service. `record` returns the archivist's own signed record; `model` is the folder of
         the initial model."""
-        self.model = model if signed.manifest.start.path else None
+        self.model = model if signed.manifest.init_checkpoint.path else None
         self.archive = archive
         self.signed = signed
         self.transport = transport
         self.admission = admission
         self.record = record
-        self.note = note
+        self.log_event = log_event
         self.snapshots: dict[int, tuple[Snapshots, Layout]] = {}
         """Snapshots and layout by stage."""
         self.served_bytes: Counter[int] = Counter()
@@ -161,7 +161,7 @@ class Serving:
             await link.drained(0, OPEN_SECONDS)
             link.close()
         except WireError as error:
-            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
     async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
         """Send `Hello` to a newcomer, and start to serve it."""
@@ -169,7 +169,7 @@ class Serving:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
         except WireError as error:
-            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         self._forget(peer)
         self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
@@ -201,7 +201,7 @@ class Serving:
             link.post(Bye("idle"))
             await link.drained(0, BEAT_SECONDS)
         except WireError as error:
-            self.note(noted.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
+            self.log_event(noted.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
         link.close()
 
     def _forget(self, peer: PeerId, close: bool = True) -> None:
@@ -228,12 +228,12 @@ class Serving:
         try:
             newcomer.link.post(message, body)
         except WireError as error:
-            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         if isinstance(message, Chunk):
             self.served_bytes[newcomer.stage] += len(body)
 
-    def asked(self, peer: PeerId, message: GetState | GetChunk) -> bool:
+    def on_request(self, peer: PeerId, message: GetState | GetChunk) -> bool:
         """Handle a request of a newcomer. Returns True if it can be answered now. If not, or if the archive
         has newer weights than those in memory, they are loaded, and the newcomer asks again."""
         newcomer = self._newcomers[peer]
@@ -274,7 +274,7 @@ class Serving:
                 try:
                     weights, signed = await asyncio.to_thread(self._read, entry, layout)
                 except UserError as error:
-                    self.note(noted.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
+                    self.log_event(noted.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
                     continue
                 self._statements[stage] = signed
                 await asyncio.to_thread(snapshots.hold, weights)
@@ -290,7 +290,7 @@ class Serving:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
             await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
         except UserError as error:
-            self.note(noted.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
+            self.log_event(noted.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:
             self._loading.discard(stage)
             self._free_unused(stage)

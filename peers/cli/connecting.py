@@ -21,7 +21,7 @@ NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
 """What a person can mend."""
 
 
-def say(_event: str, text: str) -> None:
+def notify(_event: str, text: str) -> None:
     """Progress and trouble go to standard error, so that the text can be piped."""
     typer.echo(shown(text, sys.stderr), err=True)
 

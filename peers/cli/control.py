@@ -61,7 +61,7 @@ def leave(where: Where = None) -> None:
     typer.echo("has left")
 
 
-def me(
+def credit(
     where: Where = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
@@ -69,8 +69,8 @@ def me(
     from peers.telemetry.console import shown
     from peers.tools.credit import from_disk, lines  # torch, by way of the receipts
 
-    state = state_of(where, "me", at_rest=True)
-    found = ask(state, {"do": "me"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
+    state = state_of(where, "credit", at_rest=True)
+    found = ask(state, {"do": "credit"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
     text = json.dumps(found, indent=1) if as_json else "\n".join(lines(found))
     typer.echo(shown(text, sys.stdout))  # The run's name is its owner's.
 

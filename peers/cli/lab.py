@@ -14,7 +14,12 @@ import typer
 from peers.config.atomic_files import require_free, write_atomically
 from peers.config.compute_file import DeviceName
 from peers.errors import UserError
-from swarmnet.model.computing.choices import Computing, DtypeName, MomentsPlace, Recompute
+from swarmnet.model.computing.choices import (
+    ActivationCheckpointing,
+    Computing,
+    DtypeName,
+    OptimizerStateDevice,
+)
 from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import MethodName
 
@@ -51,10 +56,14 @@ def memory(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
     stage: Annotated[int, typer.Option(min=0, help="Which of its stages.")] = 0,
     dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
-    recompute: Annotated[Recompute, typer.Option(help="As compute.recompute.")] = "none",
+    activation_checkpointing: Annotated[
+        ActivationCheckpointing, typer.Option(help="As compute.activation_checkpointing.")
+    ] = "none",
     devices: Annotated[int, typer.Option(min=1, max=64, help="As compute.devices, on the processor.")] = 1,
     device: Annotated[DeviceName, typer.Option(help="As in a peer file; of a GPU, its memory.")] = "cpu",
-    moments: Annotated[MomentsPlace, typer.Option(help="As compute.moments.")] = "device",
+    optimizer_state: Annotated[
+        OptimizerStateDevice, typer.Option(help="As compute.optimizer_state.")
+    ] = "device",
 ) -> None:
     """Bytes per parameter that a stage takes in this machine's memory, beside what peers say before."""
     from peers.compute.stage_part import device_of
@@ -65,7 +74,7 @@ def memory(
     manifest = load_manifest(run_file, PeerId(""), {})
     if stage >= len(manifest.stages):
         raise UserError(f"--stage {stage}: {run_file} has stages 0 to {len(manifest.stages) - 1}")
-    computing = Computing(dtype, recompute, moments=moments)
+    computing = Computing(dtype, activation_checkpointing, optimizer_state=optimizer_state)
     if devices > 1:
         typer.echo(render_devices(bench_devices(manifest, stage, devices, computing)))
     else:
@@ -164,7 +173,7 @@ def learning(
         float, typer.Option(min=0, max=1, help="Share of contributions that come after their round's end.")
     ] = 0.0,
     rate: Annotated[float | None, typer.Option(min=0, help="Of every method, instead of a search.")] = None,
-    own_steps: Annotated[
+    local_steps: Annotated[
         int,
         typer.Option(
             "--steps", min=0, help="That a peer takes in a round, where it takes any. [default: the method's]"
@@ -193,7 +202,7 @@ def learning(
         report = _learned(
             BenchConfig(
                 run_file, method or (), tokens, seeds, peers, delay, folder, eval_text, tokenizer,
-                away, late, rate, own_steps, device_of(device), jobs,
+                away, late, rate, local_steps, device_of(device), jobs,
             )
         )  # fmt: skip
         (folder / "report.json").write_text(as_json(report))

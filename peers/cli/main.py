@@ -105,7 +105,7 @@ def application() -> typer.Typer:
         "pause": control.pause,
         "resume": control.resume,
         "leave": control.leave,
-        "me": control.me,
+        "credit": control.credit,
         "top": top.top,
         "demo": run.demo,
         "doctor": doctor.doctor,

@@ -21,7 +21,7 @@ def tokenizer(
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Files or folders of text.")],
     vocabulary: Annotated[int, typer.Option(min=257, max=1 << 20, help="Most tokens.")] = 8192,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write.")] = Path("tokenizer.json"),
-    end_of_text: Annotated[
+    eos_token: Annotated[
         str, typer.Option(metavar="TOKEN", help="Stands between two documents.")
     ] = "<|endoftext|>",
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it is there.")] = False,
@@ -42,7 +42,7 @@ def tokenizer(
     )
     with as_user_errors(TextError):
         text = text_at(texts)
-        made, tokens = train_tokenizer(text, vocabulary, end_of_text, progress)
+        made, tokens = train_tokenizer(text, vocabulary, eos_token, progress)
     write_atomically(out, made)
     for warning in text.reading.warnings():
         warn(warning)
@@ -50,8 +50,8 @@ def tokenizer(
     typer.echo(f"wrote  {out}: {tokens:,} tokens")
     if tokens < vocabulary:
         typer.echo(f"       fewer than {vocabulary:,}: the text holds no more pairs that come twice")
-    typer.echo(f"run    model: {{vocabulary: {tokens}}}")
-    typer.echo(f"       data: {{tokenizer: {out.name}, end_of_text: '{end_of_text}'}}")
+    typer.echo(f"run    model: {{vocab_size: {tokens}}}")
+    typer.echo(f"       data: {{tokenizer: {out.name}, eos_token: '{eos_token}'}}")
 
 
 def index(
@@ -84,7 +84,7 @@ def index(
     typer.echo(f"read   {sum(file.bytes for file in files):,} bytes in {len(files):,} files")
     typer.echo(f"wrote  {out}: hand it out with them")
     name = folder.resolve().name
-    typer.echo(f"run    data: {{order: epochs, sources: [{{name: {name}, path: {name},")
+    typer.echo(f"run    data: {{sampling: epoch, sources: [{{name: {name}, path: {name},")
     typer.echo(f"         index: {hashlib.sha256(made).hexdigest()}}}]}}")
 
 

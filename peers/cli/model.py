@@ -115,11 +115,11 @@ def _write_export(
         text = _text_for_card(manifest, eval_text, score)
         weights = model.whole()
         file = tokenizer_file(manifest.data, tokenizer_path)
-        tokenizer = open_tokenizer(file, shape.vocabulary, manifest.data.end_of_text)
+        tokenizer = open_tokenizer(file, shape.vocab_size, manifest.data.eos_token)
         ending = tokenizer.end.token
-        end = (manifest.data.end_of_text, ending) if ending is not None else None
+        end = (manifest.data.eos_token, ending) if ending is not None else None
         known = facts(source, manifest)
-        window = manifest.data.sequence_tokens
+        window = manifest.data.seq_len
         scored = score_weights(weights, shape, text, tokenizer, window=window) if text is not None else None
         unchecked = hf_parity.missing()
 

@@ -130,23 +130,23 @@ def order_as_planned(
     planned: Callable[[Reached], Awaitable[Callable[[Order], Order]]],
 ) -> None:  # fmt: skip
     """Give an order that depends on what is found of the run."""
-    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.give_order import check_owner, give, newest
     from protocols.errors import WireError
-    from swarmnet.run.owner_orders import told
+    from swarmnet.run.owner_orders import describe_changes
 
     path, identity = _owner(key)
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
 
     async def whole() -> None:
-        async with reaching(run, bootstraps, cache, say) as found:
+        async with reaching(run, bootstraps, cache, notify) as found:
             check_owner(found.signed, identity, path)
             kept = _states() / "orders" / f"{found.signed.run_id[:16]}.bin"
             change = await planned(found)
-            given = await give(found, identity, await newest(found, kept, say), change)
-        for line in told(given.before, given.order.order):
+            given = await give(found, identity, await newest(found, kept, notify), change)
+        for line in describe_changes(given.before, given.order.order):
             _echo(f"order  {line}")
         keeps = "keeps" if given.stored else "does not keep"
         typer.echo(f"told   {given.told} peers; the directory {keeps} it")
@@ -161,7 +161,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     """What the run's owner has ordered: pause, bans, withdrawn documents, revoked invites."""
     from dataclasses import asdict
 
-    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.give_order import newest
     from protocols.errors import WireError
@@ -170,8 +170,8 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     cache = ways_in(run, bootstraps)
 
     async def whole() -> Order:
-        async with reaching(run, bootstraps, cache, say) as found:
-            return (await newest(found, None, say)).public
+        async with reaching(run, bootstraps, cache, notify) as found:
+            return (await newest(found, None, notify)).public
 
     with as_user_errors(*NOT_REACHED, WireError):
         order = asyncio.run(whole())
@@ -230,7 +230,7 @@ def registry_list(
     """Runs that want to be found."""
     from random import Random
 
-    from peers.cli.connecting import NOT_REACHED, check_bootstraps, say
+    from peers.cli.connecting import NOT_REACHED, check_bootstraps, notify
     from peers.network.discovery.bootstrap import PeerCache
     from peers.network.discovery.visitor_session import entering
     from peers.tools.owner.registry import runs
@@ -241,7 +241,10 @@ def registry_list(
     check_bootstraps(bootstrap)
 
     async def whole() -> tuple[list[SignedManifest], int]:
-        async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), say) as (_, directory):
+        async with entering(bootstrap, PeerCache(_states() / "registry-peers.json"), notify) as (
+            _,
+            directory,
+        ):
             return await runs(directory, limit, Random())
 
     with as_user_errors(*NOT_REACHED, WireError):
@@ -261,7 +264,7 @@ def registry_list(
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     """One run's manifest, as published: checked, readable JSON."""
-    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.config.run_file import published_text
     from peers.network.discovery.visitor_session import reaching
 
@@ -269,7 +272,7 @@ def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
     cache = ways_in(run, bootstraps)
 
     async def whole() -> str:
-        async with reaching(run, bootstraps, cache, say) as found:
+        async with reaching(run, bootstraps, cache, notify) as found:
             return published_text(found.signed)
 
     with as_user_errors(*NOT_REACHED):
@@ -319,7 +322,7 @@ def report(
 
 
 def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
-    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.run_facts import from_directory
     from protocols.errors import WireError
@@ -327,7 +330,7 @@ def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
     cache = ways_in(run, bootstraps)
 
     async def whole() -> Facts:
-        async with reaching(run, bootstraps, cache, say) as found:
+        async with reaching(run, bootstraps, cache, notify) as found:
             try:
                 return await from_directory(found.signed, found.directory)
             except WireError as error:

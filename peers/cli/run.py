@@ -144,7 +144,7 @@ def publish(
     if text:
         typer.echo("text   whoever may hold the first stage says where their copy is, as `first` does")
     if begin:
-        typer.echo(f"model  {signed.manifest.start.sha256}")
+        typer.echo(f"model  {signed.manifest.init_checkpoint.sha256}")
         typer.echo("start  one peer of each stage or an archivist says where the model is, as `first` does")
 
 
@@ -173,7 +173,7 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
     method: Annotated[
         MethodName | None,
-        typer.Option(help="How its peers learn together. [default: demo-votes; with --experts local-steps]"),
+        typer.Option(help="How its peers learn together. [default: demo-sign; with --experts local-steps]"),
     ] = None,
     sharded: Annotated[
         bool,
@@ -192,7 +192,7 @@ def demo(
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
-    method = method or ("local-steps" if experts else "demo-votes")
+    method = method or ("local-steps" if experts else "demo-sign")
     if experts and method not in PRESETS:
         raise UserError("--experts: goes with a --method whose peers step by themselves, as local-steps")
     if sharded and method not in PRESETS:

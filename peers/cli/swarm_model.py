@@ -15,7 +15,7 @@ from typing import TypedDict
 
 import typer
 
-from peers.cli.connecting import NOT_REACHED, say, ways_in
+from peers.cli.connecting import NOT_REACHED, notify, ways_in
 from peers.data.documents import TextError
 from peers.errors import as_user_errors
 from peers.telemetry.beside import Beside
@@ -23,7 +23,7 @@ from peers.tools.model.evaluate import Score
 from peers.tools.model.generate import Readable, harmless
 from peers.tools.model.run_checkpoints import fetch_checkpoints
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, score, stream, told, visiting
+from peers.tools.model.swarm_session import Progress, caveats, score, stream, visiting
 from protocols.daemon.temporary import prefix
 from protocols.errors import Malformed
 from protocols.signed.invites import invite_bytes
@@ -55,7 +55,7 @@ def fetched(run: str, bootstraps: Sequence[str], invite: str | None) -> Iterator
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
     with tempfile.TemporaryDirectory(prefix=prefix("export")) as folder:
         with as_user_errors(*EXPECTED):
-            asyncio.run(fetch_checkpoints(run, bootstraps, cache, say, Path(folder), shown))
+            asyncio.run(fetch_checkpoints(run, bootstraps, cache, notify, Path(folder), shown))
         yield Path(folder)
 
 
@@ -72,20 +72,20 @@ def generate(
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
     out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
-    say = out.say
+    notify = out.notify
 
     async def whole() -> None:
-        async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
+        async with visiting(run, bootstraps, cache, notify, invite=shown, tokenizer=tokenizer) as client:
             began = perf_counter()
             if len(prompts) == 1:
                 talks = [await _one(client, prompts[0], tokens, style, out)]
             else:
                 talks = await _several(client, prompts, tokens, style)
             seconds, count = perf_counter() - began, tokens * len(prompts)
-            for line in dict.fromkeys(line for talk in talks for line in told(talk)):
-                say("told", line)
+            for line in dict.fromkeys(line for talk in talks for line in caveats(talk)):
+                notify("told", line)
             per_token = (client.sent_bytes + client.received_bytes) / count
-            say("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this line")
+            notify("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this line")
 
     with as_user_errors(*EXPECTED):
         asyncio.run(whole())
@@ -131,9 +131,9 @@ def evaluate(
     progress, talk = Progress(), Conversation()
 
     async def whole() -> Score:
-        async with visiting(run, bootstraps, cache, say, invite=shown, tokenizer=tokenizer) as client:
+        async with visiting(run, bootstraps, cache, notify, invite=shown, tokenizer=tokenizer) as client:
             found(client.manifest.data.is_library_alone)
-            telling = asyncio.create_task(_tell(progress))
+            telling = asyncio.create_task(_show_progress(progress))
             try:
                 return await score(client, text, conversation=talk, progress=progress)
             finally:
@@ -148,19 +148,19 @@ def evaluate(
 
     with as_user_errors(*EXPECTED):
         scored = asyncio.run(until_told_to_stop())
-    for line in told(talk) if talk.rounds else ():
-        say("told", line)
+    for line in caveats(talk) if talk.rounds else ():
+        notify("told", line)
     if scored is None:
         typer.echo(f"stopped after {progress.line()}")
         raise typer.Exit(STOPPED)
     return scored
 
 
-async def _tell(progress: Progress) -> None:
+async def _show_progress(progress: Progress) -> None:
     """How far it is, for as long as it takes."""
     before = 0
     while True:
         await asyncio.sleep(TELL_SECONDS)
         if progress.done != before:
             before = progress.done
-            say("progress", progress.line())
+            notify("progress", progress.line())

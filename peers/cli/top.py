@@ -42,7 +42,7 @@ def top(
 def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
     from rich.console import Console
 
-    from peers.cli.connecting import NOT_REACHED, say, ways_in
+    from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.top.live import swarm
     from protocols.errors import WireError
@@ -51,7 +51,7 @@ def _swarm(console: object, run: str, bootstraps: Sequence[str]) -> None:
     cache = ways_in(run, bootstraps)
 
     async def whole() -> None:
-        async with reaching(run, bootstraps, cache, say) as found:
+        async with reaching(run, bootstraps, cache, notify) as found:
             await swarm(console, found)
 
     with as_user_errors(*NOT_REACHED, WireError):

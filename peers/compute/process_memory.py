@@ -32,13 +32,13 @@ async def let_go(of: Callable[[], object | None]) -> int:
     for _ in range(MAX_LOOKS):
         await asyncio.sleep(LET_GO_SECONDS)
         gone = of() is None
-        give_back()
+        release_memory()
         if gone:
             break
     return resident_bytes()
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Collect cyclic garbage, and return free memory to the system and the GPU's driver. glibc keeps freed
     memory. Without the trim a peer of 25 M parameters that dropped everything still held most of it
     (docs/volunteer.md)."""

@@ -84,7 +84,7 @@ class Holds(Protocol):
 
     def apply(self, round: int) -> None: ...
 
-    def concord(self, round: int, me: PeerId) -> VoteAgreement | None: ...
+    def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None: ...
 
     def settle(self, round: int, hashed: bool = True) -> bytes: ...
 
@@ -149,8 +149,8 @@ def real_part(
     method = method_of(manifest, layout, device)
     own = method.own
     computing = replace(computing, uses_each=own is not None and own.tokens <= manifest.microbatch_tokens)
-    if own is not None and computing.moments == "host":
-        own.keep_moments_on_the_host()
+    if own is not None and computing.optimizer_state == "cpu":
+        own.offload_optimizer_state()
 
     return StagePart(
         layout,
@@ -180,7 +180,7 @@ def computing_of(wish: ComputeFile, device: torch.device) -> Computing:
             "set it to false, or install torch for this GPU with all that it names"
         )
     dtype: DtypeName = wish.dtype if wish.dtype != "auto" else "bf16" if has_bf16 else "fp32"
-    return Computing(dtype, wish.recompute, wish.compile, wish.moments)
+    return Computing(dtype, wish.activation_checkpointing, wish.compile, wish.optimizer_state)
 
 
 def devices_of(wish: ComputeFile, device: torch.device) -> list[torch.device]:

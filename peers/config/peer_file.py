@@ -124,7 +124,7 @@ class MetricsFile(BaseModel):
     hosts: tuple[HostName, ...] = ()
     """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
     a website could read it through the browser of somebody who reaches it."""
-    peak_operations: Annotated[float | None, Field(gt=0)] = None
+    peak_flops: Annotated[float | None, Field(gt=0)] = None
     """Floating-point operations per second that the compute device can do at most, such as 67e12 by its
     maker's word for float32: what utilisation is a share of. Without it no utilisation is shown."""
 
@@ -222,7 +222,7 @@ class PeerFile(BaseModel):
     """The peer's private key (Ed25519). Made at the first start. Two peers must not share one."""
     stage: StageWish = "auto"
     """The stage to hold; auto: the one that needs a peer most."""
-    moves: bool | Literal["auto"] = "auto"
+    auto_rebalance: bool | Literal["auto"] = "auto"
     """Leave for another stage when that needs a peer more; auto: if the stage is auto."""
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1)] = ("/ip4/0.0.0.0/tcp/0",)
     """Where to accept other peers. Port 0 takes any free one."""
@@ -238,7 +238,7 @@ class PeerFile(BaseModel):
     zeroconf is installed (the extra lan)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Compute threads."""
-    work_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    compute_duty_cycle: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of the time, how much to compute for the run at most, where the machine has other things to do."""
     device: DeviceName = "auto"
     """auto: cuda where torch sees a GPU, else cpu."""
@@ -268,28 +268,28 @@ class PeerFile(BaseModel):
     archive: PathOrUrl = ""
     """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
     nobody of its stage is in the swarm and its own checkpoint is older."""
-    from_seed: bool = False
+    allow_reinit: bool = False
     """Begin from the seed where nobody of the stage is there, though the run is known to have come farther:
     what it had learnt is given up. Else a peer without weights waits then, and says so."""
     archiving: ArchivingFile = ArchivingFile()
     """How an archivist archives."""
     evaluating: EvaluatingFile = EvaluatingFile()
     """What an observer scores, and how often."""
-    text: dict[str, PathOrUrl] = Field(default_factory=dict)
+    data_paths: dict[str, PathOrUrl] = Field(default_factory=dict)
     """Where this machine keeps a data source of the run, by the source's name: a file, a folder, or a URL
     that fsspec opens (https://, s3://, ...)."""
     tokenizer: FilePath | None = None
     """Where this machine keeps the run's `tokenizer.json`, if its text is not read as bytes."""
-    start: PathOrUrl = ""
+    init_checkpoint: PathOrUrl = ""
     """Where the model is that the run starts from, if it starts from one: a folder of this machine with
     config.json and safetensors files, or the URL of such a folder (https://huggingface.co/OWNER/NAME/resolve/
     REVISION), which is fetched once. A worker or an archivist that has it gives others their stage's part;
     who does not name it gets that from them."""
-    text_limit: Annotated[
+    max_data_bytes: Annotated[
         ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})
     ] = 64 << 20
-    """How much text to read where it is drawn (`data.order`); of a longer one, a random part. A text that is
-    read in epochs is read whole. Its tokens are kept in the state folder, and take as much room as it."""
+    """How much text to read where it is drawn (`data.sampling`); of a longer one, a random part. A text that
+    is read in epochs is read whole. Its tokens are kept in the state folder, and take as much room as it."""
 
     @property
     def invite_bytes(self) -> bytes:
@@ -298,7 +298,7 @@ class PeerFile(BaseModel):
 
     @property
     def may_move(self) -> bool:
-        return self.stage == "auto" if self.moves == "auto" else self.moves
+        return self.stage == "auto" if self.auto_rebalance == "auto" else self.auto_rebalance
 
     @model_validator(mode="after")
     def _only_a_worker_pauses(self) -> PeerFile:
@@ -343,10 +343,10 @@ class DemoOptions:
     seed: int = 0
     keep: Path | None = None
     """Folder for the peers' state, kept afterwards; None: a temporary one."""
-    method: MethodName = "demo-votes"
+    method: MethodName = "demo-sign"
     """The run's sync.method."""
     sharded: bool = False
-    """Its sync.exchange is that."""
+    """Its sync.topology is that."""
     experts: bool = False
     """Its layers have experts in two groups, and each peer trains one."""
     undisturbed: bool = False

@@ -129,7 +129,7 @@ Result = TypeVar("Result")
 
 
 async def until_reached(
-    attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], say: Callable[[str], None]
+    attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], notify: Callable[[str], None]
 ) -> Result:
     """Return what `attempt` returns once it does not raise `unreachable`. What it raises else is raised."""
     pause = FIRST_PAUSE_SECONDS
@@ -137,6 +137,6 @@ async def until_reached(
         try:
             return await attempt()
         except unreachable as error:
-            say(f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
+            notify(f"{error}; trying again in {pause:.0f} s (Ctrl+C stops)")
         await asyncio.sleep(pause)
         pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

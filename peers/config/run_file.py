@@ -92,7 +92,7 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
     typed.data.setdefault("name", path.stem)
     typed.data["owner"] = owner
     manifest = validate(RunFile, typed, inside=("manifest",)).manifest
-    if manifest.start.digests:
+    if manifest.init_checkpoint.digests:
         raise ConfigError([f"{typed.place(('start', 'digests'))}: start.digests: {FILLED_IN}"])
     try:
         _check(manifest)
@@ -112,12 +112,16 @@ def _require_names(manifest: Manifest, typed: Typed) -> None:
     """What is published tells every peer what its text is called, and never where to look for it: a run with
     places in it would be one that asks for other people's files. Raises ConfigError."""
     paths: list[tuple[Location, str, str]] = [
-        (("data", "sources", number, "path"), source.path, f"text: {{{as_key(source.name)}: {source.path}}}")
+        (
+            ("data", "sources", number, "path"),
+            source.path,
+            f"data_paths: {{{as_key(source.name)}: {source.path}}}",
+        )
         for number, source in enumerate(manifest.data.sources)
     ]
-    tokenizer, start = manifest.data.tokenizer, manifest.start.path
+    tokenizer, start = manifest.data.tokenizer, manifest.init_checkpoint.path
     paths.append((("data", "tokenizer"), tokenizer, f"tokenizer: {tokenizer}"))
-    paths.append((("start", "path"), start, f"start: {start}"))
+    paths.append((("init_checkpoint", "path"), start, f"init_checkpoint: {start}"))
     problems = [
         f"{typed.place(key)}: {'.'.join(map(str, key))}: {path!r} is a place on one machine; write a name "
         f"that fits all ({PureWindowsPath(path).name.strip('.~') or 'library'}), and into the peer file of "
@@ -158,17 +162,17 @@ def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = Non
         return str(given.absolute() if given else beside(folder, name) or "PATH")
 
     text = {one.name: place(one.path) for one in data.sources if one.path != STANDARD_LIBRARY}
-    settings = [f"text={json.dumps(text)}"] if text else []
+    settings = [f"data_paths={json.dumps(text)}"] if text else []
     settings += [f"tokenizer={place(data.tokenizer, tokenizer)}"] if data.tokenizer != BYTES else []
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
 def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
     """Likewise of the model that the run starts from. Empty: it starts from its seed."""
-    if not manifest.start.path:
+    if not manifest.init_checkpoint.path:
         return ""
-    place = given.absolute() if given else beside(folder, manifest.start.path) or "PATH"
-    return f" --set {shlex.quote(f'start={place}')}"
+    place = given.absolute() if given else beside(folder, manifest.init_checkpoint.path) or "PATH"
+    return f" --set {shlex.quote(f'init_checkpoint={place}')}"
 
 
 def export_hint(signed: SignedManifest, state: Path, bootstraps: Sequence[str]) -> str:
@@ -207,7 +211,7 @@ def publish(
     with what was counted of their text; empty: nothing was. A run that is published keeps its counts."""
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     if start is not None:
-        manifest = replace(manifest, start=start)
+        manifest = replace(manifest, init_checkpoint=start)
     try:
         _require_digests(manifest)
     except ManifestError as error:
@@ -246,7 +250,7 @@ def _with_counts(manifest: Manifest, sources: tuple[Source, ...], path: Path) ->
 
 def _require_digests(manifest: Manifest) -> None:
     """Raise ManifestError if nobody could check what the run starts from."""
-    if manifest.start.path and not manifest.start.digests:
+    if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
         raise ManifestError("start.digests: the weights of no stage are named; publishing fills them in")
 
 

@@ -19,7 +19,7 @@ from peers.data.documents import Reading, TextError, files_at
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, ShardCache, ShardTokens
 from peers.errors import UserError
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0
@@ -30,7 +30,7 @@ PROGRESS_SECONDS = 5.0
 def places_here(manifest: Manifest, config: PeerFile) -> dict[str, str]:
     """Return where the peer file says that each source of the run's text is, by the source's name: a file, a
     folder, `python-stdlib`, or a URL."""
-    told = {name: str(place) for name, place in config.text.items()}
+    told = {name: str(place) for name, place in config.data_paths.items()}
     library = {one.name: STANDARD_LIBRARY for one in manifest.data.sources if one.path == STANDARD_LIBRARY}
     places = library | told
     return {source.name: places[source.name] for source in manifest.data.sources if source.name in places}
@@ -95,11 +95,11 @@ def shards_here(
         raise TextError(missing)
     data, reading = manifest.data, Reading()
     cache = ShardCache(
-        tokenizer_here(manifest, config), manifest.model.vocabulary, config.state, data.end_of_text, withdrawn
+        tokenizer_here(manifest, config), manifest.model.vocab_size, config.state, data.eos_token, withdrawn
     )
     reading.tokenizer = cache.warning
     seed = int.from_bytes(public_key[:4], "little")
-    shards = all_shards(data, places_here(manifest, config), reading, config.text_limit, seed)
+    shards = all_shards(data, places_here(manifest, config), reading, config.max_data_bytes, seed)
     cache.keep_only(shard for some in shards.values() for shard in some)
     return shards, cache, reading
 
@@ -134,7 +134,7 @@ def _count(number: int, what: str) -> str:
 
 
 def progress_lines(
-    say: Say, now: Callable[[], float], what: str = "makes tokens of the text, once"
+    notify: Notify, now: Callable[[], float], what: str = "makes tokens of the text, once"
 ) -> Progress:
     """Return what says how far it is, every so often. `now`: seconds."""
     began = told = now()
@@ -147,6 +147,6 @@ def progress_lines(
             return
         told = at
         left = (at - began) * max(0, all - done) / done
-        say("tokenizing", f"{what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go")
+        notify("tokenizing", f"{what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go")
 
     return progress

@@ -76,11 +76,11 @@ def all_shards(
     """Return the shards of each source by its name, in the manifest's order. Where text is drawn, there is
     one shard for all sources, of which a part of at most `longest_bytes` is read that `seed` chooses.
     `places`: where each source lies on this machine. Raises as `source_files`."""
-    if data.order == "epochs":
+    if data.sampling == "epoch":
         return {source.name: shards_of(source, places[source.name], reading) for source in data.sources}
     found = [source_files(source, places[source.name], reading) for source in data.sources]
     files = tuple(file for some in found for _, file in some)
-    return {"": [Shard("drawn", files, reading, longest_bytes, seed)]}
+    return {"": [Shard("random", files, reading, longest_bytes, seed)]}
 
 
 def shards_of(source: Source, place: str, reading: Reading) -> list[Shard]:

@@ -134,7 +134,7 @@ class FileTokenizer(Tokenizer):
 
     Special tokens that are written in a text are plain text; the end of text is put in by its id alone."""
 
-    def __init__(self, path: Path, end_of_text: str = "") -> None:
+    def __init__(self, path: Path, eos_token: str = "") -> None:
         """Raises TextError."""
         self._path = path
         try:
@@ -151,8 +151,8 @@ class FileTokenizer(Tokenizer):
         self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
         """The largest id, and 1: ids may have gaps."""
         self.encode_pieces([_PROBE.encode()])
-        if end_of_text:
-            self.end = DocumentSeparator(end_of_text.encode(), self._token_of(end_of_text))
+        if eos_token:
+            self.end = DocumentSeparator(eos_token.encode(), self._token_of(eos_token))
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
         """See `Tokenizer.encode_pieces`."""
@@ -218,23 +218,23 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
     """Return the one token that an end of text is. Raises TextError."""
     if len(tokens) != 1:
         raise TextError(
-            f"data.end_of_text {end!r} is {len(tokens)} tokens of tokenizer {tokenizer}; it must be one: "
+            f"data.eos_token {end!r} is {len(tokens)} tokens of tokenizer {tokenizer}; it must be one: "
             "add it to the tokenizer as a special token, or name another"
         )
     return tokens[0]
 
 
-def open_tokenizer(file: Path | None, vocabulary: int, end_of_text: str = "") -> Tokenizer:
-    """A tokenizer.json, or None: bytes. `end_of_text`: the manifest's. Raises TextError if the model's
+def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> Tokenizer:
+    """A tokenizer.json, or None: bytes. `eos_token`: the manifest's. Raises TextError if the model's
     vocabulary is smaller, or if the end of a text is not one token."""
-    tokenizer = FileTokenizer(file, end_of_text) if file is not None else ByteTokenizer()
-    if file is None and end_of_text:
-        end = end_of_text.encode()
-        tokenizer.end = DocumentSeparator(end, _only_token(list(end), end_of_text, BYTES))
+    tokenizer = FileTokenizer(file, eos_token) if file is not None else ByteTokenizer()
+    if file is None and eos_token:
+        end = eos_token.encode()
+        tokenizer.end = DocumentSeparator(end, _only_token(list(end), eos_token, BYTES))
     if tokenizer.vocabulary > vocabulary:
         raise TextError(
             f"tokenizer {file or BYTES} has ids up to {tokenizer.vocabulary - 1}, the model {vocabulary} "
-            f"tokens: set model.vocabulary: {tokenizer.vocabulary}"
+            f"tokens: set model.vocab_size: {tokenizer.vocabulary}"
         )
     return tokenizer
 

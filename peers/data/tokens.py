@@ -71,12 +71,12 @@ class ShardCache:
     """Opens shards. Blocking; call from a thread, one at a time."""
 
     def __init__(
-        self, tokenizer: Path | None, vocabulary: int, state: Path, end_of_text: str = "",
+        self, tokenizer: Path | None, vocabulary: int, state: Path, eos_token: str = "",
         withdrawn: Collection[bytes] = (),
     ) -> None:  # fmt: skip
         """Tokens by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises TextError for a
         tokenizer that does not fit."""
-        self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, end_of_text)
+        self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, eos_token)
         self._dtype = dtype_for(self._tokenizer.vocabulary)
         self._folder = state / FOLDER / SHARDS
         self._withdrawn = frozenset(withdrawn)

@@ -10,8 +10,8 @@ from peers.data.tokens import Progress
 from peers.errors import how_to_install
 
 
-def train_tokenizer(text: Text, vocabulary: int, end_of_text: str, progress: Progress) -> tuple[bytes, int]:
-    """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `end_of_text` is one. The
+def train_tokenizer(text: Text, vocabulary: int, eos_token: str, progress: Progress) -> tuple[bytes, int]:
+    """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `eos_token` is one. The
     text is never whole in memory; `progress` hears how much of it was read. Raises TextError: no text, or no
     package."""
     try:
@@ -26,7 +26,7 @@ def train_tokenizer(text: Text, vocabulary: int, end_of_text: str, progress: Pro
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
-        special_tokens=[end_of_text],
+        special_tokens=[eos_token],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

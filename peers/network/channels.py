@@ -44,7 +44,7 @@ class LinkPool:
         hello: Callable[[], Hello],
         addresses: Callable[[PeerId], Sequence[str]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        note: noted.Note,
+        log_event: noted.LogEvent,
     ) -> None:
         """Create without links. `sent` counts bytes by message kind; `spawn` runs a task until the
         neighbourhood closes."""
@@ -53,7 +53,7 @@ class LinkPool:
         self.hello = hello
         self.addresses = addresses
         self.spawn = spawn
-        self.note = note
+        self.log_event = log_event
         self.waiting: dict[PeerId, list[tuple[Message, Body]]] = {}
         """Long bodies that wait for their lane to open."""
         self._links: dict[tuple[PeerId, Lane], Link] = {}
@@ -93,7 +93,7 @@ class LinkPool:
         try:
             link = await self.transport.open(peer, lane, DIAL_SECONDS, self.addresses(peer))
         except WireError as error:
-            self.note(noted.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
+            self.log_event(noted.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
             return False
         finally:
             self._opening.discard((peer, lane))
@@ -139,7 +139,9 @@ class LinkPool:
         try:
             self.sent[message.kind] += link.post(message, body)
         except WireError as error:
-            self.note(noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error)))
+            self.log_event(
+                noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+            )
             return False
         return True
 

@@ -17,12 +17,12 @@ class OneOffReplies:
     us."""
 
     def __init__(
-        self, transport: Transport, sent: Counter[str], note: noted.Note, deadline_seconds: float
+        self, transport: Transport, sent: Counter[str], log_event: noted.LogEvent, deadline_seconds: float
     ) -> None:
         """Create the sender. `sent` counts bytes on the wire by message kind."""
         self.transport = transport
         self.sent = sent
-        self.note = note
+        self.log_event = log_event
         self.deadline_seconds = deadline_seconds
         self._under_way: set[tuple[PeerId, type[Message]]] = set()
 
@@ -38,6 +38,6 @@ class OneOffReplies:
             await link.drained(0, self.deadline_seconds)
             link.close()
         except WireError as error:
-            self.note(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
         finally:
             self._under_way.discard(question)

@@ -68,17 +68,17 @@ class PeerLinks:
         membership: Membership,
         listener: Listener,
         signed_manifest: bytes,
-        note: noted.Note,
+        log_event: noted.LogEvent,
         bodies: Bodies = ANYTHING.bodies,
     ) -> None:
-        """Create the neighbourhood. `note` writes to the peer's event log; `bodies` has the largest accepted
-        bodies."""
+        """Create the neighbourhood. `log_event` writes to the peer's event log; `bodies` has the largest
+        accepted bodies."""
         self.transport = transport
         self.run_id = run_id
         self.membership = membership
         self.listener = listener
         self.signed_manifest = signed_manifest
-        self.note = note
+        self.log_event = log_event
         self._terms = Terms(bodies, lambda peer: peer in self._greeted)
         self.record = b""
         """This peer's own signed record; empty until the peer knows its stage."""
@@ -90,7 +90,7 @@ class PeerLinks:
         process was stopped."""
         self._loop = asyncio.get_running_loop()
         self._lanes = LinkPool(
-            transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, note
+            transport, self.traffic.sent, self._greeting, self._addresses, self._spawn, log_event
         )
         self.post = self._lanes.post
         self._greeted: dict[PeerId, None] = {}
@@ -106,7 +106,7 @@ class PeerLinks:
         """Called with each record that this peer's own key has signed."""
         self._introduced: dict[PeerId, set[PeerId]] = {}
         """Maps neighbour to the newcomers whose records were sent to it."""
-        self._strangers = OneOffReplies(transport, self.traffic.sent, note, DIAL_SECONDS)
+        self._strangers = OneOffReplies(transport, self.traffic.sent, log_event, DIAL_SECONDS)
         self._tasks: set[asyncio.Task[Any]] = set()
         # On the plain clock: other peers do not know that this process was stopped.
         self._timer = Timer(self._beat)
@@ -135,8 +135,8 @@ class PeerLinks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_stall(self, seconds: float) -> None:
-        self.note(noted.StoodStill(seconds=round(seconds, 3)))
-        self.listener.stood_still(seconds)
+        self.log_event(noted.ProcessStalled(seconds=round(seconds, 3)))
+        self.listener.on_stall(seconds)
 
     @property
     def greeted(self) -> Collection[PeerId]:
@@ -229,16 +229,16 @@ class PeerLinks:
             # Its lanes are those of its old stage, where the rounds still include it: link again.
             self._unlink(signed.peer, "moved", f"it is in stage {before.stage} now")
 
-    def introduce(self, maker: PeerId, peers: Iterable[PeerId]) -> None:
+    def introduce(self, contributor: PeerId, peers: Iterable[PeerId]) -> None:
         """Send these peers the record of a newcomer whose contribution is announced to them, once each. They
         may not know the newcomer yet, and would ignore contributions of unknown peers."""
-        known = self.membership.peers.get(maker)
+        known = self.membership.peers.get(contributor)
         if known is None or known.stage < 0 or self.clock.time() > known.met_at + INTRODUCED_SECONDS:
             return
         for peer in peers:
             introduced = self._introduced.setdefault(peer, set())
-            if maker not in introduced and peer not in (maker, *known.tellers):
-                introduced.add(maker)
+            if contributor not in introduced and peer not in (contributor, *known.tellers):
+                introduced.add(contributor)
                 self.post(peer, "group", PeerRecords([known.record]))
 
     def _dial_due(self) -> None:
@@ -279,7 +279,7 @@ class PeerLinks:
             known = self.membership.peers.get(peer)
         if known is not None:
             self.membership.linked(peer, self.clock.time())
-            self.note(noted.Linked(peer=peer, stage=known.stage))
+            self.log_event(noted.Linked(peer=peer, stage=known.stage))
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
@@ -327,7 +327,7 @@ class PeerLinks:
             self.membership.unlinked(peer, self.clock.time())
         if was_linked:
             self.departures[code] += 1
-            self.note(noted.Unlinked(peer=peer, code=code, reason=reason or code, released=released))
+            self.log_event(noted.Unlinked(peer=peer, code=code, reason=reason or code, released=released))
             self.listener.unlinked(peer, reason or code, released)
             self.listener.counted(self.membership.group_size())
 
@@ -371,7 +371,7 @@ class PeerLinks:
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
-                self.note(noted.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
+                self.log_event(noted.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
                 self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
             case _:
                 self.listener.message(peer, message, body)
@@ -381,13 +381,13 @@ class PeerLinks:
             self._unlink(peer, "connection_lost", reason)
 
     def _mark_alive(self, peer: PeerId) -> None:
-        self.membership.heard(peer, self.clock.time())
+        self.membership.on_heartbeat(peer, self.clock.time())
         if word := self._unheard.pop(peer, None):
             word.set()
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
-        self.note(noted.Refused(peer=peer, code=code, reason=reason))
+        self.log_event(noted.Refused(peer=peer, code=code, reason=reason))
 
     def _hello(self, peer: PeerId, hello: Hello) -> None:
         """Handle `Hello`: refuse the peer, or accept its messages and learn its record."""
@@ -481,7 +481,7 @@ class PeerLinks:
             if known.linked:  # Its `Hello` and our link crossed: link again.
                 self._unlink(peer, "moved", f"its record says stage {known.stage}, its beat {beat.stage}")
             return
-        self.echoes.heard(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
+        self.echoes.on_echo(peer, beat.sequence, beat.echo, beat.echo_delay, self._loop.time())
         lived = self.clock.time()
         self.membership.beat(
             peer, beat.stage, beat.ready, beat.round, beat.service_seconds, lived, beat.moving_to, beat.echo

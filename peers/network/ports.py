@@ -36,7 +36,7 @@ class Listener(Protocol):
     def counted(self, peers: int) -> None:
         """Called with the number of known peers in this peer's own group, itself included."""
 
-    def stood_still(self, seconds: float) -> None:
+    def on_stall(self, seconds: float) -> None:
         """Called when this process did not run for this many seconds."""
 
     def beat(self, peer: PeerId) -> None:

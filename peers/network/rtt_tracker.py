@@ -46,7 +46,7 @@ class RttTracker:
         echo = self._received.get(peer)
         return (echo.sequence, now - echo.at) if echo is not None else (-1, 0.0)
 
-    def heard(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
+    def on_echo(self, peer: PeerId, sequence: int, echo: int, delay_seconds: float, now: float) -> None:
         """Record a heartbeat of a neighbour, and measure the round trip if it echoes one of ours."""
         self._received[peer] = _Echo(sequence, now)
         sent_at = self._sent.get(echo)

@@ -48,7 +48,7 @@ class Walk:
         sightings: PeerObservations,
         orders: Orders,
         bootstraps: Sequence[str],
-        note: noted.Note,
+        log_event: noted.LogEvent,
     ) -> None:
         """`bootstraps`: multiaddrs whose answering is shown."""
         self.run_id = run
@@ -59,7 +59,7 @@ class Walk:
         self.bootstraps: dict[str, bool] = dict.fromkeys(bootstraps, False)
         self.walked_at = 0.0
         """When the whole directory was last read; 0: not yet."""
-        self.note = note
+        self.log_event = log_event
         self._asks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class Walk:
             try:
                 found = await self.directory.look_up(self.run_id, stage, OPERATION_SECONDS)
             except WireError as error:
-                self.note(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
+                self.log_event(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
                 complete = False
                 continue
             await self._take(found)
@@ -136,7 +136,7 @@ class Walk:
             self.sightings.missed(peer, code, now)
         gone = self._gone(peer)
         if gone and not before:
-            self.note(noted.Departed(peer=peer, code=gone))
+            self.log_event(noted.Departed(peer=peer, code=gone))
 
     def _gone(self, peer: PeerId) -> str:
         known = self.sightings.peers.get(peer)

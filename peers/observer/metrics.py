@@ -62,7 +62,7 @@ SHOWN = (
         lambda swarm: [((str(stage.stage),), stage.peers) for stage in swarm.stages],
     ),
     Shown(
-        _gauge("swarm_experts_least_holders",
+        _gauge("swarm_experts_min_replicas",
                "Holders of the stage's group of experts that the fewest peers train, as claimed by records.",
                STAGE),
         _least_holders,
@@ -81,10 +81,10 @@ SHOWN = (
         lambda swarm: _known(swarm.eval_loss),
     ),
     Shown(
-        _gauge("swarm_settled_tokens",
+        _gauge("swarm_finalized_tokens",
                "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by "
                "records."),
-        lambda swarm: _known(swarm.settled_tokens),
+        lambda swarm: _known(swarm.finalized_tokens),
     ),
     Shown(
         _gauge("swarm_tokens_per_second",

@@ -12,7 +12,7 @@ from peers.telemetry import events as noted
 from peers.telemetry.snapshot import UNASKED, Happened, Ordered, Pause
 from protocols.errors import WireError
 from protocols.ports import Directory
-from swarmnet.run.owner_orders import Order, told
+from swarmnet.run.owner_orders import Order, describe_changes
 from swarmnet.run.rates import WHOLE
 
 SHOWN_ENTRIES = 20
@@ -48,12 +48,12 @@ class Orders:
     """Asks again and again. What was read stays where the directory is silent or has lost it."""
 
     def __init__(
-        self, signed: SignedManifest, note: noted.Note, happened: Callable[[Happened], None]
+        self, signed: SignedManifest, log_event: noted.LogEvent, happened: Callable[[Happened], None]
     ) -> None:
         """`happened` hears each newer order in words."""
-        self.book = OrderBook(signed, None, note, lambda *_: None)
-        self.book.heard.append(self._heard)
-        self.note = note
+        self.book = OrderBook(signed, None, log_event, lambda *_: None)
+        self.book.heard.append(self._on_order)
+        self.log_event = log_event
         self.happened = happened
         self.ordered = UNASKED
 
@@ -62,14 +62,14 @@ class Orders:
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
         except WireError as error:
-            self.note(noted.LookUpFailed(what="order", code=error.code, reason=str(error)))
+            self.log_event(noted.LookUpFailed(what="order", code=error.code, reason=str(error)))
             return
         self.ordered = replace(self.ordered, asked_at=directory.now())
 
-    def _heard(self, before: Order, now: Order) -> None:
+    def _on_order(self, before: Order, now: Order) -> None:
         self.ordered = replace(self.ordered, order=now, pause=self._pause(before, now))
         how = "the owner orders" if before.sequence else "by the owner's newest order"
-        text = f"{how}: {'; '.join(told(before, now))} ({now.reason or 'no reason given'})"
+        text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(Happened(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
     def _pause(self, before: Order, now: Order) -> Pause | None:

@@ -64,7 +64,7 @@ class ObserverRole(Role):
         try:
             await network.join(process)
             kept = config.state / "run.json"
-            signed = await find_manifest(config.run, network.directory, kept, process.say)
+            signed = await find_manifest(config.run, network.directory, kept, process.notify)
             process.known_as(signed.run_id)
             await self._observe(signed, network)
         finally:

@@ -15,8 +15,8 @@ from peers.network.discovery.claims import line_of
 from peers.network.discovery.expert_groups import expert_groups
 from peers.network.discovery.record_reader import (
     eval_loss,
+    finalized_tokens,
     settled_round,
-    settled_tokens,
     stuck_of,
     usual_loss,
     usual_round,
@@ -58,18 +58,20 @@ def snapshot_of(
     workers = [known.record for known in here if known.record.stage >= 0]
     training = [record for record in workers if plain_state(record.state) in IN_STEP]
     current = usual_round(training)
-    most = 2 * ((current or 0) + 2) * manifest.rounds.target_tokens  # Rounds overshoot, by less than that.
+    most = (
+        2 * ((current or 0) + 2) * manifest.rounds.global_batch_tokens
+    )  # Rounds overshoot, by less than that.
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     flows = [_flow(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
     holding = [known for known in here if plain_state(known.record.state) in HOLDING]
     held = {known.record.stage for known in holding}
-    stuck = stuck_of((known.record for known in holding), manifest.rounds.snapshot_rounds)
+    stuck = stuck_of((known.record for known in holding), manifest.rounds.snapshot_interval)
     known = SwarmSnapshot(
         source="the directory, as peers say",
         at=now,
         run=manifest.name,
         run_id=signed.run_id,
-        state="held" if ordered.held else "",
+        state="paused_by_owner" if ordered.held else "",
         rows=tuple(map(_row, sightings.peers.values())),
         weakest=_weakest(holding, signed, now) if not stuck else None,
         round=current,
@@ -77,7 +79,7 @@ def snapshot_of(
         loss=usual_loss(training),
         eval_loss=eval_loss((known.record for known in here), own_eval_loss),
         tokens=max(contributions.of_stage(stage, most) for stage in stages),
-        settled_tokens=settled_tokens(training, 0),
+        finalized_tokens=finalized_tokens(training, 0),
         tokens_per_second=max((flow for flow in flows if flow is not None), default=None),
         sent={"all": sum(record.sent_bytes for record in workers)},
         received={"all": sum(record.received_bytes for record in workers)},
@@ -124,7 +126,7 @@ def _row(known: Sighting) -> PeerRow:
 def _weakest(holding: Sequence[Sighting], signed: SignedManifest, now: float) -> int | None:
     """By the rule that newcomers go by."""
     data = signed.manifest.data
-    tokens = data.sequence_tokens * data.microbatch_sequences
+    tokens = data.seq_len * data.micro_batch_size
     seen = []
     for known in holding:
         record, age = known.record, max(0.0, now - known.signed_at)

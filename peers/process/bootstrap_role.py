@@ -45,12 +45,12 @@ class Bootstrap(Role):
         signed = None
         if process.config.run is not None:
             kept = process.config.state / "run.json"
-            signed = await find_manifest(process.config.run, directory, kept, process.say)
+            signed = await find_manifest(process.config.run, directory, kept, process.notify)
             self._tell_how_to_join(signed, network.ways_in[0])
         process.known_as(signed.run_id if signed is not None else "")
         book = None
         if signed is not None:
-            book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.say)
+            book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.notify)
         circuits = RelayObserver(network.transport.circuits, process.metrics)
         remembering = None
         if signed is not None:
@@ -67,9 +67,9 @@ class Bootstrap(Role):
         """How far the run has come, and say so in an own record while nobody trains it."""
         process, directory = self.process, network.directory
         height = HighestFinalizedRound(process.config.state / "height.json")
-        note = process.log.record
+        log_event = process.log.record
         presence = RecordAnnouncer(
-            signed, process.identity, network.transport, directory, version("swarmnet"), note
+            signed, process.identity, network.transport, directory, version("swarmnet"), log_event
         )
         while True:
             try:
@@ -82,9 +82,9 @@ class Bootstrap(Role):
                     record = presence.record(NO_STAGE, claims)
                     await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
             except WireError as error:
-                note(noted.LookUpFailed(what="height", code=error.code, reason=str(error)))
+                log_event(noted.LookUpFailed(what="height", code=error.code, reason=str(error)))
             except UserError as error:  # A full disk: it is remembered until a restart.
-                process.say("height_not_kept", str(error))
+                process.notify("height_not_kept", str(error))
             await asyncio.sleep(HEIGHT_SECONDS)
 
     async def _stay(
@@ -111,4 +111,4 @@ class Bootstrap(Role):
     def _tell_how_to_join(self, signed: SignedManifest, address: str) -> None:
         name, run = signed.manifest.name, signed.run_id
         told = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
-        self.process.say("run", told)
+        self.process.notify("run", told)

@@ -32,7 +32,7 @@ from peers.telemetry.metrics import Metrics
 from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
 
-OF_A_STAGE = ("pause", "resume", "checkpoint", "me")
+OF_A_STAGE = ("pause", "resume", "checkpoint", "credit")
 """Words of the control socket that a worker answers (`roles/worker.py`)."""
 
 
@@ -75,7 +75,7 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
         as_user_errors(CannotStart, IdentityError),
     ):  # fmt: skip
         if was_open:
-            report.say("state", f"other users could look into {config.state}: it is closed to them now")
+            report.notify("state", f"other users could look into {config.state}: it is closed to them now")
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(Peer(config, identity, report, joined, others).run())
@@ -105,7 +105,7 @@ class Peer:
         self.control = Control(config.state)
         self.control.answers.update(status=self._asked_how_it_is, leave=self._asked_to_leave)
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
-        self.log.trouble = partial(report.say, "event_log", level="warning")
+        self.log.trouble = partial(report.notify, "event_log", level="warning")
         self.metrics = Metrics(config.role)
         self.process = Process(
             config, identity, report, self.metrics, self.log, self.pulse, self._stop, self.control,
@@ -170,7 +170,7 @@ class Peer:
         self.metrics.about.late.inc(seconds)
 
     def _last_words(self, text: str) -> None:
-        self.report.say("fault", text, "error")
+        self.report.notify("fault", text, "error")
 
     def _signalled(self) -> None:
         """The first signal leaves politely, the second one at once."""
@@ -182,7 +182,7 @@ class Peer:
 
     def _leave(self) -> None:
         longest = f"{self.config.drain_seconds:g} s at most"
-        self.report.say("leaving", f"leaving: finishes what is under way ({longest}); again: at once")
+        self.report.notify("leaving", f"leaving: finishes what is under way ({longest}); again: at once")
         self._stop.set()
 
     async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:

@@ -64,11 +64,11 @@ class Sessions:
                 process.metrics.network.daemon_restarts.inc()
                 ran_well = time.monotonic() > began + LONGEST_RESTART_SECONDS
                 pause = 0.0 if ran_well else RESTART_SECONDS
-                process.say("p2pd_ended", f"{error}; starting it again in {pause:g} s")
+                process.notify("p2pd_ended", f"{error}; starting it again in {pause:g} s")
             except CannotStart as error:
                 if self.listen == self.config.listen:
                     raise  # It never ran: a person must look at the addresses.
-                process.say("p2pd_not_started", f"{error}; trying again in {pause:g} s")
+                process.notify("p2pd_not_started", f"{error}; trying again in {pause:g} s")
                 self.listen = self.config.listen
                 pause = min(LONGEST_RESTART_SECONDS, max(RESTART_SECONDS, 2 * pause))
             with contextlib.suppress(TimeoutError):
@@ -90,7 +90,7 @@ class Sessions:
         try:
             ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
             directory = await DhtDirectory.start(transport.daemon, ways=ways)
-            directory.say = partial(process.say, "clock")
+            directory.say = partial(process.notify, "clock")
             if transport.upload is not None:
                 directory.limit_upload(transport.upload)
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
@@ -107,11 +107,11 @@ class Sessions:
                 beside.append(asyncio.create_task(self._reachable(transport).run(), name="reachable"))
             cache = PeerCache(self.config.state / "peers.json")
             rejoining = Rejoining(
-                directory, self.config.bootstrap, cache.read, me=transport.peer, say=process.say,
+                directory, self.config.bootstrap, cache.read, me=transport.peer, notify=process.notify,
                 set_lost=process.metrics.network.bootstraps_lost.set, chance=Random(),
             )  # fmt: skip
             beside.append(asyncio.create_task(rejoining.run(), name="rejoining"))
-            async with neighbours(self.config, transport.peer, transport.addresses, process.say) as lan:
+            async with neighbours(self.config, transport.peer, transport.addresses, process.notify) as lan:
                 await self._unless_ended(Network(transport, directory, counted, cache, lan))
         finally:
             for task in beside:

@@ -107,13 +107,13 @@ class Watchdog:
         self,
         turns: Callable[[], int],
         working_seconds: Callable[[], float],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         end: Callable[[int], None] = os._exit,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """Create the watchdog. `turns` grows while the event loop turns. `working_seconds` returns for how
         long the compute thread has worked on one piece."""
-        self.turns, self.working_seconds, self.say, self.end = turns, working_seconds, say, end
+        self.turns, self.working_seconds, self.notify, self.end = turns, working_seconds, notify, end
         self.look_seconds = look_seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -139,7 +139,7 @@ class Watchdog:
                 return
 
     def _hangs(self, what: str) -> None:
-        self.say(f"{what}: ends; the stacks of all threads follow")
+        self.notify(f"{what}: ends; the stacks of all threads follow")
         faulthandler.dump_traceback(sys.stderr)
         self.end(FAULT)
 

@@ -22,7 +22,7 @@ from peers.state.archive import Archive, Entry
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.errors import WireError
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from swarmnet.identifiers import PeerId
@@ -47,11 +47,11 @@ def signers(checkpoint: Checkpoint) -> set[PeerId]:
 class Restoring:
     """Copies a checkpoint from an archive. Call `bring` before a worker reads its own disk."""
 
-    def __init__(self, url: str, signed: SignedManifest, say: Say) -> None:
+    def __init__(self, url: str, signed: SignedManifest, notify: Notify) -> None:
         self.url = without_secret(url)
         self._secret_url = url
         self.signed = signed
-        self.say = say
+        self.notify = notify
 
     async def bring(
         self, folder: Path, stage: int, layout: Layout, trained: Callable[[], bool] = lambda: False,
@@ -66,9 +66,9 @@ class Restoring:
 
         async def attempt() -> None:
             if not trained():
-                self.say("archive", await asyncio.to_thread(self._bring, folder, stage, layout, damaged))
+                self.notify("archive", await asyncio.to_thread(self._bring, folder, stage, layout, damaged))
 
-        await until_reached(attempt, StoreUnreachable, partial(self.say, "archive"))
+        await until_reached(attempt, StoreUnreachable, partial(self.notify, "archive"))
 
     def _bring(self, folder: Path, stage: int, layout: Layout, damaged: Collection[Path]) -> str:
         """Bring the newest usable checkpoint, and return a message for the user."""

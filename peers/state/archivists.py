@@ -57,7 +57,7 @@ class ArchivistClients:
         known = self.neighbourhood.known().get(peer)
         return known is not None and _is_archivist(known)
 
-    def hear(self, peer: PeerId, message: Statements) -> None:
+    def receive(self, peer: PeerId, message: Statements) -> None:
         """Keep signatures that an archivist presents from other peers. Raises WireError if one is invalid."""
         for data in message.statements[:MAX_STATEMENTS]:
             envelope = open_envelope(data, self.presence.signed.run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES)

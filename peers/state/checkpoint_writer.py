@@ -14,7 +14,7 @@ from peers.state import checkpoint_file
 from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.telemetry import events as noted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import Past
 
@@ -25,11 +25,11 @@ DOWNLOAD = "download"
 """The folder for downloads, inside the folder of the checkpoints."""
 
 
-def aligned(snapshot_rounds: int, wanted_rounds: float) -> int:
+def aligned(snapshot_interval: int, wanted_rounds: float) -> int:
     """Return the interval in rounds between saves, for about `wanted_rounds`. It is the snapshot interval
     times a power of two. Peers measure different speeds. Of two adjacent powers of two, both peers save the
     rounds of the larger one. Thus their disks have rounds in common when the whole group restarts."""
-    every = snapshot_rounds
+    every = snapshot_interval
     while 2 * every <= wanted_rounds:
         every *= 2
     return every
@@ -54,8 +54,8 @@ class CheckpointWriter:
         stage: int,
         part: StagePart,
         compute: Compute,
-        note: noted.Note,
-        say: Say,
+        log_event: noted.LogEvent,
+        notify: Notify,
         digests: KeepsStatements,
         past: Callable[[int], Past],
     ) -> None:
@@ -65,11 +65,11 @@ class CheckpointWriter:
         self.stage = stage
         self.part = part
         self.compute = compute
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
         self.digests = digests
         self.past = past
-        self.chunks = KeptChunks(None if folder is None else folder / DOWNLOAD, say)
+        self.chunks = KeptChunks(None if folder is None else folder / DOWNLOAD, notify)
         """Chunks of a state that is being downloaded."""
         self.saved: tuple[Path, int] | None = None
         """File and round of the newest checkpoint."""
@@ -90,14 +90,14 @@ class CheckpointWriter:
             except checkpoint_file.CheckpointError as error:
                 if not isinstance(error, checkpoint_file.OtherCheckpoint):
                     self.damaged[path] = checkpoint_file.stage_and_round(path)[1]
-                self.say(
+                self.notify(
                     "checkpoint_unusable",
                     f"{error}; it stays as it is, and an older one or the swarm's state is used",
                 )
                 continue
             self.digests.restore(held.signed)
             round = held.round
-            self.say("restored", f"has the weights of round {round} in its own checkpoint")
+            self.notify("restored", f"has the weights of round {round} in its own checkpoint")
             if self.saved is None:
                 self.saved = path, round
             found.append(Weights(units, round, held.chain, held.past, held.tokens))
@@ -109,12 +109,14 @@ class CheckpointWriter:
         if self.folder is not None:
             for path in checkpoint_file.set_aside(self.folder, self.stage, round, self.damaged):
                 self.saved = None
-                self.say("set_aside", f"the group goes on from round {round}: newer weights are now {path}")
+                self.notify(
+                    "set_aside", f"the group goes on from round {round}: newer weights are now {path}"
+                )
 
     def first_weights(self, snapshots: Snapshots) -> Weights | None:
         """Return the weights that the run starts from: from the seed or a model. None if the model is not
         here yet."""
-        if not self.signed.manifest.start.path:
+        if not self.signed.manifest.init_checkpoint.path:
             return Weights(self.part.first_units(), -1, START, tokens=0)
         return snapshots.start.weights() if snapshots.start is not None else None
 
@@ -133,7 +135,7 @@ class CheckpointWriter:
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, seconds))
             passed = snapshots.newest_round() - first
-            every = aligned(snapshots.rules.snapshot_rounds, seconds * passed / (loop.time() - started))
+            every = aligned(snapshots.rules.snapshot_interval, seconds * passed / (loop.time() - started))
             for snapshot in snapshots.held:
                 if (snapshot.root.round + 1) % every == 0:
                     await self._write(snapshot.weights())
@@ -177,9 +179,9 @@ class CheckpointWriter:
             now = asyncio.get_running_loop().time()
             if last or now >= self._say_again:
                 self._say_again = now + REFUSED_SECONDS
-                self.say("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
+                self.notify("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
         self.saved = path, round
-        self.note(noted.Saved(round=round, bytes=path.stat().st_size))
+        self.log_event(noted.Saved(round=round, bytes=path.stat().st_size))
         self._say_again = 0.0
-        self.say("checkpoint", f"saved the weights of round {round} in {path}")
+        self.notify("checkpoint", f"saved the weights of round {round} in {path}")

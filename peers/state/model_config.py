@@ -30,7 +30,7 @@ class Family:
     qk_norm: bool
     head_dim: int | None
     """The default of transformers if `head_dim` is absent; None means hidden_size / num_attention_heads."""
-    key_value_heads: int | None
+    num_key_value_heads: int | None
     """The default of transformers if `num_key_value_heads` is absent; None means the number of query
     heads."""
 
@@ -40,19 +40,19 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family("qwen3", True, 128, 32),
 }
 """Maps architecture to its properties in transformers 5 (configuration_llama.py, configuration_qwen3.py)."""
-SIZE_KEYS = {
-    "vocab_size": "vocabulary",
-    "hidden_size": "width",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "key_value_heads",
-    "head_dim": "head_width",
-    "intermediate_size": "feed_forward",
-    "rms_norm_eps": "norm_epsilon",
-    "rope_theta": "rope_theta",
-    "max_position_embeddings": "context",
-}
-"""Maps key of `config.json` to key of the run file's `model`."""
+SIZE_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "rms_norm_eps",
+    "rope_theta",
+    "max_position_embeddings",
+)
+"""Keys of `config.json` that the run file's `model` has under the same names."""
 IMPLEMENTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu", "swish"),
     "tie_word_embeddings": (False,),
@@ -199,7 +199,7 @@ def _read_sizes(
     width, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if width is None or heads is None:  # The following keys depend on them.
         return values
-    qwen_heads = family.key_value_heads if family and "num_key_value_heads" not in config else None
+    qwen_heads = family.num_key_value_heads if family and "num_key_value_heads" not in config else None
     read("num_key_value_heads", _is_size, whole, qwen_heads or int(heads))
     default = family.head_dim if family and "head_dim" not in config else None
     if config.get("head_dim") is None and default is None and width % heads:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.messages.table import SnapshotRoot
 from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import chunk_bytes, worth_resuming
@@ -28,9 +28,9 @@ class KeptChunks:
     """The folder of a peer's newest download; only this peer writes there. With `folder` None, nothing is
     kept."""
 
-    def __init__(self, folder: Path | None, say: Say) -> None:
+    def __init__(self, folder: Path | None, notify: Notify) -> None:
         self.folder = folder
-        self.say = say
+        self.notify = notify
         self._reported = False
 
     async def worth_resuming(self, roots: Iterable[SnapshotRoot]) -> set[Root]:
@@ -56,7 +56,9 @@ class KeptChunks:
             self._reported = True
             why = f"{self.folder}: cannot be written: {error.strerror or error}"
             then = "what comes from now on is fetched again if this peer is restarted meanwhile"
-            self.say("chunks_not_kept", f"{why}; the download goes on in memory, but {then}; make room there")
+            self.notify(
+                "chunks_not_kept", f"{why}; the download goes on in memory, but {then}; make room there"
+            )
 
 
 class Download:

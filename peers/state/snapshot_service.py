@@ -1,6 +1,6 @@
 """Serve the settled weights as snapshots to newcomers, and fetch them when this peer is one.
 
-Every `snapshot_rounds` settled rounds, all peers of a group keep the same snapshot: chunks named by hash
+Every `snapshot_interval` settled rounds, all peers of a group keep the same snapshot: chunks named by hash
 under one signed root. A newcomer chooses the newest root that two thirds of its group name and fetches chunks
 from several peers at once. From there it continues with contributions (`GroupRounds`).
 """
@@ -31,7 +31,7 @@ from peers.state.snapshot_store import (
 )
 from peers.telemetry import events as noted
 from peers.telemetry.console import amount
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.telemetry.reasons import HOLDERS
 from protocols.errors import CannotStart, Malformed, WireError
 from protocols.fields import Body
@@ -49,7 +49,7 @@ from protocols.messages.table import (
 from protocols.ports import Carries, Transport
 from protocols.signed import msgpack_guard
 from protocols.signed.envelope import EnvelopeKind, open_envelope
-from protocols.signed.told_tokens import tokens_in
+from protocols.signed.token_count import tokens_in
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import PeerInfo
 from swarmnet.rounds.contribution_sets import kept_rounds
@@ -107,7 +107,9 @@ class Around(Protocol):
 
 def start_digest(manifest: Manifest, stage: int) -> bytes | None:
     """Return the digest of a stage's initial weights if they are a model; None if the seed makes them."""
-    return bytes.fromhex(manifest.start.digests[stage]) if manifest.start.digests else None
+    return (
+        bytes.fromhex(manifest.init_checkpoint.digests[stage]) if manifest.init_checkpoint.digests else None
+    )
 
 
 class NoState(Exception):
@@ -130,15 +132,15 @@ class SnapshotService:
         snapshots: Snapshots,
         neighbourhood: Around,
         state_bytes: int,
-        note: noted.Note,
-        say: Say,
+        log_event: noted.LogEvent,
+        notify: Notify,
     ) -> None:
         self.snapshots = snapshots
         self.neighbourhood = neighbourhood
         self.state_bytes = state_bytes
         """Size in bytes of this stage's weights, known from the manifest."""
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
         self.clock = neighbourhood.clock
         self.settled_now: Callable[[], Standing] = lambda: NOT_BEGUN
         """Returns the progress of this peer once it has begun."""
@@ -150,7 +152,7 @@ class SnapshotService:
         """Digest of the initial weights if the seed does not make them."""
         self._false_starts: set[PeerId] = set()
         """Peers whose chunk lists of the initial weights were wrong."""
-        self.kept = KeptChunks(None, say)
+        self.kept = KeptChunks(None, notify)
         """Chunks of a download that survive a restart of this peer."""
         self.fetched_bytes = 0
         """Bytes of the newest state, including those fetched before a restart of this peer."""
@@ -227,7 +229,7 @@ class SnapshotService:
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
                     await self._offered.wait()
         if self._offers.keys() < self._asked:
-            self.note(noted.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
+            self.log_event(noted.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
         begun = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
@@ -342,12 +344,12 @@ class SnapshotService:
         carriers = self._carriers = await self._open_carriers(root.size - self.kept_bytes)
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once, here)
-        self.note(
+        self.log_event(
             noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
-        self.say("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
+        self.notify("weights", f"fetches the weights {which}: {size}, holders: {len(holders)}")
         try:
             self._do(self._fetch.start(self.clock.time()))
             while not self._fetched.is_set():  # Holders that stall are dropped; without holders it is stuck.
@@ -385,7 +387,7 @@ class SnapshotService:
         try:
             return await self.neighbourhood.transport.carriers(CARRIERS, self._carried, self._progressed)
         except CannotStart as error:
-            self.note(noted.NoCarriers(reason=str(error)))
+            self.log_event(noted.NoCarriers(reason=str(error)))
             return None
 
     def _progressed(self, peer: PeerId) -> None:
@@ -451,9 +453,9 @@ class SnapshotService:
                         self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
                 case Dropped(peer, code, reason):
                     reason = reason or HOLDERS[code].meaning
-                    self.note(noted.HolderDropped(peer=peer, code=code, reason=reason))
+                    self.log_event(noted.HolderDropped(peer=peer, code=code, reason=reason))
                     left = len(fetch.holders)
-                    self.say("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
+                    self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:
             self._fetched.set()
         self._timer.arm(fetch.next_deadline())

@@ -17,7 +17,7 @@ from peers.state.unnamed_file import laid_down
 from protocols.messages.table import SnapshotRoot
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
-from protocols.signed.told_tokens import told
+from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import RunId
 from swarmnet.rounds.own_contributions import Past
 from swarmnet.run.manifest import Rounds
@@ -112,7 +112,7 @@ class Snapshots:
         self, round: int, units: Callable[[], Tensor], digest: bytes, chain: bytes, tokens: int | None = None
     ) -> None:
         """Make a snapshot of a settled round if its number is due."""
-        if (round + 1) % self.rules.snapshot_rounds == 0:
+        if (round + 1) % self.rules.snapshot_interval == 0:
             self._hold(round, units(), digest, chain, tokens)
 
     def hold(self, weights: Weights) -> None:
@@ -142,7 +142,7 @@ class Snapshots:
             EnvelopeKind.SNAPSHOT,
             self.stage,
             sealed_round(round),
-            told(tokens, round),
+            encode_tokens(tokens, round),
             msgspec.msgpack.encode(root),
         )
         return Snapshot(root, signed, data, tokens)

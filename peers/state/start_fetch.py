@@ -32,7 +32,7 @@ from peers.config.peer_file import default_state
 from peers.config.remote_files import connect, is_web, reached
 from peers.config.run_url import is_url, without_secret
 from peers.state.start_folder import CONFIG, INDEX, MAX_JSON_BYTES, StartError, hash_of, read_json
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Lora, Manifest, ModelShape
 
@@ -55,20 +55,20 @@ WAIT_SECONDS = 0.5
 """Interval of the checks whether another peer of this machine has downloaded it."""
 
 
-async def model_here(place: str, manifest: Manifest, say: Say) -> Path | None:
+async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | None:
     """Return the folder that a peer file's `start` names, or None if it names none. If `start` is a URL, its
     model is downloaded into a folder that all peers of this machine share. Raises StartError."""
     local = folder_of(place)
-    if local is not None or not place or not manifest.start.path:
+    if local is not None or not place or not manifest.init_checkpoint.path:
         return local
-    sha256 = manifest.start.sha256
+    sha256 = manifest.init_checkpoint.sha256
     if not sha256:
         raise StartError(f"start: the run names no SHA-256 of its model: download {without_secret(place)}")
     folder = default_state(os.environ, sys.platform) / "models" / sha256[:16]
     stopped, loop = threading.Event(), asyncio.get_running_loop()
 
     def report(text: str) -> None:
-        loop.call_soon_threadsafe(say, "weights", text)
+        loop.call_soon_threadsafe(notify, "weights", text)
 
     try:
         await asyncio.to_thread(fetched, place, folder, manifest, report, stopped.is_set)
@@ -95,7 +95,7 @@ def beside_run(folder: Path, url: str) -> Path:
 
 
 def fetched(
-    url: str, folder: Path, manifest: Manifest, say: Callable[[str], None],
+    url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
     """Download the model at a URL into this folder. An existing folder stays unchanged: its readers check it.
@@ -104,7 +104,7 @@ def fetched(
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _alone(folder, is_stopped):
             if not is_there(folder):
-                _fetch(url, folder, manifest, say, is_stopped)
+                _fetch(url, folder, manifest, notify, is_stopped)
     except OSError as error:
         raise StartError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
@@ -127,7 +127,7 @@ def _alone(folder: Path, is_stopped: Callable[[], bool]) -> Iterator[None]:
 
 
 def _fetch(
-    url: str, folder: Path, manifest: Manifest, say: Callable[[str], None], is_stopped: Callable[[], bool]
+    url: str, folder: Path, manifest: Manifest, notify: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
     """Download all files into a temporary folder, check their hash, and rename the folder."""
     source = _Source(url)
@@ -136,13 +136,13 @@ def _fetch(
         shutil.rmtree(left, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=ends[0], suffix=ends[1], dir=folder.parent))
     try:
-        most = _most_bytes(manifest.model)
+        most = _max_bytes(manifest.model)
         budget = _Budget(most, time.monotonic() + BEGIN_SECONDS + most / SLOWEST, is_stopped)
         hashes = {CONFIG: source.copy(CONFIG, part, budget, MAX_JSON_BYTES)}
         for name in source.weights(part, budget):
-            say(f"fetches {name} of the model that the run starts from: {source.url}")
+            notify(f"fetches {name} of the model that the run starts from: {source.url}")
             hashes[name] = source.copy(name, part, budget)
-        found, wanted = hash_of(hashes), manifest.start.sha256
+        found, wanted = hash_of(hashes), manifest.init_checkpoint.sha256
         if wanted not in ("", found):
             raise StartError(
                 f"{source.url} is not the model that start.sha256 names: that is {wanted[:16]}..., its hash "
@@ -154,7 +154,7 @@ def _fetch(
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _most_bytes(shape: ModelShape) -> int:
+def _max_bytes(shape: ModelShape) -> int:
     """Return the maximum size of the run's model in bytes, in the widest number format."""
     shapes = parameter_shapes(replace(shape, lora=Lora()), whole(shape))
     return LARGEST_NUMBER * sum(map(prod, shapes.values())) + BESIDE_BYTES

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peers.errors import UserError
 from peers.state.checkpoint_file import state_digest
-from peers.state.model_config import FAMILIES, SIZE_KEYS, join_reasons, read_config
+from peers.state.model_config import FAMILIES, join_reasons, read_config
 from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.model.fixed_point import GRID_BITS
 from swarmnet.model.parameters import is_factor, parameter_shapes, whole
@@ -82,7 +82,7 @@ def open_model(path: Path, manifest: Manifest) -> Folder:
     yet. Raises StartError."""
     _require_fit(path, manifest.model)
     expected = parameter_shapes(replace(manifest.model, lora=Lora()), whole(manifest.model))
-    max_tensors = len(expected) + manifest.model.layers  # A buffer in each layer of older files.
+    max_tensors = len(expected) + manifest.model.num_hidden_layers  # A buffer in each layer of older files.
     files = tuple(sorted(file.name for file in path.glob("*.safetensors")))
     places: dict[str, str] = {}
     found: dict[str, tuple[int, ...]] = {}
@@ -117,11 +117,12 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
         return None if is_factor(name) else opened.tensor(name)
 
     units = first_state(manifest, stage, given)
-    digests = manifest.start.digests
+    digests = manifest.init_checkpoint.digests
     if digests and state_digest(-1, units).hex() != digests[stage]:
         raise StartError(
             f"{path} holds other weights than those that the run starts from (stage {stage}); get "
-            f"{manifest.start.origin or 'the model'} again, or leave `start` out of the peer file: others "
+            f"{manifest.init_checkpoint.origin or 'the model'} again, or leave `start` out of the peer "
+            "file: others "
             "that have it give it"
         )
     return units
@@ -132,14 +133,14 @@ def pinned(path: Path, manifest: Manifest) -> Start:
     model = open_model(path, manifest)
     sha256 = require_hash(model, manifest)
     stages = range(len(manifest.stages))
-    unpinned = replace(manifest, start=replace(manifest.start, digests=()))
+    unpinned = replace(manifest, init_checkpoint=replace(manifest.init_checkpoint, digests=()))
     digests = tuple(state_digest(-1, start_state(path, unpinned, stage, model)).hex() for stage in stages)
-    return replace(manifest.start, sha256=sha256, digests=digests)
+    return replace(manifest.init_checkpoint, sha256=sha256, digests=digests)
 
 
 def require_hash(model: Folder, manifest: Manifest) -> str:
     """Return the SHA-256 of the model's files. Raises StartError if the run names another."""
-    sha256, wanted = model.sha256(), manifest.start.sha256
+    sha256, wanted = model.sha256(), manifest.init_checkpoint.sha256
     if wanted not in ("", sha256):
         raise StartError(
             f"{model.path} is not the model that start.sha256 names: that is {wanted[:16]}..., the folder's "
@@ -156,12 +157,12 @@ def _require_fit(path: Path, shape: ModelShape) -> None:
         has, wanted = str(shape.qk_norm).lower(), str(found.qk_norm).lower()
         reasons.append(f"the run file has qk_norm: {has}; write model.qk_norm: {wanted}")
     for key, value in found.values.items():
-        own_key, own = SIZE_KEYS[key], getattr(shape, SIZE_KEYS[key])
+        own = getattr(shape, key)
         if key == "max_position_embeddings":
             if own > value:
-                reasons.append(f"{key}: {value}; the run file has {own_key}: {own}; write at most {value}")
+                reasons.append(f"{key}: {value}; the run file has {own}; write at most {value}")
         elif own != value:
-            reasons.append(f"{key}: {value}; the run file has {own_key}: {own}; write {own_key}: {value}")
+            reasons.append(f"{key}: {value}; the run file has {own}; write {value}")
     if reasons:
         raise StartError(f"{path / CONFIG} is not of the run's model: {join_reasons(tuple(reasons))}")
 

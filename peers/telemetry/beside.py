@@ -42,7 +42,7 @@ class Beside:
         for character in text if self._together else ():
             self._column = self._after(character)
 
-    def say(self, _event: str, words: str) -> None:
+    def notify(self, _event: str, words: str) -> None:
         """A line for people."""
         words = shown(words, self._words)
         if self._column == 0 or not self._together:

@@ -1,6 +1,6 @@
 """What a peer says: one status line on a terminal, or JSON lines for machines.
 
-Both are the same two calls: `status` (how it goes, often) and `say` (something happened). Nothing here
+Both are the same two calls: `status` (how it goes, often) and `notify` (something happened). Nothing here
 starts a thread.
 """
 
@@ -72,7 +72,7 @@ class Report(Protocol):
     def status(self, status: Status) -> None:
         """How it goes now."""
 
-    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+    def notify(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
         """Something happened: `event` names it for machines, `text` is one line for people."""
 
     def close(self) -> None: ...
@@ -107,7 +107,7 @@ class LineReport:
         if self._due.now(status):
             self._console.print(line)
 
-    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+    def notify(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
         style = {"info": "", "warning": "yellow", "error": "bold red"}[level]
         prefix = "" if level == "info" else f"{level}: "
         self._console.print(Text(prefix + printable(text), style=style))
@@ -154,7 +154,7 @@ class JsonReport:
         known = {key: value for key, value in asdict(status).items() if value is not None}
         self._write({"level": "info", "event": "status", **known})
 
-    def say(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
+    def notify(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
         self._write({"level": level, "event": event, "text": text, **fields})
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class LogToReport(logging.Handler):
         if END_OF_P2PD in text:
             return
         level: Level = "error" if record.levelno >= logging.ERROR else "warning"
-        self._report.say(
+        self._report.notify(
             "log", f"{record.name}: {text}", level if record.levelno >= logging.WARNING else "info"
         )
 

@@ -22,7 +22,7 @@ class SettledRounds(dict[int, noted.Settled]):
         match event:
             case noted.Settled(round):
                 self[round] = event
-            case noted.Resynchronise(fork_round=int(first)):
+            case noted.Resync(fork_round=int(first)):
                 for round in [round for round in self if round >= first]:
                     del self[round]
             case _:
@@ -51,13 +51,13 @@ class Story:
                 self.recent.add(loss * tokens, tokens)
                 if self.recent.mean is not None:
                     self.losses.add(at, self.recent.mean)
-            case noted.Made(round, id):
+            case noted.ContributionMade(round, id):
                 self.contributions.make(id, round)
-            case noted.GivenBack(id=id):
+            case noted.ContributionReturned(id=id):
                 self.contributions.give_back(id)
             case noted.Settled(round):
                 self.contributions.settle(round)
-            case noted.Resynchronise():
+            case noted.Resync():
                 self.contributions.lose_open()
             case noted.Started():
                 self.contributions = ContributionFates()

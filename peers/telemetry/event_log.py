@@ -27,7 +27,7 @@ from peers.telemetry.events import (
     SAID,
     Assembled,
     Listening,
-    LogWrittenAgain,
+    LogRewritten,
     NotRelayed,
     Relayed,
     Remark,
@@ -176,7 +176,7 @@ class EventLog:
     def _take_again(self) -> None:
         if self._refused:
             lost, self._refused, self._lost = self._lost, False, 0
-            self.record(LogWrittenAgain(lost))
+            self.record(LogRewritten(lost))
             self.trouble(f"{self._path} is written again; events lost meanwhile: {lost}")
 
     def close(self) -> None:

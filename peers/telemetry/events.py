@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType, field
 from peers.telemetry import reasons
 from peers.telemetry.event import Event
 
-Note = Callable[[Event], None]
+LogEvent = Callable[[Event], None]
 """Writes to the peer's event log."""
 
 # One event is one paragraph.
@@ -44,12 +44,12 @@ class Fault(Event, frozen=True):
     code: str
     reason: str
 
-class StoodStill(Event, frozen=True):
+class ProcessStalled(Event, frozen=True):
     """The event loop did not turn for so long: the machine slept, or the process was stopped."""
     sentence = "stood still for {seconds} s"
     seconds: float
 
-class LogWrittenAgain(Event, frozen=True):
+class LogRewritten(Event, frozen=True):
     """The disk takes lines again; so many were lost meanwhile."""
     lost: int
 
@@ -67,29 +67,29 @@ class InStep(Event, frozen=True):
     round: int
     settled: int = -1
 
-class TookUp(Event, frozen=True):
+class ExpertsReassigned(Event, frozen=True):
     """It trains this group of experts, from after its contribution to `round` on; how many peers held each in
     the newest two applied rounds: said when it is new which group, or which have nobody."""
     round: int
     group: int
     holders: Sequence[int]
 
-class Ended(Event, frozen=True):
+class RunEnded(Event, frozen=True):
     """The run is over: rounds up to `round` are settled here; the owner ordered `ordered` as the last one."""
     round: int
     ordered: int | None
 
-class Looked(Event, frozen=True):
+class PlacementChecked(Event, frozen=True):
     """What each stage can do, tokens per second, and what this peer could; before it thinks of a move."""
     capacities: Sequence[float]
     rate: float
 
-class Moving(Event, frozen=True):
+class StageChangeStarted(Event, frozen=True):
     """It has said that it would move to a stage, and waits whether others do."""
     sentence = "would move to stage {stage}"
     stage: int
 
-class NotMoving(Event, frozen=True):
+class StageChangeRefused(Event, frozen=True):
     """It stays."""
     sentence = "stays on its stage"
     codes = reasons.MOVES
@@ -164,7 +164,7 @@ class AnswerFailed(Event, frozen=True):
     code: str
     reason: str
 
-class VisitorNotReached(Event, frozen=True):
+class ClientNotReached(Event, frozen=True):
     """A visitor whose request is done could not be dialled."""
     sentence = "visitor {peer} was not reached"
     codes = reasons.LINKS
@@ -255,7 +255,7 @@ class WaitingOver(Event, frozen=True):
 
 # -- rounds -----------------------------------------------------------------------------------------------
 
-class Made(Event, frozen=True):
+class ContributionMade(Event, frozen=True):
     """The own contribution to a round, over so many tokens."""
     round: int
     id: str
@@ -290,13 +290,13 @@ class Audited(Event, frozen=True):
     shard: int
     asked: str
 
-class Took(Event, frozen=True):
+class ContributionAccepted(Event, frozen=True):
     """Somebody's contribution came, was checked and counts."""
     round: int
     id: str
-    maker: str
+    contributor: str
 
-class GivenBack(Event, frozen=True):
+class ContributionReturned(Event, frozen=True):
     """The group went on without the own contribution; it is offered again with later rounds, unless this
     peer counts for nothing yet."""
     sentence = "contribution to round {round} taken back"
@@ -334,7 +334,7 @@ class Undecided(Event, frozen=True):
     """At the end: what becomes of these own contributions is open."""
     ids: Sequence[str]
 
-class Resynchronise(Event, frozen=True):
+class Resync(Event, frozen=True):
     """The state is fetched anew; its own history from `fork_round` on is given up, none if null."""
     sentence = "the state is fetched anew"
     codes = reasons.RESYNCHRONISATIONS
@@ -494,7 +494,7 @@ Topic = Literal[
     "weights",
 ]  # fmt: skip
 """What a line is about that has nothing but its text."""
-Say = Callable[[Topic, str], None]
+Notify = Callable[[Topic, str], None]
 """One line for people, and the event log."""
 
 class Remark(Said, frozen=True):

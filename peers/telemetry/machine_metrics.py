@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from peers.telemetry.metric_kinds import Declare, Label
 
-IDLE = ("microbatches", "answers", "stage_missing", "joining", "held", "paused", "leaving", "work_share",
-        "other")  # fmt: skip
+IDLE = (
+    "microbatches",
+    "answers",
+    "stage_missing",
+    "joining",
+    "paused_by_owner",
+    "paused",
+    "leaving",
+    "compute_duty_cycle",
+    "other",
+)
 """What the compute thread can wait for (peers/worker/compute_sampler.py)."""
 
 GPU = {
@@ -17,7 +26,7 @@ GPU = {
 }  # fmt: skip
 
 EXPERTS = {
-    "experts_busiest_ratio":
+    "expert_load_imbalance":
         "Tokens of a layer's busiest expert over the mean of its experts, mean of the stage's layers, in the "
         "newest ten seconds; 1: even. Only where there are experts, computed on one device.",
 }  # fmt: skip
@@ -38,7 +47,8 @@ class ComputeSeconds:
             "compute_idle_seconds_total",
             "Not computing, by what was waited for when it was looked at (once a second), seconds; "
             "microbatches: nothing to do has come; answers: all microbatches here are on other stages; "
-            "joining: not in step yet; held: the owner paused the run; work_share: rest that the peer file "
+            "joining: not in step yet; held: the owner paused the run; compute_duty_cycle: rest that "
+            "the peer file "
             "asks for.",
             Label("reason", IDLE),
         )

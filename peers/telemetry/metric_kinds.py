@@ -80,32 +80,32 @@ class Declare:
         self.registry = registry
         self.declared: list[Declared] = []
 
-    def _note(self, name: str, kind: str, help: str, labels: Sequence[Label] = ()) -> str:
+    def _register(self, name: str, kind: str, help: str, labels: Sequence[Label] = ()) -> str:
         self.declared.append(Declared(PREFIX + name, kind, tuple(labels), help))
         return PREFIX + name
 
     def counter(self, name: str, help: str) -> Counter:
-        return Counter(self._note(name, "counter", help), help, registry=self.registry)
+        return Counter(self._register(name, "counter", help), help, registry=self.registry)
 
     def gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(self._note(name, "gauge", help), help, registry=self.registry)
+        return Gauge(self._register(name, "gauge", help), help, registry=self.registry)
 
     def histogram(self, name: str, help: str, bounds: Sequence[float]) -> Histogram:
-        name = self._note(name, "histogram", help)
+        name = self._register(name, "histogram", help)
         return Histogram(name, help, buckets=bounds, registry=self.registry)
 
     def counters(self, name: str, help: str, *labels: Label) -> Family[Counter]:
-        name = self._note(name, "counter", help, labels)
+        name = self._register(name, "counter", help, labels)
         metric = Counter(name, help, [label.name for label in labels], registry=self.registry)
         return Family(metric.labels, labels)
 
     def gauges(self, name: str, help: str, *labels: Label) -> Family[Gauge]:
-        name = self._note(name, "gauge", help, labels)
+        name = self._register(name, "gauge", help, labels)
         metric = Gauge(name, help, [label.name for label in labels], registry=self.registry)
         return Family(metric.labels, labels)
 
     def histograms(self, name: str, help: str, bounds: Sequence[float], *labels: Label) -> Family[Histogram]:
-        name = self._note(name, "histogram", help, labels)
+        name = self._register(name, "histogram", help, labels)
         names = [label.name for label in labels]
         metric = Histogram(name, help, names, buckets=bounds, registry=self.registry)
         return Family(metric.labels, labels)

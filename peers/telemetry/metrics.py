@@ -30,11 +30,11 @@ KINDS = ("activation", "gradient", "experts", "contribution", "update", "audit",
 WAYS = ("direct", "relayed", "none", "unknown")
 """How others get to a peer (`reachable.Way`)."""
 
-STATES = ("connecting", "joining", "training", "held", "ended", "paused", "leaving")
+STATES = ("connecting", "joining", "training", "paused_by_owner", "ended", "paused", "leaving")
 """What a worker can be at (`Worker.state`)."""
 
 COUNTED = {
-    "settled_tokens":
+    "finalized_tokens":
         "Tokens in all: of all peers, in all settled rounds of the stage since the run began. Only where it "
         "is known.",
     "text_shards":
@@ -138,7 +138,7 @@ class Rounds:
         )
         self.credit = declare.gauge(
             "credit_contributions",
-            "Contributions of this peer that others have signed receipts for (`swarmnet me`).",
+            "Contributions of this peer that others have signed receipts for (`swarmnet credit`).",
         )
 
 

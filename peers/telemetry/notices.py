@@ -46,4 +46,4 @@ class Teller:
         more = self._kept.pop(which, 0)
         cure = f" ({words.cure})" if words.cure else ""
         again = f" ({more} more since it was last said)" if more else ""
-        self._report.say(event.name, f"{words.text}{cure}{again}", words.level, code=words.code)
+        self._report.notify(event.name, f"{words.text}{cure}{again}", words.level, code=words.code)

@@ -69,8 +69,8 @@ DEPARTURES = Codes("A neighbour is gone", "departures_total", {
     "refused_us": Reason("it refused this peer", VERSION, "warning"),
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
-    "out_of_line": Reason("most of its numbers were far larger or smaller than others'", BAN, "warning"),
-    "false_sums": Reason("it has published sums that its slices do not give", BAN, "warning"),
+    "outlier": Reason("most of its numbers were far larger or smaller than others'", BAN, "warning"),
+    "invalid_reduction": Reason("it has published sums that its slices do not give", BAN, "warning"),
     "released": Reason("neither side needs the link: nearer neighbours are there", NOTHING, "none"),
 })  # fmt: skip
 
@@ -92,8 +92,8 @@ REFUSALS = Codes("Refused", "refused_total", {
         "a receipt that nobody owes this peer, or not any more: of a stranger, or of rounds long past",
         NOTHING,
     ),
-    "out_of_line": DEPARTURES["out_of_line"],
-    "false_sums": Reason(
+    "outlier": DEPARTURES["outlier"],
+    "invalid_reduction": Reason(
         "it has published sums that its slices do not give, and there is proof",
         f"on the peer itself: its memory or its device computes wrongly, {DOCTOR}; else {BAN}",
         "warning",
@@ -171,7 +171,7 @@ REROUTES = Codes("A microbatch went to another peer", "microbatches_rerouted_tot
     "wrong_stage": REFUSALS["wrong_stage"],
     "illegal_path": REFUSALS["illegal_path"],
     "malformed": REFUSALS["malformed"],
-    "out_of_line": Reason(
+    "outlier": Reason(
         "its numbers were far from the size of others'", f"if one peer often: {BAN}", "warning"
     ),
     "other": REFUSALS["other"],
@@ -182,7 +182,7 @@ DROPS = Codes("A microbatch was given up", "microbatches_dropped_total", {
     "cancelled": Reason("whoever asked for it has gone, or asked somebody else", NOTHING),
     "not_finite": REROUTES["not_finite"],
     "malformed": REFUSALS["malformed"],
-    "out_of_line": REROUTES["out_of_line"],
+    "outlier": REROUTES["outlier"],
 })  # fmt: skip
 
 ROUNDS = Codes("A round was applied", "rounds_total", {
@@ -193,22 +193,28 @@ ROUNDS = Codes("A round was applied", "rounds_total", {
     "replayed": Reason("the group had settled it before; this peer caught up", NOTHING, "none"),
 })  # fmt: skip
 
-CONTRIBUTIONS = Codes("A contribution", "updates_total", {
-    "accepted": Reason("checked and counted", NOTHING),
-    "repeated": Reason("it was here already", NOTHING),
-    "late": Reason("its round was settled without it", f"its maker runs {DOCTOR}: line and clock"),
-    "not_counted": Reason("its maker is no known member of the group", "if it goes on: ban who sent it"),
-    "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", BAN),
-    "malformed": REFUSALS["malformed"],
-    "too_large": REFUSALS["too_large"],
-    "bad_signature": REFUSALS["bad_signature"],
-    "wrong_run": REFUSALS["wrong_run"],
-    "not_finite": Reason(
-        "the own gradient was not finite, so none was made", f"{TOP}: is the loss finite?", "warning"
-    ),
-    "given_back": Reason("the own one came too late for its round; its gradient goes into the next", DOCTOR),
-    "other": REFUSALS["other"],
-})  # fmt: skip
+CONTRIBUTIONS = Codes(
+    "A contribution",
+    "updates_total",
+    {
+        "accepted": Reason("checked and counted", NOTHING),
+        "repeated": Reason("it was here already", NOTHING),
+        "late": Reason("its round was settled without it", f"its maker runs {DOCTOR}: line and clock"),
+        "not_counted": Reason("its maker is no known member of the group", "if it goes on: ban who sent it"),
+        "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", BAN),
+        "malformed": REFUSALS["malformed"],
+        "too_large": REFUSALS["too_large"],
+        "bad_signature": REFUSALS["bad_signature"],
+        "wrong_run": REFUSALS["wrong_run"],
+        "not_finite": Reason(
+            "the own gradient was not finite, so none was made", f"{TOP}: is the loss finite?", "warning"
+        ),
+        "contribution_returned": Reason(
+            "the own one came too late for its round; its gradient goes into the next", DOCTOR
+        ),
+        "other": REFUSALS["other"],
+    },
+)
 
 AUDITS = Codes("A reducer's sums were computed again", "audits_total", {
     "agrees": Reason("its sums follow from the slices", NOTHING, "none"),

@@ -25,9 +25,9 @@ MAX_LOSSES = 512
 MAX_EVENTS = 256
 SHOWN_VERSIONS = 8
 ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
-STATES = ("joining", "training", "serving", "held", "ended", "paused", "leaving", "other", "gone")
+STATES = ("joining", "training", "serving", "paused_by_owner", "ended", "paused", "leaving", "other", "gone")
 """`joining` is also a peer that connects; `serving`: a peer without a stage; `gone`: it does not answer."""
-IN_STEP = ("training", "held", "ended")
+IN_STEP = ("training", "paused_by_owner", "ended")
 """A peer of a run that its owner paused or ended has the weights and the rounds of its group as before."""
 HOLDING = ("joining", *IN_STEP, "suspect", "known")
 """A peer in one of these states holds its stage or is about to."""
@@ -185,7 +185,7 @@ class SwarmSnapshot:
     """Where a newcomer would go; None while nobody is there, or a stage is stuck."""
     round: int | None = None
     settled: int | None = None
-    """Of the own stage or the first one, as `settled_tokens`."""
+    """Of the own stage or the first one, as `finalized_tokens`."""
     lag: int | None = None
     """Rounds behind the newest that is known of the same stage: each stage has rounds of its own."""
     loss: float | None = None
@@ -195,7 +195,7 @@ class SwarmSnapshot:
     """Oldest first."""
     tokens: int = 0
     """Since the peer started, or those that are there did."""
-    settled_tokens: int | None = None
+    finalized_tokens: int | None = None
     """In all settled rounds of the stage since the run began, by all peers."""
     tokens_per_second: float | None = None
     sent: Mapping[str, int] = field(default_factory=dict)

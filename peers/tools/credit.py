@@ -38,7 +38,7 @@ def from_disk(state: Path) -> dict[str, Any]:
     kept = read(state / FILE_NAME, signed, identity.peer_id)
     return {
         "peer": identity.peer_id, "run": signed.run_id, "name": signed.manifest.name,
-        "state": "not running", "start": start, "every": signed.manifest.rounds.snapshot_rounds,
+        "state": "not running", "start": start, "every": signed.manifest.rounds.snapshot_interval,
         **summary(kept),
     }  # fmt: skip
 

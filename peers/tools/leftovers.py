@@ -181,7 +181,7 @@ def remove(found: Leftovers) -> list[str]:
     told = []
     for file in found.keys:
         file.unlink(missing_ok=True)
-        told.append(_told(file))
+        told.append(_describe(file))
     for state in found.states:
         with only_one(state.folder):
             told += _removed(state)
@@ -207,7 +207,7 @@ def _removed(state: State) -> list[str]:
         except OSError as error:
             raise UserError(f"{path}: cannot be removed: {error.strerror}") from None
     _remove_empty(state.folder)
-    return [_told(state.folder)]
+    return [_describe(state.folder)]
 
 
 def _remove_empty(folder: Path) -> None:
@@ -215,5 +215,5 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _told(path: Path) -> str:
+def _describe(path: Path) -> str:
     return f"removed  {path}" if not os.path.lexists(path) else f"in part  {path}: the rest stays"

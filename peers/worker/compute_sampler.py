@@ -16,8 +16,12 @@ from peers.worker.worker import Worker
 SHARE_SECONDS = 10.0
 """`idle_share` is an average over so long (as tokens per second are)."""
 PLAIN = {
-    "connecting": "joining", "joining": "joining", "held": "held", "ended": "held", "leaving": "leaving",
-}  # fmt: skip
+    "connecting": "joining",
+    "joining": "joining",
+    "paused_by_owner": "paused_by_owner",
+    "ended": "paused_by_owner",
+    "leaving": "leaving",
+}
 """States of a worker that are the reason themselves."""
 ELSEWHERE = ("waiting", "unrouted")
 """Phases of a microbatch (pipeline.Phase) that is on another stage, or wants to go there."""
@@ -78,7 +82,7 @@ class ComputeTime:
         idle = passed - busy - rested
         self._idle += idle + rested
         self._metrics.busy.inc(busy)
-        self._metrics.idle("work_share").inc(rested)
+        self._metrics.idle("compute_duty_cycle").inc(rested)
         self._metrics.idle(reason).inc(idle)
 
     @property

@@ -44,7 +44,7 @@ class MessageDispatcher:
         if self.worker.update is not None:
             self.worker.update.counted(peers)
 
-    def stood_still(self, seconds: float) -> None:
+    def on_stall(self, seconds: float) -> None:
         if self.worker.update is not None:
             self.worker.update.feed(ProcessStalled(seconds))
 
@@ -73,13 +73,13 @@ class MessageDispatcher:
                 worker.data.message(peer, message, body)
         elif isinstance(message, STATE_MESSAGES):
             if isinstance(message, GetState):
-                worker.digests.tell(peer)
-                self.orders.asked(peer)
+                worker.digests.send_all(peer)
+                self.orders.on_state_request(peer)
             if worker.states is not None:
                 worker.states.message(peer, message, body)
         elif isinstance(message, Statements):
             if worker.recovery.keepers.is_one(peer):
-                worker.recovery.keepers.hear(peer, message)
+                worker.recovery.keepers.receive(peer, message)
             else:
                 worker.digests.message(peer, message)
         elif isinstance(message, OrderUpdate):

@@ -25,7 +25,7 @@ async def find_run(process: Process, network: Network) -> SignedManifest:
     await network.join(process)
     if here is not None:
         return here
-    signed = await find_manifest(config.run, network.directory, kept, process.say)
+    signed = await find_manifest(config.run, network.directory, kept, process.notify)
     await asyncio.to_thread(_check, config, signed.manifest)
     return signed
 

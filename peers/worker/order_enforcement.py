@@ -22,7 +22,7 @@ from protocols.errors import WireError
 from protocols.messages.table import OrderUpdate
 from protocols.signed.invites import prove_invite
 from swarmnet.identifiers import PeerId
-from swarmnet.run.owner_orders import NO_ORDER, Order, told
+from swarmnet.run.owner_orders import NO_ORDER, Order, describe_changes
 
 LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
 """The run's text without the documents of these hashes."""
@@ -64,10 +64,10 @@ class OrderEnforcer:
         """Ask the directory once before anything starts. UserError if this peer is not to take part."""
         worker, directory = self.worker, self.worker.presence.directory
         me = worker.transport.peer
-        await first_look(self.book, self.gatekeeper, directory, me, deadline_seconds, worker.note)
+        await first_look(self.book, self.gatekeeper, directory, me, deadline_seconds, worker.log_event)
         if self.book.order.sequence:
-            now = "; ".join(told(NO_ORDER, self.book.order))
-            self.worker.say("order", f"by the owner's newest order: {now}")
+            now = "; ".join(describe_changes(NO_ORDER, self.book.order))
+            self.worker.notify("order", f"by the owner's newest order: {now}")
 
     async def read_text(self) -> Text:
         """For the first stage."""
@@ -77,7 +77,7 @@ class OrderEnforcer:
 
     def begin(self) -> None:
         """The worker's parts are assembled."""
-        self.book.heard.append(self._heard)
+        self.book.heard.append(self._on_order)
         neighbourhood = self.worker.neighbourhood
         assert neighbourhood is not None
         neighbourhood.admission = self.gatekeeper
@@ -86,11 +86,11 @@ class OrderEnforcer:
 
     async def keep_forever(self) -> None:
         """The order and the registry's entry in the directory, and what others have put there."""
-        await keep_forever(self.book, self.worker.presence.directory, self.worker.note)
+        await keep_forever(self.book, self.worker.presence.directory, self.worker.log_event)
 
     async def close(self) -> None:
-        if self._heard in self.book.heard:
-            self.book.heard.remove(self._heard)
+        if self._on_order in self.book.heard:
+            self.book.heard.remove(self._on_order)
         tasks = [task for task in (self._reading, self._saving) if task is not None]
         for task in tasks:
             task.cancel()
@@ -99,9 +99,9 @@ class OrderEnforcer:
     # -- neighbours -----------------------------------------------------------------------------------
 
     def linked(self, peer: PeerId) -> None:
-        self._tell(peer)
+        self._send_order(peer)
 
-    def asked(self, peer: PeerId) -> None:
+    def on_state_request(self, peer: PeerId) -> None:
         """It asks for the state: a visitor has no link on which it was told."""
         neighbourhood, held = self.worker.neighbourhood, self.book.held
         if held is not None and neighbourhood is not None and peer not in neighbourhood.known():
@@ -118,24 +118,24 @@ class OrderEnforcer:
             neighbourhood.refused(peer, error.code, str(error))
             return
         if not news and held is not None and message.order != held.data:
-            self._tell(peer)  # It knows an older one. Who has no link to us gets nothing.
+            self._send_order(peer)  # It knows an older one. Who has no link to us gets nothing.
 
-    def _tell(self, peer: PeerId) -> None:
+    def _send_order(self, peer: PeerId) -> None:
         neighbourhood, held = self.worker.neighbourhood, self.book.held
         if held is not None and neighbourhood is not None:
             neighbourhood.post(peer, "group", OrderUpdate(held.data))
 
     # -- obeying --------------------------------------------------------------------------------------
 
-    def _heard(self, before: Order, now: Order) -> None:
+    def _on_order(self, before: Order, now: Order) -> None:
         worker = self.worker
         reason = now.reason or "no reason given"
-        worker.say("order", f"the owner orders: {'; '.join(told(before, now))} ({reason})")
+        worker.notify("order", f"the owner orders: {'; '.join(describe_changes(before, now))} ({reason})")
         neighbourhood = worker.neighbourhood
         assert neighbourhood is not None
         for peer, known in list(neighbourhood.membership.peers.items()):
             if known.linked:
-                self._tell(peer)
+                self._send_order(peer)
         self._bar()
         for peer, (code, reason) in self.gatekeeper.parted().items():
             neighbourhood.part_from(peer, code, reason)
@@ -147,7 +147,7 @@ class OrderEnforcer:
             return
         if worker.update is not None:
             worker.update.ordered(now.rates)
-        self.ending.heard()
+        self.ending.on_change()
         self.steer()
         if now.checkpoint > before.checkpoint:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="ordered checkpoint")
@@ -158,7 +158,7 @@ class OrderEnforcer:
         """Whose contributions count no more."""
         update = self.worker.update
         current = update.rounds.current if update is not None else -1
-        self.worker.makers.bar(self.gatekeeper.parted(), current)
+        self.worker.contributors.bar(self.gatekeeper.parted(), current)
 
     def steer(self) -> None:
         """Start microbatches or not, from the text that may be read."""

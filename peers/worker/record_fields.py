@@ -17,7 +17,7 @@ def claims_of(worker: WorkerContext) -> Claims:
     """As it is now; also before its parts are there."""
     data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
     shape = worker.manifest.data
-    microbatch_tokens = shape.sequence_tokens * shape.microbatch_sequences
+    microbatch_tokens = shape.seq_len * shape.micro_batch_size
     seconds = worker.load().service_seconds
     loss = data.losses.mean if data is not None else None
     saved = worker.disk.saved if neighbourhood is not None else None
@@ -37,7 +37,7 @@ def claims_of(worker: WorkerContext) -> Claims:
         checkpoint_seconds=_written_at(saved[0]) if saved is not None else 0.0,
         sent_bytes=traffic.sent.total() if traffic is not None else 0,
         received_bytes=traffic.received.total() if traffic is not None else 0,
-        settled_tokens=update.tokens if update is not None else None,
+        finalized_tokens=update.tokens if update is not None else None,
         device=(worker.part.kind or worker.part.device.type) if data is not None else "",
         joules=worker.settings.joules(),
         text_shards=coverage.shards if coverage is not None else 0,

@@ -105,7 +105,7 @@ class WorkerRole(Role):
         self.story = Story()
         """For `swarmnet top`: hears the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
-        self.upload = UploadWatch(config, self.story, process.say)
+        self.upload = UploadWatch(config, self.story, process.notify)
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
@@ -117,7 +117,7 @@ class WorkerRole(Role):
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
-        warn = partial(process.report.say, "limits", level="warning")
+        warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
         self._gpu: GpuWatch | None = None
         self.watch = LimitsWatch(config.limits, self, gpu=gpu)
@@ -135,14 +135,14 @@ class WorkerRole(Role):
         self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
         set_threads(config.threads)
-        self.model = await model_here(config.start, signed.manifest, process.say)
+        self.model = await model_here(config.init_checkpoint, signed.manifest, process.notify)
         missing = await asyncio.to_thread(missing_text, signed.manifest, config)
         self.never = never_held(signed.manifest, config, missing)
         p2pd = network.transport.daemon.pid
         watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
-        process.say("run", run_line(signed))
+        process.notify("run", run_line(signed))
         if self.never and (config.stage == "auto" or config.may_move):
-            process.say("no_text", f"takes any stage but the first: {missing}")
+            process.notify("no_text", f"takes any stage but the first: {missing}")
         beside = [
             asyncio.create_task(watching, name="limits"),
             asyncio.create_task(self._introduce(signed, network), name="introduction"),
@@ -168,7 +168,7 @@ class WorkerRole(Role):
         """Say what was found of the run, and once this machine's pace is known, what goes over its line."""
         process = self.process
         records = await found(network.directory, signed, process.identity.peer_id)
-        process.say("swarm", swarm_line(records))
+        process.notify("swarm", swarm_line(records))
         await self._taken.wait()
         self.upload.look(signed, records, self._first)
         await asyncio.gather(self._say_traffic(signed, records), self._watch_upload(signed, network))
@@ -178,7 +178,7 @@ class WorkerRole(Role):
     ) -> None:
         process, limits = self.process, self.process.config.limits
         pace = await pace_of(self._tokens, PACE_MICROBATCHES * signed.manifest.microbatch_tokens)
-        process.say("line", traffic_line(signed.manifest, self._first, pace, records, limits))
+        process.notify("line", traffic_line(signed.manifest, self._first, pace, records, limits))
 
     async def _watch_upload(self, signed: SignedManifest, network: Network) -> None:
         """Compare the line with what the run needs, again and again where there is something to say."""
@@ -207,7 +207,7 @@ class WorkerRole(Role):
         worker = self.worker = Worker(
             signed, process.identity, network.transport, network.directory, compute,
             text.open, self._settings(signed),
-            Random(process.identity.peer_id), process.log.record, process.say,
+            Random(process.identity.peer_id), process.log.record, process.notify,
             self._part,
         )  # fmt: skip
         network.dht.linked = worker.linked
@@ -228,7 +228,7 @@ class WorkerRole(Role):
             await self._let_devices_go()
             await text.close()
             observer.look()
-            observer.note()
+            observer.log_event()
             process.log.flush()
             if worker.neighbourhood is not None:
                 known = worker.neighbourhood.membership.peers.items()
@@ -245,7 +245,7 @@ class WorkerRole(Role):
             await self._say_lost(lost)
             return not process.stop.is_set()
         if worker.ending.round is not None:
-            process.say("ended", f"the run has ended at round {worker.ending.round}: {worker.ending.hint}")
+            process.notify("ended", f"the run has ended at round {worker.ending.round}: {worker.ending.hint}")
             return False
         return not process.stop.is_set()
 
@@ -253,11 +253,11 @@ class WorkerRole(Role):
         process = self.process
         return Observer(
             worker, process.metrics, process.report, process.log, self.compute_time,
-            process.config.metrics.peak_operations, network.dht, process.config.name,
+            process.config.metrics.peak_flops, network.dht, process.config.name,
         )  # fmt: skip
 
     def _computing(self) -> Compute:
-        compute = ThreadCompute(self.process.config.work_share)
+        compute = ThreadCompute(self.process.config.compute_duty_cycle)
         if len(self.devices) > 1:
             compute.used = time.perf_counter  # Others do its work.
         return compute
@@ -271,7 +271,9 @@ class WorkerRole(Role):
         """And wait a moment, a longer one each time, unless they had worked for a while."""
         if time.monotonic() > self._held_since + LONGEST_RESTART_SECONDS:
             self._restart_seconds = RESTART_SECONDS
-        self.process.say("devices_lost", f"{lost}; takes its stage up again in {self._restart_seconds:g} s")
+        self.process.notify(
+            "devices_lost", f"{lost}; takes its stage up again in {self._restart_seconds:g} s"
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._restart_seconds):
                 await self.process.stop.wait()
@@ -293,7 +295,7 @@ class WorkerRole(Role):
             if work.done():
                 work.result()
             else:
-                self.process.say("pause_cut", f"was not done within {CUT_SECONDS:g} s: leaves as it is")
+                self.process.notify("pause_cut", f"was not done within {CUT_SECONDS:g} s: leaves as it is")
         finally:
             for task in (work, begun):
                 task.cancel()
@@ -305,7 +307,7 @@ class WorkerRole(Role):
         every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)
         at_most = min(graphs, max(config.slots, config.in_flight))
-        self.process.say(
+        self.process.notify(
             "machine", machine_line(every[stage], at_most, allowed, limited, self.device.type, self.computing)
         )
         if not self._taken.is_set():
@@ -319,8 +321,8 @@ class WorkerRole(Role):
 
     def _needs(self, manifest: Manifest) -> list[Needs]:
         """What each stage of the run would need on this machine."""
-        text_limit = self.process.config.text_limit
-        return all_needs(manifest, self.device, text_limit, self.computing, len(self.devices))
+        max_data_bytes = self.process.config.max_data_bytes
+        return all_needs(manifest, self.device, max_data_bytes, self.computing, len(self.devices))
 
     def _allowed(self) -> int:
         """The bytes that a stage may take."""
@@ -335,7 +337,7 @@ class WorkerRole(Role):
             in_flight=config.in_flight, slots=config.slots, checkpoint_seconds=config.checkpoint_seconds,
             drain_seconds=config.drain_seconds, checkpoints=config.state / "checkpoints",
             receipts=config.state / FILE_NAME,
-            from_seed=config.from_seed, start=self.model,
+            allow_reinit=config.allow_reinit, start=self.model,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
             line=known_line(config), export_hint=export_hint(signed, config.state, config.bootstrap),
@@ -460,7 +462,7 @@ class WorkerRole(Role):
             "stage": worker.stage if worker is not None else -1, "moves": self.moved,
             "group": worker is not None and joined and worker.has_company(),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
-            "every": signed.manifest.rounds.snapshot_rounds,
+            "every": signed.manifest.rounds.snapshot_interval,
             "warnings": [*(stuck_of_worker(worker) if worker is not None else ()), *self.upload.warnings],
             **summary(kept),
         }  # fmt: skip
@@ -495,4 +497,4 @@ class WorkerRole(Role):
             async with asyncio.timeout(SAVE_SECONDS):
                 await worker.disk.save(worker.update.settled_weights)
         except TimeoutError:
-            self.process.say("notsaved", f"the weights were not on disk within {SAVE_SECONDS:g} s")
+            self.process.notify("notsaved", f"the weights were not on disk within {SAVE_SECONDS:g} s")

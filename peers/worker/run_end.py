@@ -52,7 +52,7 @@ class RunShutdown:
         """The round that the owner has named."""
         return self.book.order.ends
 
-    def heard(self) -> None:
+    def on_change(self) -> None:
         """An order has come, or the rounds have begun anew."""
         worker, last = self.worker, self.last
         if worker.update is not None and worker.stage == 0:
@@ -93,8 +93,8 @@ class RunShutdown:
             await asyncio.sleep(LOOK_SECONDS)
         assert worker.update is not None
         self.round = worker.update.rounds.settled
-        worker.note(noted.Ended(round=self.round, ordered=self.last))
-        worker.say(
+        worker.log_event(noted.RunEnded(round=self.round, ordered=self.last))
+        worker.notify(
             "ended",
             f"the run has ended, by its owner's order: all rounds up to {self.round} are settled. This peer "
             f"stays for {SERVE_SECONDS:g} s; {self.hint}",
@@ -115,5 +115,5 @@ class RunShutdown:
                 worker.update.end_at(rounds.current - 1)
         elif rounds.past_last and worker.data is not None:
             worker.data.text = None
-        behind = any(view.settled < rounds.settled for view in rounds.histories.allies.values())
+        behind = any(view.settled < rounds.settled for view in rounds.histories.same_branch_peers.values())
         return rounds.is_over and not behind

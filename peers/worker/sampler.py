@@ -109,13 +109,13 @@ class Observer:
             looks += 1
             self.look()
             if looks % NOTE_EVERY == 0:
-                self.note()
+                self.log_event()
             self.log.flush()
 
     def _account(self) -> None:
         self.compute_time.look(self.worker.loop.time(), self.worker.compute, idle_reason(self.worker))
 
-    def note(self) -> None:
+    def log_event(self) -> None:
         """The counters as events; and what takes a few milliseconds to add up."""
         worker = self.worker
         if worker.neighbourhood is not None:
@@ -183,7 +183,7 @@ class Observer:
             group_peers=1 + sum(row.state == "training" for row in group),
             swarm_peers=len(snapshot.rows),
             tokens=snapshot.tokens,
-            total_tokens=snapshot.settled_tokens,
+            total_tokens=snapshot.finalized_tokens,
             waits_for=_waits_for(worker, neighbourhood),
         ))  # fmt: skip
 
@@ -196,7 +196,7 @@ class Observer:
             rounds.round.set(snapshot.round)
             rounds.settled.set(snapshot.settled)
         rounds.lag.set(snapshot.lag or 0)
-        self.metrics.counted.set("settled_tokens", snapshot.settled_tokens)
+        self.metrics.counted.set("finalized_tokens", snapshot.finalized_tokens)
         microbatches = self.metrics.microbatches
         for outcome in ("committed", "repeated", "refused", "late_answers"):
             count = snapshot.microbatches[outcome]
@@ -275,7 +275,7 @@ class Observer:
         if not routed or (before is not None and before[1] is routed and now < before[0] + BALANCE_SECONDS):
             return
         if before is not None and before[1] is routed:
-            self.metrics.experts.set("experts_busiest_ratio", busiest_ratio(routed, before[2]))
+            self.metrics.experts.set("expert_load_imbalance", busiest_ratio(routed, before[2]))
         self._routed = now, routed, {layer: list(tokens) for layer, tokens in routed.items()}
 
     def _state(self, worker: Worker) -> None:

@@ -30,7 +30,7 @@ class Settings:
     """Where to start from when nobody of the stage is there; empty: nowhere."""
     start: Path | None = None
     """The folder of the model that the run starts from, if it is on this machine."""
-    from_seed: bool = False
+    allow_reinit: bool = False
     """Begins from the seed even where the run is known to have come farther."""
     receipts: Path | None = None
     """File; None keeps none on disk."""

@@ -55,7 +55,7 @@ def snapshot_of(
         lag=_lag(update.rounds) if update is not None else None,
         loss=own.loss,
         tokens=own.tokens,
-        settled_tokens=update.tokens if update is not None else None,
+        finalized_tokens=update.tokens if update is not None else None,
         tokens_per_second=tokens_per_second,
         sent=dict(traffic.sent),
         received=dict(traffic.received),
@@ -106,7 +106,7 @@ def _stuck(worker: Worker) -> dict[int, int]:
     linked = [known for known in worker.neighbourhood.membership.peers.values() if known.linked]
     standing = [Standing(known.stage, not known.ready, known.round) for known in linked]
     standing.append(Standing(worker.stage, worker.state not in IN_STEP, worker.update.rounds.current))
-    return stuck_stages(standing, worker.manifest.rounds.snapshot_rounds)
+    return stuck_stages(standing, worker.manifest.rounds.snapshot_interval)
 
 
 def _neighbours(worker: Worker, neighbourhood: PeerLinks) -> list[PeerRow]:
@@ -133,5 +133,5 @@ def _state(known: PeerInfo, now: float) -> str:
 
 def _can_do(worker: Worker, service_seconds: float) -> float | None:
     data = worker.manifest.data
-    tokens = data.sequence_tokens * data.microbatch_sequences
+    tokens = data.seq_len * data.micro_batch_size
     return tokens / service_seconds if service_seconds > 0 else None

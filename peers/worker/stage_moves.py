@@ -20,7 +20,7 @@ from peers.network.ports import Load
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.telemetry.reasons import MOVES
 from peers.worker.settings import Settings
 from protocols.errors import WireError
@@ -71,9 +71,13 @@ class Serves(Protocol):
 
 
 async def first_stage(
-    presence: RecordAnnouncer, chance: Random, say: Say, never: frozenset[int], line: LinkBandwidth = UNKNOWN,
+    presence: RecordAnnouncer,
+    chance: Random,
+    notify: Notify,
+    never: frozenset[int],
+    line: LinkBandwidth = UNKNOWN,
     checkpoints: Path | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """The stage that needs a newcomer with that line most, counting the peers that are there, and is not in
     `never`. Before all others one whose weights are in the folder `checkpoints` and not there."""
     manifest = presence.signed.manifest
@@ -88,12 +92,12 @@ async def first_stage(
     held = await _on_disk(presence, checkpoints)
     restored = stage_to_restore([record for _, record in seen], held, never)
     if restored is not None:
-        say("stage", f"takes stage {restored}: its newest weights are on this disk (peers now: {now})")
+        notify("stage", f"takes stage {restored}: its newest weights are on this disk (peers now: {now})")
         return restored
     chosen = choose_stage(view, rules, chance)
     frozen = 0 < view.frozen(rules, chosen) < 1
     why = "experts that nobody trains" if frozen else "the least capacity"
-    say("stage", f"takes stage {chosen}, which has {why} (peers now: {now})")
+    notify("stage", f"takes stage {chosen}, which has {why} (peers now: {now})")
     return chosen
 
 
@@ -111,14 +115,14 @@ class StageMover:
 
     def __init__(
         self, presence: RecordAnnouncer, neighbourhood: PeerLinks, worker: Serves, chance: Random,
-        note: noted.Note, say: Say,
+        log_event: noted.LogEvent, notify: Notify,
     ) -> None:  # fmt: skip
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.worker = worker
         self.chance = chance
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
         self.moving_to = -1
         """Announced; -1: none."""
         settings = worker.settings
@@ -180,13 +184,13 @@ class StageMover:
                     self._looking.add_done_callback(self.worker.task_ended)
                 case AnnounceMove(stage):
                     self._announce(stage)
-                    self.note(noted.Moving(stage=stage))
+                    self.log_event(noted.StageChangeStarted(stage=stage))
                 case Withdraw(code):
                     self._announce(-1)
-                    self.note(noted.NotMoving(code=code, reason=MOVES[code].meaning))
+                    self.log_event(noted.StageChangeRefused(code=code, reason=MOVES[code].meaning))
                 case Go(stage):
                     here = self.worker.stage
-                    self.say("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
+                    self.notify("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
                     self.worker.leave()
                     self.worker.goes_to = stage
         self._timer.arm(mover.next_deadline())
@@ -221,8 +225,10 @@ class StageMover:
             if min(view.capacities) <= 0 and self._on_disk is None:
                 held = await _on_disk(self.presence, self.worker.settings.checkpoints)
                 self._on_disk = frozenset(one.stage for one in held)
-            self.note(
-                noted.Looked(capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate)
+            self.log_event(
+                noted.PlacementChecked(
+                    capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate
+                )
             )
         self._feed(Looked(view, rate, self._on_disk or frozenset()))
 
@@ -252,7 +258,7 @@ def _rate(service_seconds: float) -> float:
 
 
 def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
-    tokens = manifest.data.sequence_tokens * manifest.data.microbatch_sequences
+    tokens = manifest.data.seq_len * manifest.data.micro_batch_size
     record = signed.record
     age = max(0.0, now - signed.sequence / 1e6)
     rate, line = record.tokens_per_second / tokens, line_of(record)
@@ -265,6 +271,6 @@ async def _records(presence: RecordAnnouncer, stages: int) -> dict[PeerId, Signe
     try:
         records = await look(presence.directory, presence.signed.run_id, stages)
     except WireError as error:
-        presence.note(noted.LookUpFailed(code=error.code, reason=str(error)))
+        presence.log_event(noted.LookUpFailed(code=error.code, reason=str(error)))
         return None
     return {peer: signed for peer, signed in records.items() if signed.record.stage >= 0}

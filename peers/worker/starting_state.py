@@ -21,7 +21,7 @@ from peers.state.snapshot_service import NOTHING, NoState, SnapshotService
 from peers.state.snapshot_store import Weights
 from peers.state.start_folder import start_state
 from peers.telemetry import events as noted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.worker.rounds.round_service import RoundService
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.events import Resync
@@ -54,8 +54,8 @@ class StateRecovery:
         presence: RecordAnnouncer,
         neighbourhood: PeerLinks,
         compute: Compute,
-        note: noted.Note,
-        say: Say,
+        log_event: noted.LogEvent,
+        notify: Notify,
         elsewhere: Callable[[], Awaitable[bool]],
         model: Path | None = None,
     ) -> None:
@@ -74,8 +74,8 @@ class StateRecovery:
         states.kept = disk.chunks
         self.elsewhere = elsewhere
         self.compute = compute
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
 
     def group(self) -> list[PeerId]:
         """Linked peers of the own stage."""
@@ -115,7 +115,7 @@ class StateRecovery:
             if alone and own is not None:
                 if own.settled_round < 0 and update is None:
                     source = "the run's model" if self.states.start else "the run's seed"
-                    self.say("weights", f"no other peer of this stage is there: starts from {source}")
+                    self.notify("weights", f"no other peer of this stage is there: starts from {source}")
                 return own
             if alone:
                 await self._wait_again("the run starts from a model that nobody here has", own, group)
@@ -137,7 +137,7 @@ class StateRecovery:
                 assert first is not None, "likewise"
                 return first
             bytes_now = self.states.fetched_bytes - self.states.kept_bytes
-            self.note(noted.Fetched(round=weights.settled_round, bytes=bytes_now))
+            self.log_event(noted.Fetched(round=weights.settled_round, bytes=bytes_now))
             if weights.settled_round < 0:  # Now it has what a seed would make at once, and looks again.
                 self.states.snapshots.hold(weights)
                 own = weights if own is None else own
@@ -152,10 +152,10 @@ class StateRecovery:
     async def _wait_again(self, problem: str, own: Weights | None, group: Sequence[PeerId]) -> None:
         """Wait before asking again; who has nothing looks for archivists that have come meanwhile."""
         if own is not None or self._trains(group):
-            self.say("no_weights", f"{problem}; asks again in {AGAIN_SECONDS:g} s")
+            self.notify("no_weights", f"{problem}; asks again in {AGAIN_SECONDS:g} s")
             await asyncio.sleep(AGAIN_SECONDS)
             return
-        self.say("no_weights", f"{problem}: {NO_START}")
+        self.notify("no_weights", f"{problem}: {NO_START}")
         await asyncio.sleep(START_AGAIN_SECONDS)
         await self.keepers.reach()
 
@@ -205,7 +205,7 @@ class StateRecovery:
     async def read_model(self) -> None:
         """Read what the run starts from, if this machine has it, for itself and others. Raises StartError."""
         if self.model is not None and self.states.start is not None:
-            self.say("weights", f"reads the model that the run starts from: {self.model}")
+            self.notify("weights", f"reads the model that the run starts from: {self.model}")
             await asyncio.to_thread(self._hold_model, self.model)
 
     def _hold_model(self, model: Path) -> None:

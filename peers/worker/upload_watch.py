@@ -11,7 +11,7 @@ from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
 from peers.runtime.find_running import PEER_FILE
 from peers.telemetry.event_fold import Story
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.telemetry.reasons import slow_upload
 from peers.telemetry.snapshot import IN_STEP
 from protocols.signed.peer_record import PeerRecord
@@ -64,9 +64,9 @@ def upload_words(config: PeerFile, verdict: UploadVerdict, *, runs: bool) -> tup
 class UploadWatch:
     """The sentence about this peer's upload, while there is one."""
 
-    def __init__(self, config: PeerFile, story: Story, say: Say) -> None:
+    def __init__(self, config: PeerFile, story: Story, notify: Notify) -> None:
         """`story`: hears this peer's events."""
-        self._config, self._story, self._say = config, story, say
+        self._config, self._story, self._notify = config, story, notify
         self._need = 0.0
         self._said: UploadVerdict | None = None
         self.warnings: tuple[str, ...] = ()
@@ -92,4 +92,4 @@ class UploadWatch:
         words = ": ".join(upload_words(self._config, verdict, runs=True))
         self.warnings = (words,)
         if before is None or verdict.has_proof > before.has_proof:
-            self._say("slow_upload", words)
+            self._notify("slow_upload", words)

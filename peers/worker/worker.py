@@ -29,7 +29,7 @@ from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Standing
 from peers.telemetry import events as noted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.telemetry.snapshot import IN_STEP
 from peers.worker.dispatch import MessageDispatcher
 from peers.worker.inference.server import Inference
@@ -55,7 +55,7 @@ from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
-from swarmnet.rounds.contributors import Makers
+from swarmnet.rounds.contributors import ContributorFilter
 from swarmnet.rounds.events import HistorySigned, Resync
 from swarmnet.rounds.own_contributions import NOTHING_PAST, OwnContributions, Past
 
@@ -86,22 +86,22 @@ class Worker(WorkerContext):
         load_text: Callable[[frozenset[bytes]], Awaitable[Text]],
         settings: Settings,
         chance: Random,
-        note: noted.Note,
-        say: Say,
+        log_event: noted.LogEvent,
+        notify: Notify,
         make_part: MakePart = real_part,
     ) -> None:
-        """`note(event, **fields)` is the event log, `say(event, text)` one line for people."""
+        """`log_event(event, **fields)` is the event log, `notify(event, text)` one line for people."""
         self.signed = signed
         self.manifest = signed.manifest
         self.identity = identity
         self.transport = transport
         self.presence = RecordAnnouncer(
-            signed, identity, transport, directory, settings.version, note, settings.own_start
+            signed, identity, transport, directory, settings.version, log_event, settings.own_start
         )
-        book = OrderBook(signed, settings.orders, note, say)
+        book = OrderBook(signed, settings.orders, log_event, notify)
         self.elsewhere = RemoteProgressGuard(
-            self.presence, lambda: book.order.ends, settings.from_seed, self._may_be_empty,
-            lambda: self.stage, say,
+            self.presence, lambda: book.order.ends, settings.allow_reinit, self._may_be_empty,
+            lambda: self.stage, notify,
         )  # fmt: skip
         self.ending = RunShutdown(
             self, book, self.elsewhere, self.stands, self.leave, hint=settings.export_hint
@@ -112,8 +112,8 @@ class Worker(WorkerContext):
         self.compute = compute
         self.settings = settings
         self.chance = chance
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
         self.make_part = make_part
         self.loop = asyncio.get_running_loop()
         self.state = "connecting"
@@ -147,11 +147,11 @@ class Worker(WorkerContext):
 
     async def run(self) -> None:
         await self.orders.first_look(OPERATION_SECONDS)
-        wish, never, line = self.settings.stage, self.settings.never, self.settings.line
-        if wish is None:
+        resync_request, never, line = self.settings.stage, self.settings.never, self.settings.line
+        if resync_request is None:
             folder = self.settings.checkpoints
-            wish = await first_stage(self.presence, self.chance, self.say, never, line, folder)
-        self.stage = wish
+            resync_request = await first_stage(self.presence, self.chance, self.notify, never, line, folder)
+        self.stage = resync_request
         await self.ending.refuse_if_over(self.settings.checkpoints)
         try:
             text = await until_left(self._leaving, self.orders.read_text()) if self.stage == 0 else None
@@ -194,7 +194,7 @@ class Worker(WorkerContext):
     def stands(self) -> None:
         """The owner may have paused the run, ended it, or let it go on."""
         if self.state in IN_STEP:
-            held = "held" if self.orders.paused else "training"
+            held = "paused_by_owner" if self.orders.paused else "training"
             self._enter(held if self.ending.round is None else "ended")
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
@@ -208,74 +208,90 @@ class Worker(WorkerContext):
         self.part = self.make_part(manifest, self.stage)
         by_invite = manifest.access == "invite"
         membership = Membership(me, self.stage, self.chance, manifest.beside(self.stage), by_invite)
-        self.makers = Makers(membership, manifest.rounds)
+        self.contributors = ContributorFilter(membership, manifest.rounds)
         self.audits = Audits(
             self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
         )
-        self.makers.convicted = self.orders.gatekeeper.convicted = self.audits.convicted
+        self.contributors.convicted = self.orders.gatekeeper.convicted = self.audits.convicted
         self.neighbourhood = PeerLinks(
             self.transport, self.signed.run_id, membership,
-            MessageDispatcher(self, self.orders, self._changed.set), self.signed.wire(), self.note,
+            MessageDispatcher(self, self.orders, self._changed.set), self.signed.wire(), self.log_event,
             self._longest_bodies(),
         )  # fmt: skip
         self.neighbourhood.own_record = self._see_own
         self.neighbourhood.met = self.presence.directory.met
-        self.looking = PeerDiscovery(self.presence, self.neighbourhood, len(manifest.stages), self.say)
+        self.looking = PeerDiscovery(self.presence, self.neighbourhood, len(manifest.stages), self.notify)
         self.digests = SignedDigests(
-            self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.note
+            self.identity, self.signed, self.stage, self.neighbourhood, self._resynchronise, self.log_event
         )
         self.receipts = Receipts(
             self.identity, self.signed, self.stage, self.settings.receipts, self.neighbourhood,
-            self.presence.directory.now, self.note,
+            self.presence.directory.now, self.log_event,
         )  # fmt: skip
         self.disk = CheckpointWriter(
-            self.settings.checkpoints, self.signed, self.stage, self.part, self.compute, self.note, self.say,
-            self.digests, self._past,
-        )  # fmt: skip
+            self.settings.checkpoints,
+            self.signed,
+            self.stage,
+            self.part,
+            self.compute,
+            self.log_event,
+            self.notify,
+            self.digests,
+            self._past,
+        )
         self.snapshots = Snapshots(
             self.identity, self.signed.run_id, self.stage, manifest.rounds, self.settings.checkpoints
         )
         self.states = SnapshotService(
-            self.snapshots, self.neighbourhood, self.part.state.size * 4, self.note, self.say
+            self.snapshots, self.neighbourhood, self.part.state.size * 4, self.log_event, self.notify
         )
         self.states.signed = self.digests.roots
         self.states.start = start_digest(manifest, self.stage)
         self.recovery = StateRecovery(
-            self.disk, self.states, self.presence, self.neighbourhood, self.compute, self.note, self.say,
-            lambda: self.elsewhere.waits(self.disk.lost_round), self.settings.start,
-        )  # fmt: skip
+            self.disk,
+            self.states,
+            self.presence,
+            self.neighbourhood,
+            self.compute,
+            self.log_event,
+            self.notify,
+            lambda: self.elsewhere.waits(self.disk.lost_round),
+            self.settings.start,
+        )
         self.data = PipelineService(
             manifest, self.stage, self.compute, self.part, self.neighbourhood, text, self.chance,
-            self.settings.slots, self.settings.in_flight, self._committed, self._round, self.note,
+            self.settings.slots, self.settings.in_flight, self._committed, self._round, self.log_event,
             self.settings.line,
         )  # fmt: skip
         self.inference = Inference(
-            manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.note,
+            manifest, self.stage, self.snapshots, self.part, self.compute, self.neighbourhood, self.log_event,
             self.chance,
         )  # fmt: skip
         self.neighbourhood.answer_visitor = self.inference.visitors.post
         # A peer that restarts keeps its identity and must not name its microbatches as before: the others
         # would take them for done. Nobody starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
-        self.moving = StageMover(self.presence, self.neighbourhood, self, self.chance, self.note, self.say)
+        self.moving = StageMover(
+            self.presence, self.neighbourhood, self, self.chance, self.log_event, self.notify
+        )
         self._record()
         self.transport.when_moved(self.presence.announce_now)
         self.orders.begin()
         self.neighbourhood.start()
-        self.note(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
+        self.log_event(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
 
     async def _warm_up(self) -> None:
         """Compile, or wait for the processes of several devices: in the compute thread, while this loop keeps
         the peer's links, and before anybody may send it microbatches."""
         data, began = self.manifest.data, self.loop.time()
-        warm_up = partial(self.part.compute.warm_up, data.microbatch_sequences, data.sequence_tokens)
+        warm_up = partial(self.part.compute.warm_up, data.micro_batch_size, data.seq_len)
         if self.part.hold is not None:
             await self._computed(warm_up)
-            self.say("devices", f"its devices were ready after {self.loop.time() - began:.0f} s")
+            self.notify("devices", f"its devices were ready after {self.loop.time() - began:.0f} s")
             return
-        self.say("compiles", "compiles its layers for this GPU before it takes part (compute.compile)")
+        self.notify("compiles", "compiles its layers for this GPU before it takes part (compute.compile)")
         await self._computed(warm_up)
-        self.say("compiled", f"has compiled its layers in {self.loop.time() - began:.0f} s")
+        self.notify("compiled", f"has compiled its layers in {self.loop.time() - began:.0f} s")
 
     async def _computed(self, work: Callable[[], Result]) -> Result:
         """In the compute thread."""
@@ -302,7 +318,7 @@ class Worker(WorkerContext):
             return
         if url and folder is not None:
             layout = self.part.state
-            restoring = Restoring(url, self.signed, self.say)
+            restoring = Restoring(url, self.signed, self.notify)
             await restoring.bring(folder, self.stage, layout, trained, self.disk.damaged)
             self.recovery.restore()
         await self.recovery.keepers.reach()
@@ -341,7 +357,7 @@ class Worker(WorkerContext):
         work = UpdateWork(
             self.signed.run_id, self.stage, self.identity, self.part.compute, self.part.method,
             replica, self.data.work, partial(self._settled, replica),
-            RoundCounts(), offers.open, self.manifest.rounds.snapshot_rounds,
+            RoundCounts(), offers.open, self.manifest.rounds.snapshot_interval,
         )  # fmt: skip
         if self.part.method.own is not None:
             self.data.work.after_gradient = work.step_if_due
@@ -352,20 +368,20 @@ class Worker(WorkerContext):
         offers.restored(weights.past.sets)
         offers.jumped(weights.settled_round)
         update = self.update = RoundService(
-            self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.makers.counts,
-            self._resynchronise, self.note, self.orders.book.order.rates, self.settings.checkpoints,
+            self.manifest, work, self.compute, self.neighbourhood, weights, offers, self.contributors.counts,
+            self._resynchronise, self.log_event, self.orders.book.order.rates, self.settings.checkpoints,
             self.audits,
         )  # fmt: skip
         if old is not None:
             update.take_over(old)
         rounds, began = update.rounds, weights.settled_round
         update.settled, update.made = self._heard_settled, self.receipts.made
-        update.took_up = lambda took_up: self.say("experts", experts_line(took_up))
+        update.took_up = lambda took_up: self.notify("experts", experts_line(took_up))
         self.digests.took_up(weights)
         update.sign_history = self.digests.sign
         self.digests.heard = lambda said: update.feed(HistorySigned(said.peer, said.round, said.chain))
         self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
-        self.ending.heard()
+        self.ending.on_change()
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
         for peer in self.recovery.group():
@@ -397,23 +413,27 @@ class Worker(WorkerContext):
         update, rounds = self.update, self.update.rounds
 
         def ready() -> bool:
-            heard = rounds.histories.heard(update.clock.time())
+            heard = rounds.histories.all_reported(update.clock.time())
             return (rounds.in_step and heard) or self._leaving.is_set() or self._behind.is_set()
 
         if not await self._until(ready, self.loop.time() + STEP_SECONDS):
             reason, group = f"not in step after {STEP_SECONDS:g} s", tuple(self.recovery.group())
-            self.note(
-                noted.Resynchronise(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
+            self.log_event(
+                noted.Resync(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
             )
             self._resynchronise(Resync(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
             is_new = not self._in_step_before and rounds.applied >= 0
             if self.part.method.own is not None and is_new:
-                update.work.shadow_steps = update.work.joins = self.manifest.sync.shadow_steps
+                update.work.optimizer_warmup_steps = update.work.joins = (
+                    self.manifest.sync.optimizer_warmup_steps
+                )
             self._in_step_before = True
             self.data.serving = True
-            self.note(noted.InStep(round=rounds.current, settled=rounds.settled))
-            self.say("trains", f"in step with its stage, at round {rounds.current}: takes part from now on")
+            self.log_event(noted.InStep(round=rounds.current, settled=rounds.settled))
+            self.notify(
+                "trains", f"in step with its stage, at round {rounds.current}: takes part from now on"
+            )
             self.neighbourhood.beat_now()
             self.data.pump()
             if self.settings.moves and self.states is not None:
@@ -496,7 +516,7 @@ class Worker(WorkerContext):
             return
         if is_later and signed.sequence > self._answered_own:
             if not self._answered_own:
-                self.say("identity_shared", "another process has started with this identity; it ends soon")
+                self.notify("identity_shared", "another process has started with this identity; it ends soon")
             self._answered_own = signed.sequence
             self.presence.announce_now()
             self._record()
@@ -528,7 +548,7 @@ class Worker(WorkerContext):
     def _heard_settled(self, settled: Settled) -> None:
         """On the event loop."""
         if self.neighbourhood is not None:
-            self.neighbourhood.membership.worked(settled.makers)
+            self.neighbourhood.membership.worked(settled.contributors)
         self.digests.settled(settled)
         self.receipts.settled(settled)
 
@@ -536,12 +556,12 @@ class Worker(WorkerContext):
         """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
         self.snapshots.keep(settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens)
 
-    def _resynchronise(self, wish: Resync) -> None:
-        self._given_up = newest_wish(self._given_up, wish)
+    def _resynchronise(self, resync_request: Resync) -> None:
+        self._given_up = newest_wish(self._given_up, resync_request)
         if self._behind.is_set():
             return
         if self.data is not None:
             self.data.serving = False
-        self.say("behind", f"fetches the state again: {wish.reason}")
+        self.notify("behind", f"fetches the state again: {resync_request.reason}")
         self._behind.set()
         self._changed.set()

@@ -13,7 +13,7 @@ from peers.network.ports import Load
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import events as noted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.worker.inference.server import Inference
 from peers.worker.pipeline.pipeline_service import PipelineService
 from peers.worker.rounds.digest_gossip import SignedDigests
@@ -24,7 +24,7 @@ from peers.worker.stage_moves import StageMover
 from peers.worker.starting_state import StateRecovery
 from protocols.ports import Transport
 from swarmnet.rounds.audits import Audits
-from swarmnet.rounds.contributors import Makers
+from swarmnet.rounds.contributors import ContributorFilter
 from swarmnet.run.manifest import Manifest
 
 
@@ -37,8 +37,8 @@ class WorkerContext:
     transport: Transport
     presence: RecordAnnouncer
     compute: Compute
-    note: noted.Note
-    say: Say
+    log_event: noted.LogEvent
+    notify: Notify
     state: str
     stage: int
     part: StagePart
@@ -46,7 +46,7 @@ class WorkerContext:
     data: PipelineService | None
     update: RoundService | None
     states: SnapshotService | None
-    makers: Makers
+    contributors: ContributorFilter
     audits: Audits
     moving: StageMover
     digests: SignedDigests

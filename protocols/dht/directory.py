@@ -30,7 +30,7 @@ from protocols.daemon.p2pd import DAEMON_ERRORS, NOT_TRIED, Daemon
 from protocols.dht.answers import Uploads
 from protocols.dht.storage import Name
 from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
-from protocols.dht.swarm_time import ClockVote, changed, correction, told
+from protocols.dht.swarm_time import ClockVote, agreed_offset, changed, correction
 from protocols.dht.validator import Gate
 from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.signed.envelope import run_bytes
@@ -279,7 +279,7 @@ class DhtDirectory:
     async def _set_clock(self) -> None:
         """Set the clock offset from the witnesses' answers, and notify the user of a change."""
         offsets = self._gate.offsets
-        self._votes = told(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
+        self._votes = agreed_offset(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
         offset = self._votes.offset
         if self._votes.refusal and not self._warned:
             self.say(self._votes.refusal)

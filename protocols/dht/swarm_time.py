@@ -41,7 +41,7 @@ class ClockVote:
         )
 
 
-def told(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> ClockVote:
+def agreed_offset(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> ClockVote:
     """Combine the offsets of several peers. Peers without a known address range are ignored."""
     voices: dict[str, list[float]] = {}
     for peer, offset in offsets.items():

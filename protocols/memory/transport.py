@@ -122,7 +122,7 @@ class MemoryLink(QueuedLink):
         self._timers.at(self._arrival, self._next_arrival)
 
     def _next_arrival(self) -> None:
-        self._network.tell(self.target, self._arrivals.popleft(), self.way)
+        self._network.deliver(self.target, self._arrivals.popleft(), self.way)
 
     def _receive(self, data: bytes) -> None:
         """Deliver data to the target, or refuse the link for it."""
@@ -210,7 +210,7 @@ class MemoryTransport:
         self.ear.receiver, self.ear.terms = receiver, terms
         self._context = copy_context()
 
-    def hear(self, what: Callable[[], None]) -> None:
+    def receive(self, what: Callable[[], None]) -> None:
         """Do `what` as this peer, in the context in which it listens. If the peer is frozen, it waits for
         `thaw`."""
         if self.frozen:
@@ -317,7 +317,7 @@ class MemoryNetwork:
             held, way.held = way.held, []
             receiver = self.transports[target]
             for what in held:
-                self.tell(receiver, what, way)
+                self.deliver(receiver, what, way)
             for link in list(way.links):
                 link.send()
 
@@ -345,7 +345,7 @@ class MemoryNetwork:
         transport.frozen = False
         held, transport.held = transport.held, []
         for what in held:
-            transport.hear(what)
+            transport.receive(what)
         for link in self._links_of(transport):
             link.send()
 
@@ -373,15 +373,15 @@ class MemoryNetwork:
         back = self.way(link.target.peer, link.source.peer)
         self.timers.later(
             back.conditions.latency_seconds,
-            lambda: self.tell(link.source, lambda: link.end_outbound(reason), back),
+            lambda: self.deliver(link.source, lambda: link.end_outbound(reason), back),
         )
 
-    def tell(self, transport: MemoryTransport, what: Callable[[], None], way: Way[MemoryLink]) -> None:
+    def deliver(self, transport: MemoryTransport, what: Callable[[], None], way: Way[MemoryLink]) -> None:
         """Do `what` at a peer as soon as the way to it is open and it is not frozen."""
         if way.blocked:
             way.held.append(what)
         else:
-            transport.hear(what)
+            transport.receive(what)
 
     def inject(self, source: PeerId, target: PeerId, lane: Lane, data: bytes) -> None:
         """Open a link from `source` and send raw bytes on it that no honest peer would send."""
@@ -405,8 +405,8 @@ class MemoryNetwork:
         for direction in (way, self.way(target, source)):
             direction.held.clear()
             for link in list(direction.links):
-                link.target.hear(_inbound_end(link, "the path is dead"))
-                link.source.hear(lambda link=link: link.end_outbound("the path is dead"))  # type: ignore[misc]
+                link.target.receive(_inbound_end(link, "the path is dead"))
+                link.source.receive(lambda link=link: link.end_outbound("the path is dead"))  # type: ignore[misc]
 
 
 def _inbound_end(link: MemoryLink, reason: str) -> Callable[[], None]:

@@ -32,7 +32,7 @@ def longest_bodies(
     `slices_bytes` is the size of a sliced contribution; 0 if the run has no reducers."""
     tokens, exact = manifest.microbatch_tokens, encoded_bytes(manifest.hidden_shape, "fp32")
     beside = LABEL_BYTES * tokens if manifest.model.boundary.is_narrow else 0
-    logits = LABEL_BYTES * MAX_SEQUENCES * manifest.model.vocabulary  # fp32, the size of a label
+    logits = LABEL_BYTES * MAX_SEQUENCES * manifest.model.vocab_size  # fp32, the size of a label
     contribution = ENVELOPE_BYTES + payload_bytes
     slices = head_bytes(manifest.sync.shards) + slices_bytes if slices_bytes else 0
     grant = SIGNATURE_BYTES if slices_bytes else 0

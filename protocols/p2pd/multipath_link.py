@@ -29,7 +29,7 @@ from protocols.messages.table import Lane, Message
 from swarmnet.identifiers import PeerId
 
 KEEPALIVE_SECONDS = 20.0
-PARTING_SECONDS = 1.0
+DEPARTURE_GRACE_SECONDS = 1.0
 """Seconds that the other side has to end a stream after we ended it."""
 WRITE_SECONDS = 30.0
 """Timeout for writing in seconds: the other side is connected but reads nothing."""
@@ -226,7 +226,7 @@ class Subflow:
             self._stream.write(self._held + CLOSING)
             self._stream.write_eof()
             cut = self._stream.transport.abort
-            self._closing = asyncio.get_running_loop().call_later(PARTING_SECONDS, cut)
+            self._closing = asyncio.get_running_loop().call_later(DEPARTURE_GRACE_SECONDS, cut)
         else:
             self._stream.transport.abort()
         self.writer.drop()

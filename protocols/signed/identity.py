@@ -92,7 +92,7 @@ class Identity:
         return self._key.sign(statement)
 
     def seed_bytes(self) -> bytes:
-        """Return the 32-byte seed of the private key. `from_seed` restores the identity from it."""
+        """Return the 32-byte seed of the private key. `allow_reinit` restores the identity from it."""
         return self._key.private_bytes_raw()
 
     def file_bytes(self) -> bytes:

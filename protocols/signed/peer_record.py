@@ -69,7 +69,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     invite: Invite = b""
     """The peer's proof of its invite (invites.py), in runs that admit peers by invite. From this field on,
     trailing fields with their default value are not sent."""
-    settled_tokens: NumberOrNone = -1
+    finalized_tokens: NumberOrNone = -1
     """Tokens in all settled rounds of the stage, by all peers, since the run began; -1 if not known."""
     device: Device = ""
     """The device that the peer computes with."""

@@ -20,7 +20,7 @@ RECEIPT_LIMIT = 128
 class ReceiptBody(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="receipt"):
     """The signed payload of a receipt. Its stage and last round are in the envelope."""
 
-    maker: Name
+    contributor: Name
     first: RoundNumber
     contributions: Count
     tokens: NumberOrNone = -1
@@ -32,7 +32,7 @@ _decoder = msgspec.msgpack.Decoder(ReceiptBody)
 
 def seal_receipt(identity: Identity, run_id: RunId, receipt: Receipt, now: float) -> bytes:
     """Sign a receipt and return the envelope. `now` is the swarm's time in seconds."""
-    body = ReceiptBody(receipt.maker, receipt.first, receipt.contributions, receipt.tokens)
+    body = ReceiptBody(receipt.contributor, receipt.first, receipt.contributions, receipt.tokens)
     payload = msgspec.msgpack.encode(body)
     return seal(identity, run_id, EnvelopeKind.RECEIPT, receipt.stage, receipt.last, int(now * 1000), payload)
 
@@ -45,7 +45,7 @@ def open_receipt(data: Body, run_id: RunId, block_rounds: int) -> tuple[Receipt,
     try:
         body = _decoder.decode(payload)
         receipt = Receipt(
-            envelope.sender, PeerId(body.maker), envelope.stage, body.first, envelope.round,
+            envelope.sender, PeerId(body.contributor), envelope.stage, body.first, envelope.round,
             body.contributions, body.tokens,
         )  # fmt: skip
         check(receipt, block_rounds)

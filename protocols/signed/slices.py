@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from protocols.errors import Malformed
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
-from protocols.signed.told_tokens import tokens_in, told
+from protocols.signed.token_count import encode_tokens, tokens_in
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 
 DIGEST_BYTES = 16
@@ -47,7 +47,7 @@ def sign_slices(
 ) -> tuple[bytes, ContributionId]:
     """Sign the slices of a contribution. Returns their head and the contribution's id."""
     digests = b"".join(map(_digest, slices))
-    head = seal(identity, run_id, EnvelopeKind.SLICES, stage, round, told(tokens, round), digests)
+    head = seal(identity, run_id, EnvelopeKind.SLICES, stage, round, encode_tokens(tokens, round), digests)
     return head, open_envelope(head, run_id, EnvelopeKind.SLICES, len(digests)).id
 
 

@@ -27,13 +27,19 @@ from peers.telemetry import event_log
 from protocols.signed.identity import load_or_create
 
 RUN: dict[str, Any] = {
-    "name": "bootstrap away", "stages": [1],
+    "name": "bootstrap away",
+    "stages": [1],
     "model": {
-        "layers": 1, "width": 32, "heads": 2, "key_value_heads": 2, "head_width": 16, "feed_forward": 64,
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
     },
-    "data": {"sequence_tokens": 32, "microbatch_sequences": 2},
-    "rounds": {"target_tokens": 4096, "snapshot_rounds": 8},
-}  # fmt: skip
+    "data": {"seq_len": 32, "micro_batch_size": 2},
+    "rounds": {"global_batch_tokens": 4096, "snapshot_interval": 8},
+}
 JOIN_SECONDS = 60.0
 """The issue's bound, from the newcomer's start."""
 WATCHED_SECONDS = 150.0

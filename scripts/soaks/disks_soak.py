@@ -21,7 +21,12 @@ from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Manifest, ModelShape
 
-MANIFEST = Manifest("kills", "owner", stages=(1,), model=ModelShape(layers=1, width=64, feed_forward=192))
+MANIFEST = Manifest(
+    "kills",
+    "owner",
+    stages=(1,),
+    model=ModelShape(num_hidden_layers=1, hidden_size=64, intermediate_size=192),
+)
 LAYOUT = layout_of(parameter_shapes(MANIFEST.model, MANIFEST.span(0)))
 WEIGHTS = torch.arange(LAYOUT.size, dtype=torch.int32)
 

@@ -151,10 +151,12 @@ def statements(_me: Identity, victim: Victim) -> Iterator[Message]:
 
 def receipts(me: Identity, victim: Victim) -> Iterator[Message]:
     """Properly signed, for blocks that have never been."""
-    rounds, maker = victim.block_rounds, victim.peer
+    rounds, contributor = victim.block_rounds, victim.peer
     for block in itertools.count(1):
         first = rounds * block
-        receipt = Receipt(PeerId(me.peer_id), maker, victim.stage, first, first + rounds - 1, rounds, 10**12)
+        receipt = Receipt(
+            PeerId(me.peer_id), contributor, victim.stage, first, first + rounds - 1, rounds, 10**12
+        )
         yield ReceiptMessage(seal_receipt(me, victim.run_id, receipt, time.time()))
 
 

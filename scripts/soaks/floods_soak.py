@@ -53,9 +53,10 @@ RUN = """
 name: flooded
 seed: 1
 stages: [1, 1]
-model: {layers: 2, width: 64, heads: 4, key_value_heads: 4, head_width: 16, feed_forward: 128, context: 256}
-data: {sequence_tokens: 64, microbatch_sequences: 2}
-rounds: {target_tokens: 2048, longest_seconds: 5.0}
+model: {num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4,
+  num_key_value_heads: 4, head_dim: 16, intermediate_size: 128, max_position_embeddings: 256}
+data: {seq_len: 64, micro_batch_size: 2}
+rounds: {global_batch_tokens: 2048, max_seconds: 5.0}
 """
 
 
@@ -181,7 +182,7 @@ async def measure(folder: Path, seconds: float, names: Sequence[str]) -> dict[st
 async def flooded(folder: Path, victim: DemoPeer, seconds: float, names: Sequence[str]) -> dict[str, Any]:
     run = json.loads((folder / "run.json").read_text())
     address, _, peer = victim.addresses[-1].partition("/p2p/")
-    target = Victim(peer, address, run["run_id"], STAGES[-1], run["manifest"]["rounds"]["snapshot_rounds"])
+    target = Victim(peer, address, run["run_id"], STAGES[-1], run["manifest"]["rounds"]["snapshot_interval"])
     await asyncio.sleep(CALM_SECONDS)
     os.nice(10)  # The attackers, p2pd among them: the swarm was started before.
     keys, stop, watched = folder / "attackers", asyncio.Event(), Watched(victim)

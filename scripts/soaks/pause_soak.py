@@ -31,9 +31,10 @@ RUN = """
 name: pause
 seed: 1
 stages: [4]
-model: {{layers: 4, width: {width}, heads: 8, key_value_heads: 8, head_width: {head}, feed_forward: {inner}}}
-data: {{sequence_tokens: 64, microbatch_sequences: 1}}
-rounds: {{target_tokens: 256, snapshot_rounds: 4, settle_seconds: 2}}
+model: {{num_hidden_layers: 4, hidden_size: {width}, num_attention_heads: 8,
+  num_key_value_heads: 8, head_dim: {head}, intermediate_size: {inner}}}
+data: {{seq_len: 64, micro_batch_size: 1}}
+rounds: {{global_batch_tokens: 256, snapshot_interval: 4, finality_timeout_seconds: 2}}
 """
 
 

@@ -4,8 +4,8 @@
 
 RULE is `whole` (nothing is left out) or `skip`, with what else is to be tried after colons:
 
-    skip:first=0.25      the first quarter of the microbatches leaves nothing out (paths.whole_rounds)
-    skip:last=0.25       the last quarter
+    skip:first=0.25      the first quarter of the microbatches leaves nothing out
+    (paths.full_path_warmup_rounds) skip:last=0.25       the last quarter
     skip:share=0.5       half of those between, drawn by chance
     skip:ramp=0.5        fewer and fewer, none any more after half
     ...:plain            whole paths are trained without Rules.branch_scale
@@ -89,7 +89,7 @@ class Stage:
     def __init__(self, manifest: Manifest, stage: int) -> None:
         self.part = real_part(manifest, stage)
         self.peer = PeerId(f"stage-{stage}")
-        self.target = manifest.rounds.target_tokens
+        self.target = manifest.rounds.global_batch_tokens
         self.units = self.part.first_units()
         self.round = self.tokens = self.visits = 0
         self.part.compute.publish(copied(to_floats(self.units)))
@@ -120,7 +120,7 @@ def manifest_of(rule: Rule, seed: int, tokens: int) -> Manifest:
         "alone", ORIGIN, seed, STAGES,
         model=ModelShape(**RUN["model"]), data=Data(**RUN["data"]), rounds=Rounds(**RUN["rounds"]),
         paths=Paths(SKIP_RATIO if rule.skips else 0.0),
-        sync=Sync(decay_rounds=tokens // RUN["rounds"]["target_tokens"]),
+        sync=Sync(decay_rounds=tokens // RUN["rounds"]["global_batch_tokens"]),
     )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def train(rule: Rule, seed: int, tokens: int) -> dict[str, Any]:
     """A whole run, and its quality."""
     manifest = manifest_of(rule, seed, tokens)
     data, rules, chance = manifest.data, manifest.path_rules(), Random(seed)
-    text = tokens_of([source.path for source in data.sources], manifest.model.vocabulary)
+    text = tokens_of([source.path for source in data.sources], manifest.model.vocab_size)
     stages = [Stage(manifest, stage) for stage in range(len(STAGES))]
     shortest, longest = visits(rules), tuple(range(rules.stages))
     microbatches, began = tokens // manifest.microbatch_tokens, time.monotonic()
@@ -159,10 +159,8 @@ def train(rule: Rule, seed: int, tokens: int) -> dict[str, Any]:
         path = longest if rule.whole(number / microbatches, drawn) else picked
         scales = [1.0 if rule.plain else rules.branch_scale(stage, len(path)) for stage in path]
         key = MicrobatchId(ORIGIN, number)
-        starts = window_starts(
-            SAME_TEXT, seed, key, len(text), data.microbatch_sequences, data.sequence_tokens
-        )
-        pass_through(stages, path, scales, key, *windows(text, starts, data.sequence_tokens))
+        starts = window_starts(SAME_TEXT, seed, key, len(text), data.micro_batch_size, data.seq_len)
+        pass_through(stages, path, scales, key, *windows(text, starts, data.seq_len))
     model = Model(manifest, tuple(stage.weights() for stage in stages), min(s.round for s in stages))
     return {
         "rule": rule.name, "seed": seed, "tokens": tokens, "visits": [stage.visits for stage in stages],
@@ -182,7 +180,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.sequences:
-        RUN["data"]["microbatch_sequences"] = options.sequences
+        RUN["data"]["micro_batch_size"] = options.sequences
     names = ("perplexity", "half gone", "worst", "all gone", "seconds")
     print(f"{'rule':32} seed " + " ".join(f"{name:>10}" for name in names))
     for seed, rule in itertools.product(range(options.seeds), options.rules):

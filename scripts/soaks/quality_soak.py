@@ -41,14 +41,19 @@ from swarmnet.model.decoder import forward
 STAGES = (2, 1, 1, 1, 1, 2)
 """Layers. The first and the last stage are never left out (docs/decisions/0007-skipping.md)."""
 RUN: dict[str, Any] = {
-    "name": "quality", "stages": list(STAGES),
+    "name": "quality",
+    "stages": list(STAGES),
     "model": {
-        "layers": sum(STAGES), "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16,
-        "feed_forward": 192,
+        "num_hidden_layers": sum(STAGES),
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 192,
     },
-    "data": {"sequence_tokens": 64, "microbatch_sequences": 2},
-    "rounds": {"target_tokens": 512},
-}  # fmt: skip
+    "data": {"seq_len": 64, "micro_batch_size": 2},
+    "rounds": {"global_batch_tokens": 512},
+}
 """Small rounds: with 2048 tokens each, half a million are 244 steps, and by then the model has hardly begun
 to use its depth. Four microbatches in each, so that whole and short paths meet in one step, as they do in a
 round of a real swarm (docs/benchmarks/quality.md)."""
@@ -100,11 +105,11 @@ class Swarm:
 
     def publish(self) -> None:
         # Both decay over the same tokens; a round is so many of them.
-        rounds = self.tokens // RUN["rounds"]["target_tokens"]
+        rounds = self.tokens // RUN["rounds"]["global_batch_tokens"]
         run = {**RUN, "seed": self.seed, "sync": {"decay_rounds": rounds}}
         run["paths"] = {
-            "skip_ratio": self.arm.skip_ratio, "whole_rounds": int(rounds * self.arm.first),
-            "whole_share": self.arm.share,
+            "skip_ratio": self.arm.skip_ratio, "full_path_warmup_rounds": int(rounds * self.arm.first),
+            "full_path_fraction": self.arm.share,
         }  # fmt: skip
         file = self.folder / "run.yaml"
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in run.items()))
@@ -194,7 +199,7 @@ def scored(model: Model, text: bytes, gone: Collection[int], limit: int = SCORED
             passed = forward(weights, manifest.model, manifest.span(stage), passed)
         return passed
 
-    return bits_per_byte(logits_of, text, window=manifest.data.sequence_tokens, limit=limit)
+    return bits_per_byte(logits_of, text, window=manifest.data.seq_len, limit=limit)
 
 
 def told(score: Score) -> dict[str, float]:

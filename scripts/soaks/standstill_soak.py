@@ -39,9 +39,10 @@ SWARMNET = (sys.executable, "-m", "peers.cli.main")
 RUN = """
 name: standstill
 stages: [2, 1]
-model: {layers: 3, width: 64, heads: 4, key_value_heads: 4, head_width: 16, feed_forward: 128}
-data: {sequence_tokens: 64, microbatch_sequences: 2}
-rounds: {target_tokens: 2048, snapshot_rounds: 8, settle_seconds: 3, longest_seconds: 5}
+model: {num_hidden_layers: 3, hidden_size: 64, num_attention_heads: 4,
+  num_key_value_heads: 4, head_dim: 16, intermediate_size: 128}
+data: {seq_len: 64, micro_batch_size: 2}
+rounds: {global_batch_tokens: 2048, snapshot_interval: 8, finality_timeout_seconds: 3, max_seconds: 5}
 """
 
 
@@ -121,7 +122,7 @@ async def play(folder: Path, elsewhere: bool) -> dict[str, object]:
         }  # fmt: skip
         began = time.time()
         away = 1 - stage_of(holder.state)
-        again = ("--stage", str(away), "--set", "moves=true") if elsewhere else ()
+        again = ("--stage", str(away), "--set", "auto_rebalance=true") if elsewhere else ()
         await holder.join(signed.run_id[:16], "--set=metrics.listen=off", *settings, *again)
         homes = (holder, other, newcomer)
         await until(lambda: all(home.settled_since(began) > 2 for home in homes), "all train again")

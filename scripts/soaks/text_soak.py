@@ -41,10 +41,11 @@ SHARDS = 100
 RUN = """
 name: text
 stages: [1]
-model: {{layers: 1, width: 16, heads: 1, key_value_heads: 1, head_width: 16, feed_forward: 16}}
-data: {{sequence_tokens: {length}, microbatch_sequences: {sequences}, order: epochs,
+model: {{num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 1,
+  num_key_value_heads: 1, head_dim: 16, intermediate_size: 16}}
+data: {{seq_len: {length}, micro_batch_size: {sequences}, sampling: epoch,
        sources: [{{name: books, path: books}}]}}
-rounds: {{target_tokens: 32768, snapshot_rounds: 16, settle_seconds: 1}}
+rounds: {{global_batch_tokens: 32768, snapshot_interval: 16, finality_timeout_seconds: 1}}
 """
 WORDS = [f"{word}{number}" for number in range(200) for word in ("call", "me", "by", "my", "name")]
 
@@ -77,7 +78,7 @@ def memory_of(pid: int | str) -> tuple[int, int]:
 async def alone(folder: Path, size: int) -> dict[str, object]:
     signed, books = published(folder, 2048, 8), folder / "books"
     await asyncio.to_thread(write_text, books, SHARDS, size // SHARDS)
-    config = PeerFile(run=signed.run_id, state=folder / "state", text={"books": str(books)})
+    config = PeerFile(run=signed.run_id, state=folder / "state", data_paths={"books": str(books)})
     process, opened, read = TextProcess(config), asyncio.Event(), []
     text = TextReader(process, signed, opened.set, print)
     began, (before, _), most, most_of_files = time.monotonic(), memory_of("self"), 0, 0
@@ -115,7 +116,7 @@ def shards_read(state: Path) -> list[tuple[int, str]]:
 async def trained(folder: Path, shards: int, sequences: int) -> dict[str, object]:
     published(folder, 128, sequences)
     await asyncio.to_thread(write_text, folder / "books", shards, MIN_SHARD_BYTES)
-    keys = {"run": "run.json", "stage": 0, "text": {"books": str(folder / "books")}, **QUIET}
+    keys = {"run": "run.json", "stage": 0, "data_paths": {"books": str(folder / "books")}, **QUIET}
     keys["checkpoint_seconds"] = 2
     peer = await start(folder, "peer", keys)
     began, lives, most = time.monotonic(), [], 0
@@ -138,7 +139,7 @@ async def trained(folder: Path, shards: int, sequences: int) -> dict[str, object
     return {
         "shards": shards, "shards_read_in_the_epoch": len({name for epoch, name in read if epoch == 0}),
         "read_twice_after_a_kill": sum(count - 1 for count in Counter(read).values()),
-        "shards_read_at_kills": lives[:2], "settled_tokens": settled[-1]["tokens"],
+        "shards_read_at_kills": lives[:2], "finalized_tokens": settled[-1]["tokens"],
         "seconds": round(time.monotonic() - began, 1), "anonymous_bytes": most,
     }  # fmt: skip
 

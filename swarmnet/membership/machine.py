@@ -192,7 +192,7 @@ class Membership:
             self._wanted = None
         return True
 
-    def heard(self, peer: PeerId, now: float) -> None:
+    def on_heartbeat(self, peer: PeerId, now: float) -> None:
         known = self.peers.get(peer)
         if known is not None:
             known.heard_at = now

@@ -68,7 +68,7 @@ class WaysIn:
         self._judge()
         return [peer for peer, way in self._ways.items() if now >= way.ask_at]
 
-    def asked(self, peer: PeerId, answered: bool, now: float) -> None:
+    def record_answer(self, peer: PeerId, answered: bool, now: float) -> None:
         """Record the outcome of a request. The next one follows later after each failure."""
         way = self._ways.get(peer)
         if way is None:

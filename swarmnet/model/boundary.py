@@ -58,7 +58,7 @@ def enter(
 def embedded(table: Tensor, shape: ModelShape, tokens_BT: Tensor) -> Tensor:
     """Return [B, T, D], the input of the first layer. `table` is [V, D], or [V, R] with shared directions."""
     found = functional.embedding(tokens_BT, table).float()
-    if shape.boundary.form != "shared":
+    if shape.boundary.kind != "shared-subspace":
         return found
     return fixed(shape, tokens_BT) + linear(found, _rows(shape, 0, found.device).t())
 
@@ -74,18 +74,18 @@ def written(members: Mapping[str, Tensor], branch: Tensor) -> Tensor:
 
 
 def fixed(shape: ModelShape, tokens_BT: Tensor) -> Tensor:
-    """Return F[token], [B, T, D] of + and - `initial_deviation`; equal on every machine for the same seed.
+    """Return F[token], [B, T, D] of + and - `initializer_range`; equal on every machine for the same seed.
     Each sign is one bit of a hash of 32 bits from (seed, token, index of the word). Products of 32 and 31
     bits stay below 2**63, because devices may differ beyond that."""
     digest = hashlib.sha256(f"{shape.boundary.seed}/model.boundaries.fixed".encode()).digest()
-    words, device = -(-shape.width // 32), tokens_BT.device
+    words, device = -(-shape.hidden_size // 32), tokens_BT.device
     places_BTW = tokens_BT[..., None] * words + torch.arange(words, device=device)
     hashes_BTW = _mixed(_mixed(places_BTW) ^ int.from_bytes(digest[:4], "little"))
     # The same bits as signed integers take half the time.
     signed_BTW = ((hashes_BTW ^ 1 << 31) - (1 << 31)).int()
     bits = signed_BTW[..., None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
-    signs_BTD = bits.float().mul_(2.0).sub_(1.0).flatten(-2)[..., : shape.width]
-    return signs_BTD * shape.initial_deviation
+    signs_BTD = bits.float().mul_(2.0).sub_(1.0).flatten(-2)[..., : shape.hidden_size]
+    return signs_BTD * shape.initializer_range
 
 
 def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
     wide = dict(weights)
     for name, tensor in weights.items():
         if name == EMBEDDING:
-            wide[name] = embedded(tensor, shape, torch.arange(shape.vocabulary, device=tensor.device))
+            wide[name] = embedded(tensor, shape, torch.arange(shape.vocab_size, device=tensor.device))
         elif name.endswith(BRANCH_ENDS) and shape.boundary.is_shared_at(int(name.split(".")[2])):
             wide[name] = _rows(shape, 0, tensor.device).t() @ tensor
     return wide
@@ -102,7 +102,7 @@ def multiplied_out(weights: Mapping[str, Tensor], shape: ModelShape) -> dict[str
 
 def _token_part(weights: Mapping[str, Tensor], shape: ModelShape, anchors: str, tokens_BT: Tensor) -> Tensor:
     """Return [B, T, D]: the vectors that both sides derive from the token."""
-    if shape.boundary.form == "shared":
+    if shape.boundary.kind == "shared-subspace":
         return fixed(shape, tokens_BT)
     return _anchors(weights[anchors], shape.boundary, tokens_BT)
 
@@ -116,8 +116,8 @@ def _mixed(x: Tensor) -> Tensor:
 
 def _rows(shape: ModelShape, layer: int, device: torch.device) -> Tensor:
     """Return [R, D] of the boundary after `layer`; with shared directions, the one for all boundaries."""
-    place = layer if shape.boundary.form == "anchored" else 0
-    return projector(shape.boundary, shape.width, place, device)
+    place = layer if shape.boundary.kind == "token-anchored" else 0
+    return projector(shape.boundary, shape.hidden_size, place, device)
 
 
 def _anchors(table_AD: Tensor, boundary: Boundary, tokens_BT: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def projectors(shape: ModelShape) -> dict[str, Tensor]:
     """Return the projectors of all boundaries on the CPU, as (global name -> [R, D]) that never change."""
     boundary, cpu = shape.boundary, torch.device("cpu")
     return {
-        f"model.boundaries.{layer}.projector.weight": projector(boundary, shape.width, layer, cpu)
+        f"model.boundaries.{layer}.projector.weight": projector(boundary, shape.hidden_size, layer, cpu)
         for layer in boundary.after
     }
 

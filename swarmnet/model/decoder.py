@@ -168,7 +168,7 @@ def one_layer(
 ) -> Tensor:
     """Run one layer. `extend` appends keys and values to cached ones; `routed` as in `mixture`."""
     hidden_BTD, normed_BTD = attended(members, shape, hidden_BTD, rotation, extend)
-    if shape.experts.count:
+    if shape.experts.num_experts:
         mixed_ND = mixture(members, shape, normed_BTD.flatten(0, 1), routed)
         return hidden_BTD + mixed_ND.view_as(hidden_BTD)
     return hidden_BTD + written(members, feed_forward(members, shape, "mlp.", normed_BTD))
@@ -201,7 +201,7 @@ def _attention(
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
 ) -> Tensor:
     def heads(projected: Tensor, norm: str | None = None) -> Tensor:
-        x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_width)
+        x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_dim)
         if shape.qk_norm and norm:
             x_BTHW = _norm(x_BTHW, members[norm], shape)
         return x_BTHW.transpose(1, 2)
@@ -218,19 +218,19 @@ def _attention(
         key_BKSW,
         value_BKSW,
         is_causal=query_BHTW.shape[2] > 1,
-        enable_gqa=shape.heads != shape.key_value_heads,
+        enable_gqa=shape.num_attention_heads != shape.num_key_value_heads,
     )
     (projected_BTD,) = adapted(members, shape, attended_BHTW.transpose(1, 2).flatten(2), ["self_attn.o_proj"])
     return projected_BTD
 
 
 def _norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
-    return functional.rms_norm(x.float(), gain.shape, gain, shape.norm_epsilon)
+    return functional.rms_norm(x.float(), gain.shape, gain, shape.rms_norm_eps)
 
 
 def rotation_of(shape: ModelShape, start: int, length: int, device: torch.device) -> Rotation:
     """Return cos_TW and sin_TW of positions start .. start + length (arXiv:2104.09864, equation 34)."""
-    exponent = torch.arange(0, shape.head_width, 2, device=device).float() / shape.head_width
+    exponent = torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
     position_T = torch.arange(start, start + length, device=device).float()
     angle_TW = torch.outer(position_T, 1.0 / shape.rope_theta**exponent).repeat(1, 2)
     return angle_TW.cos(), angle_TW.sin()

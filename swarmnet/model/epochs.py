@@ -1,5 +1,5 @@
-"""Which text an origin reads next where a run is read in epochs (`data.order: epochs`): every window of every
-shard once, then all of them again in another order.
+"""Which text an origin reads next where a run is read in epochs (`data.sampling: epoch`): every window of
+every shard once, then all of them again in another order.
 
 The shards of an epoch lie on a circle, each where its name and the epoch put it; an origin enters it where
 its id puts it, and goes round once. So no origin has to know of another, those of a run read different shards
@@ -60,21 +60,19 @@ def _distance(reader: Reader, epoch: int, shard: str) -> tuple[int, str]:
     return (lies - enters) % _CIRCLE, shard
 
 
-def window_count(tokens: int, sequence_tokens: int) -> int:
-    """Windows of `sequence_tokens` + 1 tokens in a shard: each begins with the last token of another, which
+def window_count(tokens: int, seq_len: int) -> int:
+    """Windows of `seq_len` + 1 tokens in a shard: each begins with the last token of another, which
     is nothing but its first input there and its last label here."""
-    return max(0, (tokens - 1) // sequence_tokens)
+    return max(0, (tokens - 1) // seq_len)
 
 
-def window_start(
-    reader: Reader, epoch: int, shard: str, number: int, tokens: int, sequence_tokens: int
-) -> int:
+def window_start(reader: Reader, epoch: int, shard: str, number: int, tokens: int, seq_len: int) -> int:
     """Where the window that is read as `number` (below `window_count`) begins among the shard's tokens. What
     is left of a shard after all its windows is left at its beginning or its end, as the epoch will."""
-    count = window_count(tokens, sequence_tokens)
+    count = window_count(tokens, seq_len)
     key = f"windows/{reader.run}/{reader.seed}/{epoch}/{reader.origin}/{shard}"
-    spare = (tokens - 1) % sequence_tokens
-    return _number(f"{key}/cut") % (spare + 1) + sequence_tokens * permuted(number, count, key)
+    spare = (tokens - 1) % seq_len
+    return _number(f"{key}/cut") % (spare + 1) + seq_len * permuted(number, count, key)
 
 
 def permuted(number: int, count: int, key: str) -> int:

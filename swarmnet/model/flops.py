@@ -31,17 +31,13 @@ def operations_per_token(manifest: Manifest, stage: int) -> int:
             of_experts += each * prod(size)
         elif len(size) == 2 and name != EMBEDDING and not is_anchors(name):
             others += each * prod(size)
-    matrices = others + of_experts * shape.experts.active // max(1, shape.experts.count)
+    matrices = others + of_experts * shape.experts.top_k // max(1, shape.experts.num_experts)
     # A boundary inside the stage is left and entered, one at its end only one of the two.
     places = shape.boundary.after
     crossings = sum((span.first < at <= span.stop) + (span.first <= at < span.stop) for at in places)
     # With shared directions, the embedding and both ends of a layer are projected to the full width.
     crossings += 2 * sum(map(shape.boundary.is_shared_at, range(span.first, span.stop)))
-    crossings += shape.boundary.form == "shared" and span.has_embedding
-    projections = crossings * shape.boundary.width * shape.width
-    queries = (span.stop - span.first) * shape.heads * shape.head_width
-    return (
-        matrices
-        + PER_PROJECTION * projections
-        + PER_QUERY_AND_TOKEN * queries * manifest.data.sequence_tokens
-    )
+    crossings += shape.boundary.kind == "shared-subspace" and span.has_embedding
+    projections = crossings * shape.boundary.width * shape.hidden_size
+    queries = (span.stop - span.first) * shape.num_attention_heads * shape.head_dim
+    return matrices + PER_PROJECTION * projections + PER_QUERY_AND_TOKEN * queries * manifest.data.seq_len

@@ -59,7 +59,7 @@ class NormCheck:
     """Factor for gradients, at most 1; 0 leaves them out."""
     far_off: bool = False
     """Whether it is too large or too small compared with what others sent."""
-    out_of_line: bool = False
+    outlier: bool = False
     """Whether most recent norms of this peer, but not of the other peers, are as far off."""
 
 
@@ -100,15 +100,15 @@ class NormTracker:
         recent.append((peer, usual + min(step, max(-step, away))))
         ratios = self._remembered(peer)
         ratios.append(away)
-        out_of_line = abs(away) > log(LIMIT) and self._is_outlier(peer, here)
-        if out_of_line:
+        outlier = abs(away) > log(LIMIT) and self._is_outlier(peer, here)
+        if outlier:
             del self._ratios[peer]  # The peer starts anew when it is used again.
         if away == inf:
-            return NormCheck(inf, 0.0, far_off=True, out_of_line=out_of_line)
+            return NormCheck(inf, 0.0, far_off=True, outlier=outlier)
         alone = len(here) == 1
         gain = min(1.0, exp(log(ALONE_LIMIT if alone else LIMIT) - away))
         weight = _weight(ratios) if self._weighed and not alone else 1.0
-        return NormCheck(exp(away), gain / weight, abs(away) > log(FAR) and not alone, out_of_line)
+        return NormCheck(exp(away), gain / weight, abs(away) > log(FAR) and not alone, outlier)
 
     def left(self, peer: PeerId) -> None:
         """Forget a peer that has left, so that it has no vote. The remaining peer would otherwise be compared

@@ -49,12 +49,15 @@ def active_parameters(shape: ModelShape, span: Span) -> int:
     """Return the number of parameters that one token uses; only active experts of each layer count."""
     sizes = {name: prod(size) for name, size in parameter_shapes(shape, span).items()}
     of_experts = sum(size for name, size in sizes.items() if is_experts(name))
-    left_out = of_experts * (shape.experts.count - shape.experts.active) // max(1, shape.experts.count)
+    left_out = (
+        of_experts * (shape.experts.num_experts - shape.experts.top_k) // max(1, shape.experts.num_experts)
+    )
     return sum(sizes.values()) - left_out
 
 
 def is_experts(name: str) -> bool:
-    """Return whether it belongs to one expert. A token uses `experts.active` of `experts.count` of these."""
+    """Return whether it belongs to one expert. A token uses `experts.top_k` of `experts.num_experts` of
+    these."""
     return ".mlp.experts." in name
 
 
@@ -76,35 +79,35 @@ def has_factors(shape: ModelShape, name: str) -> bool:
 
 def whole(shape: ModelShape) -> Span:
     """Return the span of the unsplit model."""
-    return Span(0, shape.layers, has_embedding=True, has_head=True)
+    return Span(0, shape.num_hidden_layers, has_embedding=True, has_head=True)
 
 
 def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]]:
     """Return the parameters of `span` as global name -> shape, in model order."""
-    queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
+    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
     if span.has_embedding:
-        is_shared = shape.boundary.form == "shared"
-        shapes[EMBEDDING] = (shape.vocabulary, shape.crossing if is_shared else shape.width)
-    anchors = (shape.boundary.anchor_rows or shape.vocabulary, shape.width)
-    anchored = shape.boundary.after if shape.boundary.form == "anchored" else ()
+        is_shared = shape.boundary.kind == "shared-subspace"
+        shapes[EMBEDDING] = (shape.vocab_size, shape.crossing if is_shared else shape.hidden_size)
+    anchors = (shape.boundary.anchor_rows or shape.vocab_size, shape.hidden_size)
+    anchored = shape.boundary.after if shape.boundary.kind == "token-anchored" else ()
     for layer in range(span.first, span.stop):
         if layer in anchored:
             if layer > span.first:
                 shapes[anchors_before(layer)] = anchors
             shapes[anchors_after(layer)] = anchors
-        written = shape.crossing if shape.boundary.is_shared_at(layer) else shape.width
+        written = shape.crossing if shape.boundary.is_shared_at(layer) else shape.hidden_size
         members: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (shape.width,),
-            "self_attn.q_proj": (queries, shape.width),
-            "self_attn.k_proj": (keys, shape.width),
-            "self_attn.v_proj": (keys, shape.width),
+            "input_layernorm": (shape.hidden_size,),
+            "self_attn.q_proj": (queries, shape.hidden_size),
+            "self_attn.k_proj": (keys, shape.hidden_size),
+            "self_attn.v_proj": (keys, shape.hidden_size),
             "self_attn.o_proj": (written, queries),
-            "post_attention_layernorm": (shape.width,),
+            "post_attention_layernorm": (shape.hidden_size,),
         }
         members |= _feed_forwards(shape, written)
         if shape.qk_norm:
-            members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_width,)
+            members["self_attn.q_norm"] = members["self_attn.k_norm"] = (shape.head_dim,)
         for member, size in members.items():
             name = f"model.layers.{layer}.{member}.weight"
             shapes[name] = size
@@ -114,31 +117,34 @@ def parameter_shapes(shape: ModelShape, span: Span) -> dict[str, tuple[int, ...]
     if span.stop in anchored:
         shapes[anchors_before(span.stop)] = anchors
     if span.has_head:
-        shapes[FINAL_NORM] = (shape.width,)
-        shapes[HEAD] = (shape.vocabulary, shape.width)
+        shapes[FINAL_NORM] = (shape.hidden_size,)
+        shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
     return shapes
 
 
 def _feed_forwards(shape: ModelShape, written: int) -> dict[str, tuple[int, ...]]:
     """Return the feed-forward parameters of one layer, which writes `written` numbers per token."""
-    count = shape.experts.count
+    count = shape.experts.num_experts
     members: dict[str, tuple[int, ...]] = {}
     if count:
-        members["mlp.gate"] = (count, shape.width)
+        members["mlp.gate"] = (count, shape.hidden_size)
     for which in [f"mlp.experts.{expert}." for expert in range(count)] if count else ["mlp."]:
-        members[f"{which}gate_proj"] = members[f"{which}up_proj"] = (shape.feed_forward, shape.width)
-        members[f"{which}down_proj"] = (written, shape.feed_forward)
+        members[f"{which}gate_proj"] = members[f"{which}up_proj"] = (
+            shape.intermediate_size,
+            shape.hidden_size,
+        )
+        members[f"{which}down_proj"] = (written, shape.intermediate_size)
     return members
 
 
-def branch_share(shape: ModelShape, name: str) -> float:
-    """Return the scale of a parameter's first values and steps, relative to `initial_deviation` and learning
+def residual_init_scale(shape: ModelShape, name: str) -> float:
+    """Return the scale of a parameter's first values and steps, relative to `initializer_range` and learning
     rate. A model adds 2 x layers branches to the hidden states, so the last matrix of each is scaled by 1 /
     sqrt(2 x layers). This is GPT-2's rule for first weights. It applies to steps here, because a sign step
     has the same size for every weight (docs/decisions/0017-quiet-branches.md)."""
     if not name.endswith(BRANCH_ENDS):
         return 1.0
-    return shape.branch_share or 1.0 / sqrt(2 * shape.layers)  # Rounded alike everywhere.
+    return shape.residual_init_scale or 1.0 / sqrt(2 * shape.num_hidden_layers)  # Rounded alike everywhere.
 
 
 def drawn_as(shape: ModelShape, name: str) -> str:
@@ -151,10 +157,10 @@ def drawn_as(shape: ModelShape, name: str) -> str:
 
 
 def first_share(shape: ModelShape, name: str) -> float:
-    """Return the deviation of a parameter's first values, in units of `initial_deviation`."""
+    """Return the deviation of a parameter's first values, in units of `initializer_range`."""
     if is_anchors(name):  # The sum of two rows is as large as a row of the embedding.
         return sqrt(0.5) if shape.boundary.anchor_rows else 1.0
-    return branch_share(shape, name)
+    return residual_init_scale(shape, name)
 
 
 def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> float:
@@ -162,7 +168,7 @@ def first_deviation(shape: ModelShape, name: str, size: tuple[int, ...]) -> floa
     / sqrt(3 in), and B begins at zero."""
     if is_factor(name):
         return 1.0 / sqrt(3 * size[1]) if ".lora_A." in name else 0.0
-    return shape.initial_deviation * first_share(shape, name)
+    return shape.initializer_range * first_share(shape, name)
 
 
 def has_frozen(manifest: Manifest) -> bool:

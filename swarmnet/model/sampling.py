@@ -29,15 +29,13 @@ def window_starts(
     microbatch: MicrobatchId,
     corpus_tokens: int,
     sequences: int,
-    sequence_tokens: int,
+    seq_len: int,
 ) -> tuple[int, ...]:
-    """Return where each of the `sequences` windows of `sequence_tokens` + 1 tokens starts in the corpus.
+    """Return where each of the `sequences` windows of `seq_len` + 1 tokens starts in the corpus.
     Raises SamplingError if the corpus is shorter than a window."""
-    choices = corpus_tokens - sequence_tokens
+    choices = corpus_tokens - seq_len
     if choices < 1:
-        raise SamplingError(
-            f"the text has {corpus_tokens} tokens, one window takes {sequence_tokens + 1}: add text"
-        )
+        raise SamplingError(f"the text has {corpus_tokens} tokens, one window takes {seq_len + 1}: add text")
     name = f"swarmnet sampling/{run_id}/{seed}/{microbatch.origin}/{microbatch.counter}"
     stream = hashlib.shake_256(name.encode()).digest(_DRAW_BYTES * sequences)
     draws = (stream[at : at + _DRAW_BYTES] for at in range(0, len(stream), _DRAW_BYTES))
@@ -46,14 +44,14 @@ def window_starts(
 
 def drawn(run_id: RunId, seed: int, key: MicrobatchId, corpus: Tensor, data: Data) -> tuple[Tensor, Tensor]:
     """Return inputs_BT and labels_BT (int64) of the microbatch `key`, drawn from this corpus (1-D)."""
-    length = data.sequence_tokens
-    starts = window_starts(run_id, seed, key, len(corpus), data.microbatch_sequences, length)
+    length = data.seq_len
+    starts = window_starts(run_id, seed, key, len(corpus), data.micro_batch_size, length)
     return windows(corpus, starts, length)
 
 
-def windows(corpus: Tensor, starts: Sequence[int], sequence_tokens: int) -> tuple[Tensor, Tensor]:
+def windows(corpus: Tensor, starts: Sequence[int], seq_len: int) -> tuple[Tensor, Tensor]:
     """Return inputs_BT and labels_BT (int64) of the windows of `corpus` (1-D) that begin at `starts`."""
-    return inputs_and_labels([corpus[start : start + sequence_tokens + 1] for start in starts])
+    return inputs_and_labels([corpus[start : start + seq_len + 1] for start in starts])
 
 
 def inputs_and_labels(windows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -68,9 +68,9 @@ class StageCompute:
         self._shape, self._span, self._layout = shape, span, layout
         self._frozen_layout = frozen
         self._crossing = shape.crossing
-        self._forgets = computing.recompute == "stage"
+        self._forgets = computing.activation_checkpointing == "stage"
         # The number of tokens per expert varies.
-        self._compiles = computing.compile and not shape.experts.count
+        self._compiles = computing.compile and not shape.experts.num_experts
         self._weights: StageWeights = weights or WholeWeights(
             shape, span, layout, computing, device or torch.device("cpu"), frozen
         )
@@ -230,10 +230,10 @@ class StageCompute:
         if not fits:
             raise StageError(f"microbatch {key}: inputs are {_describe(inputs)}, this stage takes {kind}")
         sequences, tokens = inputs.shape[:2]
-        if sequences == 0 or not 0 < tokens <= self._shape.context:
+        if sequences == 0 or not 0 < tokens <= self._shape.max_position_embeddings:
             raise StageError(
                 f"microbatch {key}: {sequences} sequences of {tokens} tokens; "
-                f"the model takes 1 to {self._shape.context} tokens"
+                f"the model takes 1 to {self._shape.max_position_embeddings} tokens"
             )
         if self._span.has_embedding:
             self._require_vocabulary(key, "inputs", inputs)
@@ -270,10 +270,10 @@ class StageCompute:
     def _require_vocabulary(self, key: Hashable, what: str, tokens_BT: Tensor) -> None:
         """Check tokens in host memory, because reading from a GPU would wait for it."""
         least, most = (int(bound) for bound in torch.aminmax(tokens_BT))
-        if least < 0 or most >= self._shape.vocabulary:
+        if least < 0 or most >= self._shape.vocab_size:
             raise StageError(
                 f"microbatch {key}: {what} hold token {least if least < 0 else most}, "
-                f"the vocabulary is 0 to {self._shape.vocabulary - 1}"
+                f"the vocabulary is 0 to {self._shape.vocab_size - 1}"
             )
 
 

@@ -1,6 +1,6 @@
 """DeMo as in the paper (arXiv:2411.19870): values, not votes; the mean over the senders of a coefficient.
 
-The baseline that `demo-votes` is measured against, behind the same door. Bit-equal on all peers as well:
+The baseline that `demo-sign` is measured against, behind the same door. Bit-equal on all peers as well:
 values are added elementwise in the order of peer ids, and the mean, rounded to 20 bits below the largest
 of its chunk, goes through the exact integer inverse. Only its sign becomes the step.
 
@@ -42,8 +42,8 @@ class ValueCodec(Protocol):
     """How the values of one plane travel. What it rounds away is not fed back to the momentum."""
 
     @property
-    def foresight(self) -> float:
-        """As `Method.foresight` of the method that uses it."""
+    def lookahead_accuracy(self) -> float:
+        """As `Method.lookahead_accuracy` of the method that uses it."""
 
     def bytes_of(self, chunks: int, kept: int) -> int:
         """Exact length of `write`'s answer."""
@@ -57,7 +57,7 @@ class ValueCodec(Protocol):
 class Float32:
     """Four bytes per value, little-endian, as DeMo's paper sends them."""
 
-    foresight = 0.99
+    lookahead_accuracy = 0.99
     """Only the exact inverse rounds, at `MEAN_BITS`."""
 
     def bytes_of(self, chunks: int, kept: int) -> int:
@@ -74,7 +74,7 @@ FLOAT32 = Float32()
 
 
 class FloatMethod:
-    """Sync method `demo-float` for one peer of one stage; with another codec, its like in fewer bytes."""
+    """Sync method `demo` for one peer of one stage; with another codec, its like in fewer bytes."""
 
     own = held = reduced = None
 
@@ -84,12 +84,12 @@ class FloatMethod:
         sync = manifest.sync
         self._manifest = manifest
         self._sync, self.state, self._device = sync, layout, device
-        self._whole, self._cut = layout, cut_of(sync.cut, layout)
+        self._whole, self._cut = layout, cut_of(sync.chunking, layout)
         self._layout = layout = self._cut.layout
-        self._target_tokens = manifest.rounds.target_tokens
+        self._target_tokens = manifest.rounds.global_batch_tokens
         self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
-        self._codec, self.foresight = codec, codec.foresight
+        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.max_grad_norm, device)
+        self._codec, self.lookahead_accuracy = codec, codec.lookahead_accuracy
         self.sections = [(each.index_bits, 8 * codec.bytes_of(1, each.kept)) for each in self._selections]
         pairs = list(zip(layout.planes, self._selections, strict=True))
         self.votes = sum(plane.chunks * selection.kept for plane, selection in pairs)
@@ -98,7 +98,7 @@ class FloatMethod:
             for plane, selection in pairs
         )
 
-    def divide(self, company: DeviceGroup) -> None:
+    def use_device_group(self, company: DeviceGroup) -> None:
         self._momentum.clip.company = company
 
     @property
@@ -148,8 +148,10 @@ class FloatMethod:
             stop = middle + self._codec.bytes_of(plane.chunks, selection.kept)
             bits_CB = unpack(memoryview(payload)[start:middle], plane.chunks, selection.index_bits)
             values_CK = self._codec.read(payload[middle:stop], plane.chunks, selection.kept)
-            if not np.all(np.abs(values_CK) <= self._sync.clip * ROOM):
-                raise ContributionError(f"a value is not a number, or larger than the clip {self._sync.clip}")
+            if not np.all(np.abs(values_CK) <= self._sync.max_grad_norm * ROOM):
+                raise ContributionError(
+                    f"a value is not a number, or larger than the clip {self._sync.max_grad_norm}"
+                )
             yield selection.read(bits_CB), torch.from_numpy(values_CK)
             start = stop
 
@@ -197,7 +199,7 @@ class FloatTally:
                 signs_CN[tile] = self._method.signs_of(index, sums_CN, senders_CN)
         return self._method.step_of(signs, self._round, factor)
 
-    def concord(self, me: PeerId) -> None:
+    def vote_agreement(self, me: PeerId) -> None:
         """Values are no votes."""
 
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ __all__ = [
     "RoundAggregate",
     "add_own",
     "method_of",
-    "steps_before_telling",
+    "should_flush_partial_step",
 ]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ class RoundAggregate(Protocol):
         """The round is applied, so the set will hardly change any more: what is kept only to be fast may
         go."""
 
-    def concord(self, me: PeerId) -> VoteAgreement | None:
+    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
         """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
 
 
@@ -76,10 +76,10 @@ class LocalOptimizer(Protocol):
         learning rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
         nothing was changed."""
 
-    def tell(self, round: int, peer: PeerId) -> bytes:
+    def encode_delta(self, round: int, peer: PeerId) -> bytes:
         """This round's payload, of what was moved by now; Method.contribute is a step and this."""
 
-    def keep_moments_on_the_host(self) -> None:
+    def offload_optimizer_state(self) -> None:
         """Between steps, where the device is a card with little memory. Before the first step."""
 
     def applied(self, round: int) -> None:
@@ -90,7 +90,7 @@ class LocalOptimizer(Protocol):
         this peer moved by itself and they do not hold."""
 
 
-def steps_before_telling(gathered: int, stepped: int, tokens: int) -> bool:
+def should_flush_partial_step(gathered: int, stepped: int, tokens: int) -> bool:
     """Whether a peer that has gathered so many tokens since its last own step, and stepped by so many in this
     round, steps once more before it tells: what is too little for a step of `tokens` waits, unless it is all
     that there is."""
@@ -168,7 +168,7 @@ class Method(Protocol):
         """Coefficients that one contribution speaks about."""
 
     @property
-    def foresight(self) -> float:
+    def lookahead_accuracy(self) -> float:
         """Share of a step's weights that `lookahead` tells exactly, at least, in a swarm of equals that send
         all they have: what a payload rounds away of their sizes is missing from it."""
 
@@ -201,8 +201,8 @@ class Method(Protocol):
 
 
 METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
-    "demo-votes": VoteMethod,
-    "demo-float": FloatMethod,
+    "demo-sign": VoteMethod,
+    "demo": FloatMethod,
     "low-rank": LowRank,
     "hybrid": LowRank,
     **dict.fromkeys(PRESETS, LocalSteps),
@@ -213,7 +213,7 @@ of them through all that a method must fulfil."""
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
     """The method that the manifest names, with fresh state on `device`."""
-    mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.exchange == "sharded"
+    mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.topology == "sharded-reduce"
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))
     if mixed:

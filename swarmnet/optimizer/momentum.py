@@ -33,7 +33,7 @@ def how_of(sync: Sync, cut: ChunkLayout, device: torch.device) -> tuple[list[Tra
     planes = list(zip(cut.layout.planes, cut.sides, strict=True))
     return (
         [transform_of(sync.transform, plane.chunk, device, sides) for plane, sides in planes],
-        [selection_of(sync.selection, plane.chunk, sync.kept, cut.shrinks) for plane, _ in planes],
+        [selection_of(sync.selection, plane.chunk, sync.topk_per_chunk, cut.shrinks) for plane, _ in planes],
     )
 
 

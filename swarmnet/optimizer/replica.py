@@ -101,13 +101,13 @@ class Replica:
         open_round.applied = open_round.tally.step(open_round.factor)
         self.applied_round = max(self.applied_round, round)
 
-    def concord(self, round: int, me: PeerId) -> VoteAgreement | None:
+    def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
         """What the others' votes of a round that was just applied say of this peer's own; None where nothing
         can be said. Asked once: the tally rests then."""
         open_round = self._open.get(round)
         if open_round is None:
             return None
-        found = open_round.tally.concord(me)
+        found = open_round.tally.vote_agreement(me)
         open_round.tally.rest()
         return found
 

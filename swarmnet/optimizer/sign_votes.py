@@ -24,26 +24,26 @@ from swarmnet.optimizer.momentum import Momentum, Sent, how_of
 from swarmnet.optimizer.sparsify import coin_flips, seed_of
 from swarmnet.optimizer.step import SignStep, sign_step
 from swarmnet.optimizer.tiling import cut_of, plane_of, tiles_of
-from swarmnet.optimizer.vote_agreement import VoteAgreement, concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
 
 class VoteMethod:
-    """Sync method `demo-votes` for one peer of one stage."""
+    """Sync method `demo-sign` for one peer of one stage."""
 
     own = held = reduced = None
-    foresight = 0.75
+    lookahead_accuracy = 0.75
     """Votes have no size, so that what was sent does not tell all of the step."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
         self._manifest, self._run_id = manifest, manifest.run_id()
         self.state, self._device = layout, device
-        self._whole, self._cut = layout, cut_of(sync.cut, layout)
+        self._whole, self._cut = layout, cut_of(sync.chunking, layout)
         self._layout = layout = self._cut.layout
         self._transforms, self._selections = how_of(sync, self._cut, device)
-        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.clip, device)
+        self._momentum = Momentum(layout, self._transforms, sync.momentum, sync.max_grad_norm, device)
         self.sections = [(each.index_bits + each.kept,) for each in self._selections]
         self.payload_bytes = sum(
             packed_bytes(plane.chunks, selection.index_bits + selection.kept)
@@ -54,7 +54,7 @@ class VoteMethod:
             for plane, selection in zip(layout.planes, self._selections, strict=True)
         )
 
-    def divide(self, company: DeviceGroup) -> None:
+    def use_device_group(self, company: DeviceGroup) -> None:
         self._momentum.clip.company = company
 
     @property
@@ -179,7 +179,7 @@ class VoteTally:
                 target_CN.copy_(torch.sign(inverse_CN))
         return self._method.step_of(signs, self._round, factor)
 
-    def concord(self, me: PeerId) -> VoteAgreement | None:
+    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
         # The own votes are remembered as they were taken: reading the payload again costs ten times as much.
         sent = self._method.sent(self._round) if me in self._payloads else None
         if sent is None:
@@ -187,7 +187,7 @@ class VoteTally:
         found = VoteAgreement(0, 0, 0)
         for plane, own in zip(self._layout.planes, sent, strict=True):
             sums_CK = plane_of(self._summed(), plane).gather(1, own.indices)
-            found += concord(torch.sign(own.values).to(torch.int16), sums_CK)
+            found += vote_agreement(torch.sign(own.values).to(torch.int16), sums_CK)
         return found
 
     def _summed(self) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Layout
-from swarmnet.model.parameters import branch_share
+from swarmnet.model.parameters import residual_init_scale
 from swarmnet.optimizer.tiling import Tile, all_tiles, empty_padding
 from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE, scaled
@@ -57,13 +57,13 @@ class SignStep:
 
 def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, factor: int = WHOLE) -> SignStep:
     """Return the step of `round` against a direction's signs, int8 [layout.size], which it keeps. The step is
-    the learning rate times the parameter's share (`branch_share`) and the owner's `factor` in thousandths
-    (`run/rates.py`). It is 0 in the padding."""
+    the learning rate times the parameter's share (`residual_init_scale`) and the owner's `factor` in
+    thousandths (`run/rates.py`). It is 0 in the padding."""
     rate = learning_rate(manifest.sync, round)
     empty_padding(signs, layout)
     stretches = (
         Stretch(entry.offset, entry.offset + entry.size, entry.offset,
-                scaled(learning_rate_units(rate * branch_share(manifest.model, entry.name)), factor))
+                scaled(learning_rate_units(rate * residual_init_scale(manifest.model, entry.name)), factor))
         for entry in layout.entries
     )  # fmt: skip
     return SignStep(signs, tuple(stretches))

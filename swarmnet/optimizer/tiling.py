@@ -155,7 +155,7 @@ def _chunk_size(grid: _Grid) -> int:
 
 
 def cut_of(name: CutName, layout: Layout) -> ChunkLayout:
-    return MatrixTiles(layout) if name == "tiles" else Runs(layout)
+    return MatrixTiles(layout) if name == "tiled" else Runs(layout)
 
 
 def factors(chunk: int) -> tuple[int, int]:

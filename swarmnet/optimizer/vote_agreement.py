@@ -25,7 +25,7 @@ class VoteAgreement:
         )
 
 
-def concord(votes: Tensor, sums: Tensor) -> VoteAgreement:
+def vote_agreement(votes: Tensor, sums: Tensor) -> VoteAgreement:
     """Compare votes (+1, -1; 0: none) with `sums`, which include them. Returns the counts."""
     product = votes * (sums - votes)
     agreed, opposed = int(torch.count_nonzero(product > 0)), int(torch.count_nonzero(product < 0))

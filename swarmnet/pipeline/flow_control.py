@@ -46,33 +46,35 @@ def graph_bytes(manifest: Manifest, stage: int, computing: Computing = PLAIN) ->
     estimate is within 2 % of what autograd kept for three shapes, with and without `qk_norm`, in float32."""
     tokens = manifest.microbatch_tokens
     layers = manifest.stages[stage]
-    match computing.recompute:
+    match computing.activation_checkpointing:
         case "none":
             return tokens * layers * _layer_bytes(manifest.model, computing)
         case "stage":
-            return tokens * manifest.model.width * FLOAT_BYTES
+            return tokens * manifest.model.hidden_size * FLOAT_BYTES
         case "layer":
-            return tokens * layers * manifest.model.width * FLOAT_BYTES
+            return tokens * layers * manifest.model.hidden_size * FLOAT_BYTES
 
 
 def graph_at_work(manifest: Manifest, stage: int, computing: Computing = PLAIN) -> int:
     """Estimate the additional bytes of the one microbatch whose backward pass is being computed. They hold
     recomputed activations and, at the head, the logits, their softmax and their gradient."""
-    layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.recompute]
+    layers = {"none": 0, "stage": manifest.stages[stage], "layer": 1}[computing.activation_checkpointing]
     of_token = layers * _layer_bytes(manifest.model, computing)
     if manifest.span(stage).has_head:
-        of_token += 3 * FLOAT_BYTES * manifest.model.vocabulary
+        of_token += 3 * FLOAT_BYTES * manifest.model.vocab_size
     return manifest.microbatch_tokens * of_token
 
 
 def _layer_bytes(model: ModelShape, computing: Computing) -> int:
     """Return the bytes per token that a layer keeps for its backward pass."""
-    heads = (model.heads + model.key_value_heads) * model.head_width * (2 if model.qk_norm else 1)
+    heads = (
+        (model.num_attention_heads + model.num_key_value_heads) * model.head_dim * (2 if model.qk_norm else 1)
+    )
     feeds = 4 * model.active_feed_forward
     if computing.dtype == "fp32":
-        return FLOAT_BYTES * (6 * model.width + 2 * heads + feeds)
+        return FLOAT_BYTES * (6 * model.hidden_size + 2 * heads + feeds)
     # Hidden states and inputs of norms stay float32; inputs and outputs of matrices are bfloat16.
-    return 2 * FLOAT_BYTES * model.width + BF16_BYTES * (4 * model.width + 2 * heads + feeds)
+    return 2 * FLOAT_BYTES * model.hidden_size + BF16_BYTES * (4 * model.hidden_size + 2 * heads + feeds)
 
 
 def graphs_that_fit(manifest: Manifest, stage: int, memory_bytes: int, computing: Computing = PLAIN) -> int:

@@ -38,7 +38,7 @@ RETRY_SECONDS = 1.0
 a pause comes earlier. It equals the heartbeat interval, by which new neighbours become known."""
 GUIDED_RETRY_SECONDS = 0.1
 """Retry interval where places are reserved ahead: this module does not see what the guide waits for."""
-IS_WELL = frozenset({"committed", "other_path", "cancelled", "out_of_line"})
+IS_WELL = frozenset({"committed", "other_path", "cancelled", "outlier"})
 """Refusals by a healthy peer. It computed this microbatch before, it received a cancel, or it rejects the
 values as outliers. All peers see outliers at the same moment when an optimizer step was large."""
 MAX_ASKERS = 4

@@ -89,8 +89,8 @@ class MoveRules:
     """The link of this peer."""
     groups: int = 1
     """Expert groups of the model; a peer trains one of them."""
-    snapshot_rounds: int = 16
-    """Rounds until the run's first snapshot (`Rounds.snapshot_rounds`)."""
+    snapshot_interval: int = 16
+    """Rounds until the run's first snapshot (`Rounds.snapshot_interval`)."""
 
     def does(self, stage: int, speed: float, line: LinkBandwidth) -> float:
         """Return the microbatches per second of a peer at a stage. `speed`: its work per second."""
@@ -191,7 +191,7 @@ def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
         middle = LinkBandwidth(median_low(line.up for line in lines), median_low(line.down for line in lines))
     shares = _shares([record for _, record in peers], rules)
     known = View((), (), len(peers), usual, shares, middle, lines_count(rules, len(peers), middle))
-    stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_rounds))
+    stuck = frozenset(stuck_stages([record for _, record in peers], rules.snapshot_interval))
     capacities, intents = [0.0] * len(work), []
     all_bring: list[list[float]] = []
     for peer, record in peers:
@@ -378,7 +378,7 @@ def move_rules(
     return MoveRules(
         stage_work(manifest), never=never, paths=manifest.path_rules(), crossings=crossings(manifest),
         gossip=gossip_per_peer(manifest), line=line, groups=manifest.model.experts.groups,
-        snapshot_rounds=manifest.rounds.snapshot_rounds,
+        snapshot_interval=manifest.rounds.snapshot_interval,
     )  # fmt: skip
 
 
@@ -386,11 +386,11 @@ def stage_work(manifest: Manifest) -> tuple[float, ...]:
     """Return the multiplications per token of each stage, in units of one decoder layer. They are those of
     the layer's matrices, and of attention to half of the sequence. An embedding lookup costs nothing."""
     model = manifest.model
-    heads = model.heads * model.head_width
-    projections = model.width * (2 * heads + 2 * model.key_value_heads * model.head_width)
-    attention = manifest.data.sequence_tokens * heads
-    feeds = 3 * model.width * model.active_feed_forward
+    heads = model.num_attention_heads * model.head_dim
+    projections = model.hidden_size * (2 * heads + 2 * model.num_key_value_heads * model.head_dim)
+    attention = manifest.data.seq_len * heads
+    feeds = 3 * model.hidden_size * model.active_feed_forward
     layer = projections + attention + feeds
     work = [float(layers) for layers in manifest.stages]
-    work[-1] += model.width * model.vocabulary / layer
+    work[-1] += model.hidden_size * model.vocab_size / layer
     return tuple(work)

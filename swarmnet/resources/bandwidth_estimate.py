@@ -42,7 +42,7 @@ def gossip_of(manifest: Manifest, stage: int, tokens_per_second: float, group: i
     """Return the bytes per second of contributions and results that a peer of a group sends, and receives.
     `tokens_per_second` is of the whole group."""
     each = contributions_per_second(manifest, tokens_per_second, group) / group
-    if manifest.sync.exchange == "sharded" and group > 1:
+    if manifest.sync.topology == "sharded-reduce" and group > 1:
         results = result_bytes(manifest, stage) * rounds_per_second(manifest, tokens_per_second)
         return contribution_bytes(manifest, stage) * each + results
     return contribution_bytes(manifest, stage) * each * (group - 1)
@@ -52,8 +52,8 @@ def rounds_per_second(manifest: Manifest, tokens_per_second: float) -> float:
     """Return the rounds per second of a group that commits `tokens_per_second`. A round has its target of
     tokens, at least a microbatch, or fewer if its time is up."""
     rounds, microbatch = manifest.rounds, manifest.microbatch_tokens
-    by_tokens = tokens_per_second / max(rounds.target_tokens, microbatch)
-    by_time = 1 / max(rounds.longest_seconds, SHORTEST_SECONDS)
+    by_tokens = tokens_per_second / max(rounds.global_batch_tokens, microbatch)
+    by_time = 1 / max(rounds.max_seconds, SHORTEST_SECONDS)
     return min(max(by_tokens, by_time), tokens_per_second / microbatch)
 
 
@@ -67,10 +67,10 @@ def contributions_per_second(manifest: Manifest, tokens_per_second: float, group
 def gossip_per_peer(manifest: Manifest) -> float:
     """Return the bytes per second per link that one more peer of a group adds, in rounds that end by time. It
     is 0 with reducers, whose results do not grow with the group."""
-    if manifest.sync.exchange == "sharded":
+    if manifest.sync.topology == "sharded-reduce":
         return 0.0
     largest = max(contribution_bytes(manifest, stage) for stage in range(len(manifest.stages)))
-    return largest / max(manifest.rounds.longest_seconds, SHORTEST_SECONDS)
+    return largest / max(manifest.rounds.max_seconds, SHORTEST_SECONDS)
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> float:
@@ -78,23 +78,23 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     sync = manifest.sync
     layout = held_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size
-    if (own := sync.own_steps) is not None:
-        if own.sent == "largest":  # Indices, signs, which of two sizes; and the two sizes for each chunk.
-            kept = max(1, sync.sparse_kept // own.parts)
-            return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_kept)) / 8 + 8)
+    if (own := sync.local_steps) is not None:
+        if own.sent == "topk-2bit":  # Indices, signs, which of two sizes; and the two sizes for each chunk.
+            kept = max(1, sync.sparse_topk // own.parts)
+            return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_topk)) / 8 + 8)
         return parameters / own.parts * BITS[own.sent] / 8 + parameters / CHUNK
     direction_bytes = 0
     if sync.method in ("low-rank", "hybrid"):  # A byte for each number of the directions.
         matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
         direction_bytes = sum(min(entry.shape) * min(sync.rank, *entry.shape) for entry in matrices)
         parameters -= sum(entry.size for entry in matrices) * (sync.method == "low-rank")
-    index_bits = {"group": log2(CHUNK / sync.kept), "top-k": log2(CHUNK)}[sync.selection]
-    value_bits = 32 if sync.method == "demo-float" else 1
-    return direction_bytes + parameters / CHUNK * sync.kept * (value_bits + index_bits) / 8
+    index_bits = {"group": log2(CHUNK / sync.topk_per_chunk), "top-k": log2(CHUNK)}[sync.selection]
+    value_bits = 32 if sync.method == "demo" else 1
+    return direction_bytes + parameters / CHUNK * sync.topk_per_chunk * (value_bits + index_bits) / 8
 
 
 def result_bytes(manifest: Manifest, stage: int) -> float:
     """Estimate the bytes of a round's results if reducers sum and contributions cover the whole stage."""
-    own, size = manifest.sync.own_steps, trained_layout(manifest, stage).size
+    own, size = manifest.sync.local_steps, trained_layout(manifest, stage).size
     assert own is not None, "only own steps go through reducers"
     return size / own.parts * RESULT_BITS / 8 + size / CHUNK

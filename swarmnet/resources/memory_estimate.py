@@ -51,7 +51,7 @@ CUT_BYTES = FLOAT_BYTES
 """Temporary memory of tiled matrices: the gradient in tile order."""
 SIGN_BYTES = 1
 """Effect of each applied open round, one sign per parameter."""
-MOVES_BYTES: Mapping[SentName, int] = {"bit": 2, "four-bits": 2, "eight-bits": 4, "largest": 4}
+MOVES_BYTES: Mapping[SentName, int] = {"sign": 2, "e3m0": 2, "int8": 4, "topk-2bit": 4}
 """Sum of a group's local steps, for each parameter that an open round covers. It takes one byte if few peers
 send similar sizes in one bit."""
 FEW_BYTES = 1
@@ -97,7 +97,7 @@ def needs_of(
     of 0 means that the stage is in GPU memory, without copies for the disk. `is_small` means that the group
     is small, so that sums are small integers."""
     layout = trained_layout(manifest, stage)
-    work, own = WORK_BYTES[computing.dtype], manifest.sync.own_steps
+    work, own = WORK_BYTES[computing.dtype], manifest.sync.local_steps
     of_step = manifest.sync.step_microbatches(manifest.microbatch_tokens)
     gradient = work if own is not None and of_step == 1 else FLOAT_BYTES  # If each one is used at once.
     each = GRID_BYTES + work + FREED_BYTES
@@ -108,7 +108,7 @@ def needs_of(
     weights = layout.size * each + trained.size * (gradient + UNSENT_BYTES)
     weights += _at_work(manifest, layout, trained, work, not process_bytes)
     weights += _of_method(manifest, stage, layout, trained, is_small)
-    if own is not None and (process_bytes or computing.moments == "device"):
+    if own is not None and (process_bytes or computing.optimizer_state == "device"):
         weights += _moments(own.inner, trained)
     # Frozen weights: kept as units in host memory, copied for the disk, and used for computing.
     fixed = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
@@ -151,12 +151,12 @@ def spread_over(needs: Needs, manifest: Manifest, devices: int, computing: Compu
 
 def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_card: bool) -> int:
     """Return the maximum of the temporary memory while a microbatch or a round is computed."""
-    own = manifest.sync.own_steps
+    own = manifest.sync.local_steps
     if own is None:
         return layout.size * AT_WORK_BYTES
     tile = TILE_BYTES * (GPU_TIMES if on_card else 1)
     gradient = work * max((entry.size for entry in trained.entries), default=0)
-    is_sharded = manifest.sync.exchange == "sharded"
+    is_sharded = manifest.sync.topology == "sharded-reduce"
     results = RESULT_AT_WORK_BYTES * layout.size // own.parts if is_sharded else 0
     if own.inner != "muon":
         return max(tile, gradient, results)
@@ -171,13 +171,13 @@ def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_
 def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, is_small: bool) -> int:
     """Return what is specific to the method, except moments. `trained` is the part that this peer trains."""
     sync, rounds = manifest.sync, manifest.rounds.window + ROUNDS_BESIDES
-    own = sync.own_steps
+    own = sync.local_steps
     if own is None:
-        at_times = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.cut == "tiles")
+        at_times = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.chunking == "tiled")
         return layout.size * (SIGN_BYTES * rounds + at_times)
     kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
-    kept += trained.size * UNSENT_BYTES * (own.rest == "feedback")
-    each_round = _open_bytes(manifest, own, layout, trained, is_small and own.sent == "bit")
+    kept += trained.size * UNSENT_BYTES * (own.rest == "error-feedback")
+    each_round = _open_bytes(manifest, own, layout, trained, is_small and own.sent == "sign")
     return kept + ceil(each_round * rounds / own.parts)
 
 
@@ -186,9 +186,9 @@ def _open_bytes(
 ) -> float:
     """Return the memory of an open round that covers all numbers: local deltas, the round's sum, and
     results."""
-    is_sharded = manifest.sync.exchange == "sharded"
+    is_sharded = manifest.sync.topology == "sharded-reduce"
     found = RESULT_BYTES * layout.size if is_sharded else 0
-    if own.rest != "live":  # Its numbers are kept until the round is applied.
+    if own.rest != "local":  # Its numbers are kept until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
     in_groups = manifest.model.experts.groups > 1
     few = sum(

@@ -44,7 +44,7 @@ class AuditQuery:
 
     name: Name
     round: int
-    maker: PeerId
+    contributor: PeerId
     asked: PeerId
     until: float
     """When the request expires."""
@@ -58,7 +58,7 @@ class AuditQuery:
     @property
     def is_proof(self) -> bool:
         """Return whether the request is for a proof that another peer offers."""
-        return self.asked != self.maker
+        return self.asked != self.contributor
 
     @property
     def is_whole(self) -> bool:
@@ -104,15 +104,19 @@ class Audits:
         if len(self._open) >= MAX_OPEN or (question.asked, question.name) in self._open:
             return False
         if question.is_proof:
-            if question.asked in self._false_accusers or not self.is_news(question.maker, question.round):
+            if question.asked in self._false_accusers or not self.is_news(
+                question.contributor, question.round
+            ):
                 return False
             proofs = [other for other in self._open.values() if other.is_proof]
-            if any(question.asked == other.asked or question.maker == other.maker for other in proofs):
+            if any(
+                question.asked == other.asked or question.contributor == other.contributor for other in proofs
+            ):
                 return False
         self._open[question.asked, question.name] = question
         return True
 
-    def asked(self, peer: PeerId, name: Name) -> AuditQuery | None:
+    def pending_query(self, peer: PeerId, name: Name) -> AuditQuery | None:
         """Return the open request to that peer; None if there is none."""
         return self._open.get((peer, name))
 
@@ -136,9 +140,9 @@ class Audits:
 
     # -- faulty peers ---------------------------------------------------------------------------------
 
-    def is_news(self, maker: PeerId, round: int) -> bool:
+    def is_news(self, contributor: PeerId, round: int) -> bool:
         """Return whether a proof of wrong sums in that round would change which contributions have weight."""
-        return self._first(round) < self.convicted.get(maker, 1 << 32)
+        return self._first(round) < self.convicted.get(contributor, 1 << 32)
 
     def _first(self, round: int) -> int:
         """Return the first round whose contributions lose their weight by wrong sums in `round`."""
@@ -149,11 +153,11 @@ class Audits:
         that are dropped.
 
         Requires `is_news` for its reducer and round."""
-        if question.maker in self.convicted or len(self.convicted) < MAX_CONVICTED:
-            self.convicted[question.maker] = self._first(question.round)
-        self.proofs.pop(question.maker, None)
-        self.proofs[question.maker] = question
-        self._informed[question.maker] = {question.asked} if question.is_proof else set()
+        if question.contributor in self.convicted or len(self.convicted) < MAX_CONVICTED:
+            self.convicted[question.contributor] = self._first(question.round)
+        self.proofs.pop(question.contributor, None)
+        self.proofs[question.contributor] = question
+        self._informed[question.contributor] = {question.asked} if question.is_proof else set()
         surplus = list(self.proofs)[:-MAX_PROOFS]
         for oldest in surplus:
             del self._informed[oldest]

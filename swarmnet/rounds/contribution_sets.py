@@ -23,7 +23,7 @@ def set_digest(ids: Iterable[ContributionId], factor: int = WHOLE) -> bytes:
 
 def kept_rounds(rules: Rounds) -> int:
     """Return how many settled sets a peer keeps with their contributions, to follow an old snapshot."""
-    return 2 * rules.snapshot_rounds + 2 * rules.window
+    return 2 * rules.snapshot_interval + 2 * rules.window
 
 
 @dataclass(slots=True)
@@ -46,16 +46,16 @@ class RoundSet:
         self.held[reference.peer] = reference
         self._changed()
 
-    def remove(self, maker: PeerId) -> None:
-        del self.held[maker]
+    def remove(self, contributor: PeerId) -> None:
+        del self.held[contributor]
         self._changed()
 
     def keep_only(self, settled: Container[ContributionId]) -> list[PeerId]:
         """Remove the contributions that are not in the settled set, and return their contributors. This
         includes an id smaller than the settled one, which a later process of the contributor made."""
-        gone = [maker for maker, reference in self.held.items() if reference.id not in settled]
-        for maker in gone:
-            self.remove(maker)
+        gone = [contributor for contributor, reference in self.held.items() if reference.id not in settled]
+        for contributor in gone:
+            self.remove(contributor)
         return gone
 
     def rate(self, factor: int) -> None:
@@ -99,7 +99,7 @@ def are_told(me: PeerId, rounds: Mapping[int, RoundSet], told: Sequence[Mapping[
 DIFFERENCE_SECONDS = 0.3
 """Two open sets must differ this long before ids are exchanged. Announcements often settle it."""
 
-PARTING_SECONDS = 3.0
+DEPARTURE_GRACE_SECONDS = 3.0
 """How long a lost neighbour delays settling. A broken link is redialled within a second, and contributions
 that only one of the two holds must not cause a fork."""
 

@@ -23,7 +23,7 @@ GROUPS = 2
 left, and for peers that this one has not met yet."""
 FEWEST_MAKERS = GROUPS * FULL_GROUP
 """Least number of contributors allowed in a round: the group may have been larger when the round was made."""
-MAX_MAKERS = 700
+MAX_CONTRIBUTORS = 700
 """Greatest number of contributors in a round. A whole set must fit in the header of one announcement, 64 KiB
 at 89 bytes each. Sums of votes are int16, which allows far more (optimizer/sign_votes.py)."""
 MAX_WAITING = 1024
@@ -33,16 +33,16 @@ MAX_OF_ONE = MAX_WAITING // 4
 LOOK_SECONDS = 0.25
 """How often waiting contributions are checked again: half of what an announcement takes over three hops."""
 
-MakerCounts = Callable[[PeerId, int], bool]
+HasWeight = Callable[[PeerId, int], bool]
 """Takes a peer and a round, and returns whether its contributions to that round have weight."""
 
 
-def most_makers(peers: int) -> int:
+def max_contributors(peers: int) -> int:
     """Return how many contributors a round may have in a group of `peers`."""
-    return min(MAX_MAKERS, max(FEWEST_MAKERS, GROUPS * peers))
+    return min(MAX_CONTRIBUTORS, max(FEWEST_MAKERS, GROUPS * peers))
 
 
-class Makers:
+class ContributorFilter:
     """Decides whether a contributor has weight: by membership, bans and proofs."""
 
     def __init__(self, membership: Membership, rules: Rounds) -> None:
@@ -58,16 +58,16 @@ class Makers:
         none was begun.
 
         An order reaches peers at different times, and open rounds already hold contributions of the banned
-        peers. A ban therefore applies from a boundary of `snapshot_rounds` that is more than `window` rounds
-        ahead. Peers that receive the order within the same block ban the same rounds."""
-        block = self._rules.snapshot_rounds
+        peers. A ban therefore applies from a boundary of `snapshot_interval` that is more than `window`
+        rounds ahead. Peers that receive the order within the same block ban the same rounds."""
+        block = self._rules.snapshot_interval
         begins = ((current + self._rules.window) // block + 1) * block if current >= 0 else 0
         self._barred = {peer: self._barred.get(peer, begins) for peer in peers}
 
-    def counts(self, maker: PeerId, round: int) -> bool:
+    def counts(self, contributor: PeerId, round: int) -> bool:
         """Return whether contributions of a peer to a round have weight."""
-        ends = min(self._barred.get(maker, inf), self.convicted.get(maker, inf))
-        return round < ends and self._membership.is_member(maker)
+        ends = min(self._barred.get(contributor, inf), self.convicted.get(contributor, inf))
+        return round < ends and self._membership.is_member(contributor)
 
 
 class QuorumAccepted:
@@ -79,17 +79,17 @@ class QuorumAccepted:
     def __contains__(self, reference: Reference) -> bool:
         return reference.id in self._makers.get(reference.round, {})
 
-    def of(self, maker: PeerId, round: int) -> bool:
+    def of(self, contributor: PeerId, round: int) -> bool:
         """Return whether any contribution of a peer to a round is accepted by half of the group."""
-        return maker in self._makers.get(round, {}).values()
+        return contributor in self._makers.get(round, {}).values()
 
     def add(self, reference: Reference) -> None:
         self._makers.setdefault(reference.round, {})[reference.id] = reference.peer
 
-    def withdraw(self, maker: PeerId, round: int) -> None:
+    def withdraw(self, contributor: PeerId, round: int) -> None:
         """Remove the contributions of a peer to a round."""
         those = self._makers.get(round, {})
-        self._makers[round] = {identity: peer for identity, peer in those.items() if peer != maker}
+        self._makers[round] = {identity: peer for identity, peer in those.items() if peer != contributor}
 
     def forget(self, round: int) -> None:
         self._makers.pop(round, None)

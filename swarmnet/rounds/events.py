@@ -325,7 +325,7 @@ class SettleRound:
     """The chain value after this round."""
     tokens: int | None = None
     """Tokens in all settled rounds up to this one, filled in by the caller; None: not known."""
-    makers: tuple[PeerId, ...] = ()
+    contributors: tuple[PeerId, ...] = ()
     """All contributors of the round. A caller that knows them fills it in."""
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import SILENT_SECONDS
-from swarmnet.rounds.contribution_sets import PARTING_SECONDS, NeighbourView, kept_rounds
+from swarmnet.rounds.contribution_sets import DEPARTURE_GRACE_SECONDS, NeighbourView, kept_rounds
 from swarmnet.rounds.events import (
     ChainArrived,
     ChainAsked,
@@ -89,15 +89,18 @@ class Following:
 
     def begin(self, seconds: float, settled: int, now: float) -> bool:
         """Begin to follow. Returns False if the suspension was too short for others to settle without it."""
-        if seconds < min(self._rules.settle_seconds, SILENT_SECONDS + PARTING_SECONDS):
+        if seconds < min(self._rules.finality_timeout_seconds, SILENT_SECONDS + DEPARTURE_GRACE_SECONDS):
             return False
-        self.until, self._last = now + self._rules.settle_seconds, settled + kept_rounds(self._rules)
+        self.until, self._last = (
+            now + self._rules.finality_timeout_seconds,
+            settled + kept_rounds(self._rules),
+        )
         return True
 
     def took_up(self, round: int, now: float) -> None:
         """Extend the time after a set was adopted from other peers, as there may be more."""
         if now < self.until and round <= self._last:
-            self.until = now + self._rules.settle_seconds
+            self.until = now + self._rules.finality_timeout_seconds
 
 
 class Histories:
@@ -111,7 +114,7 @@ class Histories:
         self.rules = rules
         self.chain = chain
         self.neighbours = neighbours
-        self.allies: dict[PeerId, NeighbourView] = {}
+        self.same_branch_peers: dict[PeerId, NeighbourView] = {}
         """The neighbours on the same branch."""
         self.all_in_sight = True
         """True if the whole group is linked to this peer."""
@@ -123,7 +126,7 @@ class Histories:
 
     def left(self, peer: PeerId) -> NeighbourView | None:
         """Remove a neighbour that left. Returns its view, if there was one."""
-        self.allies.pop(peer, None)
+        self.same_branch_peers.pop(peer, None)
         self._signed.pop(peer, None)
         return self.neighbours.pop(peer, None)
 
@@ -136,7 +139,7 @@ class Histories:
         number = self.chain.round
         for signed in self._signed.values():
             signed.settled(self.chain)
-        for peer, view in list(self.allies.items()):
+        for peer, view in list(self.same_branch_peers.items()):
             entry = view.sets.get(number)
             if entry is None or view.settled < number:
                 continue
@@ -146,7 +149,7 @@ class Histories:
                 parted_here = view.links.get(number - 1) == self.chain.at(number - 1)
                 view.relation, view.fork = "forked", Fork(number, mine, theirs) if parted_here else None
                 view.compare_anew()
-                del self.allies[peer]
+                del self.same_branch_peers[peer]
 
     def progress(self, event: ProgressArrived, now: float) -> list[Effect]:
         """Update a neighbour's view from its Progress. Returns what to request, sign or fetch at a fork."""
@@ -159,9 +162,9 @@ class Histories:
         view.sets = {entry.round: entry for entry in event.sets}
         view.relate(self.chain, event.anchor_round, event.anchor)
         if view.relation == "same":
-            self.allies[event.peer] = view
+            self.same_branch_peers[event.peer] = view
         else:
-            self.allies.pop(event.peer, None)
+            self.same_branch_peers.pop(event.peer, None)
         view.forked_since = min(view.forked_since, now) if view.relation == "forked" else float("inf")
         reached = event.anchor_round <= self.chain.round
         view.out_of_reach_since = float("inf") if reached else min(view.out_of_reach_since, now)
@@ -172,7 +175,9 @@ class Histories:
             return [*self._sign(view, now), *self._fork(event.peer, view, now)]
         return []
 
-    def told(self, event: ChainArrived | ChainAsked | HistorySigned, now: float) -> list[Effect]:
+    def handle_chain_event(
+        self, event: ChainArrived | ChainAsked | HistorySigned, now: float
+    ) -> list[Effect]:
         """Handle other messages about chains."""
         match event:
             case ChainArrived(peer, first, before, sets):
@@ -226,7 +231,7 @@ class Histories:
         forgotten = view.settled - kept_rounds(self.rules) > self.chain.round
         return forgotten or now >= view.out_of_reach_since + OUT_OF_REACH_SECONDS
 
-    def heard(self, now: float) -> bool:
+    def all_reported(self, now: float) -> bool:
         """Return whether all neighbours have sent Progress or had enough time to. Newcomers send none until
         they have the weights, and other peers may never do so."""
         return all(
@@ -263,10 +268,10 @@ class Histories:
         }
         fork = next((other for other in others.values() if other is not None and other.exact), fork)
         # A peer that has not reached the fork is on neither side: both sides would count it.
-        mine = sum(their.settled >= fork.round for their in self.allies.values())
+        mine = sum(their.settled >= fork.round for their in self.same_branch_peers.values())
         forked = sum(their.relation == "forked" for their in self.neighbours.values())
         in_sight, most = 1 + mine + forked, max(1 + mine, len(others))
-        undecided = len(self.allies) - mine
+        undecided = len(self.same_branch_peers) - mine
         if undecided and 2 * most <= in_sight + undecided and now < view.forked_since + LISTEN_SECONDS:
             return []  # They may join this branch, and the other side may know it before this peer.
         ours, theirs = 1 + mine, len(others)

@@ -51,7 +51,7 @@ class Gossip:
         if tokens >= self._tokens_sent + max(1, share // SHARE_PARTS):
             self.changed(URGENT_SECONDS)
 
-    def tells(self, tokens: int, now: float) -> bool:
+    def should_send(self, tokens: int, now: float) -> bool:
         """Return whether the caller must send Progress now. If so, it counts as sent with these `tokens`."""
         if now < self._due_at:
             return False
@@ -74,7 +74,7 @@ class Gossip:
             for reference in references:
                 waiting.pop(reference.id, None)
 
-    def relays(self, allies: Collection[PeerId], settled: int, now: float) -> list[SendAnnounce]:
+    def relays(self, same_branch_peers: Collection[PeerId], settled: int, now: float) -> list[SendAnnounce]:
         """Return the announcements that are due, without settled rounds and peers that left this branch."""
         if now < self._relay_at:
             return []
@@ -82,7 +82,7 @@ class Gossip:
         announcements = []
         for peer, waiting in due.items():
             references = tuple(entry for entry in waiting.values() if entry.round > settled)
-            if references and peer in allies:
+            if references and peer in same_branch_peers:
                 announcements.append(SendAnnounce((peer,), references))
         return announcements
 

@@ -2,7 +2,8 @@
 
 A settled round is (number of contributions, digest of their set), and a hash chains it to all rounds before
 it. Two peers with the same chain value at a round have the same sets up to there, and so the same weights.
-Branches fork when a partition outlasts `settle_seconds`. When it heals, every peer decides by the same rule:
+Branches fork when a partition outlasts `finality_timeout_seconds`. When it heals, every peer decides by the
+same rule:
 
 1. The branch of more than half of the peers in sight (this one included) wins. If not the whole group is in
    sight, it takes more than two thirds, because the views of two peers then differ by chance.

@@ -11,10 +11,10 @@ made two, every peer picks the smaller id. The life of a round:
 Between closed and settled, a late contribution still enters and corrects the weights. New contributions enter
 the group only through peers that have not sealed the round. A round settles when the whole group has sealed
 it with the same set, as far as neighbours report (settlement.py). A settled set can therefore not grow,
-unless a peer was silent for `settle_seconds` (docs/consistency.md). Contributions are announced and then
-fetched. What an announcement missed is found by comparing the digests of sets in Progress. A peer that is
-behind adopts the settled sets of its allies, round by round, and needs nothing else to catch up. Allies are
-neighbours on the same branch.
+unless a peer was silent for `finality_timeout_seconds` (docs/consistency.md). Contributions are announced
+and then fetched. What an announcement missed is found by comparing the digests of sets in Progress. A peer
+that is behind adopts the settled sets of its allies, round by round, and needs nothing else to catch up.
+Allies are neighbours on the same branch.
 
 No IO: `handle(event, now)` returns what the caller must do, in that order. `next_deadline()` says when to
 come back with a Tick. All times are in seconds on the caller's clock.
@@ -29,7 +29,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.overlay import hops, links
 from swarmnet.rounds import events
 from swarmnet.rounds.contribution_sets import (
-    PARTING_SECONDS,
+    DEPARTURE_GRACE_SECONDS,
     NeighbourView,
     RoundSet,
     are_told,
@@ -38,11 +38,11 @@ from swarmnet.rounds.contribution_sets import (
     told_sets,
 )
 from swarmnet.rounds.contributors import (
-    MAX_MAKERS,
-    MakerCounts,
+    MAX_CONTRIBUTORS,
+    HasWeight,
     QuorumAccepted,
     UnknownContributors,
-    most_makers,
+    max_contributors,
 )
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, FetchScheduler
 from swarmnet.rounds.fork_choice import Following, Histories
@@ -66,7 +66,7 @@ class GroupRounds:
     def __init__(
         self, rules: Rounds, me: PeerId, settled: int, now: float, chain_value: bytes = START,
         offers: OwnContributions | None = None, earlier: Earlier | None = None,
-        maker_counts: MakerCounts = lambda maker, round: True, rates: Rates = (), draw: Draw | None = None,
+        has_weight: HasWeight = lambda contributor, round: True, rates: Rates = (), draw: Draw | None = None,
         is_member: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:  # fmt: skip
         """Continue after round `settled`, where the chain of settled sets has `chain_value`. `offers` and
@@ -79,10 +79,10 @@ class GroupRounds:
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
         self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
-        self.agreement = FinalityRules(rules, self._allies)
+        self.agreement = FinalityRules(rules, self._same_branch_peers)
         self._following = Following(rules)
         self.applied = settled
-        self.open_round = CurrentRound(rules, settled + 1, self._allies, now)
+        self.open_round = CurrentRound(rules, settled + 1, self._same_branch_peers, now)
         self.contributed: set[int] = set()
         self.pending: set[int] = set()
         """Rounds for which MakeContribution was returned and Contributed has not come back."""
@@ -90,16 +90,18 @@ class GroupRounds:
         """Rounds that are not settled."""
         self.history: dict[int, RoundSet] = {}
         """The last settled rounds."""
-        self.parted: dict[PeerId, float] = {}
+        self.departed: dict[PeerId, float] = {}
         """Lost allies, and until when each delays settling unless it is heard again."""
         self.pulls = FetchScheduler()
-        self.maker_counts = maker_counts
+        self.has_weight = has_weight
         self.waiting = UnknownContributors(is_member)
         self._convicted: dict[PeerId, int] = {}
         self._decided = QuorumAccepted()
         self.offers = offers or OwnContributions(rules, draw)
         self.reducing = (
-            ReductionSchedule(rules, draw, me, self._allies, self.chain) if draw is not None else None
+            ReductionSchedule(rules, draw, me, self._same_branch_peers, self.chain)
+            if draw is not None
+            else None
         )
         self._leaves = False  # If true, the gathered gradient is contributed as soon as the round may close.
         self.dropped_late = 0
@@ -140,11 +142,13 @@ class GroupRounds:
     def in_step(self) -> bool:
         """True if all rounds that allies have settled are applied here. Allies are believed only if at least
         half of the peers in sight report that this peer is behind."""
-        return not self.agreement.are_ahead(view.settled > self.applied for view in self._allies.values())
+        return not self.agreement.are_ahead(
+            view.settled > self.applied for view in self._same_branch_peers.values()
+        )
 
     @property
-    def _allies(self) -> dict[PeerId, NeighbourView]:
-        return self.histories.allies
+    def _same_branch_peers(self) -> dict[PeerId, NeighbourView]:
+        return self.histories.same_branch_peers
 
     # -- interface ------------------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class GroupRounds:
             case events.ProgressArrived():
                 self._progress(event, now)
             case events.ChainArrived() | events.ChainAsked() | events.HistorySigned():
-                self._effects += self.histories.told(event, now)
+                self._effects += self.histories.handle_chain_event(event, now)
             case events.Announced(peer, references, complete):
                 self._announced(peer, references, complete, now)
             case events.ContributionArrived(peer, reference, table):
@@ -179,14 +183,14 @@ class GroupRounds:
             case events.NeighbourJoined(peer):
                 if peer not in self.neighbours:  # Settling waits until it is heard.
                     self.neighbours[peer] = NeighbourView(linked_at=now)
-                    self.parted[peer] = now + self.rules.settle_seconds
+                    self.departed[peer] = now + self.rules.finality_timeout_seconds
                 self.gossip.at_once(now)
             case events.NeighbourLeft(peer, released):
                 view = self.histories.left(peer)
                 if released:
                     self.offers.released(peer)
                 elif view is not None and view.relation == "same":
-                    self.parted[peer] = now + PARTING_SECONDS
+                    self.departed[peer] = now + DEPARTURE_GRACE_SECONDS
                 self.pulls.left(peer, now)
                 self.waiting.left(peer)
             case events.GroupSizeChanged(peers, members):
@@ -198,7 +202,7 @@ class GroupRounds:
             case events.EndOrdered(last):
                 self.last = last
             case events.ProcessStalled(seconds):
-                self.stood_still(seconds, now)
+                self.on_stall(seconds, now)
             case events.Leave():
                 self._leaves = self.open_round.tokens > 0 and not self.past_last
                 if self._leaves and self._knows_draw():
@@ -222,7 +226,7 @@ class GroupRounds:
             if state is not None and number not in self.pending:
                 times.append(self.agreement.patience_ends(number, state, number <= self.applied))
         times += [self._following.until] if self.agreement.follows else []
-        return min(*times, *self.parted.values(), self._differing_until)
+        return min(*times, *self.departed.values(), self._differing_until)
 
     def handed_over(self) -> bool:
         """Return whether some neighbour holds each set with an unsettled contribution of this peer."""
@@ -237,17 +241,18 @@ class GroupRounds:
         """Return whether this contribution would enter a set now: it is news and has weight."""
         return self._is_news(reference) and self._may_enter(reference)
 
-    def expects(self, round: int, maker: PeerId) -> bool:
-        """Return whether any contribution of `maker` could enter that set. Called before one is verified."""
-        counts = self.maker_counts(maker, round) and self._has_room(round, maker)
-        return counts or self._decided.of(maker, round)
+    def expects(self, round: int, contributor: PeerId) -> bool:
+        """Return whether any contribution of `contributor` could enter that set. Called before one is
+        verified."""
+        counts = self.has_weight(contributor, round) and self._has_room(round, contributor)
+        return counts or self._decided.of(contributor, round)
 
     def takes_slices(self, peer: PeerId, round: int) -> bool:
         """Return whether slices of `peer` for `round` are accepted. More than one round ahead they are
         refused to bound memory, because they are as long as contributions."""
         if self.reducing is None or not self.settled < round <= self.current + 1:
             return False
-        return self.maker_counts(peer, round) and self.reducing.takes(peer, round)
+        return self.has_weight(peer, round) and self.reducing.takes(peer, round)
 
     def _counted(self, peers: int) -> None:
         self.agreement = replace(self.agreement, hops=hops(peers))
@@ -257,7 +262,7 @@ class GroupRounds:
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def stood_still(self, seconds: float, now: float) -> None:
+    def on_stall(self, seconds: float, now: float) -> None:
         """Follow the peers that continued while this process was suspended: half of a suspended group must
         not take its own sealed sets for agreed ones."""
         if not self._following.begin(seconds, self.settled, now):
@@ -293,7 +298,7 @@ class GroupRounds:
         news = event.settled > max(neighbour.settled, self.settled)
         self._effects += self.histories.progress(event, now)
         if neighbour.relation == "same":
-            self.parted.pop(event.peer, None)
+            self.departed.pop(event.peer, None)
             self.offers.agree(event.peer, min(self.settled, event.settled), now)
             if news:
                 self.gossip.changed(URGENT_SECONDS)
@@ -304,20 +309,20 @@ class GroupRounds:
     def _announced(
         self, peer: PeerId, references: tuple[events.Reference, ...], complete: tuple[int, ...], now: float
     ) -> None:
-        if peer not in self._allies:
+        if peer not in self._same_branch_peers:
             return
         self.gossip.knows(peer, references)
-        self.offers.told(complete, references)
+        self.offers.accept_sets(complete, references)
         for number in sorted(self.rounds.keys() & complete):
-            standing = self.agreement.standing(number, self.rounds[number], now)
+            standing = self.agreement.adopted_digest(number, self.rounds[number], now)
             settled = {reference.id for reference in references if reference.round == number}
             factor = next((f for f in factors(self.rates) if set_digest(settled, f) == standing), None)
             if factor is None:
                 continue
             self._rate(number, factor)  # The factor that the group settled it with.
-            for maker in self.rounds[number].keep_only(settled):
+            for contributor in self.rounds[number].keep_only(settled):
                 self.dropped_late += 1
-                self._effects.append(events.RemoveContribution(number, maker))
+                self._effects.append(events.RemoveContribution(number, contributor))
             for reference in references:
                 self._decide(reference, reference.round == number)
         missing = [reference for reference in references if self._is_news(reference)]
@@ -339,7 +344,7 @@ class GroupRounds:
         self._hold(reference)
         others = (
             other
-            for other, neighbour in self._allies.items()
+            for other, neighbour in self._same_branch_peers.items()
             if other not in holders and neighbour.settled < reference.round
         )
         self.gossip.relay(reference, others, now)
@@ -361,27 +366,28 @@ class GroupRounds:
 
     def _may_enter(self, reference: events.Reference) -> bool:
         if reference in self._decided:
-            return self._held_of_others(reference.round, reference.peer) < MAX_MAKERS - 1
-        maker, round = reference.peer, reference.round
+            return self._held_of_others(reference.round, reference.peer) < MAX_CONTRIBUTORS - 1
+        contributor, round = reference.peer, reference.round
         if self.waiting.names_strangers(reference.id):
             return False
-        return self.maker_counts(maker, round) and self._has_room(round, maker)
+        return self.has_weight(contributor, round) and self._has_room(round, contributor)
 
-    def _has_room(self, round: int, maker: PeerId) -> bool:
-        """Return whether the set has room for a contribution of `maker`; linked peers always find room."""
-        most = MAX_MAKERS if maker in self.neighbours else most_makers(self.open_round.peers)
-        return self._held_of_others(round, maker) < most - 1
+    def _has_room(self, round: int, contributor: PeerId) -> bool:
+        """Return whether the set has room for a contribution of `contributor`; linked peers always find
+        room."""
+        most = MAX_CONTRIBUTORS if contributor in self.neighbours else max_contributors(self.open_round.peers)
+        return self._held_of_others(round, contributor) < most - 1
 
-    def _held_of_others(self, round: int, maker: PeerId) -> int:
-        """Return how many other peers have a contribution in the set, without this peer and `maker`."""
+    def _held_of_others(self, round: int, contributor: PeerId) -> int:
+        """Return how many other peers have a contribution in the set, without this peer and `contributor`."""
         held = self.rounds[round].held if round in self.rounds else {}
-        return len(held) - (maker in held) - (self.me in held)
+        return len(held) - (contributor in held) - (self.me in held)
 
     def _is_held_by_half(self, reference: events.Reference) -> bool:
         if reference.round >= self._convicted.get(reference.peer, reference.round + 1):
             return False  # Half of them may not have the proof yet.
         holders = self.waiting.holders(reference.id)
-        return self.agreement.is_half(ally in holders for ally in self._allies)
+        return self.agreement.is_half(branch_peer in holders for branch_peer in self._same_branch_peers)
 
     def _decide(self, reference: events.Reference, decided: bool) -> None:
         if decided and reference.round > self.settled:
@@ -421,7 +427,7 @@ class GroupRounds:
         self.rates = rates
         for number, state in self.rounds.items():
             factor = factor_of(rates, number)
-            if factor == state.factor or self.agreement.standing(number, state, now) == state.digest:
+            if factor == state.factor or self.agreement.adopted_digest(number, state, now) == state.digest:
                 continue
             self._rate(number, factor)
             if state.sealed:
@@ -431,7 +437,7 @@ class GroupRounds:
         """Remove a faulty peer's contributions from round `first` on, except those that half has settled."""
         self._convicted[peer] = first
         for number, state in self.rounds.items():
-            stands = self.agreement.standing(number, state, now) == state.digest
+            stands = self.agreement.adopted_digest(number, state, now) == state.digest
             if number < first or (peer in state.held and stands):
                 continue
             self._decided.withdraw(peer, number)
@@ -447,7 +453,7 @@ class GroupRounds:
             return True
         return self.agreement.are_ahead(
             view.settled >= number or (number in view.sets and bool(view.sets[number].sealed))
-            for view in self._allies.values()
+            for view in self._same_branch_peers.values()
         )
 
     def _follow(self, now: float) -> None:
@@ -503,8 +509,8 @@ class GroupRounds:
         if self.reducing is not None:
             self._effects += self.reducing.asks(self.current, now)
             self._effects += [events.Reduce(round) for round in self.reducing.due(now)]
-        if self.parted:
-            self.parted = {peer: until for peer, until in self.parted.items() if until > now}
+        if self.departed:
+            self.departed = {peer: until for peer, until in self.departed.items() if until > now}
         self._raise_levels()
         applied = self.applied
         while self._may_apply(self.applied + 1, now):
@@ -522,11 +528,11 @@ class GroupRounds:
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
             self._close_if_due(now)  # This round may seed its reducers.
-        self._effects += self.offers.decide(self.settled, tuple(self._allies), now)
+        self._effects += self.offers.decide(self.settled, tuple(self._same_branch_peers), now)
         self._look_at_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)
         self._ask_ids(now)
-        self._effects += self.gossip.relays(self._allies, self.settled, now)
+        self._effects += self.gossip.relays(self._same_branch_peers, self.settled, now)
         self._tell_progress(now)
 
     def _settle(self, number: int, now: float) -> None:
@@ -571,7 +577,7 @@ class GroupRounds:
     def _raise_levels(self) -> None:
         for number, state in self.rounds.items():
             ready = number < self.current and number not in self.pending and not self.pulls.of_round(number)
-            if ready and self.agreement.raise_levels(number, state, bool(self.parted)):
+            if ready and self.agreement.raise_levels(number, state, bool(self.departed)):
                 self.gossip.changed(URGENT_SECONDS)
 
     def _ask_ids(self, now: float) -> None:
@@ -585,7 +591,7 @@ class GroupRounds:
         self._differing_until = min(deadlines, default=float("inf"))
 
     def _tell_progress(self, now: float) -> None:
-        if not self.gossip.tells(self.open_round.tokens, now) or not self.neighbours:
+        if not self.gossip.should_send(self.open_round.tokens, now) or not self.neighbours:
             return
         anchor, value = self.histories.anchor()
         sets = told_sets(self.history | self.rounds, anchor, self.current)

@@ -20,14 +20,14 @@ class CurrentRound:
     this peer included. `all_in_sight` is true if this peer is linked to the whole group."""
 
     def __init__(
-        self, rules: Rounds, number: int, allies: Mapping[PeerId, NeighbourView], now: float
+        self, rules: Rounds, number: int, same_branch_peers: Mapping[PeerId, NeighbourView], now: float
     ) -> None:
         self.rules = rules
         self.number = number
         self.tokens = 0
         self.peers = 1
         self.all_in_sight = True
-        self._allies = allies
+        self._same_branch_peers = same_branch_peers
         self._opened_at = now
         self._left_at = float("inf")
         """When a neighbour was first seen in a later round; infinite if none is."""
@@ -35,7 +35,7 @@ class CurrentRound:
     @property
     def share(self) -> int:
         """Tokens that each peer brings to a round."""
-        return self.rules.target_tokens // self.peers
+        return self.rules.global_batch_tokens // self.peers
 
     def tokens_of_group(self) -> int:
         """Return the tokens that the group has for this round. If not all peers are linked here, the tokens
@@ -43,19 +43,21 @@ class CurrentRound:
 
         Reported token counts are unverified, so no neighbour counts for more than half of a round. Idle peers
         follow half a round, but it cannot close a round for the others."""
-        most = -(-self.rules.target_tokens // 2)
+        most = -(-self.rules.global_batch_tokens // 2)
         if not self.all_in_sight:
-            most = -(-most * (1 + len(self._allies)) // self.peers)
+            most = -(-most * (1 + len(self._same_branch_peers)) // self.peers)
         seen = self.tokens
-        for view in self._allies.values():  # Runs with every message: a loop is twice as fast as a sum.
+        for (
+            view
+        ) in self._same_branch_peers.values():  # Runs with every message: a loop is twice as fast as a sum.
             tokens = view.tokens_for(self.number)
             seen += tokens if tokens < most else most
-        return seen if self.all_in_sight else seen * self.peers // (1 + len(self._allies))
+        return seen if self.all_in_sight else seen * self.peers // (1 + len(self._same_branch_peers))
 
     def full(self, now: float) -> bool:
         """Return whether the group has the round's tokens, or has some tokens and the round's time is up."""
         tokens = self.tokens_of_group()
-        return tokens >= self.rules.target_tokens or (tokens > 0 and now >= self.next_deadline())
+        return tokens >= self.rules.global_batch_tokens or (tokens > 0 and now >= self.next_deadline())
 
     def is_left(self, agreement: FinalityRules, contributed: bool, now: float) -> bool:
         """Return whether enough neighbours are in a later round for this peer to follow.
@@ -64,23 +66,23 @@ class CurrentRound:
         time after it left. One peer must not drive the others through empty rounds, nor leave idle peers
         behind. `contributed`: a signed contribution to this round exists. It proves that the round is over;
         an unsigned report is believed later."""
-        left = [view.round > self.number for view in self._allies.values()]
+        left = [view.round > self.number for view in self._same_branch_peers.values()]
         if not any(left):
             self._left_at = float("inf")
             return False
         self._left_at = min(self._left_at, now)
-        enough = 2 * self.tokens_of_group() >= self.rules.target_tokens
-        patience = self.rules.deadline_seconds if contributed else self.rules.longest_seconds
+        enough = 2 * self.tokens_of_group() >= self.rules.global_batch_tokens
+        patience = self.rules.contribution_timeout_seconds if contributed else self.rules.max_seconds
         return enough or now >= self._left_at + patience or agreement.are_ahead(left)
 
     def go_on(self, now: float) -> None:
         """Begin the next round. Tokens that were too late for this one stay, and count in the next."""
         self.number += 1
         self._opened_at, self._left_at = now, float("inf")
-        for view in self._allies.values():
+        for view in self._same_branch_peers.values():
             if view.round < self.number:
                 view.tokens = 0
 
     def next_deadline(self) -> float:
         """Return when the round's time is up."""
-        return self._opened_at + self.rules.longest_seconds
+        return self._opened_at + self.rules.max_seconds

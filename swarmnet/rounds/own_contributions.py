@@ -93,11 +93,13 @@ class _SetRequests:
     is_over: bool = False
     """True when every ally was asked often enough and has had time to answer."""
 
-    def next_of(self, allies: Sequence[PeerId]) -> PeerId | None:
+    def next_of(self, same_branch_peers: Sequence[PeerId]) -> PeerId | None:
         """Return the ally to ask now; None if each was asked often enough."""
-        ally = min(allies, key=self.times.__getitem__, default=None)
-        is_over = ally is None or (self.times.total() >= MAX_ASKS and self.times[ally] >= EACH_ASKS)
-        return None if is_over else ally
+        branch_peer = min(same_branch_peers, key=self.times.__getitem__, default=None)
+        is_over = branch_peer is None or (
+            self.times.total() >= MAX_ASKS and self.times[branch_peer] >= EACH_ASKS
+        )
+        return None if is_over else branch_peer
 
 
 class OwnContributions:
@@ -153,7 +155,7 @@ class OwnContributions:
         """Record that a peer on this branch is no longer a neighbour."""
         self._allied_at.pop(peer, None)
 
-    def replaced(self, wish: Resync, own: Histories, settled: int, chain: bytes) -> None:
+    def replaced(self, resync_request: Resync, own: Histories, settled: int, chain: bytes) -> None:
         """Update the contributions after this peer replaced its state with a fetched one.
 
         The state is the one after round `settled`, with chain value `chain`. It may lie on this peer's own
@@ -161,27 +163,35 @@ class OwnContributions:
         `settled` stay decided, and this peer may be the last one that knows the sets. Otherwise contributions
         after the fork become undecided again."""
         before = dict(self._sets)
-        if wish.fork_round is not None and settled >= wish.fork_round and own.chain.at(settled) == chain:
+        if (
+            resync_request.fork_round is not None
+            and settled >= resync_request.fork_round
+            and own.chain.at(settled) == chain
+        ):
             self.undo(settled + 1)
         else:
-            self.give_up(wish, own.allies)
+            self.give_up(resync_request, own.same_branch_peers)
         for kept, sets in self._given_up:  # The state may lie on a branch given up before.
             if kept.at(settled) == chain:
                 self.restored({of: sets[of] for of in sets if of <= settled and of not in self._sets})
         self._given_up.append((own.chain, before))
 
-    def give_up(self, wish: Resync, allies: Container[PeerId]) -> None:
+    def give_up(self, resync_request: Resync, same_branch_peers: Container[PeerId]) -> None:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
         peer's.
 
-        `allies` are the peers that stayed on this branch to its end. If the first round of the fork is
-        unknown, it is assumed after the last agreement with a peer on the other branch. Allies do not count:
-        one that is suddenly far ahead has switched branches itself."""
-        if wish.fork_round is not None and wish.exact:
-            self.undo(wish.fork_round)
+        `same_branch_peers` are the peers that stayed on this branch to its end. If the first round of the
+        fork is unknown, it is assumed after the last agreement with a peer on the other branch. Allies do
+        not count: one that is suddenly far ahead has switched branches itself."""
+        if resync_request.fork_round is not None and resync_request.exact:
+            self.undo(resync_request.fork_round)
             return
-        known = [self._agreed[peer] for peer in wish.peers if peer in self._agreed and peer not in allies]
-        others = [round for peer, round in self._agreed.items() if peer not in allies]
+        known = [
+            self._agreed[peer]
+            for peer in resync_request.peers
+            if peer in self._agreed and peer not in same_branch_peers
+        ]
+        others = [round for peer, round in self._agreed.items() if peer not in same_branch_peers]
         agreed = max(known) if known else min(others, default=-1)
         self.undo(1 + agreed)
         # A peer that agreed may have switched branches since: look these sets up again.
@@ -238,7 +248,7 @@ class OwnContributions:
         """Return whether all own contributions to these open rounds are in their sets."""
         return all(self.is_held(name, rounds[of]) for name, of in self.open.items() if of in rounds)
 
-    def makers(self, references: Iterable[Reference]) -> frozenset[bytes]:
+    def contributors(self, references: Iterable[Reference]) -> frozenset[bytes]:
         """Return the tags (`tag_of`) of the contributors whose slices are in a set's results."""
         tables = (self._tables.get(entry.id) for entry in references)
         return frozenset(one.peer for table in tables if table is not None for one in table.contributors)
@@ -253,7 +263,7 @@ class OwnContributions:
         while self._references > MAX_REFERENCES and len(self._sets) > 1:
             self._forget(next(iter(self._sets)))
 
-    def told(self, complete: Iterable[int], references: Sequence[Reference]) -> None:
+    def accept_sets(self, complete: Iterable[int], references: Sequence[Reference]) -> None:
         """Record an ally's response: complete sets of rounds that are settled there."""
         for round in complete:
             if round in self._asked:
@@ -283,7 +293,7 @@ class OwnContributions:
                 self.open[identity] = self.taken.pop(identity)
                 self._asked.pop(of_round, None)
 
-    def decide(self, settled: int, allies: Sequence[PeerId], now: float) -> list[Effect]:
+    def decide(self, settled: int, same_branch_peers: Sequence[PeerId], now: float) -> list[Effect]:
         """Decide the contributions that are due. `settled`: the newest settled round.
 
         Returns requests for missing sets and results, and `GiveBack` for parts that are not settled."""
@@ -298,31 +308,33 @@ class OwnContributions:
             references = self._sets.get(round)
             left_out = None if references is None else self._left_out(identity, references)
             if left_out is None:
-                ally = self._to_ask(round, allies, now)
-                if ally is not None or not self._is_forgotten(identity, round, allies, now):
-                    if ally is not None and references is None:
-                        asks.setdefault(ally, set()).add(round)
-                    elif ally is not None:
+                branch_peer = self._to_ask(round, same_branch_peers, now)
+                if branch_peer is not None or not self._is_forgotten(identity, round, same_branch_peers, now):
+                    if branch_peer is not None and references is None:
+                        asks.setdefault(branch_peer, set()).add(round)
+                    elif branch_peer is not None:
                         unread = (entry.id for entry in references or () if entry.id not in self._tables)
-                        effects.append(Want(ally, tuple(unread)))
+                        effects.append(Want(branch_peer, tuple(unread)))
                     continue
                 # No peer remembers the set, or the table of one of its results.
                 left_out = () if identity in self._doubted else self._parts
             elif references is not None:
                 self._asked.pop(round, None)
             if left_out:
-                until = self._held_back_until(identity, round, allies)
+                until = self._held_back_until(identity, round, same_branch_peers)
                 if until > now:
                     self._next_release = min(self._next_release, until)
                     continue
             effects += self._decide_one(identity, round, left_out)
         for round in list(self._unlearned):
-            ally = self._to_ask(round, allies, now)
-            if ally is not None:
-                asks.setdefault(ally, set()).add(round)
+            branch_peer = self._to_ask(round, same_branch_peers, now)
+            if branch_peer is not None:
+                asks.setdefault(branch_peer, set()).add(round)
             if self._asked[round].times.total() >= LEARN_ASKS:
                 self._unlearned.discard(round)
-        return effects + [RequestIds(ally, tuple(sorted(rounds))) for ally, rounds in asks.items()]
+        return effects + [
+            RequestIds(branch_peer, tuple(sorted(rounds))) for branch_peer, rounds in asks.items()
+        ]
 
     def next_deadline(self) -> float:
         """Return when to call `decide` again if nothing else happens."""
@@ -333,19 +345,21 @@ class OwnContributions:
         asked = (entry.at + ASK_SECONDS for round, entry in self._asked.items() if round in undecided)
         return min([self._next_release, *asked])
 
-    def _away_since(self, allies: Container[PeerId], round: int) -> float:
+    def _away_since(self, same_branch_peers: Container[PeerId], round: int) -> float:
         """Return when a peer was last heard as an ally that is none now or has not settled this round. After
         a partition it may be about to settle what only that peer has of the round (simulated)."""
         last = (
             at for peer, at in reversed(self._allied_at.items())
-            if peer not in allies or self._agreed.get(peer, -1) < round
+            if peer not in same_branch_peers or self._agreed.get(peer, -1) < round
         )  # fmt: skip
         return next(last, float("-inf"))
 
-    def _held_back_until(self, identity: ContributionId, round: int, allies: Container[PeerId]) -> float:
+    def _held_back_until(
+        self, identity: ContributionId, round: int, same_branch_peers: Container[PeerId]
+    ) -> float:
         """Return until when a contribution is not returned, because a peer that may hold it is away."""
         made_at = self._made_at[identity]
-        away_since = self._away_since(allies, round)
+        away_since = self._away_since(same_branch_peers, round)
         if away_since + HEARD_SECONDS < made_at:
             if not self._reducers_may_differ(identity, round):
                 return float("-inf")
@@ -358,8 +372,8 @@ class OwnContributions:
 
         Slices reach a reducer that is not heard, as a link may be cut in one direction only. It may then sum
         them on a branch that wins in the end (simulated)."""
-        makers = {entry.peer for entry in self._sets.get(round, ())}
-        others = self._reducers.get(identity, frozenset()) - makers
+        contributors = {entry.peer for entry in self._sets.get(round, ())}
+        others = self._reducers.get(identity, frozenset()) - contributors
         return any(self._agreed.get(reducer, -1) < round for reducer in others)
 
     def _decide_one(self, identity: ContributionId, round: int, left_out: tuple[int, ...]) -> list[Effect]:
@@ -383,15 +397,15 @@ class OwnContributions:
         if self._draw is None:
             return () if any(entry.id == identity for entry in references) else WHOLE
         tables = {entry.peer: self._tables.get(entry.id) for entry in references}
-        known = {maker: table for maker, table in tables.items() if table is not None}
+        known = {contributor: table for contributor, table in tables.items() if table is not None}
         if len(known) < len(tables):
             return None
         round = references[0].round if references else 0
         counted = counting(known, self._draw, round)
         held = {
             shard
-            for shard, makers in counted.items()
-            if any(shard in known[maker].holding(identity) for maker in makers)
+            for shard, contributors in counted.items()
+            if any(shard in known[contributor].holding(identity) for contributor in contributors)
         }
         return tuple(part for part in self._parts if part not in held)
 
@@ -407,27 +421,27 @@ class OwnContributions:
             oldest, _ = self.taken.popitem(last=False)
             self._forget_own(oldest)
 
-    def _to_ask(self, round: int, allies: Sequence[PeerId], now: float) -> PeerId | None:
+    def _to_ask(self, round: int, same_branch_peers: Sequence[PeerId], now: float) -> PeerId | None:
         """Return the ally to ask for a round's set now; None if no request is due or none is left to ask."""
         asked = self._asked.setdefault(round, _SetRequests())
         if now < asked.at + ASK_SECONDS:
             return None
         asked.at = now
-        ally = asked.next_of(allies)
-        asked.is_over = ally is None and asked.times.total() >= MAX_ASKS
-        if ally is not None:
-            asked.times[ally] += 1
-        return ally
+        branch_peer = asked.next_of(same_branch_peers)
+        asked.is_over = branch_peer is None and asked.times.total() >= MAX_ASKS
+        if branch_peer is not None:
+            asked.times[branch_peer] += 1
+        return branch_peer
 
     def _is_forgotten(
-        self, identity: ContributionId, round: int, allies: Sequence[PeerId], now: float
+        self, identity: ContributionId, round: int, same_branch_peers: Sequence[PeerId], now: float
     ) -> bool:
         """Return whether an own contribution need no longer wait for its round's set or results: no peer
         remembers them, or it has waited too long."""
         asked = self._asked[round]
         if now >= self._made_at[identity] + LONGEST_WAIT_SECONDS:
             return True
-        return asked.is_over and asked.next_of(allies) is None
+        return asked.is_over and asked.next_of(same_branch_peers) is None
 
     def _holds(self, round: int, identity: ContributionId) -> bool:
         """Return whether a round's set is known and includes this contribution, or a part of it."""

@@ -1,7 +1,7 @@
 """Receipts: what peers sign about each other's settled contributions, and what a peer's receipts add up to.
 
-Rounds are counted in blocks of `snapshot_rounds`, the same on every peer. A signer that restarts and signs a
-block again therefore adds nothing twice. Claims are bounded: a round holds at most one contribution of a
+Rounds are counted in blocks of `snapshot_interval`, the same on every peer. A signer that restarts and signs
+a block again therefore adds nothing twice. Claims are bounded: a round holds at most one contribution of a
 peer.
 """
 
@@ -28,10 +28,11 @@ fork or a restart. The first four signers get the places, so 64 leave room for m
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """`signer` confirms: `contributions` settled sets of the rounds `first` to `last` include `maker`."""
+    """`signer` confirms: `contributions` settled sets of the rounds `first` to `last` include
+    `contributor`."""
 
     signer: PeerId
-    maker: PeerId
+    contributor: PeerId
     stage: int
     first: int
     last: int
@@ -51,7 +52,7 @@ def check(receipt: Receipt, block_rounds: int) -> None:
         raise ReceiptError(f"rounds {receipt.first} to {receipt.last} do not lie within one block of rounds")
     if not 0 < receipt.contributions <= rounds:
         raise ReceiptError(f"{receipt.contributions} contributions in {rounds} rounds, not 1 to {rounds}")
-    if receipt.signer == receipt.maker:
+    if receipt.signer == receipt.contributor:
         raise ReceiptError("signer and contributor of the receipt are the same peer")
 
 
@@ -62,20 +63,25 @@ class SettledMakers:
         self.me, self.stage, self.block_rounds = me, stage, block_rounds
         self._sets: dict[int, frozenset[PeerId]] = {}
 
-    def settled(self, round: int, makers: Collection[PeerId]) -> list[Receipt]:
+    def settled(self, round: int, contributors: Collection[PeerId]) -> list[Receipt]:
         """Record the contributors of a settled round. Returns the receipts to sign if the round ends a block.
         A round that settles again after a fork replaces the earlier set."""
         block = round // self.block_rounds
         self._sets = {r: kept for r, kept in self._sets.items() if r // self.block_rounds == block}
-        self._sets[round] = frozenset(makers)
+        self._sets[round] = frozenset(contributors)
         if (round + 1) % self.block_rounds:
             return []
-        counts = Counter(maker for makers in self._sets.values() for maker in makers if maker != self.me)
+        counts = Counter(
+            contributor
+            for contributors in self._sets.values()
+            for contributor in contributors
+            if contributor != self.me
+        )
         first = min(self._sets)
         self._sets = {}
         return [
-            Receipt(self.me, maker, self.stage, first, round, count)
-            for maker, count in sorted(counts.items())
+            Receipt(self.me, contributor, self.stage, first, round, count)
+            for contributor, count in sorted(counts.items())
         ]
 
 

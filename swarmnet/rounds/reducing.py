@@ -38,8 +38,8 @@ which an avoided reducer is tried about twice."""
 class SeedSearch:
     """Provides the chain values that seed the draws, and searches for those before this peer's own chain."""
 
-    def __init__(self, draw: Draw, allies: Mapping[PeerId, NeighbourView], chain: Chain) -> None:
-        self._draw, self._allies, self._chain = draw, allies, chain
+    def __init__(self, draw: Draw, same_branch_peers: Mapping[PeerId, NeighbourView], chain: Chain) -> None:
+        self._draw, self._same_branch_peers, self._chain = draw, same_branch_peers, chain
         self._asked: Counter[PeerId] = Counter()
         self._began = self._ask_at = float("inf")
         """When the search began, and when the next request is due; infinite while nothing is missing."""
@@ -66,10 +66,10 @@ class SeedSearch:
         if self._ask_at > now and self._ask_at < float("inf"):
             return None
         self._ask_at = now + ASK_SECONDS
-        ally = min(self._allies, key=lambda peer: (self._asked[peer], peer), default=None)
-        if ally is not None:
-            self._asked[ally] += 1
-        return ally
+        branch_peer = min(self._same_branch_peers, key=lambda peer: (self._asked[peer], peer), default=None)
+        if branch_peer is not None:
+            self._asked[branch_peer] += 1
+        return branch_peer
 
     def next_deadline(self) -> float:
         return self._ask_at
@@ -79,15 +79,20 @@ class ReductionSchedule:
     """The reducing of one peer: draws, slices that have arrived, and rounds to sum."""
 
     def __init__(
-        self, rules: Rounds, draw: Draw, me: PeerId, allies: Mapping[PeerId, NeighbourView], chain: Chain
+        self,
+        rules: Rounds,
+        draw: Draw,
+        me: PeerId,
+        same_branch_peers: Mapping[PeerId, NeighbourView],
+        chain: Chain,
     ) -> None:
         """`chain` is this peer's chain of settled sets, which seeds the draws of later rounds."""
         self.rules, self.draw, self.me = rules, draw, me
         self._chain = chain
-        self._search = SeedSearch(draw, allies, chain)
+        self._search = SeedSearch(draw, same_branch_peers, chain)
         self.members: frozenset[PeerId] = frozenset((me,))
         """The known active peers of the group, this one included. Reducers are drawn among them."""
-        self._allies = allies
+        self._same_branch_peers = same_branch_peers
         self._avoided: dict[PeerId, tuple[int, int]] = {}
         """Avoided members: the first round in which each is drawn again, and for how many rounds."""
         self._sent: dict[int, tuple[ContributionId, tuple[PeerId, ...]]] = {}
@@ -112,8 +117,8 @@ class ReductionSchedule:
 
     def asks(self, round: int, now: float) -> list[RequestChain]:
         """Return the request for older sets to send now, if the draw of a round needs them."""
-        ally = self._search.to_ask(round, now)
-        return [RequestChain(ally, self._chain.base)] if ally is not None else []
+        branch_peer = self._search.to_ask(round, now)
+        return [RequestChain(branch_peer, self._chain.base)] if branch_peer is not None else []
 
     def reducers(self, round: int) -> tuple[PeerId, ...]:
         """Return the reducer of each shard of a round. Requires `knows(round)`."""
@@ -148,25 +153,25 @@ class ReductionSchedule:
         """Record that this peer's contribution is being sent to its reducers."""
         self._sent[round] = contribution, reducers
 
-    def read(self, maker: PeerId, round: int, table: Table) -> None:
+    def read(self, contributor: PeerId, round: int, table: Table) -> None:
         """Record a result, and avoid its reducer if it repeatedly leaves out this peer's slices.
 
         What is left out returns to this peer (own_contributions.py), but it costs time."""
         contribution, reducers = self._sent.get(round, (None, ()))
-        sent = {shard for shard, reducer in enumerate(reducers) if reducer == maker != self.me}
+        sent = {shard for shard, reducer in enumerate(reducers) if reducer == contributor != self.me}
         if contribution is None or not sent:
             return
-        self._read[round].add(maker)
+        self._read[round].add(contributor)
         if table.holding(contribution) >= sent:
-            del self._omissions[maker]
+            del self._omissions[contributor]
         else:
-            self._count_omission(maker, round)
+            self._count_omission(contributor, round)
 
-    def _count_omission(self, maker: PeerId, round: int) -> None:
-        self._omissions[maker] += 1
-        if self._omissions[maker] >= MAX_LEFT_OUT:
-            del self._omissions[maker]
-            self.avoid(maker, round)
+    def _count_omission(self, contributor: PeerId, round: int) -> None:
+        self._omissions[contributor] += 1
+        if self._omissions[contributor] >= MAX_LEFT_OUT:
+            del self._omissions[contributor]
+            self.avoid(contributor, round)
 
     def close(self, round: int, contributes: bool, now: float) -> bool:
         """Close a round. Returns whether this peer has to sum slices for it."""
@@ -174,10 +179,10 @@ class ReductionSchedule:
             self._spoken[round].add(self.me)
         if self.me not in self.reducers(round) and not self._given[round]:
             return False
-        self._until[round] = now + WAIT_SHARE * self.rules.deadline_seconds
+        self._until[round] = now + WAIT_SHARE * self.rules.contribution_timeout_seconds
         return True
 
-    def spoken(self, peer: PeerId, round: int, has_slices: bool, is_closed: bool, now: float) -> None:
+    def slices_arrived(self, peer: PeerId, round: int, has_slices: bool, is_closed: bool, now: float) -> None:
         """Record that `peer` has sent its slices of a round, or a notice that it has none. A peer that was
         not drawn here begins to reduce when the first slices arrive: other peers have drawn it."""
         self._spoken[round].add(peer)
@@ -185,7 +190,7 @@ class ReductionSchedule:
             return
         self._given[round].add(peer)
         if is_closed and round not in self._done:
-            self._until.setdefault(round, now + WAIT_SHARE * self.rules.deadline_seconds)
+            self._until.setdefault(round, now + WAIT_SHARE * self.rules.contribution_timeout_seconds)
 
     def take(self, event: OfReducers, settled: int, current: int, now: float) -> None:
         """Handle an event. `settled` and `current` are the newest settled round and the current one."""
@@ -196,7 +201,7 @@ class ReductionSchedule:
                 self.sliced(round, identity, reducers)
             case SlicesArrived(peer, round, has_slices):
                 if settled < round <= current + self.rules.window:
-                    self.spoken(peer, round, has_slices, round < current, now)
+                    self.slices_arrived(peer, round, has_slices, round < current, now)
 
     def takes(self, peer: PeerId, round: int) -> bool:
         """Return whether slices of that peer can still be summed."""
@@ -217,8 +222,8 @@ class ReductionSchedule:
         """Forget rounds up to `settled`. A reducer without a result for one has left out everything."""
         for round in [round for round in self._sent if round <= settled]:
             _, reducers = self._sent[round]
-            for maker in sorted({*reducers} - {self.me} - self._read[round]):
-                self._count_omission(maker, round + self.rules.window)
+            for contributor in sorted({*reducers} - {self.me} - self._read[round]):
+                self._count_omission(contributor, round + self.rules.window)
         for kept in (self._spoken, self._given, self._until, self._sent, self._read):
             for round in [round for round in kept if round <= settled]:
                 del kept[round]
@@ -230,9 +235,9 @@ class ReductionSchedule:
 
     def _unanswered(self, round: int) -> Iterable[PeerId]:
         """Return the peers that have sent neither slices nor a notice, peers that are leaving included."""
-        return self.members.union(self._allies) - self._spoken[round]
+        return self.members.union(self._same_branch_peers) - self._spoken[round]
 
     def _is_awaited(self, peer: PeerId, round: int) -> bool:
         """Return whether slices or a notice of that peer are still expected."""
-        view = self._allies.get(peer)
+        view = self._same_branch_peers.get(peer)
         return view is None or (view.in_step and view.settled < round)

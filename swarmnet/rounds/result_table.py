@@ -1,7 +1,7 @@
 """Results of reducers: their wire format, and which results have weight where they overlap.
 
-In a run with `sync.exchange: sharded`, a contributor cuts its contribution to a round into `shards` slices
-and sends each to one *reducer*. A reducer sums the slices of its shards and publishes the sums as one
+In a run with `sync.topology: sharded-reduce`, a contributor cuts its contribution to a round into `shards`
+slices and sends each to one *reducer*. A reducer sums the slices of its shards and publishes the sums as one
 *result*. The set of a round then consists of results. Each result begins with a table, which says whose
 slices are in the sums.
 
@@ -191,16 +191,16 @@ def counting(tables: Mapping[PeerId, Table], draw: Draw, round: int) -> dict[int
     counted: dict[int, tuple[PeerId, ...]] = {}
     for shard in sorted({shard for table in tables.values() for shard in table.shards}):
         large = {
-            maker: table.shards[shard] for maker, table in tables.items()
+            contributor: table.shards[shard] for contributor, table in tables.items()
             if 2 * len(table.shards.get(shard, ())) >= largest
         }  # fmt: skip
         seen: set[bytes] = set()
         taken: list[PeerId] = []
-        for maker in sorted(large, key=lambda one: (-len(large[one]), draw.rank(round, shard, one))):
-            peers = {one.peer for one in large[maker]}
+        for contributor in sorted(large, key=lambda one: (-len(large[one]), draw.rank(round, shard, one))):
+            peers = {one.peer for one in large[contributor]}
             if not seen & peers:
                 seen |= peers
-                taken.append(maker)
+                taken.append(contributor)
         counted[shard] = tuple(taken)
     return counted
 
@@ -232,9 +232,9 @@ class Draw:
         """Return the first round of this round's block."""
         return round - round % self.block_rounds
 
-    def rank(self, round: int, shard: int, maker: PeerId) -> bytes:
+    def rank(self, round: int, shard: int, contributor: PeerId) -> bytes:
         """Return the key that decides between equally large results: the smallest wins."""
-        return _place(self.seed, b"", round, shard, maker)
+        return _place(self.seed, b"", round, shard, contributor)
 
     def place(self, round: int, shard: int, peer: PeerId, value: bytes) -> bytes:
         """Return a peer's position in a draw, which the smallest wins. `value` is that after `seed_round`."""
@@ -254,7 +254,7 @@ class Draw:
 def draw_of(manifest: Manifest) -> Draw:
     """Return the draw of a run."""
     rules = manifest.rounds
-    return Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, manifest.sync.shards, rules.window)
+    return Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_interval, manifest.sync.shards, rules.window)
 
 
 @lru_cache(1 << 16)

@@ -21,10 +21,11 @@ from swarmnet.run.manifest import Rounds
 
 @dataclass(frozen=True, slots=True)
 class FinalityRules:
-    """The rules of agreement with `allies`, the neighbours on the same branch. All times are in seconds."""
+    """The rules of agreement with `same_branch_peers`, the neighbours on the same branch. All times are
+    in seconds."""
 
     rules: Rounds
-    allies: Mapping[PeerId, NeighbourView]
+    same_branch_peers: Mapping[PeerId, NeighbourView]
     hops: int = 1
     """Number of hops from here to the farthest peer of the group."""
     follows: bool = False
@@ -38,9 +39,9 @@ class FinalityRules:
     def is_half(self, saying: Iterable[bool]) -> bool:
         """Return whether the neighbours that report something are at least half of the peers in sight, this
         one included. A single one may report anything."""
-        return 2 * sum(saying) >= 1 + len(self.allies)
+        return 2 * sum(saying) >= 1 + len(self.same_branch_peers)
 
-    def standing(self, number: int, state: RoundSet, now: float) -> bytes | None:
+    def adopted_digest(self, number: int, state: RoundSet, now: float) -> bytes | None:
         """Return the digest of the set that this peer must adopt for a round; None if it settles the round by
         its own set.
 
@@ -53,28 +54,28 @@ class FinalityRules:
         best = self._named_most(number, state)
         if self._settled_by_enough(number):
             return best
-        over = state.sealed_at + self.rules.settle_seconds
-        in_time = over <= now < over + self.rules.settle_seconds
+        over = state.sealed_at + self.rules.finality_timeout_seconds
+        in_time = over <= now < over + self.rules.finality_timeout_seconds
         return best if in_time and self._outweighs(best, number, state) else None
 
     def _settled_by_some(self, number: int) -> bool:
         """Return whether any neighbour has settled the round."""
-        return any(view.settled >= number for view in self.allies.values())
+        return any(view.settled >= number for view in self.same_branch_peers.values())
 
     def _settled_by_enough(self, number: int) -> bool:
         """Return whether the neighbours that have settled the round are believed at once."""
-        return self.are_ahead(view.settled >= number for view in self.allies.values())
+        return self.are_ahead(view.settled >= number for view in self.same_branch_peers.values())
 
     def _named_most(self, number: int, state: RoundSet) -> bytes:
         """Return the most frequent digest among neighbours that have settled the round; b"" if none reports
         one."""
-        told = [view.sets.get(number) for view in self.allies.values() if view.settled >= number]
+        told = [view.sets.get(number) for view in self.same_branch_peers.values() if view.settled >= number]
         named, held = Counter(entry.digest for entry in told if entry is not None), self._held(number, state)
         return max(named, key=lambda digest: (named[digest], held[digest], digest), default=b"")
 
     def _held(self, number: int, state: RoundSet) -> Counter[bytes]:
         """Return how many peers in sight hold each set of a round, this peer included."""
-        told = [view.sets.get(number) for view in self.allies.values()]
+        told = [view.sets.get(number) for view in self.same_branch_peers.values()]
         return Counter([state.digest, *(entry.digest for entry in told if entry is not None)])
 
     def _outweighs(self, digest: bytes, number: int, state: RoundSet) -> bool:
@@ -83,15 +84,15 @@ class FinalityRules:
         held = self._held(number, state)
         return held[digest] == max(held.values())
 
-    def raise_levels(self, number: int, state: RoundSet, parted: bool) -> bool:
+    def raise_levels(self, number: int, state: RoundSet, departed: bool) -> bool:
         """Raise the levels of a closed round. Returns whether they rose; a level never falls here.
 
-        Called when the own contribution is made and nothing of the round is being downloaded. `parted`: a
+        Called when the own contribution is made and nothing of the round is being downloaded. `departed`: a
         lost neighbour may hold what others lack, so `sealed` must wait."""
         before = state.gathered, state.sealed
         if state.gathered <= self.hops:
             state.gathered = max(state.gathered, self.gathered(number, state))
-        if 0 < state.sealed <= self.hops and not parted:
+        if 0 < state.sealed <= self.hops and not departed:
             state.sealed = max(state.sealed, self.sealed(number, state))
         return before != (state.gathered, state.sealed)
 
@@ -99,7 +100,7 @@ class FinalityRules:
         """Return the level of "has closed the round and made its contribution". At level k + 1, all
         contributions that were made within k hops are held here."""
         everywhere = level = self.hops + 1
-        for peer, view in self.allies.items():
+        for peer, view in self.same_branch_peers.items():
             if not view.in_step or view.settled >= number:
                 continue
             entry = view.sets.get(number)
@@ -114,7 +115,7 @@ class FinalityRules:
         """Return the level of "has sealed this very set". At level k + 1, all peers within k hops had sealed
         it when last heard, and none of them makes more for it. Called when this peer has sealed the set."""
         level, with_us, others = self.hops + 1, 1, False
-        for view in self.allies.values():
+        for view in self.same_branch_peers.values():
             entry = view.sets.get(number)
             agrees = entry is not None and entry.digest == state.digest
             theirs = entry.sealed if entry is not None and agrees else 0
@@ -124,28 +125,28 @@ class FinalityRules:
             elif view.in_step:
                 level = min(level, theirs + 1)
         # A peer that settled another set keeps it. It does not hold up a set that most peers in sight sealed.
-        return 1 if others and 2 * with_us <= 1 + len(self.allies) else level
+        return 1 if others and 2 * with_us <= 1 + len(self.same_branch_peers) else level
 
     def may_apply(self, number: int, state: RoundSet, now: float) -> bool:
         """Return whether a closed round may be applied: all expected is here, or its deadline has passed."""
-        standing = self.standing(number, state, now)
+        standing = self.adopted_digest(number, state, now)
         if standing is not None:
             return standing == state.digest
-        return state.gathered > self.hops or now >= state.closed_at + self.rules.deadline_seconds
+        return state.gathered > self.hops or now >= state.closed_at + self.rules.contribution_timeout_seconds
 
     def may_settle(self, number: int, state: RoundSet, now: float) -> bool:
         """Return whether an applied round may settle: all peers have sealed the same set, or were silent for
         too long.
 
         Peers that are catching up are not waited for, unless they are half of the group."""
-        standing = self.standing(number, state, now)
+        standing = self.adopted_digest(number, state, now)
         if standing is not None:
             return standing == state.digest
         if not state.sealed or self.follows:
             return False
         if now >= self._own_patience_ends(number, state):
             return True
-        if self.is_half(not view.in_step for view in self.allies.values()):
+        if self.is_half(not view.in_step for view in self.same_branch_peers.values()):
             return False
         return state.sealed > self.hops
 
@@ -155,26 +156,26 @@ class FinalityRules:
         if self._settled_by_enough(number):
             return float("inf")
         if not applied:
-            return state.closed_at + self.rules.deadline_seconds
+            return state.closed_at + self.rules.contribution_timeout_seconds
         if self.follows:
             return float("inf")
         over = self._own_patience_ends(number, state)
-        if over > state.sealed_at + self.rules.settle_seconds:
+        if over > state.sealed_at + self.rules.finality_timeout_seconds:
             return over
         believed = self._settled_by_some(number) and self._outweighs(
             self._named_most(number, state), number, state
         )
-        return over + self.rules.settle_seconds if believed else over
+        return over + self.rules.finality_timeout_seconds if believed else over
 
     def _own_patience_ends(self, number: int, state: RoundSet) -> float:
         """Return when a round that is sealed here settles with this peer's own set.
 
         If more than half of the peers in sight have sealed one other set, their branch wins (history.py).
         This peer then waits twice as long, to adopt what they settle."""
-        told = [view.sets.get(number) for view in self.allies.values()]
-        mine, most = state.digest, 1 + len(self.allies)
+        told = [view.sets.get(number) for view in self.same_branch_peers.values()]
+        mine, most = state.digest, 1 + len(self.same_branch_peers)
         others = [
             entry.digest for entry in told if entry is not None and entry.sealed and entry.digest != mine
         ]
         outvoted = 2 * len(others) > most and 2 * max(Counter(others).values()) > most
-        return state.sealed_at + self.rules.settle_seconds * (2 if outvoted else 1)
+        return state.sealed_at + self.rules.finality_timeout_seconds * (2 if outvoted else 1)

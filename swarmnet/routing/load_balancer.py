@@ -182,7 +182,7 @@ class Router:
             estimate.earned = min(MAX_SLOTS, estimate.earned + 1)
         estimate.peak = estimate.in_flight
 
-    def told(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
+    def on_credit(self, peer: PeerId, slots: int, compute_seconds: float, waiting: int) -> None:
         """Record what a peer reports about itself (CREDIT). Ignored for a peer that was never sent anything.
         `slots` is how many microbatches it accepts from this sender at a time. `waiting` is how many work
         items wait for compute, and `compute_seconds` is its time per microbatch (0: not measured)."""

@@ -37,9 +37,9 @@ alone the same stage of equal ones would always be left out, and it would learn 
 MIN_SHARE = 0.25
 """Minimum fraction of its fair share that a stage gets of the microbatches from here, unless it is `DEAR`.
 The fair share is proportional to the number of ways that lead through the stage. If more microbatches take
-full paths, fewer are left to train without a stage; the minimum is then `Rules.whole_share`. A stage that is
-never visited is not trained, and its first slow passes remain its measured speed. By cost alone two of four
-equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
+full paths, fewer are left to train without a stage; the minimum is then `Rules.full_path_fraction`. A stage
+that is never visited is not trained, and its first slow passes remain its measured speed. By cost alone two
+of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
 DEAR = 2.0
 """Factor on the time of the cheapest way above which a stage does not get its minimum share."""
 VISITS_KEPT = 0.98
@@ -91,7 +91,7 @@ class PathQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestToSend:
     """A place request to send."""
 
     key: MicrobatchId
@@ -121,7 +121,7 @@ class PathSearch:
 
     # -- knowledge about neighbours ----------------------------------------------------------------------
 
-    def told(self, peer: PeerId, load: Load, to_go: ToGo, latency: float, now: float) -> None:
+    def on_load_report(self, peer: PeerId, load: Load, to_go: ToGo, latency: float, now: float) -> None:
         """Record the load and cost table that a peer reported. Its bookings are seconds from the moment of
         sending, `latency` seconds ago."""
         since = now - latency
@@ -152,7 +152,7 @@ class PathSearch:
     def seek(
         self, key: MicrobatchId, live: Iterable[tuple[PeerId, int]], now: float,
         avoid: Collection[PeerId] = (),
-    ) -> Asking | None:  # fmt: skip
+    ) -> RequestToSend | None:  # fmt: skip
         """Return the next place request for a microbatch with a quest; None if no known peer can take it."""
         quest = self.quests[key]
         quest.asked = quest.granted = None
@@ -172,7 +172,9 @@ class PathSearch:
             self._seen(choice.peer).hop = max((s.hop for s in self.seen.values() if s.hop), default=None)
         self.asked += 1
         firm = quest.question >= MAX_QUESTIONS
-        return Asking(key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm)
+        return RequestToSend(
+            key, choice.peer, quest.question, choice.header, choice.arrival, choice.start, firm
+        )
 
     def answered(
         self, peer: PeerId, key: MicrobatchId, question: int, start: float | None
@@ -258,7 +260,7 @@ class PathSearch:
 
     def _is_scarce(self, choice: Choice, ways: int) -> bool:
         """Return whether the chosen stage gets too few of the microbatches that leave here by `ways` ways."""
-        least = max(MIN_SHARE, self.rules.whole_share)
+        least = max(MIN_SHARE, self.rules.full_path_fraction)
         return self._had(choice) * ways < least * sum(self.visits.values())
 
     def _seen(self, peer: PeerId) -> Seen:

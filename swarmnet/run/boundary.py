@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
-Form = Literal["open", "anchored", "shared"]
+Form = Literal["full", "token-anchored", "shared-subspace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """How hidden states go from one stage to the next. Another boundary makes it another model."""
 
-    form: Form = "open"
-    """`open`: hidden states are sent unchanged, `model.width` numbers per token. `anchored`: a fixed random
-    projector sends the difference from an anchor, a learned vector of each token. The next stage adds its own
-    anchors. `shared`: layers before the last boundary write only into `width` fixed directions, and these
-    cross. An export is a plain Llama (or Qwen3)."""
+    kind: Form = "full"
+    """`open`: hidden states are sent unchanged, `model.hidden_size` numbers per token. `anchored`: a fixed
+    random projector sends the difference from an anchor, a learned vector of each token. The next stage adds
+    its own anchors. `shared`: layers before the last boundary write only into `width` fixed directions, and
+    these cross. An export is a plain Llama (or Qwen3)."""
     width: int = 0
     """Numbers per token that cross a narrow boundary."""
     after: tuple[int, ...] = ()
@@ -36,12 +36,12 @@ class Boundary:
 
     @property
     def is_narrow(self) -> bool:
-        return self.form != "open"
+        return self.kind != "full"
 
     def is_shared_at(self, layer: int) -> bool:
         """Return whether that layer writes only into the shared directions. Layers after the last boundary
         need not."""
-        return self.form == "shared" and layer < self.after[-1]
+        return self.kind == "shared-subspace" and layer < self.after[-1]
 
 
 def contradictions(
@@ -51,11 +51,13 @@ def contradictions(
     `leaves_order` means that microbatches may skip or swap stages."""
     if not boundary.is_narrow:
         if boundary != Boundary():
-            yield "model.boundary: its other keys say nothing without form: anchored or shared"
+            yield "model.boundary: its other keys say nothing without kind: token-anchored or shared-subspace"
         return
     layers, cuts = sum(stages), list(accumulate(stages))[:-1]
     if not 1 <= boundary.width <= width:
-        yield f"model.boundary.width is {boundary.width}; it must lie between 1 and model.width, {width}"
+        yield (
+            f"model.boundary.width is {boundary.width}; it must lie between 1 and model.hidden_size, {width}"
+        )
     places = boundary.after
     if not places or any(one >= other for one, other in pairwise(places)):
         yield f"model.boundary.after is {list(places)}; name at least one place, in ascending order"
@@ -67,7 +69,7 @@ def contradictions(
             "because hidden states of full width do not cross"
         )
     rows, half = boundary.anchor_rows, boundary.anchor_rows // 2
-    if rows and boundary.form == "shared":
+    if rows and boundary.kind == "shared-subspace":
         yield "model.boundary.anchor_rows: in form shared what is fixed of a token takes no table"
     if rows < 0 or rows != 2 * half or (rows > 0 and half * half < vocabulary):
         yield (

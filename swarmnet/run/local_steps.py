@@ -1,7 +1,7 @@
 """Presets of the methods with local steps: how peers exchange their weight deltas.
 
 Each preset has the values of the method's paper. A run names a method and may override single keys
-(`swarmnet/run/manifest.py`); the result is `Sync.own_steps`.
+(`swarmnet/run/manifest.py`); the result is `Sync.local_steps`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Literal
 
 InnerName = Literal["muon", "adamw"]
 """Local optimizers (`swarmnet/optimizer/local_steps/inner_optimizer.py`)."""
-SentName = Literal["bit", "four-bits", "eight-bits", "largest"]
+SentName = Literal["sign", "e3m0", "int8", "topk-2bit"]
 """Codecs of the deltas (`swarmnet/optimizer/delta_codecs/`)."""
-RestName = Literal["live", "feedback", "dropped"]
+RestName = Literal["local", "error-feedback", "drop"]
 """What happens to the part of a delta that was not sent."""
 THOUSAND = 1000
-BITS: Mapping[SentName, int] = {"bit": 1, "four-bits": 4, "eight-bits": 8}
+BITS: Mapping[SentName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
 """Bits per number of codecs that send all numbers of a part."""
 
 
@@ -30,7 +30,7 @@ class LocalStepConfig:
     """Number of parts of the weights. Each round covers one of them, in turn."""
     sent: SentName
     rest: RestName
-    outer_rate: float = 1.0
+    outer_lr: float = 1.0
     """Factor on the mean delta in the group's step."""
     outer_momentum: float = 0.0
     """Nesterov momentum of the group, settled like the weights; 0 if there is none."""
@@ -40,7 +40,7 @@ class LocalStepConfig:
     @property
     def outer_thousandths(self) -> tuple[int, int]:
         """Rate and momentum as integers, because settled values must be equal on all machines."""
-        return round(self.outer_rate * THOUSAND), round(self.outer_momentum * THOUSAND)
+        return round(self.outer_lr * THOUSAND), round(self.outer_momentum * THOUSAND)
 
     @property
     def settles_momentum(self) -> bool:
@@ -48,11 +48,11 @@ class LocalStepConfig:
 
 
 PRESETS: Mapping[str, LocalStepConfig] = {
-    "local-steps": LocalStepConfig("muon", 4, "bit", "live"),
-    "diloco": LocalStepConfig("adamw", 1, "eight-bits", "dropped", 0.7, 0.9),
-    "streaming-diloco": LocalStepConfig("adamw", 4, "four-bits", "dropped", 0.4, 0.9, is_steady=True),
-    "sparse-loco": LocalStepConfig("adamw", 1, "largest", "feedback"),
-    "partitioned": LocalStepConfig("adamw", 16, "eight-bits", "live"),
+    "local-steps": LocalStepConfig("muon", 4, "sign", "local"),
+    "diloco": LocalStepConfig("adamw", 1, "int8", "drop", 0.7, 0.9),
+    "streaming-diloco": LocalStepConfig("adamw", 4, "e3m0", "drop", 0.4, 0.9, is_steady=True),
+    "sparse-loco": LocalStepConfig("adamw", 1, "topk-2bit", "error-feedback"),
+    "sparta": LocalStepConfig("adamw", 16, "int8", "local"),
 }
 """Sources of the presets. DiLoCo: arXiv:2311.08105 (outer rate 0.7, momentum 0.9), with eight bits per
 number, as INTELLECT-1 sent them. Streaming DiLoCo: arXiv:2501.18512 (outer rate 0.4, four bits). It has

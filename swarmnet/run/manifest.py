@@ -18,7 +18,7 @@ from swarmnet.run.boundary import Boundary
 from swarmnet.run.local_steps import MOMENTUM_PRESETS, PRESETS, InnerName, LocalStepConfig, RestName, SentName
 from swarmnet.run.path_rules import Rules
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MANIFEST_LIMIT = 16 * 1024
 """Bytes of the longest canonical manifest with its signature: what the directory stores."""
 
@@ -40,11 +40,11 @@ ADDED = "added"
 class Experts:
     """A mixture of experts in place of each layer's feed-forward (with `qk_norm`, as in Qwen3-MoE)."""
 
-    count: int = 0
+    num_experts: int = 0
     """Experts of each layer; 0: one feed-forward for all tokens."""
-    active: int = 0
+    top_k: int = 0
     """Experts that a token takes in each layer."""
-    balance: float = 0.01
+    aux_loss_coef: float = 0.01
     """What a loss counts that is 1 for each token where all experts have as much to do, and more where they
     have not; 0: nothing keeps the load even. 0.01 is what SPES and Switch use."""
     groups: int = 1
@@ -61,11 +61,11 @@ class Experts:
     @property
     def of_group(self) -> int:
         """Experts of each layer in a group."""
-        return self.count // self.groups
+        return self.num_experts // self.groups
 
     def group_of(self, expert: int) -> int:
         """Experts whose numbers follow one another are a group."""
-        return expert * self.groups // self.count
+        return expert * self.groups // self.num_experts
 
     def members(self, group: int) -> range:
         """Those of a group, by their numbers in a layer."""
@@ -97,31 +97,31 @@ class Lora:
 class ModelShape:
     """A decoder of the Llama family (with `qk_norm`: Qwen3)."""
 
-    vocabulary: int = 256
+    vocab_size: int = 256
     """Tokens; 256 is the byte-level vocabulary."""
-    width: int = 128
+    hidden_size: int = 128
     """Numbers per token between layers (hidden size)."""
-    layers: int = 4
+    num_hidden_layers: int = 4
     """Decoder layers, of all stages together."""
-    heads: int = 4
+    num_attention_heads: int = 4
     """Query heads per layer."""
-    key_value_heads: int = 4
+    num_key_value_heads: int = 4
     """Heads that keys and values have; fewer than `heads`: shared by groups of query heads (GQA)."""
-    head_width: int = 32
+    head_dim: int = 32
     """Numbers per head; even."""
-    feed_forward: int = 384
+    intermediate_size: int = 384
     """Inner width of the SwiGLU feed-forward layer; of each expert, where there are experts."""
     qk_norm: bool = False
     """Normalise queries and keys per head (Qwen3)."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding's wavelengths."""
-    norm_epsilon: float = 1e-5
+    rms_norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
-    context: int = 2048
+    max_position_embeddings: int = 2048
     """Longest sequence in tokens."""
-    initial_deviation: float = 0.05
+    initializer_range: float = 0.05
     """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/lessons.md)"""
-    branch_share: float = 0.0
+    residual_init_scale: float = 0.0
     """What the last matrices of attention and feed-forward begin with and are stepped by, times the others'.
     0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
     boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
@@ -134,12 +134,12 @@ class ModelShape:
     @property
     def crossing(self) -> int:
         """Numbers per token between stages."""
-        return self.boundary.width or self.width  # An open boundary has no width of its own.
+        return self.boundary.width or self.hidden_size  # An open boundary has no width of its own.
 
     @property
     def active_feed_forward(self) -> int:
         """Inner width of all feed-forwards together that one token takes in a layer."""
-        return self.feed_forward * (self.experts.active if self.experts.count else 1)
+        return self.intermediate_size * (self.experts.top_k if self.experts.num_experts else 1)
 
 
 STANDARD_LIBRARY = "python-stdlib"
@@ -205,7 +205,7 @@ class Start:
     in by publishing."""
 
 
-OrderName = Literal["drawn", "epochs"]
+OrderName = Literal["random", "epoch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +216,15 @@ class Data:
     """The texts that are trained on, all of them by every peer of the first stage."""
     tokenizer: str = BYTES
     """`bytes`, or what the run's `tokenizer.json` is called: each peer's own file says where it is."""
-    sequence_tokens: int = 128
+    seq_len: int = 128
     """Length of a training sequence in tokens."""
-    microbatch_sequences: int = 4
+    micro_batch_size: int = 4
     """Sequences per microbatch."""
-    end_of_text: str = field(default="", metadata={ADDED: True})
+    eos_token: str = field(default="", metadata={ADDED: True})
     """The tokenizer's token that stands between two documents, such as `<|endoftext|>`: the model learns to
     stop, and whoever it writes for stops there. Empty: an empty line stands between them."""
-    order: OrderName = field(default="drawn", metadata={ADDED: True})
-    """drawn: each sequence from anywhere in the text, of which a peer reads `text_limit`; epochs: a shard
+    sampling: OrderName = field(default="random", metadata={ADDED: True})
+    """drawn: each sequence from anywhere in the text, of which a peer reads `max_data_bytes`; epochs: a shard
     after the other, all of it once, then again, however long it is; each peer in its own order."""
 
     @property
@@ -237,17 +237,17 @@ class Data:
 class Rounds:
     """When a group steps. Times in seconds."""
 
-    target_tokens: int = 2048
+    global_batch_tokens: int = 2048
     """A round closes when the group's peers have committed this many tokens together ..."""
-    longest_seconds: float = 30.0
+    max_seconds: float = 30.0
     """... or this long after it opened, if anything was committed."""
-    deadline_seconds: float = 2.0
+    contribution_timeout_seconds: float = 2.0
     """After closing, how long to wait for the contributions that are still expected."""
     window: int = 4
     """Open rounds: a late contribution corrects within them."""
-    settle_seconds: float = 10.0
+    finality_timeout_seconds: float = 10.0
     """How long to wait for the neighbours to name the same set before a round settles without them."""
-    snapshot_rounds: int = 16
+    snapshot_interval: int = 16
     """Every so many settled rounds the group's peers keep a snapshot for newcomers."""
 
 
@@ -260,40 +260,40 @@ class Paths:
     never left out, and one between them must stay."""
     swaps: int = 0
     """How often a microbatch may go back to the stage before the furthest it has reached."""
-    whole_rounds: int = 0
+    full_path_warmup_rounds: int = 0
     """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out: the whole
     model is better for it. A quarter of `sync.decay_rounds` is worth most of what can be had."""
-    whole_share: float = 0.0
+    full_path_fraction: float = 0.0
     """Share of the microbatches after these rounds that leave nothing out either: the more, the better the
     whole model, and the less time skipping saves."""
 
 
 MethodName = Literal[
-    "demo-votes",
-    "demo-float",
+    "demo-sign",
+    "demo",
     "low-rank",
     "hybrid",
     "local-steps",
     "diloco",
     "streaming-diloco",
     "sparse-loco",
-    "partitioned",
+    "sparta",
 ]
 """Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
 
 
-ExchangeName = Literal["everyone", "sharded"]
+ExchangeName = Literal["all-gather", "sharded-reduce"]
 
 
-CutName = Literal["runs", "tiles"]
+CutName = Literal["flat", "tiled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
     """How contributions are made and applied."""
 
-    method: MethodName = "demo-votes"
-    """demo-votes: exact one-bit votes, bit-identical everywhere; demo-float: values as DeMo sends them;
+    method: MethodName = "demo-sign"
+    """demo-sign: exact one-bit votes, bit-identical everywhere; demo: values as DeMo sends them;
     low-rank: of each matrix what its momentum is in `rank` directions that a seed draws, and an orthogonal
     step in them, votes for the rest; hybrid: the same, and votes also on what those directions left over;
     local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights, a
@@ -305,8 +305,8 @@ class Sync:
     """Which coefficients are sent: the largest of each chunk, or the largest of each group."""
     transform: Literal["hadamard", "dct", "fine-dct"] = "hadamard"
     """What turns a chunk of momentum into coefficients. fine-dct: its inverse as exact as float32, for
-    demo-float; that of dct is rounded, and gives 0.4 % of the weights another sign."""
-    kept: int = 128
+    demo; that of dct is rounded, and gives 0.4 % of the weights another sign."""
+    topk_per_chunk: int = 128
     """Votes per chunk of 4096 coefficients."""
     momentum: float = 0.95
     """Share of the momentum kept from round to round."""
@@ -315,56 +315,56 @@ class Sync:
     warmup_rounds: int = 20
     """Rounds of linear warm-up to the peak."""
     decay_rounds: int = 2000
-    """Cosine from the peak to `final_ratio` of it; constant afterwards."""
-    final_ratio: float = 0.1
+    """Cosine from the peak to `min_lr_ratio` of it; constant afterwards."""
+    min_lr_ratio: float = 0.1
     """Share of the peak learning rate at the end."""
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     """Largest 2-norm of a block's mean gradient before it enters the momentum."""
-    inner: InnerName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    inner_optimizer: InnerName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Of peers that step by themselves: what with; Muon is for the matrices of layers, AdamW for the rest
     then, too. method: as the method has it, Muon for local-steps, AdamW for the others."""
-    step_tokens: int = field(default=0, metadata={ADDED: True})
+    inner_batch_tokens: int = field(default=0, metadata={ADDED: True})
     """Of peers that step by themselves: each steps whenever it has gathered the gradients of so many tokens;
-    0: of a microbatch. So between two rounds it takes its share of `rounds.target_tokens` over this many
-    steps."""
-    parts: int = field(default=0, metadata={ADDED: True})
+    0: of a microbatch. So between two rounds it takes its share of `rounds.global_batch_tokens` over this
+    many steps."""
+    fragments: int = field(default=0, metadata={ADDED: True})
     """Of peers that step by themselves: a round is about one of so many parts of the weights, in turn; a
-    power of two. 0: as the method has it: 4 for local-steps and streaming-diloco, 16 for partitioned, 1 (all)
+    power of two. 0: as the method has it: 4 for local-steps and streaming-diloco, 16 for sparta, 1 (all)
     for the others."""
-    sent: SentName | Literal["method"] = field(default="method", metadata={ADDED: True})
-    """Of peers that step by themselves, how they tell a number: bit: its sign; four-bits: its sign and a
-    power of two, or nothing (E3M0); eight-bits: whole steps of a power of two; largest: the largest of each
+    delta_codec: SentName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    """Of peers that step by themselves, how they tell a number: bit: its sign; e3m0: its sign and a
+    power of two, or nothing (E3M0); int8: whole steps of a power of two; largest: the largest of each
     chunk alone, in two bits. method: as the method has it."""
-    rest: RestName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    residual: RestName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Of peers that step by themselves, what becomes of what one moved and did not tell: live: it stays in
     the peer's own weights; feedback: it waits outside of them and is added to what is told next; dropped:
-    nothing. method: as the method has it: live for local-steps and partitioned, feedback for sparse-loco,
+    nothing. method: as the method has it: live for local-steps and sparta, feedback for sparse-loco,
     dropped for the others."""
-    feedback_decay: float = field(default=0.95, metadata={ADDED: True})
+    error_feedback_decay: float = field(default=0.95, metadata={ADDED: True})
     """Where the rest is fed back: the share of it that is kept from round to round."""
-    sparse_kept: int = field(default=64, metadata={ADDED: True})
+    sparse_topk: int = field(default=64, metadata={ADDED: True})
     """Where the largest are sent: how many of 4096; a power of two."""
-    outer_rate: float = field(default=0.0, metadata={ADDED: True})
+    outer_lr: float = field(default=0.0, metadata={ADDED: True})
     """Of diloco and streaming-diloco: the group steps by so many times the mean; counted in thousandths. 0:
     as the method has it, 0.7 and 0.4."""
     outer_momentum: float = field(default=0.9, metadata={ADDED: True})
     """Of diloco and streaming-diloco: the group's momentum, of Nesterov's kind; counted in thousandths, at
     most 0.99; 0: none. It is settled and travels as the weights do, so that a newcomer fetches twice the
     bytes."""
-    shadow_steps: int = field(default=8, metadata={ADDED: True})
+    optimizer_warmup_steps: int = field(default=8, metadata={ADDED: True})
     """Of peers that step by themselves: a newcomer warms its optimizer up with so many steps that move
     nothing, before it is counted."""
-    exchange: ExchangeName = field(default="everyone", metadata={ADDED: True})
+    topology: ExchangeName = field(default="all-gather", metadata={ADDED: True})
     """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
     themselves and do not send the largest alone: each sends its contribution in slices to reducers, and
     hears the means, in four bits a number, so that groups of any size cost a peer the same."""
-    expert_rate: float = field(default=1.0, metadata={ADDED: True})
+    expert_lr_scale: float = field(default=1.0, metadata={ADDED: True})
     """Of experts in groups (`model.experts.groups`): what peers step them by, times the learning rate. With
     few holders an expert steps by fewer tokens than what is shared."""
     rank: int = field(default=16, metadata={ADDED: True})
     """Of low-rank and hybrid: directions of a matrix that one round tells; all have their turn."""
-    cut: CutName = field(default="runs", metadata={ADDED: True})
-    """Of demo-votes and demo-float. runs: chunks of 4096 numbers as they lie; tiles: of each matrix tiles of
+    chunking: CutName = field(default="flat", metadata={ADDED: True})
+    """Of demo-sign and demo. runs: chunks of 4096 numbers as they lie; tiles: of each matrix tiles of
     up to 64 x 64, as DeMo's paper has it, with a DCT."""
     shards: int = field(default=16, metadata={ADDED: True})
     """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
@@ -375,30 +375,28 @@ class Sync:
 
     def step_microbatches(self, microbatch_tokens: int) -> int:
         """After how many a peer takes a step of its own, where it takes any."""
-        return max(1, -(-self.step_tokens // microbatch_tokens))
+        return max(1, -(-self.inner_batch_tokens // microbatch_tokens))
 
     @property
-    def own_steps(self) -> LocalStepConfig | None:
+    def local_steps(self) -> LocalStepConfig | None:
         """How peers step by themselves; None: they do not."""
         if self.method not in PRESETS:
             return None
         told = PRESETS[self.method]
         if self.method in MOMENTUM_PRESETS:
-            told = replace(
-                told, outer_rate=self.outer_rate or told.outer_rate, outer_momentum=self.outer_momentum
-            )
+            told = replace(told, outer_lr=self.outer_lr or told.outer_lr, outer_momentum=self.outer_momentum)
         return replace(
             told,
-            inner=told.inner if self.inner == "method" else self.inner,
-            parts=self.parts or told.parts,
-            sent=told.sent if self.sent == "method" else self.sent,
-            rest=told.rest if self.rest == "method" else self.rest,
+            inner=told.inner if self.inner_optimizer == "method" else self.inner_optimizer,
+            parts=self.fragments or told.parts,
+            sent=told.sent if self.delta_codec == "method" else self.delta_codec,
+            rest=told.rest if self.residual == "method" else self.residual,
         )
 
     @property
     def settles_momentum(self) -> bool:
         """Whether the group has a momentum of its own, beside the weights."""
-        return self.own_steps is not None and self.own_steps.settles_momentum
+        return self.local_steps is not None and self.local_steps.settles_momentum
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,10 +409,11 @@ class Manifest:
     """Decides the initial weights and which text is read when."""
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers per stage."""
-    hidden_codec: Codec = "bf16"
+    activation_codec: Codec = "bf16"
     """How hidden states and their gradients travel: 2, about 1, 4, about 0.6 or 0.9 bytes per number."""
     gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
-    """How gradients travel, where that is another way than `hidden_codec`: they bear fewer bits less well."""
+    """How gradients travel, where that is another way than `activation_codec`: they bear fewer bits less
+    well."""
     gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
     """How gradients in int8 or tiles are rounded. stochastic: up or down by chance, right on the mean."""
     wire_version: int = WIRE_VERSION
@@ -436,28 +435,30 @@ class Manifest:
     rounds: Rounds = field(default_factory=Rounds)
     paths: Paths = field(default_factory=Paths)
     sync: Sync = field(default_factory=Sync)
-    start: Start = field(default=Start(), metadata={ADDED: True})
+    init_checkpoint: Start = field(default=Start(), metadata={ADDED: True})
 
     def canonical(self) -> bytes:
         """Every key but those that were added later and say nothing, sorted, without spaces."""
-        return json.dumps(_told(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return json.dumps(
+            _plain_data(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
 
     def run_id(self) -> RunId:
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
 
     @property
     def microbatch_tokens(self) -> int:
-        return self.data.microbatch_sequences * self.data.sequence_tokens
+        return self.data.micro_batch_size * self.data.seq_len
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """[B, T, D] of a microbatch between two stages, or [B, T, R] where boundaries are narrow."""
-        return self.data.microbatch_sequences, self.data.sequence_tokens, self.model.crossing
+        return self.data.micro_batch_size, self.data.seq_len, self.model.crossing
 
     @property
     def body_bytes(self) -> int:
         """Of a microbatch on its way down."""
-        return encoded_bytes(self.hidden_shape, self.hidden_codec) + self.text_bytes
+        return encoded_bytes(self.hidden_shape, self.activation_codec) + self.text_bytes
 
     @property
     def text_bytes(self) -> int:
@@ -465,13 +466,13 @@ class Manifest:
         boundaries are narrow, each sequence with the token that follows it, for all stages, and packed."""
         if not self.model.boundary.is_narrow:
             return LABEL_BYTES * self.microbatch_tokens
-        tokens = self.microbatch_tokens + self.data.microbatch_sequences
-        return tokens * token_bytes(self.model.vocabulary)
+        tokens = self.microbatch_tokens + self.data.micro_batch_size
+        return tokens * token_bytes(self.model.vocab_size)
 
     @property
     def codec_back(self) -> Codec:
         """Of gradients."""
-        return self.hidden_codec if self.gradient_codec == "same" else self.gradient_codec
+        return self.activation_codec if self.gradient_codec == "same" else self.gradient_codec
 
     @property
     def gradient_bytes(self) -> int:
@@ -487,7 +488,11 @@ class Manifest:
     def path_rules(self) -> Rules:
         paths = self.paths
         return Rules.of(
-            len(self.stages), paths.skip_ratio, paths.swaps, paths.whole_rounds, paths.whole_share
+            len(self.stages),
+            paths.skip_ratio,
+            paths.swaps,
+            paths.full_path_warmup_rounds,
+            paths.full_path_fraction,
         )
 
     def span(self, stage: int) -> Span:
@@ -495,16 +500,16 @@ class Manifest:
         return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
 
 
-def _told(value: object) -> object:
+def _plain_data(value: object) -> object:
     """Plain data, as `asdict`: a key that came after the first runs stands only where it is not the default,
     so that those runs are what they were, and programs of then understand whoever does not use it."""
     if is_dataclass(value):
         return {
-            each.name: _told(getattr(value, each.name))
+            each.name: _plain_data(getattr(value, each.name))
             for each in fields(value)
             if not (each.metadata.get(ADDED) and getattr(value, each.name) == each.default)
         }
-    return [_told(item) for item in value] if isinstance(value, tuple) else value
+    return [_plain_data(item) for item in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,8 +523,8 @@ class Span:
 
 
 def learning_rate(sync: Sync, round: int) -> float:
-    """Linear warm-up, then a cosine to `final_ratio` of the peak (DeMo's schedule, section 4)."""
+    """Linear warm-up, then a cosine to `min_lr_ratio` of the peak (DeMo's schedule, section 4)."""
     if round < sync.warmup_rounds:
         return sync.learning_rate * (round + 1) / sync.warmup_rounds
     passed = min(1.0, (round - sync.warmup_rounds) / max(1, sync.decay_rounds - sync.warmup_rounds))
-    return sync.learning_rate * (sync.final_ratio + (1 - sync.final_ratio) * 0.5 * (1 + cos(pi * passed)))
+    return sync.learning_rate * (sync.min_lr_ratio + (1 - sync.min_lr_ratio) * 0.5 * (1 + cos(pi * passed)))

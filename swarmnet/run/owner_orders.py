@@ -156,7 +156,7 @@ def _check(reason: str, pointless: bool = False, why: str = "") -> None:
         raise OrderError(f"a reason is one line of at most {REASON_LIMIT} characters")
 
 
-def told(old: Order, new: Order) -> list[str]:
+def describe_changes(old: Order, new: Order) -> list[str]:
     """Return what an order changes, as lines for users."""
     lines = []
     if new.paused != old.paused:

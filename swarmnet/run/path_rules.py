@@ -38,19 +38,26 @@ class Rules:
     most_skipped: int = 0
     """Maximum number of stages that a microbatch may skip."""
     most_swaps: int = 0
-    whole_rounds: int = 0
+    full_path_warmup_rounds: int = 0
     """Number of rounds of the first stage, from the run's start, in which microbatches skip nothing."""
-    whole_share: float = 0.0
+    full_path_fraction: float = 0.0
     """Share of the later microbatches that skip nothing either."""
 
     @classmethod
     def of(
-        cls, stages: int, skip_ratio: float, swaps: int, whole_rounds: int = 0, whole_share: float = 0.0
+        cls,
+        stages: int,
+        skip_ratio: float,
+        swaps: int,
+        full_path_warmup_rounds: int = 0,
+        full_path_fraction: float = 0.0,
     ) -> Self:
         """Return the rules for a manifest's keys. `skip_ratio` of all stages may be skipped, rounded down
         (1/3 of 6 are 2), but never the first or the last."""
         skipped = int(skip_ratio * stages + 1e-9)  # 1/3 is a little less than a third.
-        return cls(stages, max(0, min(skipped, stages - 2)), swaps, whole_rounds, whole_share)
+        return cls(
+            stages, max(0, min(skipped, stages - 2)), swaps, full_path_warmup_rounds, full_path_fraction
+        )
 
     @property
     def last(self) -> int:
@@ -66,12 +73,12 @@ class Rules:
         """Return how many stages a microbatch visits that starts in this round, after `begun` others. A run
         that first trains full paths learns better than one that skips from the start (progressive layer
         dropping, arXiv:2010.13369; docs/decisions/0016-whole-first.md)."""
-        its_turn = int((begun + 1) * self.whole_share) > int(begun * self.whole_share)
-        return self.stages if round < self.whole_rounds or its_turn else self.shortest
+        its_turn = int((begun + 1) * self.full_path_fraction) > int(begun * self.full_path_fraction)
+        return self.stages if round < self.full_path_warmup_rounds or its_turn else self.shortest
 
     def mean_length(self, round: int) -> float:
         """Return the mean length of the paths that start in this round of the first stage."""
-        share = 1.0 if round < self.whole_rounds else self.whole_share
+        share = 1.0 if round < self.full_path_warmup_rounds else self.full_path_fraction
         return share * self.stages + (1.0 - share) * self.shortest
 
     def visit_share(self, stage: int, round: int) -> float:

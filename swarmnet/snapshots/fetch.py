@@ -28,7 +28,7 @@ AGREEMENT = 2 / 3
 """Fraction of the asked peers that must name a snapshot (docs/design.md, state)."""
 WORTH_RESUMING = 1 / 2
 """Fraction of a state that must be here for it to be preferred to a newer one. With less it does not pay: the
-sets that follow it are forgotten `snapshot_rounds` sooner, and then the whole state is fetched again."""
+sets that follow it are forgotten `snapshot_interval` sooner, and then the whole state is fetched again."""
 
 
 def chunk_bytes(size: int) -> int:

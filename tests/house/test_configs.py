@@ -209,8 +209,8 @@ def test_a_pod_starts_a_peer_of_its_role_that_can_be_watched_and_takes_its_leave
 
 
 def test_services_and_pods_fit() -> None:
-    makers = [each["spec"] for each in OBJECTS if each["kind"] in ("Deployment", "StatefulSet")]
-    labels = {spec["template"]["metadata"]["labels"]["app"] for spec in makers}
+    contributors = [each["spec"] for each in OBJECTS if each["kind"] in ("Deployment", "StatefulSet")]
+    labels = {spec["template"]["metadata"]["labels"]["app"] for spec in contributors}
     for each in OBJECTS:
         if each["kind"] == "Service":
             app = each["spec"]["selector"]["app"]

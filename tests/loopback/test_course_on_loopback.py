@@ -34,7 +34,7 @@ async def test_a_run_gets_another_rate_and_an_end_and_whoever_comes_later_is_tol
         said = await scene.swarmnet("export", "--hf", tmp_path / "taken", *where)
         taken = int(re.search(rf"run {run_id}, round (\d+)", said)[1])
         assert 3 <= taken <= max(scene.settled(workers[0]))
-        assert load_shape(tmp_path / "taken").layers == 2
+        assert load_shape(tmp_path / "taken").num_hidden_layers == 2
 
         before = max(scene.settled(workers[0]))
         said = await order(scene, "rate", "0.5")
@@ -49,7 +49,7 @@ async def test_a_run_gets_another_rate_and_an_end_and_whoever_comes_later_is_tol
         await scene.until(lambda: all(map(command_of, workers)), "both tell that the run has ended")
         words = shlex.split(command_of(workers[0]).replace("FOLDER", str(tmp_path / "model")))
         await scene.swarmnet(*words, "--no-score")
-        assert load_shape(tmp_path / "model").layers == 2
+        assert load_shape(tmp_path / "model").num_hidden_layers == 2
         async with asyncio.timeout(300.0):
             assert [await peer.process.wait() for peer in workers] == [0, 0]
         assert max(scene.settled(workers[0])) == last

@@ -17,9 +17,10 @@ RUN = """
 name: small
 seed: 1
 stages: [2]
-model: {layers: 2, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
-data: {sequence_tokens: 64, microbatch_sequences: 2}
-rounds: {target_tokens: 1024, settle_seconds: 2, snapshot_rounds: 4}
+model: {num_hidden_layers: 2, hidden_size: 32, num_attention_heads: 2,
+  num_key_value_heads: 2, head_dim: 16, intermediate_size: 64}
+data: {seq_len: 64, micro_batch_size: 2}
+rounds: {global_batch_tokens: 1024, finality_timeout_seconds: 2, snapshot_interval: 4}
 """
 
 
@@ -28,7 +29,7 @@ async def swarm(folder, run=RUN):
     """Two peers of one stage, the first of them with two devices."""
     (folder / "run.yaml").write_text(run)
     publish(folder / "run.yaml", load_or_create(folder / "owner.key"), folder / "run.json")
-    keys = {**QUIET, "run": "run.json", "work_share": 0.3, "drain_seconds": 2}
+    keys = {**QUIET, "run": "run.json", "compute_duty_cycle": 0.3, "drain_seconds": 2}
     peers = [await start(folder, "two", {**keys, "compute": {"devices": 2}})]
     try:
         await peers[0].until_listening()
@@ -48,7 +49,11 @@ def settled(peer):
 def made(peer):
     """Rounds to which it contributed."""
     log = peer.state / "events.jsonl"
-    return [event.fields["round"] for event in (read(log) if log.exists() else ()) if event.name == "made"]
+    return [
+        event.fields["round"]
+        for event in (read(log) if log.exists() else ())
+        if event.name == "contribution_made"
+    ]
 
 
 def agree(one, other, after=-1):

@@ -19,15 +19,23 @@ from swarmnet.model.parameters import whole
 
 pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 RUN = {
-    "name": "mixed", "stages": [1, 1],
+    "name": "mixed",
+    "stages": [1, 1],
     "model": {
-        "layers": 2, "width": 32, "heads": 4, "key_value_heads": 2, "head_width": 16, "feed_forward": 32,
-        "qk_norm": True, "context": 64, "experts": {"count": 4, "active": 2, "groups": 2},
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "qk_norm": True,
+        "max_position_embeddings": 64,
+        "experts": {"num_experts": 4, "top_k": 2, "groups": 2},
     },
-    "data": {"sequence_tokens": 32, "microbatch_sequences": 2},
-    "rounds": {"target_tokens": 512, "snapshot_rounds": 4, "settle_seconds": 2},
-    "sync": {"method": "local-steps", "learning_rate": 0.01, "warmup_rounds": 1, "step_tokens": 64},
-}  # fmt: skip
+    "data": {"seq_len": 32, "micro_batch_size": 2},
+    "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "finality_timeout_seconds": 2},
+    "sync": {"method": "local-steps", "learning_rate": 0.01, "warmup_rounds": 1, "inner_batch_tokens": 64},
+}
 
 
 async def test_a_swarm_of_holders_answers_and_what_it_made_is_the_same_in_transformers(tmp_path: Path):
@@ -41,7 +49,7 @@ async def test_a_swarm_of_holders_answers_and_what_it_made_is_the_same_in_transf
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
         keys = {"run": "run.json", "bootstrap": boot.addresses, "in_flight": 2, "slots": 8}
-        keys["work_share"] = 0.25
+        keys["compute_duty_cycle"] = 0.25
         workers = [
             await scene.peer(f"{which}-{stage}", {**keys, "stage": stage})
             for stage in (0, 1) for which in ("one", "two")

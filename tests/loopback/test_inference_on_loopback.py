@@ -19,13 +19,19 @@ from protocols.signed.identity import load_or_create
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = {
-    "name": "visited", "stages": [1, 1],
+    "name": "visited",
+    "stages": [1, 1],
     "model": {
-        "layers": 2, "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16, "feed_forward": 128,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 128,
     },
-    "data": {"sequence_tokens": 64, "microbatch_sequences": 4},
-    "rounds": {"target_tokens": 2048, "snapshot_rounds": 2},
-}  # fmt: skip
+    "data": {"seq_len": 64, "micro_batch_size": 4},
+    "rounds": {"global_batch_tokens": 2048, "snapshot_interval": 2},
+}
 PATIENCE_SECONDS = 120.0
 WORK_SHARE = 0.25
 """Of the peers' compute: they would train as fast as they can, and everything else would wait for a core."""
@@ -74,7 +80,7 @@ async def test_a_visitor_streams_a_text_and_scores_the_model_of_a_real_swarm(tmp
         for stage in (0, 1):
             keys = {
                 "run": "run.json", "bootstrap": boot.addresses, "stage": stage, "in_flight": 2,
-                "work_share": WORK_SHARE,
+                "compute_duty_cycle": WORK_SHARE,
             }  # fmt: skip
             peers.append(await start(tmp_path, f"peer-{stage}", {**keys, **LOOPBACK}))
         await settled(peers, 8)

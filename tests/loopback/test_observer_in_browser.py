@@ -132,7 +132,7 @@ async def test_six_real_peers_are_shown_and_a_killed_ones_stage_thins_within_fif
     tmp_path, monkeypatch
 ):
     monkeypatch.setitem(RUN, "stages", [1, 1, 1])
-    monkeypatch.setitem(RUN, "model", {**RUN["model"], "layers": 3})
+    monkeypatch.setitem(RUN, "model", {**RUN["model"], "num_hidden_layers": 3})
     scene = Scene(tmp_path)
     try:
         await scene.begin()  # Two peers in each of the first two stages.
@@ -171,7 +171,7 @@ async def test_six_real_peers_are_shown_and_a_killed_ones_stage_thins_within_fif
 
 
 async def test_a_thousand_peers_make_no_slow_frame_and_no_endless_table(tmp_path):
-    model = replace(TINY_MODEL, layers=8)
+    model = replace(TINY_MODEL, num_hidden_layers=8)
     signed = sign(tiny_manifest((1,) * 8, model=model, name="a thousand peers"))
     sightings = PeerObservations(8)
     crowd = Crowd(sightings, 1000)
@@ -249,14 +249,14 @@ def held_board() -> Board:
     manifest = tiny_manifest(
         (1, 1, 1), name="held", access="invite", contact="someone@example.org " + HOSTILE
     )
-    signed = sign(replace(manifest, data=Data(texts, sequence_tokens=16, microbatch_sequences=2)))
+    signed = sign(replace(manifest, data=Data(texts, seq_len=16, micro_batch_size=2)))
     return Board(signed, f"swarmnet join {signed.run_id} --bootstrap /ip4/203.0.113.5/tcp/31330", "0.1.0")
 
 
 async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_ask_for_an_invite(tmp_path):
     board, sightings = held_board(), PeerObservations(3)
     for number in range(6):
-        sightings.recorded(record(f"peer-{number}", number % 3, state="held"), NOON)
+        sightings.recorded(record(f"peer-{number}", number % 3, state="paused_by_owner"), NOON)
         sightings.answered(f"peer-{number}", NOON)
 
     def show(order: Order, pause: Pause | None = None) -> None:

@@ -19,9 +19,10 @@ RUN = """
 name: small
 seed: 1
 stages: [1]
-model: {layers: 1, width: 256, heads: 2, key_value_heads: 2, head_width: 128, feed_forward: 4096}
-data: {sequence_tokens: 16, microbatch_sequences: 1}
-rounds: {target_tokens: 64, settle_seconds: 2, snapshot_rounds: 4}
+model: {num_hidden_layers: 1, hidden_size: 256, num_attention_heads: 2,
+  num_key_value_heads: 2, head_dim: 128, intermediate_size: 4096}
+data: {seq_len: 16, micro_batch_size: 1}
+rounds: {global_batch_tokens: 64, finality_timeout_seconds: 2, snapshot_interval: 4}
 """
 AMONG_OTHERS_SECONDS = 3 * PROMISED_SECONDS
 """What is promised holds on a machine that has time for the peer, where `scripts/soak pause` asserts it. Here

@@ -19,13 +19,13 @@ from swarmnet.model.parameters import whole
 
 pytestmark = [pytest.mark.loopback, pytest.mark.soak, pytest.mark.timeout(600)]
 RUN = {
-    "name": "further", "stages": [1, 2], "start": {"path": "model"},
-    "data": {"sequence_tokens": 32, "microbatch_sequences": 2},
-    "rounds": {"target_tokens": 512, "snapshot_rounds": 4, "settle_seconds": 2},
+    "name": "further", "stages": [1, 2], "init_checkpoint": {"path": "model"},
+    "data": {"seq_len": 32, "micro_batch_size": 2},
+    "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "finality_timeout_seconds": 2},
 }  # fmt: skip
 SHAPE = {
-    "width": 32, "layers": 3, "heads": 4, "key_value_heads": 2, "head_width": 8, "feed_forward": 64,
-    "norm_epsilon": 1e-6, "context": 64,
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64,
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ async def test_processes_start_from_a_model_train_agree_and_export_it(
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
         keys = {"run": "run.json", "bootstrap": boot.addresses, "in_flight": 2, "slots": 8}
-        has: dict[str, object] = {"start": "model"}
+        has: dict[str, object] = {"init_checkpoint": "model"}
         if archived:
             keeps = {"role": "archivist", "archive": str(tmp_path / "kept")}
             await scene.peer("archivist", {**keys, **has, **keeps})

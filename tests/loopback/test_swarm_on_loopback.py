@@ -25,8 +25,10 @@ async def test_a_real_swarm_trains_survives_a_kill_and_takes_in_a_newcomer(tmp_p
         newcomer = await scene.worker("auto")
 
         def accepted() -> bool:
-            maker = scene.story(newcomer).peer
-            return bool(maker) and any(who == maker for _, who in scene.story(scene.peers[2]).took)
+            contributor = scene.story(newcomer).peer
+            return bool(contributor) and any(
+                who == contributor for _, who in scene.story(scene.peers[2]).took
+            )
 
         await scene.until(accepted, "the newcomer contributes")
         await scene.until(lambda: commits(newcomer) >= COMMITS, "microbatches go through the newcomer")

@@ -28,7 +28,7 @@ def shapes_of(layers, width=24, first=True, last=True, start=0):
 
 
 def manifest(**sync):
-    return Manifest("test", PeerId("owner"), sync=Sync(**{"kept": 64, "warmup_rounds": 1, **sync}))
+    return Manifest("test", PeerId("owner"), sync=Sync(**{"topk_per_chunk": 64, "warmup_rounds": 1, **sync}))
 
 
 def gradient_of(layout, seed):

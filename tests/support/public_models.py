@@ -13,13 +13,27 @@ from torch.nn import functional
 from swarmnet.run.manifest import ModelShape
 
 LLAMA = ModelShape(
-    width=32, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=64, context=64,
-    norm_epsilon=1e-6,
-)  # fmt: skip
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-6,
+)
 QWEN = ModelShape(
-    width=32, layers=3, heads=4, key_value_heads=2, head_width=16, feed_forward=48, context=64,
-    norm_epsilon=1e-6, qk_norm=True, rope_theta=1e6,
-)  # fmt: skip
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=48,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-6,
+    qk_norm=True,
+    rope_theta=1e6,
+)
 
 
 def save(folder: Path, shape: ModelShape, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
@@ -31,12 +45,19 @@ def save(folder: Path, shape: ModelShape, *, dtype: torch.dtype = torch.float32,
     families = {False: (LlamaConfig, LlamaForCausalLM), True: (Qwen3Config, Qwen3ForCausalLM)}
     configuration, model = families[shape.qk_norm]
     keys = {
-        "vocab_size": shape.vocabulary, "hidden_size": shape.width, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.key_value_heads,
-        "head_dim": shape.head_width, "intermediate_size": shape.feed_forward,
-        "rms_norm_eps": shape.norm_epsilon, "max_position_embeddings": shape.context,
-        "rope_theta": shape.rope_theta, "tie_word_embeddings": False, "initializer_range": 0.2,
-    }  # fmt: skip
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+    }
     torch.manual_seed(7)
     made = model(configuration(**{**keys, **changes}))
     with torch.no_grad():  # Norms of a trained model are not all one.

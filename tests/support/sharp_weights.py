@@ -19,7 +19,7 @@ from swarmnet.run.manifest import Manifest, ModelShape
 def sharp_weights(shape: ModelShape) -> dict[str, Tensor]:
     """Large ones, so that what comes next depends sharply on what came before."""
     layout = layout_of(parameter_shapes(shape, whole(shape)))
-    flat = to_floats(initial_units(replace(shape, initial_deviation=0.4), whole(shape), layout, seed=1))
+    flat = to_floats(initial_units(replace(shape, initializer_range=0.4), whole(shape), layout, seed=1))
     return {
         entry.name: flat[entry.offset : entry.offset + entry.size].view(entry.shape)
         for entry in layout.entries
@@ -27,7 +27,14 @@ def sharp_weights(shape: ModelShape) -> dict[str, Tensor]:
 
 
 LLAMA = ModelShape(
-    width=32, layers=3, heads=4, key_value_heads=2, head_width=16, feed_forward=48, context=64, rope_theta=5e5
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=48,
+    max_position_embeddings=64,
+    rope_theta=5e5,
 )
 
 

@@ -63,7 +63,13 @@ OWNER = Identity.from_seed(b"the owner of the run")
 COST_SECONDS = (0.005, 0.02, 0.02, 0.001)
 """What update, backward, forward and background work takes of the virtual clock."""
 TINY_MODEL = ModelShape(
-    width=32, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=64, context=64
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    max_position_embeddings=64,
 )
 
 
@@ -74,25 +80,28 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
         "owner": OWNER.peer_id,
         "stages": stages,
         "model": TINY_MODEL,
-        "data": Data(sequence_tokens=16, microbatch_sequences=2),
+        "data": Data(seq_len=16, micro_batch_size=2),
         "rounds": Rounds(
-            target_tokens=256, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
-            snapshot_rounds=4,
+            global_batch_tokens=256,
+            max_seconds=5.0,
+            contribution_timeout_seconds=1.0,
+            finality_timeout_seconds=3.0,
+            snapshot_interval=4,
         ),
         "sync": Sync(warmup_rounds=1, decay_rounds=1000, learning_rate=8e-3),
-    }  # fmt: skip
+    }
     return Manifest(**{**fields, **changes})
 
 
-def expert_manifest(exchange: ExchangeName = "everyone", **experts: Any) -> Manifest:
+def expert_manifest(exchange: ExchangeName = "all-gather", **experts: Any) -> Manifest:
     """Likewise, with experts instead of a feed-forward, by peers that step by themselves."""
     manifest = tiny_manifest()
-    model = replace(TINY_MODEL, qk_norm=True, feed_forward=32, experts=Experts(**experts))
+    model = replace(TINY_MODEL, qk_norm=True, intermediate_size=32, experts=Experts(**experts))
     sync = Sync(
-        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64,
-        exchange=exchange, shards=3,
+        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, inner_batch_tokens=64,
+        topology=exchange, shards=3,
     )  # fmt: skip
-    return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
+    return replace(manifest, model=model, sync=sync, rounds=replace(manifest.rounds, global_batch_tokens=512))
 
 
 def sign(manifest: Manifest) -> SignedManifest:
@@ -269,7 +278,7 @@ class Swarm:
         member = self.members[name]
         member.dead = True
         self.network.crash(member.peer)
-        member.worker.note = lambda _: None
+        member.worker.log_event = lambda _: None
         member.task.cancel()
         await asyncio.wait([member.task])
 

@@ -66,7 +66,7 @@ async def test_a_newcomer_that_goes_while_weights_are_read_leaves_none_in_memory
     desk = Desk(str(tmp_path))
     desk.put(3)
     gone = await desk.greeted("e")
-    assert not desk.serving.asked(gone, GetState())
+    assert not desk.serving.on_request(gone, GetState())
     desk.serving.lost(gone)
     await desk.done()
     assert desk.notes == [], "they were read"
@@ -78,7 +78,7 @@ async def test_a_newcomer_is_offered_what_the_archive_has_now_and_gets_the_rest_
     desk = Desk(str(tmp_path))
     desk.put(3)
     peer = await desk.greeted("e")
-    asked = partial(desk.serving.asked, peer)
+    asked = partial(desk.serving.on_request, peer)
     assert not asked(GetState())
     await desk.done()
     assert asked(GetState())
@@ -118,10 +118,10 @@ async def test_a_damaged_newest_checkpoint_is_read_once_and_the_one_before_it_of
     desk.put(3)
     desk.put(7, damaged=True)
     peer = await desk.greeted("e")
-    assert not desk.serving.asked(peer, GetState())
+    assert not desk.serving.on_request(peer, GetState())
     await desk.done()
     for _ in range(3):
-        assert desk.serving.asked(peer, GetState())
+        assert desk.serving.on_request(peer, GetState())
         await desk.done()
     assert desk.held() == [3]
     assert [event for event, _ in desk.notes] == ["archive_unusable"]
@@ -133,7 +133,7 @@ async def test_a_full_disk_for_temporary_files_is_noted(tmp_path, monkeypatch):
     desk.put(3)
     peer = await desk.greeted("e")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert not desk.serving.asked(peer, GetState())
+    assert not desk.serving.on_request(peer, GetState())
     await desk.done()
     ((event, fields),) = desk.notes
     assert event == "archive_unusable"
@@ -147,10 +147,10 @@ async def test_a_store_that_is_not_reached_when_a_newcomer_asks_is_noted(tmp_pat
     peer = await desk.greeted("e")
     with monkeypatch.context() as broken:
         broken.setattr(MemoryFileSystem, "cat_file", unreachable)
-        assert not desk.serving.asked(peer, GetState())
+        assert not desk.serving.on_request(peer, GetState())
         await desk.done()
     assert "Unreachable: no route" in desk.notes[0][1]["reason"]
-    assert not desk.serving.asked(peer, GetState()), "it is read again"
+    assert not desk.serving.on_request(peer, GetState()), "it is read again"
     await desk.done()
     assert desk.held() == [3]
     desk.serving.close()

@@ -49,9 +49,9 @@ def process_of(folder, log):
         log.record(event)
 
     return SimpleNamespace(
-        config=load(file), identity=ME, metrics=Metrics(process=False), log=log, say=say, tell=tell,
+        config=load(file), identity=ME, metrics=Metrics(process=False), log=log, notify=say, tell=tell,
         said=said, control=SimpleNamespace(answers={}),
-        report=SimpleNamespace(say=say, status=lambda status: None),
+        report=SimpleNamespace(notify=say, status=lambda status: None),
     )  # fmt: skip
 
 

@@ -77,8 +77,13 @@ def settled_by_all(swarm: Swarm) -> int:
 
 @on_virtual_clock
 async def test_sixteen_peers_with_ten_links_each_settle_one_history_through_deaths_and_a_newcomer():
-    rules = Rounds(target_tokens=PEERS * 128, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
-                   snapshot_rounds=4)  # fmt: skip
+    rules = Rounds(
+        global_batch_tokens=PEERS * 128,
+        max_seconds=5.0,
+        contribution_timeout_seconds=1.0,
+        finality_timeout_seconds=3.0,
+        snapshot_interval=4,
+    )
     swarm = Swarm(tiny_manifest((3,), rounds=rules), conditions=Conditions(latency_seconds=0.02), stub=True)
     swarm.open()
     for number in range(PEERS):
@@ -99,6 +104,6 @@ async def test_sixteen_peers_with_ten_links_each_settle_one_history_through_deat
     await swarm.until(lambda: "newcomer" in swarm.rounds() and settled_by_all(swarm) > at + 4, 120.0)
     await swarm.close()
     assert shared_rounds(swarm) > 10
-    assert not swarm.of("resynchronise")
+    assert not swarm.of("resync")
     contributors = [note.fields["contributors"] for note in swarm.of("applied", "p0")]
     assert statistics.median(contributors) >= PEERS - 4, "a round holds what the whole group made"

@@ -21,7 +21,7 @@ from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.placement.policy import Seen, stage_work
 
-MANIFEST = tiny_manifest((2, 2, 1), model=replace(TINY_MODEL, layers=5))
+MANIFEST = tiny_manifest((2, 2, 1), model=replace(TINY_MODEL, num_hidden_layers=5))
 WORK = stage_work(MANIFEST)
 PEER = Identity.from_seed(b"a peer")
 LAYER_SECONDS = 0.16
@@ -167,7 +167,7 @@ async def test_a_stage_about_which_the_directory_is_silent_does_not_pass_for_an_
     presence = SimpleNamespace(
         signed=signed,
         directory=HalfSilent(seal_record(PEER, signed.run_id, wire, 100.0)),
-        note=lambda event: noted.append(event.name),
+        log_event=lambda event: noted.append(event.name),
     )
     found = await stage_moves._records(presence, 1)
     assert found is not None

@@ -29,14 +29,16 @@ ANCHORED = Boundary("anchored", width=8, after=(1, 2))
     [
         (ANCHORED, "bf16", "same", "nearest"),
         (replace(ANCHORED, anchor_rows=32), "int8", "same", "nearest"),
-        (replace(ANCHORED, form="shared"), "int4-tiles", "int6-tiles", "stochastic"),
+        (replace(ANCHORED, kind="shared"), "int4-tiles", "int6-tiles", "stochastic"),
     ],
     ids=["bf16", "hashed and int8", "shared, int4 down and int6 up by chance"],
 )
 @on_virtual_clock
 async def test_it_learns_and_agrees_and_a_newcomer_joins(boundary, codec, back, rounding):
     model = replace(TINY_MODEL, boundary=boundary)
-    manifest = tiny_manifest(model=model, hidden_codec=codec, gradient_codec=back, gradient_rounding=rounding)
+    manifest = tiny_manifest(
+        model=model, activation_codec=codec, gradient_codec=back, gradient_rounding=rounding
+    )
     check(manifest)
     swarm = Swarm(manifest)
     swarm.open()

@@ -42,7 +42,7 @@ def series(metrics) -> dict[str, float]:
 
 def in_settled_sets(swarm, stage: int, newest: int = 1 << 62) -> int:
     """What the makers noted, of the contributions that the settled rounds of a stage hold, to the newest."""
-    made = {note.fields["id"]: note.fields["tokens"] for note in swarm.of("made")}
+    made = {note.fields["id"]: note.fields["tokens"] for note in swarm.of("contribution_made")}
     sets = {
         note.fields["round"]: note.fields["ids"]
         for note in swarm.of("settled")
@@ -100,17 +100,17 @@ def test_every_place_says_the_same_tokens_loss_rounds_and_utilisation(tmp_path):
         report = await seen.report(swarm)
         for name in PEERS:
             top, metrics, record = seen.tops[name], seen.metrics[name], seen.records[name].record
-            assert top.settled_tokens == metrics["settled_tokens"] == record.settled_tokens
+            assert top.finalized_tokens == metrics["finalized_tokens"] == record.finalized_tokens
             assert top.tokens == metrics["train_tokens_total"] == record.tokens
             assert top.loss == metrics["train_loss"] == record.loss
             assert top.settled == metrics["round_settled"] == record.settled
             assert top.utilization == metrics["train_flops_utilization_ratio"]
             assert top.utilization > 0
             assert sum(top.sent.values()) == record.sent_bytes
-        assert seen.tops["a"].settled_tokens == in_settled_sets(swarm, 0) > 0
+        assert seen.tops["a"].finalized_tokens == in_settled_sets(swarm, 0) > 0
         told = {
-            seen.directory.settled_tokens, report["tokens"],
-            min(seen.tops["a"].settled_tokens, seen.tops["b"].settled_tokens),
+            seen.directory.finalized_tokens, report["tokens"],
+            min(seen.tops["a"].finalized_tokens, seen.tops["b"].finalized_tokens),
         }  # fmt: skip
         assert len(told) == 1, told
         assert seen.directory.settled == report["settled_rounds"] - 1
@@ -131,11 +131,16 @@ def test_the_tokens_of_a_report_are_those_of_the_event_logs_where_time_closes_ro
         assert report["tokens"] == settled[report["settled_rounds"] - 1] > 0
         newest = max(settled)
         assert settled[newest] == in_settled_sets(swarm, 0, newest)
-        assert 10 * report["tokens"] < report["settled_rounds"] * swarm.signed.manifest.rounds.target_tokens
+        assert (
+            10 * report["tokens"]
+            < report["settled_rounds"] * swarm.signed.manifest.rounds.global_batch_tokens
+        )
         await swarm.stop_watching()
         await swarm.close()
 
-    swarm = Watched(tiny_manifest(rounds=Rounds(1_000_000, 0.2, 0.2, settle_seconds=0.5, snapshot_rounds=4)))
+    swarm = Watched(
+        tiny_manifest(rounds=Rounds(1_000_000, 0.2, 0.2, finality_timeout_seconds=0.5, snapshot_interval=4))
+    )
     run(story())
 
 
@@ -151,7 +156,7 @@ def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one
             identity = Identity.generate()
             record = PeerRecord(
                 identity.peer_id, stage, "worker", [], settled + 5, 900.0, "1", state="training", loss=loss,
-                settled=settled, tokens=tokens, settled_tokens=settled * 100,
+                settled=settled, tokens=tokens, finalized_tokens=settled * 100,
             )  # fmt: skip
             data = seal_record(identity, signed.run_id, record, now)
             found[identity.peer_id] = open_record(data, signed.run_id)
@@ -162,7 +167,7 @@ def test_of_stages_that_are_apart_every_place_names_the_first_ones_round_and_one
         facts = await from_directory(signed, network.directory("reader"))
         report = summary(facts)["compute"]
         assert told.settled == report["settled_rounds"] - 1 == 600
-        assert told.settled_tokens == report["tokens"] == 60_000
+        assert told.finalized_tokens == report["tokens"] == 60_000
         assert told.loss == 4.0
         assert told.round == 609
         assert told.tokens == 7_100
@@ -214,12 +219,17 @@ def test_rounds_that_were_closed_by_time_count_what_they_held_and_not_their_targ
         tokens = swarm.members["a"].worker.update.tokens
         rounds = swarm.members["a"].worker.update.rounds.settled + 1
         assert tokens == in_settled_sets(swarm, 0)
-        assert tokens < rounds * swarm.signed.manifest.rounds.target_tokens
+        assert tokens < rounds * swarm.signed.manifest.rounds.global_batch_tokens
         await swarm.stop_watching()
         await swarm.close()
 
-    rounds = Rounds(target_tokens=1 << 20, longest_seconds=2.0, deadline_seconds=1.0, settle_seconds=3.0,
-                    snapshot_rounds=4)  # fmt: skip
+    rounds = Rounds(
+        global_batch_tokens=1 << 20,
+        max_seconds=2.0,
+        contribution_timeout_seconds=1.0,
+        finality_timeout_seconds=3.0,
+        snapshot_interval=4,
+    )
     swarm = Watched(tiny_manifest(rounds=rounds), stub=True)
     run(story())
 
@@ -236,8 +246,8 @@ def table(swarm: Watched, seen: Looked, report: dict[str, float]) -> list[str]:
     return [
         f"{'':<22}" + "".join(f"{place:>14}" for place in
                               ("top", "/metrics", "record", "observer", "report")),
-        row("tokens in all", top.settled_tokens, metrics["settled_tokens"], record.settled_tokens,
-            seen.directory.settled_tokens, report["tokens"]),
+        row("tokens in all", top.finalized_tokens, metrics["finalized_tokens"], record.finalized_tokens,
+            seen.directory.finalized_tokens, report["tokens"]),
         row("tokens since start", top.tokens, metrics["train_tokens_total"], record.tokens,
             seen.directory.tokens, None),
         row("settled round", top.settled, metrics["round_settled"], record.settled, seen.directory.settled,

@@ -18,8 +18,8 @@ THIN = Conditions(latency_seconds=0.02, bytes_per_second=16_000)
 WIDE = Conditions(latency_seconds=0.02)
 SNAPSHOT_ROUNDS = 8
 RULES = Rounds(
-    target_tokens=512, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
-    snapshot_rounds=SNAPSHOT_ROUNDS,
+    global_batch_tokens=512, max_seconds=5.0, contribution_timeout_seconds=1.0, finality_timeout_seconds=3.0,
+    snapshot_interval=SNAPSHOT_ROUNDS,
 )  # fmt: skip
 OTHERS = ("a", "b", "c")
 COSTS = [cost * factor for cost, factor in zip(COST_SECONDS, (1, 4, 4, 1), strict=True)]
@@ -155,7 +155,7 @@ def test_where_a_newer_state_is_offered_meanwhile_an_older_one_is_gone_on_with_i
             assert fetched.fields == {"round": round, "bytes": STATE_BYTES - first}
         else:
             assert fetched.fields == {"round": round + SNAPSHOT_ROUNDS, "bytes": STATE_BYTES}
-        assert not swarm.of("resynchronise", "d")
+        assert not swarm.of("resync", "d")
         assert not (tmp_path / "download").exists()
 
     play(story)

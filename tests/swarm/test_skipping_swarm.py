@@ -27,7 +27,7 @@ def play(
 ) -> Swarm:
     """Stages of one layer."""
     stages = 1 + max(peers.values())
-    manifest = tiny_manifest((1,) * stages, model=replace(TINY_MODEL, layers=stages), paths=paths)
+    manifest = tiny_manifest((1,) * stages, model=replace(TINY_MODEL, num_hidden_layers=stages), paths=paths)
     swarm = Swarm(manifest, seed, stub=stub)
 
     async def whole() -> None:
@@ -96,7 +96,7 @@ def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: swarm.committed(0) >= 150, 120.0)
 
-    swarm = play(story, Paths(0.25, whole_rounds=8))
+    swarm = play(story, Paths(0.25, full_path_warmup_rounds=8))
     in_order = [lengths[key] for key in sorted(lengths)]
     change = in_order.index(3)
     assert set(in_order[:change]) == {4}

@@ -23,15 +23,15 @@ from swarmnet.run.manifest import Experts, ModelShape, Sync
 MICROBATCHES = 72
 ROUNDS = 8
 """72 microbatches of 32 tokens are 9 rounds of 256; four of them are still open at the end."""
-MODEL = replace(TINY_MODEL, layers=4)
+MODEL = replace(TINY_MODEL, num_hidden_layers=4)
 
 
 def learn(
     stages: tuple[int, ...], model: ModelShape, sync: Sync, codec: str = "fp32"
 ) -> tuple[list[float], int, dict[str, Tensor]]:
     """The losses, the settled round, and the settled integers and live weights by parameter name."""
-    manifest = tiny_manifest(stages, model=model, hidden_codec=codec, sync=sync)
-    manifest = replace(manifest, rounds=replace(manifest.rounds, longest_seconds=1000.0))
+    manifest = tiny_manifest(stages, model=model, activation_codec=codec, sync=sync)
+    manifest = replace(manifest, rounds=replace(manifest.rounds, max_seconds=1000.0))
     swarm = Swarm(manifest, text_run=RunId("5a" * 32))
 
     def stop(note: Note) -> None:
@@ -62,11 +62,14 @@ def learn(
 
 
 GROUP = Sync(warmup_rounds=1, decay_rounds=100, learning_rate=8e-3)
-TOP_K = replace(GROUP, selection="top-k", transform="dct", kept=32)
+TOP_K = replace(GROUP, selection="top-k", transform="dct", topk_per_chunk=32)
 CASES = {
     "plain": (MODEL, GROUP),
     "QK-norm": (replace(MODEL, qk_norm=True), GROUP),
-    "experts": (replace(MODEL, qk_norm=True, feed_forward=24, experts=Experts(count=4, active=2)), GROUP),
+    "experts": (
+        replace(MODEL, qk_norm=True, intermediate_size=24, experts=Experts(num_experts=4, top_k=2)),
+        GROUP,
+    ),
     "narrow boundaries": (
         replace(MODEL, boundary=Boundary("anchored", width=8, after=(1, 2, 3), anchor_rows=32)),
         GROUP,

@@ -63,9 +63,9 @@ async def test_a_holder_that_was_sent_elsewhere_moves_back(tmp_path):
     await swarm.close()
 
 
-@pytest.mark.parametrize("from_seed", [False, True])
+@pytest.mark.parametrize("allow_reinit", [False, True])
 @on_virtual_clock
-async def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights(tmp_path, from_seed):
+async def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights(tmp_path, allow_reinit):
     swarm = Swarm(MANIFEST, stub=True)
     swarm.open()
     peer(swarm, "a", 0, folder=tmp_path)
@@ -80,13 +80,13 @@ async def test_a_peer_whose_checkpoints_are_all_damaged_waits_for_weights(tmp_pa
     file.write_bytes(file.read_bytes()[:100])
     later = file.replace(file.with_name("stage-0-round-00002247.safetensors"))
     (tmp_path / "a" / "stage-0-round-00002246.safetensors").write_bytes(b"")
-    peer(swarm, "a", 0, folder=tmp_path, from_seed=from_seed, checkpoint_seconds=2.0)
+    peer(swarm, "a", 0, folder=tmp_path, allow_reinit=allow_reinit, checkpoint_seconds=2.0)
     await swarm.during(70.0)
     worker = swarm.members["a"].worker
-    assert (worker.update is not None) == from_seed
-    if not from_seed:
+    assert (worker.update is not None) == allow_reinit
+    if not allow_reinit:
         assert "round 2247" in worker.elsewhere.why
-        assert "from_seed=true" in worker.elsewhere.why
+        assert "allow_reinit=true" in worker.elsewhere.why
         peer(swarm, "b", 0, folder=tmp_path)
     peer(swarm, "c", 1, folder=tmp_path)
     await swarm.until(lambda: settled(swarm) >= 20, 90.0)

@@ -46,8 +46,11 @@ def settled(swarm: Swarm, *names: str) -> int:
 
 
 def contributes(swarm: Swarm, name: str, since: float = 0.0) -> bool:
-    maker = swarm.members[name].peer
-    return any(note.fields["maker"] == maker and note.time >= since for note in swarm.of("took"))
+    contributor = swarm.members[name].peer
+    return any(
+        note.fields["contributor"] == contributor and note.time >= since
+        for note in swarm.of("contribution_accepted")
+    )
 
 
 def test_the_loss_falls_and_the_digests_of_all_shared_rounds_are_equal():
@@ -79,7 +82,7 @@ def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
         (fetched,) = swarm.of("fetched", "g")
         assert fetched.fields["round"] >= 3
         assert fetched.fields["bytes"] == newcomer.worker.part.layout.size * 4
-        assert not swarm.of("resynchronise")
+        assert not swarm.of("resync")
         await swarm.until(lambda: settled(swarm) > FETCH_ROUNDS + 15, 60.0)
         served = [note for note in swarm.of("committed", "g") if note.time > killed_at]
         assert len(served) > 10, "microbatches go through the newcomer"
@@ -90,7 +93,7 @@ def test_a_killed_peer_is_missed_for_a_moment_and_a_newcomer_takes_its_place():
 
 def test_a_large_state_is_hashed_when_it_is_signed_and_a_newcomer_takes_it_up(monkeypatch):
     monkeypatch.setattr(update_compute, "HASHED_NUMBERS", 0)
-    every, found = tiny_manifest().rounds.snapshot_rounds, {}
+    every, found = tiny_manifest().rounds.snapshot_interval, {}
 
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: settled(swarm) >= FETCH_ROUNDS, 60.0)
@@ -117,14 +120,14 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
         assert swarm.loop.time() - left_at < 3.0
         ledger = swarm.members["c"].worker.data.ledger
         assert not ledger.dropped
-        last = max(note.fields["round"] for note in swarm.of("made", "c"))
+        last = max(note.fields["round"] for note in swarm.of("contribution_made", "c"))
         await swarm.until(lambda: settled(swarm, "d") >= last, 20.0)
 
     swarm = play(Swarm(tiny_manifest()), story)
-    made = {note.fields["id"] for note in swarm.of("made", "c")}
+    made = {note.fields["id"] for note in swarm.of("contribution_made", "c")}
     in_sets = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     assert made <= in_sets
-    tokens = sum(note.fields["tokens"] for note in swarm.of("made", "c"))
+    tokens = sum(note.fields["tokens"] for note in swarm.of("contribution_made", "c"))
     gathered = sum(note.fields["tokens"] for note in swarm.of("committed", "c"))
     assert tokens == gathered, "nothing gathered is lost"
     reasons = {note.fields["reason"] for note in swarm.of("unlinked", "d", "a", "b", "e", "f")}

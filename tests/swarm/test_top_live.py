@@ -55,13 +55,13 @@ def lived():
 def hears_too(worker, tale):
     """What the event log does in a process: the story hears every event."""
     for part in (worker, worker.presence):
-        plain = part.note
+        plain = part.log_event
 
         def note(event, plain=plain):
             plain(event)
             tale.take(LogLine(time.time(), 0.0, event))
 
-        part.note = note
+        part.log_event = note
 
 
 def test_a_worker_shows_itself_its_neighbours_its_loss_and_what_it_counts(lived):
@@ -164,7 +164,7 @@ class Told:
         return 1_700_000_000.0
 
     async def look_up(self, run_id, stage, _deadline):
-        content = PeerRecord(self.one.peer_id, 0, "worker", [], 3, 900.0, "1", state="held")
+        content = PeerRecord(self.one.peer_id, 0, "worker", [], 3, 900.0, "1", state="paused_by_owner")
         sealed = seal_record(self.one, run_id, content, self.now())
         return {self.one.peer_id: sealed} if stage == 0 else {}
 
@@ -183,7 +183,7 @@ class Told:
     ],
 )
 async def test_the_directory_is_asked_for_the_owners_order_and_need_not_answer(order, headline, capsys):
-    signed = sign(tiny_manifest((1,), model=replace(TINY_MODEL, layers=1)))
+    signed = sign(tiny_manifest((1,), model=replace(TINY_MODEL, num_hidden_layers=1)))
     found = SimpleNamespace(signed=signed, directory=Told(signed, order))
     await asyncio.wait_for(watch_swarm(Console(width=80), found), 20.0)
     lines = capsys.readouterr().out.splitlines()

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from swarmnet.model.computing.choices import DtypeName, MomentsPlace, Recompute
+from swarmnet.model.computing.choices import ActivationCheckpointing, DtypeName, OptimizerStateDevice
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -27,8 +27,8 @@ class Begin(msgspec.Struct, tag=True):
     """A file through which the devices find each other."""
     threads: int
     dtype: DtypeName
-    recompute: Recompute
-    moments: MomentsPlace
+    recompute: ActivationCheckpointing
+    optimizer_state: OptimizerStateDevice
 
 
 class Hold(msgspec.Struct, tag=True):
@@ -82,7 +82,7 @@ class Step(msgspec.Struct, tag=True):
     factor: int
 
 
-class Tell(msgspec.Struct, tag=True):
+class EncodeDelta(msgspec.Struct, tag=True):
     round: int
     peer: str
 
@@ -135,9 +135,26 @@ class Settled(msgspec.Struct, tag=True):
 
 
 Order: TypeAlias = (
-    Begin | Hold | Publish | Forward | Finish | Backward | Drop | Contribute | Step | Tell | GiveBack | Add
-    | Remove | Rate | Apply | MeasureAgreement | Settle | Close | Settled
-)  # fmt: skip
+    Begin
+    | Hold
+    | Publish
+    | Forward
+    | Finish
+    | Backward
+    | Drop
+    | Contribute
+    | Step
+    | EncodeDelta
+    | GiveBack
+    | Add
+    | Remove
+    | Rate
+    | Apply
+    | MeasureAgreement
+    | Settle
+    | Close
+    | Settled
+)
 
 
 class Done(msgspec.Struct, tag=True):
@@ -150,7 +167,7 @@ class Done(msgspec.Struct, tag=True):
     gradient_norm: float | None = None
     momentum_norm: float | None = None
     """Norm over this share."""
-    concord: tuple[int, int, int] | None = None
+    vote_agreement: tuple[int, int, int] | None = None
 
 
 class Refused(msgspec.Struct, tag=True):

@@ -57,7 +57,7 @@ def spread_part(
         return [
             orders.Begin(
                 manifest.canonical(), stage, rank, str(device), len(devices), store, threads, computing.dtype,
-                computing.recompute, computing.moments,
+                computing.activation_checkpointing, computing.optimizer_state,
             )
             for rank, device in enumerate(devices)
         ]  # fmt: skip
@@ -74,10 +74,10 @@ def spread_part(
 def not_divisible(manifest: Manifest) -> str:
     """Return why this run's contributions cannot be made in shares; empty if they can."""
     sync = manifest.sync
-    if sync.cut == "tiles":
-        return "the run cuts matrices in tiles (sync.cut), which do not lie on one device"
-    if sync.exchange == "sharded":
-        return "what goes to reducers (sync.exchange: sharded) is not made share by share yet"
+    if sync.chunking == "tiled":
+        return "the run cuts matrices in tiles (sync.chunking), which do not lie on one device"
+    if sync.topology == "sharded-reduce":
+        return "what goes to reducers (sync.topology: sharded-reduce) is not made share by share yet"
     if has_frozen(manifest):
         return "what a run does not train (sync.trainable, model.lora) is not held share by share"
     experts = manifest.model.experts
@@ -188,13 +188,13 @@ class SpreadMethod:
         return self.whole.votes
 
     @property
-    def foresight(self) -> float:
-        return self.whole.foresight
+    def lookahead_accuracy(self) -> float:
+        return self.whole.lookahead_accuracy
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         return self.made(orders.Contribute(tokens, round, peer))
 
-    def made(self, order: orders.Contribute | orders.Tell) -> bytes:
+    def made(self, order: orders.Contribute | orders.EncodeDelta) -> bytes:
         """Return a payload that combines what each device makes of its share."""
         found = [done for done, _ in self.processes.ask(order)]
         self.gradient_norm = found[0].gradient_norm  # This norm covers all shares.
@@ -227,10 +227,10 @@ class SpreadSteps:
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         self.method.processes.ask(orders.Step(tokens, round, factor))
 
-    def tell(self, round: int, peer: PeerId) -> bytes:
-        return self.method.made(orders.Tell(round, peer))
+    def encode_delta(self, round: int, peer: PeerId) -> bytes:
+        return self.method.made(orders.EncodeDelta(round, peer))
 
-    def keep_moments_on_the_host(self) -> None:
+    def offload_optimizer_state(self) -> None:
         raise TypeError("each device is told at its beginning")
 
     def applied(self, round: int) -> None:
@@ -280,8 +280,8 @@ class SpreadReplica:
         self._processes.ask(orders.Apply(round))
         self.applied_round = max(self.applied_round, round)
 
-    def concord(self, round: int, me: PeerId) -> VoteAgreement | None:
-        found = [done.concord for done, _ in self._processes.ask(orders.MeasureAgreement(round, me))]
+    def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
+        found = [done.vote_agreement for done, _ in self._processes.ask(orders.MeasureAgreement(round, me))]
         counts = [VoteAgreement(*each) for each in found if each is not None]
         return sum(counts, VoteAgreement(0, 0, 0)) if counts else None
 

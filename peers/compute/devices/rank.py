@@ -70,9 +70,9 @@ class Device:
         self.layout, self.device = shares.layout(begin.rank), device
         self.method = method_of(manifest, self.layout, device)
         assert isinstance(self.method, Divisible), "peers/compute/devices/part.py refuses all others"
-        self.method.divide(MultiDevice(shares, begin.rank, total))
-        if self.method.own is not None and begin.moments == "host":
-            self.method.own.keep_moments_on_the_host()
+        self.method.use_device_group(MultiDevice(shares, begin.rank, total))
+        if self.method.own is not None and begin.optimizer_state == "cpu":
+            self.method.own.offload_optimizer_state()
         self._replica: Replica | None = None
 
     @property
@@ -129,9 +129,9 @@ class Device:
                 assert method.own is not None
                 own = method.own
                 self.compute.use_gradient(lambda gradient: own.step(gradient, tokens, round, factor))
-            case orders.Tell(round, peer):
+            case orders.EncodeDelta(round, peer):
                 assert method.own is not None
-                return self._made(method.own.tell(round, PeerId(peer)))
+                return self._made(method.own.encode_delta(round, PeerId(peer)))
             case orders.Close(round):
                 self.replica.close(round)
             case orders.GiveBack(round, peer, payload):
@@ -145,8 +145,10 @@ class Device:
             case orders.Apply(round):
                 self.replica.apply(round)
             case orders.MeasureAgreement(round, me):
-                found = self.replica.concord(round, PeerId(me))
-                return Done(concord=None if found is None else (found.agreed, found.opposed, found.alone))
+                found = self.replica.vote_agreement(round, PeerId(me))
+                return Done(
+                    vote_agreement=None if found is None else (found.agreed, found.opposed, found.alone)
+                )
             case _:
                 raise ValueError(f"no order of a round: {order}")
         return Done()

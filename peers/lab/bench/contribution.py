@@ -28,11 +28,11 @@ PEERS = 4
 BANDS = 16
 """Rows of chunks in the baseline's matrix: about square at a million parameters, as real matrices are."""
 CASES = (
-    Sync(selection="top-k", kept=32, transform="dct"),
-    Sync(selection="top-k", kept=32, transform="hadamard"),
-    Sync(selection="top-k", kept=128, transform="hadamard"),
-    Sync(selection="group", kept=128, transform="dct"),
-    Sync(selection="group", kept=128, transform="hadamard"),
+    Sync(selection="top-k", topk_per_chunk=32, transform="dct"),
+    Sync(selection="top-k", topk_per_chunk=32, transform="hadamard"),
+    Sync(selection="top-k", topk_per_chunk=128, transform="hadamard"),
+    Sync(selection="group", topk_per_chunk=128, transform="dct"),
+    Sync(selection="group", topk_per_chunk=128, transform="hadamard"),
 )
 
 
@@ -105,8 +105,12 @@ def render(report: Report) -> str:
 def model_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a Llama-like model, 128 wide, with just enough layers."""
     shape = ModelShape()
-    width, wide, heads = shape.width, shape.feed_forward, shape.heads * shape.head_width
-    shared = shape.key_value_heads * shape.head_width
+    width, wide, heads = (
+        shape.hidden_size,
+        shape.intermediate_size,
+        shape.num_attention_heads * shape.head_dim,
+    )
+    shared = shape.num_key_value_heads * shape.head_dim
     layer = {
         "input_layernorm.weight": (width,),
         "self_attn.q_proj.weight": (heads, width),
@@ -119,12 +123,12 @@ def model_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj.weight": (width, wide),
     }
     per_layer = width * (2 * heads + 2 * shared + 3 * wide + 2)
-    ends = 2 * shape.vocabulary * width
+    ends = 2 * shape.vocab_size * width
     layers = max(1, ceil((parameters - ends) / per_layer))
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, width)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, width)}
     for index in range(layers):
         shapes |= {f"model.layers.{index}.{name}": size for name, size in layer.items()}
-    return shapes | {"model.norm.weight": (width,), "lm_head.weight": (shape.vocabulary, width)}
+    return shapes | {"model.norm.weight": (width,), "lm_head.weight": (shape.vocab_size, width)}
 
 
 class FloatDemo:
@@ -169,7 +173,7 @@ class FloatDemo:
 def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, device: torch.device) -> Row:
     manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
     method = method_of(manifest, layout, device)
-    baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.kept, sync.momentum, device)
+    baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.topk_per_chunk, sync.momentum, device)
     generator = torch.Generator(device).manual_seed(0)
     gradient = torch.randn(layout.size, generator=generator, device=device)
     matrix = torch.randn(baseline.residual.shape, generator=generator, device=device)
@@ -195,7 +199,7 @@ def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, devi
     ]
     total = method.payload_bytes + overhead_bytes
     return Row(
-        sync.selection, sync.transform, sync.kept, total, 8 * total / method.votes,
+        sync.selection, sync.transform, sync.topk_per_chunk, total, 8 * total / method.votes,
         4 * layout.parameters / total, *medians,
     )  # fmt: skip
 

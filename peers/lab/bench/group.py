@@ -37,7 +37,7 @@ MICROBATCH_SECONDS = 1.0
 SHARE_MICROBATCHES = 4
 """Each peer's share of a round: rounds of about four seconds."""
 BLOCK_ROUNDS = 16
-"""As `rounds.snapshot_rounds` begins with: reducers are drawn anew so often."""
+"""As `rounds.snapshot_interval` begins with: reducers are drawn anew so often."""
 WINDOW = 2
 """Of the rounds: a late contribution corrects within them."""
 MAKE_SECONDS = 0.1
@@ -90,7 +90,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class ArrivedSlices:
     """Slices that arrived."""
 
     peer: PeerId
@@ -119,7 +119,9 @@ class StubGroup:
         """By round: where there are reducers, what was cut."""
         self.contribution_bytes = contribution_bytes
         self.rules = Rounds(
-            target_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS, deadline_seconds=5.0, window=WINDOW
+            global_batch_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS,
+            contribution_timeout_seconds=5.0,
+            window=WINDOW,
         )
         self.now = 0.0
         self.queue: list[tuple[float, int, PeerId, object]] = []
@@ -183,7 +185,7 @@ class StubGroup:
                     self.publish(me, round, identity, self.contribution_bytes, None)
             case events.SendEmptyNotice(round, reducers):
                 for peer in reducers:
-                    self.send(me, peer, Slices(round, []), Spoken(me, round, (), None))
+                    self.send(me, peer, Slices(round, []), ArrivedSlices(me, round, (), None))
             case events.Reduce(round):
                 self.add_up(me, round)
             case events.SendProgress():
@@ -220,7 +222,7 @@ class StubGroup:
         self.post_at(self.now + MAKE_SECONDS, me, events.SlicesSent(round, identity, reducers))
         for peer in sorted(set(reducers)):
             shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
-            spoken = Spoken(me, round, tuple(shards), identity)
+            spoken = ArrivedSlices(me, round, tuple(shards), identity)
             if peer == me:
                 self.post_at(self.now + MAKE_SECONDS, me, spoken)
             else:
@@ -228,9 +230,9 @@ class StubGroup:
                 size = head + self.contribution_bytes * len(shards) // len(reducers)
                 self.send(me, peer, Slices(round, shards), spoken, size)
         if me not in reducers:
-            self.post_at(self.now + MAKE_SECONDS, me, Spoken(me, round, (), None))
+            self.post_at(self.now + MAKE_SECONDS, me, ArrivedSlices(me, round, (), None))
 
-    def spoken(self, me: PeerId, said: Spoken) -> None:
+    def slices_arrived(self, me: PeerId, said: ArrivedSlices) -> None:
         if said.contribution is not None and self.machines[me].takes_slices(said.peer, said.round):
             kept = self.slices.setdefault((me, said.round), {})
             for shard in said.shards:
@@ -280,8 +282,8 @@ class StubGroup:
                 reference = self.references[identity]
                 arrived = events.ContributionArrived(name, reference, self.tables.get(identity))
                 self.send(name, event.peer, Contribution(), arrived, reference.size)
-        elif isinstance(event, Spoken):
-            self.spoken(name, event)
+        elif isinstance(event, ArrivedSlices):
+            self.slices_arrived(name, event)
         else:
             if isinstance(event, events.ContributionArrived):
                 self.take(name, event.reference)

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from peers.compute.devices.part import spread_part
-from peers.compute.process_memory import give_back, resident_bytes
+from peers.compute.process_memory import release_memory, resident_bytes
 from peers.compute.stage_part import CPU, StagePart, real_part
 from peers.errors import UserError
 from peers.lab.bench.learning.rounds import set_of
@@ -105,7 +105,7 @@ def bench_devices(
     manifest: Manifest, stage: int, devices: int, computing: Computing = PLAIN
 ) -> TakenByDevices:
     """Raises UserError where the system does not tell."""
-    small = ModelShape(width=64, layers=1, head_width=16, feed_forward=128)
+    small = ModelShape(hidden_size=64, num_hidden_layers=1, head_dim=16, intermediate_size=128)
     _, nothing = _play(replace(manifest, model=small, stages=(1,)), 0, devices, computing)
     size, most = _play(manifest, stage, devices, computing)
     return TakenByDevices(size, sum(nothing) / devices, tuple(most))
@@ -154,8 +154,8 @@ class _Peer:
 
     def compute(self) -> None:
         data, model = self._manifest.data, self._manifest.model
-        shape = data.microbatch_sequences, data.sequence_tokens
-        tokens_BT = torch.randint(model.vocabulary, shape, generator=self._generator)
+        shape = data.micro_batch_size, data.seq_len
+        tokens_BT = torch.randint(model.vocab_size, shape, generator=self._generator)
         inputs = tokens_BT if self._span.has_embedding else self._hidden()
         compute = self._part.compute
         if self._span.has_head:
@@ -170,10 +170,10 @@ class _Peer:
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
         payload = self._part.compute.use_gradient(lambda gradient: method.contribute(gradient, 1, round, ME))
-        for maker, said in set_of(method, self._told(payload), round).items():
-            replica.add(round, maker, said)
+        for contributor, said in set_of(method, self._with_others(payload), round).items():
+            replica.add(round, contributor, said)
         replica.apply(round)
-        replica.concord(round, ME)
+        replica.vote_agreement(round, ME)
         if round - self._manifest.rounds.window > replica.settled_round:
             replica.settle(replica.settled_round + 1)
         if self._waiting is not None:
@@ -182,7 +182,7 @@ class _Peer:
         self._part.compute.publish(replica.live_tiles(ahead=False))
         self._round += 1
 
-    def _told(self, payload: bytes) -> dict[PeerId, bytes]:
+    def _with_others(self, payload: bytes) -> dict[PeerId, bytes]:
         """What this peer and others contribute: one more, or of each other group of experts one."""
         held = self._part.method.held
         if held is None:
@@ -199,12 +199,17 @@ def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch
     stage is played that is next to nothing."""
     model = manifest.model
     small = replace(
-        manifest, start=Start(),
+        manifest,
+        init_checkpoint=Start(),
         model=ModelShape(
-            width=64, layers=model.layers, head_width=16, feed_forward=128, qk_norm=model.qk_norm,
+            hidden_size=64,
+            num_hidden_layers=model.num_hidden_layers,
+            head_dim=16,
+            intermediate_size=128,
+            qk_norm=model.qk_norm,
             experts=model.experts,
         ),
-    )  # fmt: skip
+    )
     part = real_part(small, stage, device, computing)
     if part.method.held is not None and part.method.held.begins(ME):
         part.compute.train(part.method.held.trained)
@@ -228,7 +233,7 @@ class _Machine:
     """What this process has resident."""
 
     def taken(self) -> int:
-        give_back()
+        release_memory()
         return resident_bytes()
 
     def forget_peak(self) -> None:

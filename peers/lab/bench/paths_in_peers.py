@@ -128,7 +128,7 @@ class Texts:
     """`Text` of zeros; none after the end of the story."""
 
     def __init__(self, manifest: Manifest) -> None:
-        shape = (manifest.data.microbatch_sequences, manifest.data.sequence_tokens)
+        shape = (manifest.data.micro_batch_size, manifest.data.seq_len)
         self._tokens = torch.zeros(shape, dtype=torch.int64)
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
@@ -140,9 +140,9 @@ def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
     return Manifest(
         name="skipping", owner=Identity.from_seed(b"the owner of the run").peer_id,
         stages=(1,) * topology.stages,
-        model=ModelShape(width=128, layers=topology.stages),
-        data=Data(sequence_tokens=64, microbatch_sequences=4),
-        rounds=Rounds(target_tokens=10**9, longest_seconds=1e6),
+        model=ModelShape(hidden_size=128, num_hidden_layers=topology.stages),
+        data=Data(seq_len=64, micro_batch_size=4),
+        rounds=Rounds(global_batch_tokens=10**9, max_seconds=1e6),
         paths=Paths(skip_ratio),
     )  # fmt: skip
 
@@ -247,7 +247,7 @@ class Story:
     async def kill(self, number: int) -> None:
         """SIGKILL."""
         self.network.crash(self.identities[number].peer_id)
-        self.workers[number].note = lambda _: None
+        self.workers[number].log_event = lambda _: None
         task = self.tasks.pop(number)
         task.cancel()
         await asyncio.wait([task])

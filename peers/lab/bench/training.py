@@ -78,7 +78,7 @@ class TimeShares:
 class Report:
     parameters: int
     microbatch_tokens: int
-    step_tokens: int
+    inner_batch_tokens: int
     microbatches: int
     """Timed in each turn."""
     seconds: Mapping[Loop, Sequence[float]]
@@ -131,12 +131,12 @@ def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSet
 
 
 def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup) -> Report:
-    alone = replace(manifest, stages=(manifest.model.layers,))
-    own, step_tokens = manifest.sync.own_steps, step_tokens_of(manifest)
+    alone = replace(manifest, stages=(manifest.model.num_hidden_layers,))
+    own, inner_batch_tokens = manifest.sync.local_steps, step_tokens_of(manifest)
     first = first_state(alone, 0)
-    loops: dict[Loop, _Trains] = {"plain": Plain(alone, first, step_tokens, place)}
+    loops: dict[Loop, _Trains] = {"plain": Plain(alone, first, inner_batch_tokens, place)}
     if own is not None and own.inner == "muon":
-        loops["plain-muon"] = Plain(alone, first, step_tokens, place, is_muon=True)
+        loops["plain-muon"] = Plain(alone, first, inner_batch_tokens, place, is_muon=True)
     peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone, place)}
     if len(manifest.stages) > 1:
         peers["stages"] = StagesInOneThread(manifest, place)
@@ -158,7 +158,7 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
     parts = {name: peer.parts() for name, peer in peers.items()}
     peak = _measure_peak(place.device) if place.device.type == "cuda" else 0.0
     return Report(
-        size, manifest.microbatch_tokens, step_tokens, microbatches, seconds, parts,
+        size, manifest.microbatch_tokens, inner_batch_tokens, microbatches, seconds, parts,
         operations_per_token(alone, 0), peak,
     )  # fmt: skip
 
@@ -181,9 +181,9 @@ def _measure_peak(gpu: torch.device) -> float:
 
 def step_tokens_of(manifest: Manifest) -> int:
     """After how many a peer that is alone in its group steps."""
-    if manifest.sync.own_steps is None:
-        return manifest.rounds.target_tokens
-    return manifest.sync.step_tokens or manifest.microbatch_tokens
+    if manifest.sync.local_steps is None:
+        return manifest.rounds.global_batch_tokens
+    return manifest.sync.inner_batch_tokens or manifest.microbatch_tokens
 
 
 def render(report: Report) -> str:
@@ -192,7 +192,7 @@ def render(report: Report) -> str:
     clock = "its processor time" if not report.peak else f"{report.peak / 1e12:.0f} TFLOP/s at most"
     lines = [
         f"{report.parameters:,} parameters, microbatches of {report.microbatch_tokens:,} tokens, a step for "
-        f"every {report.step_tokens:,}; one thread, {clock}; medians of {repeats} turns of "
+        f"every {report.inner_batch_tokens:,}; one thread, {clock}; medians of {repeats} turns of "
         f"{report.microbatches}, each beside its neighbours (least to most)",
         "",
     ]
@@ -227,8 +227,8 @@ NAMES: Mapping[Loop, str] = {
 def texts_of(manifest: Manifest) -> list[tuple[Tensor, Tensor]]:
     """Tokens and labels, int64 [B, T] each."""
     generator = torch.Generator().manual_seed(0)
-    size = manifest.data.microbatch_sequences, manifest.data.sequence_tokens + 1
-    drawn = (torch.randint(manifest.model.vocabulary, size, generator=generator) for _ in range(TEXTS))
+    size = manifest.data.micro_batch_size, manifest.data.seq_len + 1
+    drawn = (torch.randint(manifest.model.vocab_size, size, generator=generator) for _ in range(TEXTS))
     return [(windows[:, :-1].contiguous(), windows[:, 1:].contiguous()) for windows in drawn]
 
 
@@ -239,17 +239,17 @@ class Plain:
         self,
         manifest: Manifest,
         first: Tensor,
-        step_tokens: int,
+        inner_batch_tokens: int,
         place: ComputeSetup = HERE,
         is_muon: bool = False,
     ) -> None:
         """`first`: int32, as `first_state` of the whole model."""
-        self._shape, self._step_tokens, self._tokens = manifest.model, step_tokens, 0
+        self._shape, self._step_tokens, self._tokens = manifest.model, inner_batch_tokens, 0
         self._place, self._run_layers = place, dict[int, RunLayer]()
         if place.computing.compile:
             compiled: RunLayer = torch.compile(one_layer, dynamic=False)
-            self._run_layers = dict.fromkeys(range(manifest.model.layers), compiled)
-        manifest = replace(manifest, stages=(manifest.model.layers,))
+            self._run_layers = dict.fromkeys(range(manifest.model.num_hidden_layers), compiled)
+        manifest = replace(manifest, stages=(manifest.model.num_hidden_layers,))
         layout = trained_layout(manifest, 0)
         units = to_floats(first[: layout.size]).to(place.device)
         self.leaves = {name: view.clone().requires_grad_() for name, view in views_of(units, layout).items()}
@@ -319,13 +319,13 @@ class StagesInOneThread:
     def _stage(self, stage: int) -> tuple[MicrobatchWork, UpdateWork]:
         part = real_part(self._manifest, stage, self._place.device, self._place.computing)
         data = self._manifest.data
-        part.compute.warm_up(data.microbatch_sequences, data.sequence_tokens)
+        part.compute.warm_up(data.micro_batch_size, data.seq_len)
         replica = part.replica(part.first_units(), -1)
         work = MicrobatchWork(self._manifest, stage, part.compute)
         update = UpdateWork(
             self._manifest.run_id(), stage, self._identity, part.compute, part.method, replica, work,
             lambda settled: None, RoundCounts(), (),
-            signs_every=self._manifest.rounds.snapshot_rounds,
+            signs_every=self._manifest.rounds.snapshot_interval,
         )  # fmt: skip
         if part.method.own is not None:
             work.after_gradient = partial(self._step, update)
@@ -346,7 +346,7 @@ class StagesInOneThread:
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
         began = self._place.now()
         self._compute(tokens_BT, labels_BT)
-        if self._tokens >= self._manifest.rounds.target_tokens:
+        if self._tokens >= self._manifest.rounds.global_batch_tokens:
             at = self._place.now()
             self._play_rounds()
             self._in_rounds += self._place.now() - at

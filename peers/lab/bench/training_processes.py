@@ -30,7 +30,7 @@ from swarmnet.run.manifest import Manifest
 
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "lan": False, "log": "json",
-    "metrics": {"listen": "off"}, "drain_seconds": 5, "moves": False, "threads": 1, "device": "cpu",
+    "metrics": {"listen": "off"}, "drain_seconds": 5, "auto_rebalance": False, "threads": 1, "device": "cpu",
 }  # fmt: skip
 TRAINING = "training"
 """What a worker's status says once it takes part."""
@@ -66,7 +66,7 @@ class Cost:
 async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[Cost]:
     """A swarm of one peer, and of one for each stage, for so many seconds each. UserError if one does not
     come to train."""
-    cuts: list[tuple[int, ...]] = [(manifest.model.layers,)]
+    cuts: list[tuple[int, ...]] = [(manifest.model.num_hidden_layers,)]
     if len(manifest.stages) > 1:
         cuts.append(manifest.stages)
     found = []
@@ -168,7 +168,7 @@ class _Beside:
     """The plain loop, in a thread."""
 
     def __init__(self, manifest: Manifest) -> None:
-        first = first_state(replace(manifest, stages=(manifest.model.layers,)), 0)
+        first = first_state(replace(manifest, stages=(manifest.model.num_hidden_layers,)), 0)
         self._loop = Plain(manifest, first, step_tokens_of(manifest))
         self._texts = texts_of(manifest)
         self.tokens, self.seconds, self.ended = 0, 0.0, False

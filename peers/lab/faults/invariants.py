@@ -12,11 +12,11 @@ from peers.lab.faults.trees import (
     Key,
     Stage,
     Violation,
-    makers,
     parts_of,
     process_of,
     read,
     stages_of,
+    with_processes,
 )
 from peers.lab.world.world_events import Crashed, Say, StageBack, StageKilled, ToldToLeave, ToldToMove
 from peers.state.checkpoint_file import KEPT
@@ -69,8 +69,8 @@ def _every_expert(seen: Seen, number: int) -> Iterator[Violation]:
     """In the end somebody trains each group, where there are peers enough."""
     held = {
         me: note.what.group
-        for me, note in makers(seen.notes)
-        if isinstance(note.what, noted.TookUp) and seen.living.get(me) == number
+        for me, note in with_processes(seen.notes)
+        if isinstance(note.what, noted.ExpertsReassigned) and seen.living.get(me) == number
     }
     missing = set(range(EXPERTS.groups)) - set(held.values())
     if missing and len(held) >= EXPERTS.groups:
@@ -104,7 +104,7 @@ def _replaced_states(seen: Seen) -> set[str]:
     last is of the history that they gave up."""
     settled: dict[str, int] = {}
     replaced: set[str] = set()
-    for me, note in makers(seen.notes):
+    for me, note in with_processes(seen.notes):
         match note.what:
             case noted.Settled(round):
                 settled[me] = round
@@ -154,10 +154,10 @@ def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
     for key in final.values():
         ids = stage.nodes[key].ids
         members = stage.results or stage.made
-        makers = {members[name].who.partition(".")[0] for name in ids}
+        with_processes = {members[name].who.partition(".")[0] for name in ids}
         for name in stage.held.get(key, set()).difference(ids):
             made = members.get(name)
-            if made is not None and made.who.partition(".")[0] not in makers:
+            if made is not None and made.who.partition(".")[0] not in with_processes:
                 text = f"{name[:12]} of {made.who}, round {key[0]}"
                 yield Violation("what everybody held is settled", text)
 
@@ -166,7 +166,9 @@ def _restarts(seen: Seen, number: int, stage: Stage, final: dict[int, Key]) -> I
     """A stage that was killed as a whole goes on from the newest round that two thirds of its disks hold,
     unless the way between its peers was disturbed, or somebody else took the stage up meanwhile."""
     stage_of, killed_at = stages_of(seen.notes), -1.0
-    assembled = [(who, other) for who, other in makers(seen.notes) if isinstance(other.what, noted.Assembled)]
+    assembled = [
+        (who, other) for who, other in with_processes(seen.notes) if isinstance(other.what, noted.Assembled)
+    ]
     for note in seen.notes:
         if isinstance(note.what, StageKilled) and note.what.stage == number:
             killed_at = note.time
@@ -207,7 +209,7 @@ def _committed(seen: Seen) -> Iterator[Violation]:
     stage_of = stages_of(seen.notes)
     committed = Counter(
         (process_of(note), stage_of[who], note.what.origin, note.what.counter)
-        for who, note in makers(seen.notes)
+        for who, note in with_processes(seen.notes)
         if isinstance(note.what, noted.Committed)
     )
     for (me, stage, origin, counter), count in committed.items():
@@ -223,7 +225,7 @@ def _emptied(seen: Seen) -> Iterator[Violation]:
     """Process -> the stage that it takes part in, or did until `gone`."""
     gone: dict[str, float] = {}
     stage_of = stages_of(seen.notes)
-    for who, note in makers(seen.notes):
+    for who, note in with_processes(seen.notes):
         me = process_of(note)
         match note.what:
             case noted.InStep():

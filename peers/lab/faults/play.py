@@ -105,7 +105,7 @@ class Seen:
 
 SHARDS = 3
 """Fewer than peers, so that some have none and some have two."""
-EXPERTS = Experts(count=4, active=1, groups=2, merge_rounds=5, merge_until=10_000, merge_nearest=2)
+EXPERTS = Experts(num_experts=4, top_k=1, groups=2, merge_rounds=5, merge_until=10_000, merge_nearest=2)
 """Merged often, so that who has seen another round settle is found out."""
 
 
@@ -116,19 +116,27 @@ def small_manifest(
     """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
     owner = Identity.from_seed(b"the owner of the run").peer_id
     model = ModelShape(
-        width=8, layers=stages, heads=1, key_value_heads=1, head_width=8, feed_forward=8, context=8
+        hidden_size=8,
+        num_hidden_layers=stages,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=8,
+        max_position_embeddings=8,
     )
     if experts is not None:
         model = replace(model, qk_norm=True, experts=experts)
-    sync = Sync(method=method or ("local-steps" if sharded or experts else "demo-votes"))
+    sync = Sync(method=method or ("local-steps" if sharded or experts else "demo-sign"))
     if sharded:
-        sync = replace(sync, exchange="sharded", shards=SHARDS)
-    times = rules or Rounds(longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4)
+        sync = replace(sync, topology="sharded-reduce", shards=SHARDS)
+    times = rules or Rounds(
+        max_seconds=5.0, contribution_timeout_seconds=1.0, finality_timeout_seconds=3.0, snapshot_interval=4
+    )
     fields = {name: getattr(times, name) for name in times.__dataclass_fields__}
     return Manifest(
-        name="simulated", owner=owner, seed=seed, stages=(1,) * stages, hidden_codec="fp32", model=model,
-        data=Data(sequence_tokens=4, microbatch_sequences=1),
-        rounds=Rounds(**{**fields, "target_tokens": 4 * microbatches}),
+        name="simulated", owner=owner, seed=seed, stages=(1,) * stages, activation_codec="fp32", model=model,
+        data=Data(seq_len=4, micro_batch_size=1),
+        rounds=Rounds(**{**fields, "global_batch_tokens": 4 * microbatches}),
         sync=sync,
     )  # fmt: skip
 
@@ -172,7 +180,7 @@ async def _play(options: Options, folder: Path) -> Seen:
     seen.given_up = set(world.given_up)
     await world.close()
     seen.notes = world.notes
-    seen.escaped = [(name, _told(error)) for name, error in world.escaped]
+    seen.escaped = [(name, _describe_error(error)) for name, error in world.escaped]
     seen.names = {member.peer: member.name for member in world.all_lives}
     seen.callbacks = world.loop.callbacks  # type: ignore[attr-defined]
     return seen
@@ -182,7 +190,7 @@ def _drawn(options: Options, names: Sequence[str]) -> list[Fault]:
     return schedule(options.seed, names, FAULT_SECONDS, options.kinds, options.moves)
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """What escaped, and from where."""
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" in {Path(frame.filename).name}:{frame.lineno}" for frame in place)
@@ -215,7 +223,7 @@ async def _calm(world: World, seen: Seen) -> None:
     newest, open_then = _newest(world, seen), _open(world)
     lost = [note.time for note in world.notes if isinstance(note.what, StageLost)]
     forgotten = max(lost, default=0.0) + RECORD_SECONDS
-    by_time = NEW_ROUNDS * (seen.rules.longest_seconds + seen.rules.deadline_seconds)
+    by_time = NEW_ROUNDS * (seen.rules.max_seconds + seen.rules.contribution_timeout_seconds)
     until = max(began + HEAL_SECONDS, forgotten) + max(CALM_SECONDS, by_time)
     while loop.time() <= until and not world.escaped:
         if loop.time() <= began + HEAL_SECONDS:  # The longest of two histories may give way until then.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from peers.lab.faults.invariants import check
 from peers.lab.faults.play import Options, Seen, play
-from peers.lab.faults.trees import Violation, makers, stages_of
+from peers.lab.faults.trees import Violation, stages_of, with_processes
 from peers.lab.world.parallel import pool
 from peers.telemetry.events import Settled
 
@@ -63,7 +63,7 @@ def log_digest(seen: Seen) -> str:
 def _rounds(seen: Seen) -> dict[int, int]:
     newest: dict[int, int] = {}
     stages = stages_of(seen.notes)
-    for who, note in makers(seen.notes):
+    for who, note in with_processes(seen.notes):
         if isinstance(note.what, Settled):
             stage = stages[who]
             newest[stage] = max(newest.get(stage, -1), note.what.round)

@@ -38,7 +38,7 @@ class Made:
     """One contribution, as its maker's log tells it."""
 
     who: str
-    """As `makers` names it."""
+    """As `with_processes` names it."""
     round: int
     id: str
     time: float
@@ -82,7 +82,7 @@ def process_of(note: Note) -> str:
     return f"{note.name}.{note.life}"
 
 
-def makers(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
+def with_processes(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
     """Every line with its maker: name.life of the process, and `+n` from when it held its nth other stage. A
     peer that moved leaves what it had made behind, and makes new ones as somebody else would."""
     moved: dict[str, int] = {}
@@ -95,7 +95,9 @@ def makers(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
 
 def stages_of(notes: Iterable[Note]) -> dict[str, int]:
     """Maker -> the stage that it held."""
-    return {who: note.what.stage for who, note in makers(notes) if isinstance(note.what, noted.Assembled)}
+    return {
+        who: note.what.stage for who, note in with_processes(notes) if isinstance(note.what, noted.Assembled)
+    }
 
 
 def parts_of(made: Made, reduced: StubReduced | None) -> list[bytes]:
@@ -110,7 +112,7 @@ def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
     problems: list[Violation] = []
     readers: dict[str, _Reader] = {}
     made_by_payload: dict[bytes, Made] = {}
-    for me, note in makers(seen.notes):
+    for me, note in with_processes(seen.notes):
         if me not in stage_of:
             continue
         if me not in readers:
@@ -146,18 +148,18 @@ class _Reader:
             case noted.Reduced(round, id):
                 self.stage.results[id] = Made(self.me, round, id, note.time, self._results.get(round, b""))
                 self._held[round].add(id)
-            case noted.Made(round, id):
+            case noted.ContributionMade(round, id):
                 made = Made(self.me, round, id, note.time, self._payloads.get(round, b""))
                 self.stage.made[id] = self._made_by_payload[made.payload] = made
                 if not self._is_reduced:
                     self._held[round].add(id)
-            case noted.Took(round, id):
+            case noted.ContributionAccepted(round, id):
                 self._held[round].add(id)
-            case noted.GivenBack(round=round, id=id):
+            case noted.ContributionReturned(round=round, id=id):
                 self._held[round].discard(id)
                 if (own := self.stage.made.get(id)) is not None:
                     own.given_back_at = note.time
-            case noted.Resynchronise():
+            case noted.Resync():
                 self._held.clear()  # The state is fetched anew, and with it what is open.
             case Returned(_, payload, shards) if payload in self._made_by_payload:
                 parts = [slice_of(payload, shard) for shard in shards] or [payload]

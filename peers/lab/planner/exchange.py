@@ -45,16 +45,16 @@ class Exchange:
     """Bytes of one, by stage."""
     results: tuple[float, ...]
     """Bytes of all results of a round, by stage, where reducers add up; empty where they cannot."""
-    carried: ExchangeName = "everyone"
+    carried: ExchangeName = "all-gather"
     """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
     reducers, who add up, and the sums go to all, whatever the size of the group."""
-    step_tokens: int = 0
+    inner_batch_tokens: int = 0
     """A peer has something to contribute after so many of its own; 0: after a microbatch."""
 
     def contributions(self, manifest: Manifest, tokens_per_second: float, group: int) -> float:
         """Per second, that a group makes which commits so many tokens: at most one per peer and round, and
         none by a peer that had not enough of the round."""
-        step = max(self.step_tokens, manifest.microbatch_tokens)
+        step = max(self.inner_batch_tokens, manifest.microbatch_tokens)
         return min(group * rounds_per_second(manifest, tokens_per_second), tokens_per_second / step)
 
     def per_second(self, manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:
@@ -71,7 +71,7 @@ class Exchange:
     def _bytes(self, stage: int, group: int, made: float, rounds: float) -> float:
         if group < 2:
             return 0.0
-        if self.carried == "everyone":
+        if self.carried == "all-gather":
             return made * (group - 1) / group * self.contribution[stage]
         return made / group * self.contribution[stage] + rounds * self.results[stage]
 
@@ -86,20 +86,20 @@ CARD = Computing(dtype="bf16")
 
 def exchange_of(manifest: Manifest) -> Exchange:
     """As the run says."""
-    sync, own, stages = manifest.sync, manifest.sync.own_steps, range(len(manifest.stages))
-    step = (sync.step_tokens or manifest.microbatch_tokens) if own is not None else 0
-    can_shard = own is not None and own.sent != "largest"
+    sync, own, stages = manifest.sync, manifest.sync.local_steps, range(len(manifest.stages))
+    step = (sync.inner_batch_tokens or manifest.microbatch_tokens) if own is not None else 0
+    can_shard = own is not None and own.sent != "topk-2bit"
     return Exchange(
         tuple(contribution_bytes(manifest, stage) for stage in stages),
         tuple(result_bytes(manifest, stage) for stage in stages) if can_shard else (),
-        sync.exchange, step,
+        sync.topology, step,
     )  # fmt: skip
 
 
 def result_bytes(manifest: Manifest, stage: int) -> int:
     """On the wire of all results of a round in which all of the stage is spoken of, if reducers added up:
     their tables apart, which are a few dozen bytes for each contributor."""
-    sharded = replace(manifest, sync=replace(manifest.sync, exchange="sharded"))
+    sharded = replace(manifest, sync=replace(manifest.sync, topology="sharded-reduce"))
     reduced = method_of(sharded, trained_layout(manifest, stage), "meta").reduced
     assert isinstance(reduced, ReducedSteps), "what own steps tell goes through reducers"
     return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + reduced.number_bytes)
@@ -111,8 +111,8 @@ def parameters_of(manifest: Manifest, stage: int) -> int:
 
 def alone_memory(manifest: Manifest) -> int:
     """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
-    data = replace(manifest.data, microbatch_sequences=1)
-    whole = replace(manifest, stages=(manifest.model.layers,), data=data)
+    data = replace(manifest.data, micro_batch_size=1)
+    whole = replace(manifest, stages=(manifest.model.num_hidden_layers,), data=data)
     return ALONE_BYTES * parameters_of(whole, 0) + graph_bytes(whole, 0)
 
 

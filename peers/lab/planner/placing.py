@@ -67,7 +67,10 @@ def _kinds(
     """The fastest first."""
     rules, paths = move_rules(manifest), manifest.path_rules()
     shares = [one / sum(rules.work) for one in rules.work]
-    visits = [paths.visit_share(stage, 0 if whole else paths.whole_rounds) for stage in range(len(shares))]
+    visits = [
+        paths.visit_share(stage, 0 if whole else paths.full_path_warmup_rounds)
+        for stage in range(len(shares))
+    ]
     count = sum(one.count for one in classes)
     tokens = manifest.microbatch_tokens
     usual = LinkBandwidth(median_low(one.up for one in classes for _ in range(one.count)))

@@ -67,11 +67,11 @@ def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = 
     says."""
     exchange, rules = exchange or exchange_of(manifest), manifest.path_rules()
     skips = rules.most_skipped > 0
-    whole_rounds = rules.whole_rounds if skips else 0
-    plays = 1 + (whole_rounds > 0)
+    full_path_warmup_rounds = rules.full_path_warmup_rounds if skips else 0
+    plays = 1 + (full_path_warmup_rounds > 0)
     later = _stretch(manifest, question, exchange, rules if skips else None, plays)
     whole = 0.0
-    if whole_rounds:
+    if full_path_warmup_rounds:
         calm = _stretch(manifest, replace(question, churn=0.0), exchange, None, plays)
         whole = calm.tokens_per_second * (1 - later.churn.costs)
     target = question.tokens or _target(manifest)
@@ -85,8 +85,8 @@ def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = 
         capacity=tuple(sum(capacity[peer] for peer in peers) * tokens for peers in stages),
         visited=later.played.visited, simulated=later.simulated, most=beside,
         tokens_per_second=later.tokens_per_second, churned=later.churned, churn=later.churn,
-        whole_rounds=whole_rounds, whole=whole, target=target,
-        days=_seconds(manifest, target, whole_rounds, whole, later.churned) / DAY,
+        full_path_warmup_rounds=full_path_warmup_rounds, whole=whole, target=target,
+        days=_seconds(manifest, target, full_path_warmup_rounds, whole, later.churned) / DAY,
         data_bytes=_data_bytes(later.layout, [rate / tokens for rate in committed]),
         update_bytes=tuple(rate * DAY for rate in updates),
         round_seconds=tuple(1 / rounds_per_second(manifest, rate) for rate in committed),
@@ -101,7 +101,7 @@ def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = 
 
 def _target(manifest: Manifest) -> int:
     """Tokens, until the learning rate has come down."""
-    return manifest.sync.decay_rounds * manifest.rounds.target_tokens
+    return manifest.sync.decay_rounds * manifest.rounds.global_batch_tokens
 
 
 def summed(question: PlanRequest) -> float:
@@ -180,7 +180,7 @@ def _layout(
     header = len(encode(Act("x" * 52, 10**6, 1, 1, 10.0, shape)))
     links, regions = question.between(), [peer.region for peer in peers]
     if rules is not None:  # What is asked for is the time after the rounds that are whole.
-        rules = replace(rules, whole_rounds=0, most_swaps=0)
+        rules = replace(rules, full_path_warmup_rounds=0, most_swaps=0)
     return Layout(
         tuple(peers), links.between(regions, question.seed), Work(wire_bytes(header, body), BACKWARD_RATIO),
         cores=question.cores, rules=rules,
@@ -201,7 +201,7 @@ def _updates(
         (stage, len(peers), rate) for stage, (peers, rate) in enumerate(zip(stages, committed, strict=True))
     ]
     if full:
-        rounds = manifest.rounds.target_tokens
+        rounds = manifest.rounds.global_batch_tokens
         return [exchange.per_round(stage, group) * rate / rounds for stage, group, rate in groups]
     return [exchange.per_second(manifest, stage, rate, group) for stage, group, rate in groups]
 
@@ -223,9 +223,11 @@ def _line_share(layout: Layout, rates: Sequence[float]) -> float:
     return max(rate / line for rate, line in zip(rates, slowest, strict=True))
 
 
-def _seconds(manifest: Manifest, target: int, whole_rounds: int, whole: float, later: float) -> float:
+def _seconds(
+    manifest: Manifest, target: int, full_path_warmup_rounds: int, whole: float, later: float
+) -> float:
     """Until the target, the first rounds at one pace and the rest at another; tokens per second."""
-    if not whole_rounds:
+    if not full_path_warmup_rounds:
         return target / later
-    at_first = min(target, whole_rounds * whole / rounds_per_second(manifest, whole))
+    at_first = min(target, full_path_warmup_rounds * whole / rounds_per_second(manifest, whole))
     return at_first / whole + (target - at_first) / later

@@ -114,7 +114,7 @@ class PlanResult:
     churned: float
     """With it."""
     churn: Churn
-    whole_rounds: int
+    full_path_warmup_rounds: int
     """Of the first stage, from the run's beginning, that leave nothing out; 0: none."""
     whole: float
     """Tokens per second in them, with churn."""
@@ -128,7 +128,7 @@ class PlanResult:
     line_share: float
     """The largest part of a line that updates take."""
     full_line_share: float
-    """And would if every peer contributed to every round of `target_tokens`."""
+    """And would if every peer contributed to every round of `global_batch_tokens`."""
     bounds: Bounds
     alone: SinglePeerBaseline
     memory: tuple[int, ...]

@@ -17,7 +17,7 @@ from peers.lab.planner import losses, max_flow
 from peers.lab.planner.churn import Play, Turnover
 from peers.lab.planner.layout import Layout, PeerSpec
 from peers.lab.planner.simulator import Swarm
-from peers.lab.planner.visits import mixed_shares, most_mixed
+from peers.lab.planner.visits import max_rate_mixed, mixed_shares
 from swarmnet.routing.load_balancer import Router
 
 KNOWN_BELOW = 16
@@ -76,8 +76,8 @@ def course(layout: Layout, seed: int) -> Course:
         most, visited, on_way = max_flow.most(stages, capacity), (1.0,) * len(stages), float(len(stages))
     else:
         on_way, middle = layout.rules.mean_length(0), layout.rules.shortest - 2
-        whole = layout.rules.whole_share
-        most, visited = most_mixed(sums, middle, whole), mixed_shares(sums, middle, whole)
+        whole = layout.rules.full_path_fraction
+        most, visited = max_rate_mixed(sums, middle, whole), mixed_shares(sums, middle, whole)
     cores = layout.cores
     if cores:
         forward = [sum(layout.peers[p].forward_seconds for p in peers) / len(peers) for peers in stages]

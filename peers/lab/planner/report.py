@@ -24,8 +24,11 @@ def render(answer: PlanResult) -> str:
         ("weakest stage", _weakest(answer)),
         ("a round", _rounds(answer)),
     ]
-    if answer.whole_rounds:
-        first = f"{answer.whole:,.0f} tokens per second in the first {counted(answer.whole_rounds, 'round')}"
+    if answer.full_path_warmup_rounds:
+        first = (
+            f"{answer.whole:,.0f} tokens per second in the first "
+            f"{counted(answer.full_path_warmup_rounds, 'round')}"
+        )
         rows.insert(1, ("before that", first + ", which leave out nothing"))
     lines = [f"{name:<20}{value}" for name, value in rows]
     return "\n".join([*lines, "", *_table(answer), *_advice(answer), *_warnings(answer)])
@@ -122,8 +125,9 @@ def _advice(answer: PlanResult) -> list[str]:
     times = max(answer.full_line_share / LINE_SHARE, bounds.lines / bounds.exchange)
     return [
         "",
-        f"Contributions take {answer.line_share:,.0%} of the thinnest line: make rounds.target_tokens and "
-        f"longest_seconds {times:,.2g} times as large, or sync.kept smaller.",
+        f"Contributions take {answer.line_share:,.0%} of the thinnest line: make "
+        "rounds.global_batch_tokens and "
+        f"max_seconds {times:,.2g} times as large, or sync.topk_per_chunk smaller.",
     ]
 
 

@@ -245,10 +245,10 @@ class SimulatedPeer:
                 swarm.send_act(self, ActArrived(self.id, key, attempt, deadline), peer)
             case SendGrad(key, peer, attempt):
                 swarm.send_grad(self, GradArrived(self.id, key, attempt), self._spent.get(key, 0.0), peer)
-                swarm.tell(self, peer)
+                swarm.send_credit(self, peer)
             case SendBusy(key, peer, attempt):
                 swarm.send(self, peer, BusyArrived(self.id, key, attempt))
-                swarm.tell(self, peer)
+                swarm.send_credit(self, peer)
             case SendNack(key, peer, attempt, code, _):
                 swarm.send(self, peer, NackArrived(self.id, key, attempt, code))
             case SendCancel(key, peer, attempt):
@@ -451,20 +451,20 @@ class Swarm:
         else:
             callback(*arguments)
 
-    def tell(self, sender: SimulatedPeer, to: PeerId) -> None:
+    def send_credit(self, sender: SimulatedPeer, to: PeerId) -> None:
         """CREDIT, which follows every answer."""
         receiver, seconds = self.peers[int(to)], sender.service_seconds
         if seconds > 0:
             seconds = max(seconds, sender.line_seconds)
         credit = (sender.pipeline.grant(to), seconds, sender.queued)
         latency = self.layout.latency(sender.place, receiver.place)
-        self.events.after(latency, self._told, receiver, sender.id, *credit)
+        self.events.after(latency, self._on_credit, receiver, sender.id, *credit)
 
-    def _told(
+    def _on_credit(
         self, receiver: SimulatedPeer, peer: PeerId, slots: int, service_seconds: float, waiting: int
     ) -> None:
         if receiver.alive:
-            receiver.router.told(peer, slots, service_seconds, waiting)
+            receiver.router.on_credit(peer, slots, service_seconds, waiting)
             receiver.receive(Tick())
 
     # -- who goes and comes ---------------------------------------------------------------------------

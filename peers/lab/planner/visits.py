@@ -14,7 +14,7 @@ STEPS = 60
 """Of bisection: to the last bit that matters."""
 
 
-def most_skipping(capacities: Sequence[float], middle: int) -> float:
+def max_rate_with_skips(capacities: Sequence[float], middle: int) -> float:
     """Microbatches per second, if each leaves out whatever suits the swarm. `capacities`: of the stages.
 
     So many can be done as leave `middle` of them for each where no stage counts for more than all of them:
@@ -26,14 +26,14 @@ def most_skipping(capacities: Sequence[float], middle: int) -> float:
     return min(capacities[0], capacities[-1], *rest)
 
 
-def most_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
-    """As `most_skipping`, where the share `whole` of the microbatches visits every stage."""
+def max_rate_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
+    """As `max_rate_with_skips`, where the share `whole` of the microbatches visits every stage."""
     if not whole:
-        return most_skipping(capacities, middle)
+        return max_rate_with_skips(capacities, middle)
     low, high = 0.0, min(min(capacities) / whole, capacities[0], capacities[-1])
     for _ in range(STEPS):
         rate = (low + high) / 2
-        if most_skipping(_left(capacities, rate * whole), middle) >= rate * (1 - whole):
+        if max_rate_with_skips(_left(capacities, rate * whole), middle) >= rate * (1 - whole):
             low = rate
         else:
             high = rate
@@ -42,7 +42,7 @@ def most_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
 
 def mixed_shares(capacities: Sequence[float], middle: int, whole: float) -> tuple[float, ...]:
     """As `visit_shares`, where the share `whole` of the microbatches visits every stage."""
-    left = _left(capacities, most_mixed(capacities, middle, whole) * whole)
+    left = _left(capacities, max_rate_mixed(capacities, middle, whole) * whole)
     least = max(left) * MIN_LEFT
     others = visit_shares([max(one, least) for one in left], middle)
     return tuple(whole + (1 - whole) * part for part in others)

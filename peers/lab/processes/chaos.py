@@ -145,14 +145,14 @@ class ChaosSwarm:
     async def start(self) -> None:
         """Publish, start all, and wait until everybody trains."""
         await asyncio.to_thread(self._publish)
-        self.say("starting")
+        self.notify("starting")
         await self.start_bootstrap()
         for stage in self.stages():
             await self.add(stage)
         async with asyncio.timeout(READY_SECONDS):
             await self.until(lambda: all(peer.status.get("state") == "training" for peer in self.peers))
         self.began = time.monotonic()
-        self.say(f"{len(self.peers)} peers train")
+        self.notify(f"{len(self.peers)} peers train")
 
     async def start_bootstrap(self) -> None:
         prefix, more = self.place("bootstrap")
@@ -173,7 +173,7 @@ class ChaosSwarm:
         """The run file."""
         seed, layers = self.options.seed, stage_layers(self.options.stages)
         run: dict[str, object] = {
-            "name": "chaos", "seed": seed, "stages": layers, "model": {"layers": sum(layers)}
+            "name": "chaos", "seed": seed, "stages": layers, "model": {"num_hidden_layers": sum(layers)}
         }  # fmt: skip
         return run | by_method("local-steps", sharded=True) if self.options.sharded else run
 
@@ -220,7 +220,7 @@ class ChaosSwarm:
         if self.boot is not None:
             await self.boot.stop(DRAIN_SECONDS)
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.console.print(f"{self.folder.name:15} {time.monotonic() - self.began:6.1f} s  {text}")
 
     # -- faults ---------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class ChaosSwarm:
         stage = int(victim.status["stage"])
         fault = Fault(kind, victim.name, victim.peer_id, stage, time.time())
         self.faults.append(fault)
-        self.say(f"{kind}: {victim.name} of stage {stage}")
+        self.notify(f"{kind}: {victim.name} of stage {stage}")
         if kind == "kill":
             victim.kill()
             self._tasks.append(asyncio.create_task(self._replace(stage)))
@@ -265,10 +265,10 @@ class ChaosSwarm:
     async def _replace(self, stage: int) -> None:
         await asyncio.sleep(REPLACE_SECONDS)
         peer = await self.add(stage)
-        self.say(f"a fresh peer joins stage {stage} as {peer.name}")
+        self.notify(f"a fresh peer joins stage {stage} as {peer.name}")
 
     async def _thaw(self, victim: DemoPeer, fault: Fault) -> None:
         await asyncio.sleep(FROZEN_SECONDS)
         fault.until = time.time()
         victim.freeze(signal.SIGCONT)
-        self.say(f"{victim.name} is thawed")
+        self.notify(f"{victim.name} is thawed")

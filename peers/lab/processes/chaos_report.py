@@ -114,17 +114,17 @@ def _take(life: Life, event: Event, at: float) -> None:
         case noted.Settled(round):
             life.settled_again += round in life.settled
             life.settled_at[round] = at
-        case noted.Made(round, id):
+        case noted.ContributionMade(round, id):
             life.made[id] = (round, at)
         case noted.Reduced(round, id):
             life.reduced[id] = round
-        case noted.Took(round, id, maker):
-            life.took[id] = (round, maker)
-        case noted.GivenBack(id=id):
+        case noted.ContributionAccepted(round, id, contributor):
+            life.took[id] = (round, contributor)
+        case noted.ContributionReturned(id=id):
             life.given_back.add(id)
         case noted.Undecided(ids):
             life.undecided |= set(ids)
-        case noted.Resynchronise(reason=reason, fork_round=fork_round):
+        case noted.Resync(reason=reason, fork_round=fork_round):
             life.resynchronised.append(reason)
             if fork_round is None:  # What it settles from then on it may have settled before.
                 life.settled.clear()
@@ -132,7 +132,7 @@ def _take(life: Life, event: Event, at: float) -> None:
             life.rerouted.append((at, frozenset(tried)))
         case noted.Unlinked(peer):
             life.unlinked.append((at, peer))
-        case noted.StoodStill(seconds):
+        case noted.ProcessStalled(seconds):
             life.stood_still.append(seconds)
         case noted.InStep():
             life.in_step.append(at)
@@ -184,7 +184,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
     through_reducers = any(life.reduced for life in lives)
     newest: dict[int, int] = {}
     settled: dict[str, set[tuple[int, int]]] = {}
-    makers: set[tuple[int, int, str]] = set()
+    contributors: set[tuple[int, int, str]] = set()
     """(stage, round, maker) of what is settled."""
     made: dict[str, tuple[int, int, str]] = {}
     took: set[str] = set()
@@ -197,28 +197,32 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
                 settled.setdefault(id, set()).add((life.stage, round))
         own = life.reduced if through_reducers else {id: round for id, (round, _) in life.made.items()}
         made |= {id: (life.stage, round, life.peer) for id, round in own.items()}
-        made |= {id: (life.stage, round, maker) for id, (round, maker) in life.took.items() if id not in made}
+        made |= {
+            id: (life.stage, round, contributor)
+            for id, (round, contributor) in life.took.items()
+            if id not in made
+        }
         took |= life.took.keys()
         given_back |= life.given_back
         undecided |= life.undecided
-    makers = {made[id] for id in settled if id in made}
-    counts = dict.fromkeys(("given_back", "superseded", "unseen", "open", "left_out"), 0)
+    contributors = {made[id] for id in settled if id in made}
+    counts = dict.fromkeys(("contribution_returned", "superseded", "unseen", "open", "left_out"), 0)
     lost = []
-    for id, (stage, round, maker) in made.items():
+    for id, (stage, round, contributor) in made.items():
         if id in settled:
             continue
         if id in given_back:
-            counts["given_back"] += 1
+            counts["contribution_returned"] += 1
         elif round > newest[stage] or id in undecided:
             counts["open"] += 1
-        elif (stage, round, maker) in makers:
+        elif (stage, round, contributor) in contributors:
             counts["superseded"] += 1
-        elif id not in took and maker in ended:
+        elif id not in took and contributor in ended:
             counts["unseen"] += 1
         elif through_reducers:
             counts["left_out"] += 1
         else:
-            lost.append(f"{id} of {maker}, stage {stage}, round {round}")
+            lost.append(f"{id} of {contributor}, stage {stage}, round {round}")
     twice = [id for id, places in settled.items() if len(places) > 1] + sorted(given_back & settled.keys())
     again = sum(life.settled_again for life in lives)
     repeated = [
@@ -334,7 +338,7 @@ def build(lives: Sequence[Life], faults: Sequence[Fault], calm: Sequence[Sequenc
         "thawed_to_in_step_seconds": [
             thawed_to_in_step(lives, fault) for fault in faults if fault.kind == "freeze"
         ],
-        "stood_still": {
+        "process_stalled": {
             life.name: life.stood_still for life in lives if life.stood_still
         },
         "microbatches": {

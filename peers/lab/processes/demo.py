@@ -43,19 +43,19 @@ LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
 PROMPT = "def "
 DEMO_RATES: Mapping[MethodName, float] = {
-    "local-steps": 8e-3, "diloco": 2e-3, "streaming-diloco": 2e-3, "sparse-loco": 4e-3, "partitioned": 4e-3,
+    "local-steps": 8e-3, "diloco": 2e-3, "streaming-diloco": 2e-3, "sparse-loco": 4e-3, "sparta": 4e-3,
 }  # fmt: skip
 """Of peers that step by themselves. Half of local-steps' for AdamW inside, and half of that under a momentum
 outside (docs/learning.md: diloco's best)."""
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
-    "demo-votes": {},
-    "demo-float": {"sync": {"method": "demo-float"}},
+    "demo-sign": {},
+    "demo": {"sync": {"method": "demo"}},
     "low-rank": {"sync": {"method": "low-rank"}},
     "hybrid": {"sync": {"method": "hybrid"}},
     **{
         method: {
             "sync": {"method": method, "learning_rate": rate, "warmup_rounds": 5, "decay_rounds": 500},
-            "rounds": {"target_tokens": 8192},
+            "rounds": {"global_batch_tokens": 8192},
         }
         for method, rate in DEMO_RATES.items()
     },
@@ -63,12 +63,14 @@ SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
 """What a run by each method says besides. Own steps: eight between two rounds, where two peers share them."""
 EXPERT_GROUPS = 2
 EXPERTS: Mapping[str, object] = {
-    "qk_norm": True, "feed_forward": 192, "experts": {"count": 4, "active": 2, "groups": EXPERT_GROUPS},
-}  # fmt: skip
+    "qk_norm": True,
+    "intermediate_size": 192,
+    "experts": {"num_experts": 4, "top_k": 2, "groups": EXPERT_GROUPS},
+}
 """What a model of experts says besides: a token takes as wide a feed-forward as without."""
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
-    "log": "json", "drain_seconds": DRAIN_SECONDS, "moves": False,
+    "log": "json", "drain_seconds": DRAIN_SECONDS, "auto_rebalance": False,
 }  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, objec
     """What a run by this method says besides."""
     said = dict(SHAPES[method])
     if sharded:
-        said["sync"] = {**said.get("sync", {}), "exchange": "sharded"}
+        said["sync"] = {**said.get("sync", {}), "topology": "sharded-reduce"}
     return said
 
 
@@ -141,7 +143,7 @@ class Demo:
         layers = stage_layers(self.options.stages)
         run: dict[str, Any] = {
             "name": "demo", "seed": self.options.seed, "stages": layers,
-            "model": {"layers": sum(layers), **(EXPERTS if self.options.experts else {})},
+            "model": {"num_hidden_layers": sum(layers), **(EXPERTS if self.options.experts else {})},
             "intended_use": "to see a swarm work", **by_method(self.options.method, self.options.sharded),
         }  # fmt: skip
         file = self.folder / "run.yaml"
@@ -150,7 +152,7 @@ class Demo:
         return signed
 
     async def _start(self) -> None:
-        self._say("starting a bootstrap and the peers, each with its own p2pd on 127.0.0.1")
+        self._notify("starting a bootstrap and the peers, each with its own p2pd on 127.0.0.1")
         keys: dict[str, object] = {"role": "bootstrap", "run": "run.json", **LOOPBACK}
         self.boot = await start(self.folder, "bootstrap", keys)
         await self.boot.until_listening()
@@ -180,7 +182,7 @@ class Demo:
             if self.newcomer is None and self.victim is not None and elapsed >= JOIN_AT * seconds:
                 self.newcomer = await self._start_worker(f"peer-{len(self.peers) + 1}", "auto")
                 self.peers.append(self.newcomer)
-                self._say(f"a fresh peer joins as {self.newcomer.name}")
+                self._notify(f"a fresh peer joins as {self.newcomer.name}")
             for peer in self.peers:
                 if not peer.alive and peer.killed_at is None:
                     words = " | ".join(list(peer.said)[-3:])
@@ -197,14 +199,14 @@ class Demo:
             return
         self.victim = Random(self.options.seed).choice(spare or training)
         self.victim.kill()
-        self._say(f"{self.victim.name} of stage {self.victim.status.get('stage')} is killed with SIGKILL")
+        self._notify(f"{self.victim.name} of stage {self.victim.status.get('stage')} is killed with SIGKILL")
 
     async def _stop(self) -> None:
         everyone = [*self.peers, *([self.boot] if self.boot is not None else [])]
         await asyncio.gather(*(peer.stop(DRAIN_SECONDS + 4.0) for peer in self.peers))
         await asyncio.gather(*(peer.stop(DRAIN_SECONDS) for peer in everyone))
 
-    def _say(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         """At once where lines stay as they are; a screen that is drawn again and again shows the newest."""
         self.happened.append(f"{time.monotonic() - self.began:5.1f} s  {text}")
         if not self.console.is_terminal:
@@ -226,7 +228,7 @@ class Demo:
         model = newest(self.folder)
         weights = model.whole()
         shape, data = model.manifest.model, model.manifest.data
-        score = score_weights(weights, shape, held_out_text(), window=data.sequence_tokens)
+        score = score_weights(weights, shape, held_out_text(), window=data.seq_len)
         folder = self.folder / "model"
         export(folder, shape, model.path())
         victim = self.victim
@@ -238,18 +240,18 @@ class Demo:
         )  # fmt: skip
         text = b"".join(
             generate(weights, shape, PROMPT.encode(), SAMPLE_TOKENS, seed=self.options.seed,
-                     window=data.sequence_tokens)
+                     window=data.seq_len)
         ).decode(errors="replace")  # fmt: skip
         path = self.options.report or self.folder / "report.json"
         write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
-        self._tell(report, text, folder, path)
+        self._print_report(report, text, folder, path)
         return 0 if report["loss_end"] is not None and not report["unequal_digests"] else 1
 
-    def _tell(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
-        say = self.console.print
-        say()
+    def _print_report(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
+        notify = self.console.print
+        notify()
         for line in self.happened if self.console.is_terminal else ():
-            say(f"  {line}", highlight=False)
+            notify(f"  {line}", highlight=False)
         seconds = {
             "next commit in its stage after": report["kill_to_commit_seconds"],
             "first contribution of the newcomer after": report["join_to_contribution_seconds"],
@@ -260,25 +262,25 @@ class Demo:
             seconds.clear()
             too_few = "too few trained in time; give them longer (--seconds)"
             why = "as asked" if self.options.undisturbed else too_few
-            say(f"  nobody was killed: {why}", highlight=False)
+            notify(f"  nobody was killed: {why}", highlight=False)
         for what, value in seconds.items():
             shown = f"{value:.2f} s" if isinstance(value, float) else "never"
-            say(f"  {what} {shown}", highlight=False)
-        say(
+            notify(f"  {what} {shown}", highlight=False)
+        notify(
             f"  loss {report['loss_start']:.3f} -> {report['loss_end']:.3f} nats per byte, "
             f"{report['bits_per_byte']:.3f} bits per byte on held-out text, "
             f"{report['tokens']:,} tokens, {report['rounds']} rounds",
             highlight=False,
         )
         unequal = report["unequal_digests"]
-        say(f"  digests: {'all shared rounds equal' if not unequal else f'UNEQUAL: {unequal}'}")
-        say()
-        say("  what it writes:", highlight=False)
+        notify(f"  digests: {'all shared rounds equal' if not unequal else f'UNEQUAL: {unequal}'}")
+        notify()
+        notify("  what it writes:", highlight=False)
         for line in (PROMPT + text).splitlines():
-            say(f"    {line}", highlight=False, markup=False)
-        say()
-        say(f"  model       {model}  (Hugging Face format)", highlight=False)
-        say(f"  report      {path}", highlight=False)
-        say(f"  peers       {self.folder}  (checkpoints, event logs, peer files)", highlight=False)
+            notify(f"    {line}", highlight=False, markup=False)
+        notify()
+        notify(f"  model       {model}  (Hugging Face format)", highlight=False)
+        notify(f"  report      {path}", highlight=False)
+        notify(f"  peers       {self.folder}  (checkpoints, event logs, peer files)", highlight=False)
         if self.options.keep is None:
-            say(f"  remove with rm -r {self.folder}", highlight=False)
+            notify(f"  remove with rm -r {self.folder}", highlight=False)

@@ -57,11 +57,11 @@ def read_story(state: Path) -> PeerStory:
                 story.stage = stage
             case noted.Committed(origin, counter, tokens, loss):
                 story.commits.append((line.time, origin, counter, tokens, loss))
-            case noted.Made():
+            case noted.ContributionMade():
                 story.made.append(line.time)
-            case noted.Took(maker=maker):
-                story.took.append((line.time, maker))
-            case noted.TookUp(group=group):
+            case noted.ContributionAccepted(contributor=contributor):
+                story.took.append((line.time, contributor))
+            case noted.ExpertsReassigned(group=group):
                 story.took_up.append((line.time, group))
             case noted.Traffic(sent):
                 story.sent = sent
@@ -108,7 +108,7 @@ def kill_to_experts_seconds(stories: Iterable[PeerStory], killed: PeerStory, at:
 
 
 def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, started_at: float) -> float | None:
-    accepted = [at for story in stories for at, maker in story.took if maker == peer]
+    accepted = [at for story in stories for at, contributor in story.took if contributor == peer]
     return min(accepted) - started_at if accepted else None
 
 
@@ -155,7 +155,7 @@ def build(
     losses = [loss for _, loss in _with_losses(stories)]
     repeats, commits = repeats_across_peers(stories)
     computed = None  # How long a result is hangs on who is in it.
-    if manifest.sync.exchange == "everyone":
+    if manifest.sync.topology == "all-gather":
         computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
     return {
         "loss_start": fmean(losses[:EDGE_MICROBATCHES]) if losses else None,

@@ -75,8 +75,8 @@ def first_units() -> Tensor:
 class StubReduced:
     """`Reduced` whose results are the slices that they are made of."""
 
-    def __init__(self, draw: Draw, note: noted.Note = lambda event: None) -> None:
-        self.draw, self._note = draw, note
+    def __init__(self, draw: Draw, note: noted.LogEvent = lambda event: None) -> None:
+        self.draw, self._record = draw, note
         self.slice_bytes = [SLICE_BYTES] * draw.shards
         self.longest_result = longest_head(draw.shards) + MAX_CONTRIBUTORS * draw.shards * SLICE_BYTES
 
@@ -91,7 +91,7 @@ class StubReduced:
         table = Table({shard: frozenset(given) for shard, given in slices.items()})
         sums = b"".join(_in_order(slices[shard]) for shard in sorted(slices))
         result = head_of(table, sums) + sums
-        self._note(Summed(_PAYLOAD.unpack_from(sums)[1], result))
+        self._record(Summed(_PAYLOAD.unpack_from(sums)[1], result))
         return result
 
     def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
@@ -153,7 +153,7 @@ class StubTally:
     def rest(self) -> None:
         """Nothing is kept but the set."""
 
-    def concord(self, me: PeerId) -> None:
+    def vote_agreement(self, me: PeerId) -> None:
         """Counts are no votes."""
 
 
@@ -175,14 +175,14 @@ class StubMethod:
 
     payload_bytes = _PAYLOAD.size
     votes = 1
-    foresight = 0.0
+    lookahead_accuracy = 0.0
     own = None
     gradient_norm = momentum_norm = None
 
-    def __init__(self, note: noted.Note, serial: int, reduced: StubReduced | None = None) -> None:
+    def __init__(self, note: noted.LogEvent, serial: int, reduced: StubReduced | None = None) -> None:
         """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""
         self.reduced = reduced
-        self._note = note
+        self._record = note
         self._serial = serial
         self._owed = 0
         """Microbatches of contributions that came back."""
@@ -196,13 +196,13 @@ class StubMethod:
         self._owed = 0
         self._serial += 1
         payload = payload_of(peer, round, self._serial, microbatches)
-        self._note(Payload(round, payload))
+        self._record(Payload(round, payload))
         return payload
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         if not shards:
             self._owed += microbatches_in(payload)
-        self._note(Returned(round, payload, shards))
+        self._record(Returned(round, payload, shards))
 
     def check(self, payload: bytes) -> None:
         if self.reduced is not None:
@@ -270,8 +270,8 @@ class StubCompute:
         return use(gathered)
 
 
-def stub_part(manifest: Manifest, note: noted.Note, serial: int) -> StagePart:
+def stub_part(manifest: Manifest, note: noted.LogEvent, serial: int) -> StagePart:
     """The part of any stage."""
-    reduced = StubReduced(draw_of(manifest), note) if manifest.sync.exchange == "sharded" else None
+    reduced = StubReduced(draw_of(manifest), note) if manifest.sync.topology == "sharded-reduce" else None
     method = StubMethod(note, serial, reduced)
     return StagePart(method.state, StubCompute(manifest), method, first_units)

@@ -29,7 +29,7 @@ from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
 from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
 from peers.telemetry.event import Event
-from peers.telemetry.events import GivenBack, Settled
+from peers.telemetry.events import ContributionReturned, Settled
 from peers.worker.pipeline.pipeline_service import Text
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
@@ -116,7 +116,7 @@ class _Text:
 
     def __init__(self, manifest: Manifest) -> None:
         data = manifest.data
-        self._tokens = torch.zeros(data.microbatch_sequences, data.sequence_tokens, dtype=torch.int64)
+        self._tokens = torch.zeros(data.micro_batch_size, data.seq_len, dtype=torch.int64)
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor]:
         return self._tokens, self._tokens
@@ -152,7 +152,7 @@ class _Directory(MemoryDirectory):
             await asyncio.sleep(deadline_seconds)
             raise Unreachable("no bootstrap answers")
         for asked in self._ways.look([] if bootstrap.away else [BOOTSTRAP], (), now):
-            self._ways.asked(asked, bootstrap.answer(self._peer), now)
+            self._ways.record_answer(asked, bootstrap.answer(self._peer), now)
 
     def _reaches(self, peer: PeerId) -> bool:
         is_shown = peer == self._peer or self._world.bootstrap.connects(self._peer, peer)
@@ -264,7 +264,7 @@ class World:
             Settings(
                 stage=stage, in_flight=2, checkpoint_seconds=CHECKPOINT_SECONDS, drain_seconds=10.0,
                 checkpoints=folder, moves=self.moves or name in self.movers, moved=moved,
-                from_seed=stage in self.given_up,
+                allow_reinit=stage in self.given_up,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
             lambda topic, line: note(Say(topic, line.replace(str(folder), name))), part,
@@ -285,7 +285,7 @@ class World:
         self.note(member.name, member.life, Crashed())
         member.ended = True
         self.network.crash(member.peer)
-        member.worker.note = lambda _: None
+        member.worker.log_event = lambda _: None
         member.gate.open()
         member.task.cancel()
         await asyncio.wait([member.task])
@@ -357,13 +357,13 @@ class World:
 
     def note(self, name: str, life: int, event: Event) -> None:
         self.notes.append(Note(round(self.loop.time(), 6), name, life, event))
-        if isinstance(event, (GivenBack, Returned)) and not self.real:
-            self.returning[name, life] += 1 if isinstance(event, GivenBack) else -1
+        if isinstance(event, (ContributionReturned, Returned)) and not self.real:
+            self.returning[name, life] += 1 if isinstance(event, ContributionReturned) else -1
         member = self.members.get(name) if self.given_up else None
         if member is not None and isinstance(event, Settled):
             self.given_up.discard(member.worker.stage)
         elif member is not None and isinstance(event, Say) and event.what == "elsewhere":
-            member.worker.elsewhere.from_seed = member.worker.stage in self.given_up
+            member.worker.elsewhere.allow_reinit = member.worker.stage in self.given_up
 
     def settled(self, stage: int) -> dict[str, int]:
         """Name -> newest settled round of the living peers of a stage that have any."""

@@ -47,7 +47,7 @@ class RecordAnnouncer:
         transport: Transport,
         directory: Directory,
         version: str,
-        note: noted.Note,
+        log_event: noted.LogEvent,
         own_start: OwnStart | None = None,
     ) -> None:
         """Create the announcer. `own_start` is that of the process; if None, this object creates one."""
@@ -56,7 +56,7 @@ class RecordAnnouncer:
         self.transport = transport
         self.directory = directory
         self.version = version
-        self.note = note
+        self.log_event = log_event
         self.own_start = own_start if own_start is not None else OwnStart()
         self._news = asyncio.Event()
 
@@ -95,7 +95,7 @@ class RecordAnnouncer:
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
-            self.note(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
+            self.log_event(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
             return None
 
     def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
@@ -105,7 +105,7 @@ class RecordAnnouncer:
             claims.tokens_per_second, self.version, claims.moving_to, claims.name, claims.state, claims.loss,
             claims.tokens, claims.settled, claims.checkpoint_round, claims.checkpoint_seconds,
             claims.sent_bytes, claims.received_bytes, self.own_start.begin(self.directory.now()), invite,
-            -1 if claims.settled_tokens is None else claims.settled_tokens, claims.device,
+            -1 if claims.finalized_tokens is None else claims.finalized_tokens, claims.device,
             int(claims.joules), claims.text_shards, claims.text_shards_read, *told_line(claims.line),
             claims.experts_group, claims.experts_trained[:TOLD_GROUPS],
         )  # fmt: skip
@@ -138,9 +138,9 @@ class RecordAnnouncer:
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
                 if not stored:
                     reason = "no node of the directory stored it"
-                    self.note(noted.AnnounceFailed(code="not_stored", reason=reason))
+                    self.log_event(noted.AnnounceFailed(code="not_stored", reason=reason))
             except WireError as error:
-                self.note(noted.AnnounceFailed(code=error.code, reason=str(error)))
+                self.log_event(noted.AnnounceFailed(code=error.code, reason=str(error)))
                 stored = False
             early -= 1
             pause = EARLY_SECONDS if early > 0 else ANNOUNCE_SECONDS

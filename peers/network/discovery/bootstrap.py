@@ -19,7 +19,7 @@ from peers.config.run_file import (
 )
 from peers.errors import UnknownRun
 from peers.network.counted_directory import Joinable
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.dht.directory import split_multiaddr
 from protocols.errors import Unreachable, WireError
 from protocols.ports import Directory
@@ -89,7 +89,7 @@ class _Waiting:
 
 
 async def join_directory(
-    directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, say: Say,
+    directory: Joinable, bootstraps: Sequence[str], cache: PeerCache, notify: Notify,
     nearby: Callable[[], Sequence[str]] = tuple,
 ) -> None:  # fmt: skip
     """Return when a bootstrap or remembered peer answers, and report attempts to the user. `nearby` returns
@@ -101,11 +101,11 @@ async def join_directory(
             answered = await directory.bootstrap(tried, ANSWER_SECONDS)
         except Unreachable as error:
             if line := waiting.line(str(error), asyncio.get_running_loop().time()):
-                say("unreachable", line)
+                notify("unreachable", line)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
             continue
-        say("joined", f"joined the swarm: {answered} of {len(tried)} known peers answered")
+        notify("joined", f"joined the swarm: {answered} of {len(tried)} known peers answered")
         return
 
 
@@ -124,7 +124,7 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
         raise RunFileError(f"{error}; {reason}") from None
 
 
-async def find_manifest(run: str, directory: Directory, kept: Path, say: Say) -> SignedManifest:
+async def find_manifest(run: str, directory: Directory, kept: Path, notify: Notify) -> SignedManifest:
     """Return the manifest as `manifest_here` does, or look for it in the directory for a minute. Raises
     OtherVersion, and UnknownRun if no peer knows the run."""
     here = await asyncio.to_thread(manifest_here, run, kept)
@@ -152,6 +152,8 @@ async def find_manifest(run: str, directory: Directory, kept: Path, say: Say) ->
                 "published, and ask for a bootstrap of that run"
             )
         pause = min(pause, left)
-        say("no_manifest", f"{reason}; asking again in {pause:.0f} s, for {left:.0f} s more (Ctrl+C stops)")
+        notify(
+            "no_manifest", f"{reason}; asking again in {pause:.0f} s, for {left:.0f} s more (Ctrl+C stops)"
+        )
         await asyncio.sleep(pause)
         pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)

@@ -27,7 +27,7 @@ class Claims:
     checkpoint_seconds: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
-    settled_tokens: int | None = None
+    finalized_tokens: int | None = None
     device: str = ""
     joules: float = 0.0
     text_shards: int = 0

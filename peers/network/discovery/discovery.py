@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.peer_links import PeerLinks
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.dht_partition import DirectorySplit
 from swarmnet.membership.machine import Membership
@@ -20,12 +20,14 @@ RECORD_LOOKS = 13
 class PeerDiscovery:
     """Looks up other peers and this peer's own record in the directory."""
 
-    def __init__(self, presence: RecordAnnouncer, neighbourhood: PeerLinks, stages: int, say: Say) -> None:
+    def __init__(
+        self, presence: RecordAnnouncer, neighbourhood: PeerLinks, stages: int, notify: Notify
+    ) -> None:
         """Create the look-ups. `stages` is the number of stages of the run."""
         self.presence = presence
         self.neighbourhood = neighbourhood
         self.stages = stages
-        self.say = say
+        self.notify = notify
         self.split = DirectorySplit()
         self._others = dict.fromkeys(range(stages), RECORD_LOOKS)
         """Stages where another process may use this identity, with the number of look-ups in a row without
@@ -71,14 +73,14 @@ class PeerDiscovery:
         before = self.split.suspected
         self.split.looked(linked, found)
         if self.split.suspected and not before:
-            self.say(
+            self.notify(
                 "directory_split",
                 f"the directory may have split: it does not return {len(self.split.missing)} of the "
                 f"{len(linked)} peers that are linked here, so newcomers may find only some of all. A peer "
                 "that names bootstraps of both parts joins them",
             )
         elif before and not self.split.suspected:
-            self.say("directory_whole", "the directory returns the linked peers again")
+            self.notify("directory_whole", "the directory returns the linked peers again")
 
 
 def met(membership: Membership) -> bool:

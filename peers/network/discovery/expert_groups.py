@@ -22,7 +22,7 @@ def expert_groups(manifest: Manifest, records: Iterable[PeerRecord]) -> Iterator
     if experts.groups < 2:
         return
     in_step = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
-    each = experts.count // experts.groups
+    each = experts.num_experts // experts.groups
     for stage in range(len(manifest.stages)):
         of_stage = [record for record in in_step if record.stage == stage]
         settled = settled_round(of_stage, stage)

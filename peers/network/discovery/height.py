@@ -19,7 +19,7 @@ from peers.config.run_file import export_hint
 from peers.errors import UserError
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.record_reader import QUIET_SECONDS, settled_round
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.telemetry.reasons import join_line, way_out
 from peers.telemetry.snapshot import IN_STEP
 from protocols.errors import WireError
@@ -70,20 +70,20 @@ class RemoteProgressGuard:
         self,
         presence: RecordAnnouncer,
         ends: Callable[[], int | None],
-        from_seed: bool,
+        allow_reinit: bool,
         may_be_empty: Callable[[], bool],
         stage: Callable[[], int],
-        say: Say,
+        notify: Notify,
     ) -> None:
         """Create the check for this peer's own `stage`. `ends` returns the last round if the owner ordered
-        one. `from_seed` is True if the user allows a new start. `may_be_empty` returns whether the run
+        one. `allow_reinit` is True if the user allows a new start. `may_be_empty` returns whether the run
         continues without any peer in the stage."""
         self.presence = presence
         self.ends = ends
-        self.from_seed = from_seed
+        self.allow_reinit = allow_reinit
         self.may_be_empty = may_be_empty
         self.stage = stage
-        self.say = say
+        self.notify = notify
         self.why = ""
         """Why this peer waits for weights and which command helps, in one sentence; empty if it does not
         wait."""
@@ -139,10 +139,10 @@ class RemoteProgressGuard:
         the run is over, because the wait would never end."""
         was, self.why = self.why, ""
         lost = lost_round >= 0
-        if self.from_seed or (not lost and self.may_be_empty()):
+        if self.allow_reinit or (not lost and self.may_be_empty()):
             return False
         height, ends = max(lost_round, await self.height()), self.ends()
-        if not lost and height < self.presence.signed.manifest.rounds.snapshot_rounds:
+        if not lost and height < self.presence.signed.manifest.rounds.snapshot_interval:
             return False  # Little would be lost, and no peer has had a snapshot to keep.
         if ends is not None and height >= ends:
             ended_at = self._reported if self._reported >= ends else height
@@ -152,7 +152,7 @@ class RemoteProgressGuard:
             )
         self.why = self._damaged(lost_round) if lost else self._stuck(height)
         if not was:
-            self.say("elsewhere", self.why)
+            self.notify("elsewhere", self.why)
         return True
 
     def _damaged(self, round: int) -> str:
@@ -161,7 +161,7 @@ class RemoteProgressGuard:
             f"all checkpoints of stage {stage} on this disk are damaged, the newest of round {round}: "
             "waits for the weights of another peer and leaves the files as they are; "
             "to give these weights up, stop this peer (Ctrl+C) and type: "
-            f"{join_line(self.presence.signed.run_id, stage)} --set from_seed=true"
+            f"{join_line(self.presence.signed.run_id, stage)} --set allow_reinit=true"
         )
 
     def _stuck(self, height: int) -> str:
@@ -169,6 +169,6 @@ class RemoteProgressGuard:
         return (
             f"stage {stage} is stuck: this run has come to round {height}, and no peer here has its weights. "
             "Waits for them. Or stop this peer (Ctrl+C) and start it with an archive of the run "
-            "(--from-archive), or, if those weights are given up, from the seed (--set from_seed=true). "
+            "(--from-archive), or, if those weights are given up, from the seed (--set allow_reinit=true). "
             f"{way_out(self.presence.signed.run_id, stage)}"
         )

@@ -23,7 +23,7 @@ from peers.config.peer_file import PeerFile, run_id_of
 from peers.config.quantities import bootstrap_multiaddr
 from peers.config.run_file import load_signed
 from peers.errors import UserError, how_to_install
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
 
@@ -67,7 +67,7 @@ def local_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(found[:ADDRESSES])
 
 
-def heard(
+def peer_in_announcement(
     name: str, entries: Mapping[bytes, bytes | None], run: str | None
 ) -> tuple[PeerId, list[str]] | None:
     """Return the peer and its multiaddrs with /p2p/ in a service, or None if it is of another run or
@@ -91,7 +91,7 @@ def heard(
 
 @asynccontextmanager
 async def neighbours(
-    config: PeerFile, peer: PeerId, addresses: Sequence[str], say: Say
+    config: PeerFile, peer: PeerId, addresses: Sequence[str], notify: Notify
 ) -> AsyncIterator[Lan | None]:
     """Announce and browse on the local network while the context is active. Yields None if there is no
     multicast. Raises UserError if the peer file requires it."""
@@ -107,7 +107,7 @@ async def neighbours(
                 how = f"install zeroconf: {how_to_install('lan')}" if not installed() else "set lan: auto"
                 raise UserError(f"lan is true, but {error}; {how}") from None
     if lan is not None:
-        say("lan", "looks for peers of this run on the local network too")
+        notify("lan", "looks for peers of this run on the local network too")
     try:
         yield lan
     finally:
@@ -184,7 +184,7 @@ class Lan:
                 return
         except (OSError, Error):  # Its name is invalid, or the network went away.
             return
-        found = heard(name, service.properties, self._run)
+        found = peer_in_announcement(name, service.properties, self._run)
         if found is None:
             return
         peer, addresses = found

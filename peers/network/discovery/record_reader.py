@@ -58,7 +58,7 @@ def waits_for_weights(record: PeerRecord) -> bool:
     return record.state in WAITING
 
 
-def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, int]:
+def stuck_of(records: Iterable[PeerRecord], snapshot_interval: int) -> dict[int, int]:
     """Return a map of stage to the number of peers that wait there for weights that no peer of the stage has.
     Peers in state `leaving` are not counted, because their last record outlives them."""
     standing = [
@@ -66,14 +66,17 @@ def stuck_of(records: Iterable[PeerRecord], snapshot_rounds: int) -> dict[int, i
         for record in records
         if record.state != "leaving"
     ]
-    return stuck_stages(standing, snapshot_rounds)
+    return stuck_stages(standing, snapshot_interval)
 
 
-def settled_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
+def finalized_tokens(records: Iterable[PeerRecord], stage: int) -> int | None:
     """Return the tokens in all settled rounds of a stage: the median of the peers in step (of two the lower).
     Returns None if no peer reports it."""
-    values = [record.settled_tokens for record in records
-            if record.stage == stage and record.state in IN_STEP and record.settled_tokens >= 0]  # fmt: skip
+    values = [
+        record.finalized_tokens
+        for record in records
+        if record.stage == stage and record.state in IN_STEP and record.finalized_tokens >= 0
+    ]
     return median_low(values) if values else None
 
 

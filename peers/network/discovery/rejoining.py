@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from peers.network.discovery.bootstrap import ANSWER_SECONDS
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, WaysIn
@@ -31,14 +31,14 @@ class Rejoining:
 
     def __init__(
         self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
-        *, me: PeerId, say: Say, set_lost: Callable[[float], object], chance: Random,
+        *, me: PeerId, notify: Notify, set_lost: Callable[[float], object], chance: Random,
     ) -> None:  # fmt: skip
         """Create the checks. `bootstraps` and `remembered` are multiaddrs; `set_lost` sets the gauge."""
         self.directory = directory
         self.bootstraps = [address for address in bootstraps if split_multiaddr(address)[0] != me]
         self.remembered = remembered
         self.me = me
-        self.say = say
+        self.notify = notify
         self.set_lost = set_lost
         self.ways = WaysIn([split_multiaddr(address)[0] for address in self.bootstraps], chance)
 
@@ -63,16 +63,16 @@ class Rejoining:
             tried = [address for address in addresses if _peer_of(address) in due]
             answered = await self.directory.ask_again(tried, ANSWER_SECONDS)
             for peer in due:
-                self.ways.asked(peer, peer in answered, clock.time())
+                self.ways.record_answer(peer, peer in answered, clock.time())
         self.set_lost(float(self.ways.lost))
         if self.ways.lost and not before:
-            self.say(
+            self.notify(
                 "bootstraps_lost",
                 f"no bootstrap answers any more, so newcomers may not find this peer: it asks again at least "
                 f"every {LONGEST_ASK_SECONDS * 1.2:.0f} s; training goes on",
             )
         elif before and not self.ways.lost:
-            self.say("bootstraps_found", "a bootstrap answers again: newcomers find this peer")
+            self.notify("bootstraps_found", "a bootstrap answers again: newcomers find this peer")
 
 
 def _peer_of(address: str) -> PeerId:

@@ -12,7 +12,7 @@ from pathlib import Path
 from peers.config.run_file import SignedManifest
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache, find_manifest, join_directory
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.daemon.p2pd import LOOPBACK, DaemonOptions
 from protocols.daemon.temporary import prefix
 from protocols.dht.directory import DhtDirectory
@@ -36,14 +36,16 @@ class Reached:
 
 
 @asynccontextmanager
-async def reaching(run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say) -> AsyncIterator[Reached]:
+async def reaching(
+    run: str, bootstraps: Sequence[str], cache: PeerCache, notify: Notify
+) -> AsyncIterator[Reached]:
     """Visit one run, and yield the connection. `run` is a run id or a published file; `cache` has additional
     addresses to try. Raises NoAnswer if no peer is reached, and RunFileError for an invalid file."""
-    async with entering(bootstraps, cache, say) as (transport, directory):
+    async with entering(bootstraps, cache, notify) as (transport, directory):
         with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
             try:
                 async with asyncio.timeout(FIND_SECONDS):
-                    signed = await find_manifest(run, directory, Path(folder) / "run.json", say)
+                    signed = await find_manifest(run, directory, Path(folder) / "run.json", notify)
             except TimeoutError:
                 raise NoAnswer(f"the run was not found within {FIND_SECONDS:g} s; {LOOK}") from None
         yield Reached(signed, transport, directory)
@@ -51,7 +53,7 @@ async def reaching(run: str, bootstraps: Sequence[str], cache: PeerCache, say: S
 
 @asynccontextmanager
 async def entering(
-    bootstraps: Sequence[str], cache: PeerCache, say: Say
+    bootstraps: Sequence[str], cache: PeerCache, notify: Notify
 ) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
     """Start p2pd with a throw-away identity and join the directory. Raises NoAnswer if no peer is reached."""
     with tempfile.TemporaryDirectory(prefix=prefix("visitor")) as folder:
@@ -64,7 +66,7 @@ async def entering(
             directory = await DhtDirectory.start(transport.daemon, stores=False, ways=ways)
             try:
                 async with asyncio.timeout(FIND_SECONDS):
-                    await join_directory(directory, bootstraps, cache, say)
+                    await join_directory(directory, bootstraps, cache, notify)
             except TimeoutError:
                 raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s; {LOOK}") from None
             yield transport, directory

@@ -24,13 +24,13 @@ async def first_look(
     directory: Directory,
     me: PeerId,
     deadline_seconds: float,
-    note: noted.Note,
+    log_event: noted.LogEvent,
 ) -> None:
     """Ask the directory for orders once before anything starts. Raises UserError if this peer is excluded."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
-        note(noted.OrderUnknown(reason=str(error)))
+        log_event(noted.OrderUnknown(reason=str(error)))
     gatekeeper.check_self(me)
 
 

@@ -16,7 +16,7 @@ from swarmnet.membership.machine import MAX_PEERS
 INVITE_GRACE_SECONDS = MAX_OFFSET_SECONDS
 """Seconds by which an invite's expiry is extended. The swarm's time comes from other peers and may be ahead
 of this machine's clock by that much. Thus no invite ends before this clock says so."""
-LIAR = "false_sums"
+LIAR = "invalid_reduction"
 """Refusal code of a peer that was convicted of a false result or contribution."""
 REMEMBERED_INVITES = MAX_PEERS
 """Maximum number of remembered invites: one per known peer."""

@@ -9,7 +9,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
 from peers.telemetry import events as noted
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import SignedOrder, open_order
@@ -22,13 +22,15 @@ Heard = Callable[[Order, Order], None]
 class OrderBook:
     """Holds the newest order that this peer knows."""
 
-    def __init__(self, signed: SignedManifest, kept: Path | None, note: noted.Note, say: Say) -> None:
+    def __init__(
+        self, signed: SignedManifest, kept: Path | None, log_event: noted.LogEvent, notify: Notify
+    ) -> None:
         """Create the book. `kept` is the file in which the order survives a restart; None if there is
         none."""
         self.signed = signed
         self.kept = kept
-        self.note = note
-        self.say = say
+        self.log_event = log_event
+        self.notify = notify
         self.held: SignedOrder | None = None
         self.heard: list[Heard] = []
         """Called when a newer order has arrived."""
@@ -59,7 +61,7 @@ class OrderBook:
             return False
         before, self.held = self.order, order
         self._write(order.data)
-        self.note(noted.Order(sequence=order.order.sequence, reason=order.order.reason))
+        self.log_event(noted.Order(sequence=order.order.sequence, reason=order.order.reason))
         for heard in tuple(self.heard):
             heard(before, order.order)
         return True
@@ -74,8 +76,8 @@ class OrderBook:
         except FileNotFoundError:
             pass
         except (OSError, WireError) as error:
-            self.note(noted.OrderUnusable(reason=str(error)))
-            self.say("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
+            self.log_event(noted.OrderUnusable(reason=str(error)))
+            self.notify("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:
         if self.kept is None:
@@ -83,4 +85,4 @@ class OrderBook:
         try:
             write_atomically(self.kept, data)
         except UserError as error:  # A full disk: the order still applies.
-            self.say("order_not_kept", str(error))
+            self.notify("order_not_kept", str(error))

@@ -16,14 +16,14 @@ UPKEEP_SECONDS = 60.0
 OPERATION_SECONDS = 10.0
 
 
-async def keep_forever(book: OrderBook, directory: Directory, note: noted.Note) -> None:
+async def keep_forever(book: OrderBook, directory: Directory, log_event: noted.LogEvent) -> None:
     """Republish in regular intervals, and accept newer orders."""
     while True:
-        await keep(book, directory, note)
+        await keep(book, directory, log_event)
         await asyncio.sleep(UPKEEP_SECONDS)
 
 
-async def keep(book: OrderBook, directory: Directory, note: noted.Note) -> None:
+async def keep(book: OrderBook, directory: Directory, log_event: noted.LogEvent) -> None:
     """Republish once. A directory that does not answer is tried again the next time."""
     signed = book.signed
     try:
@@ -37,4 +37,4 @@ async def keep(book: OrderBook, directory: Directory, note: noted.Note) -> None:
             entry = seal_listing(signed.run_id, signed.manifest.owner, signature)
             await directory.put_listing(entry, OPERATION_SECONDS)
     except WireError as error:
-        note(noted.UpkeepFailed(code=error.code, reason=str(error)))
+        log_event(noted.UpkeepFailed(code=error.code, reason=str(error)))

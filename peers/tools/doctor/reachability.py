@@ -74,12 +74,12 @@ def judge(
         where = ", ".join(f"{each.address} ({1000 * each.seconds:.0f} ms)" for each in leads_here)
         return ReachabilityCheck("reachable", f"reachable directly at {where}", "", "ok")
     if leads_here:
-        text = f"reachable at {_named(leads_here)}, but wrongly announced as well: {_told(wrong)}"
+        text = f"reachable at {_named(leads_here)}, but wrongly announced as well: {_dial_results(wrong)}"
         return ReachabilityCheck(
             "wrongly_announced", text, _announce([each.address for each in leads_here]), "warn"
         )
     if open_doors:
-        what = _told(wrong) if wrong else "nobody is told of the address at which others get in"
+        what = _dial_results(wrong) if wrong else "nobody is told of the address at which others get in"
         text = f"wrongly announced: {what}; yet this peer is reached at {', '.join(open_doors)}"
         # What no person chose p2pd may mend itself, once four peers have seen it there (go-libp2p).
         level: Level = "fail" if addresses.chosen else "warn"
@@ -92,9 +92,9 @@ def _shut(
 ) -> ReachabilityCheck:
     doors = [met[each] for each in addresses.doors(observed) if each in met]
     others = [each for each in wrong if each not in doors] if addresses.chosen else []
-    text = f"firewalled: nothing that comes in is let through ({_told(doors or list(met.values()))})"
+    text = f"firewalled: nothing that comes in is let through ({_dial_results(doors or list(met.values()))})"
     if others:
-        text += f"; and wrongly announced besides: {_told(others)}"
+        text += f"; and wrongly announced besides: {_dial_results(others)}"
     if addresses.relayed:
         text += f"; who is firewalled too reaches this peer through a relay, slower: {addresses.relayed[0]}"
     elif not must:
@@ -112,7 +112,7 @@ def _named(found: Sequence[Dialled]) -> str:
     return ", ".join(each.address for each in found)
 
 
-def _told(found: Sequence[Dialled]) -> str:
+def _dial_results(found: Sequence[Dialled]) -> str:
     """Each address and what was met there."""
     return ", ".join(f"{each.address}: {_in_words(each)}" for each in found)
 

@@ -50,8 +50,10 @@ def judge(
         return CheckResult("stage", "ok", text, data=data)
     if not fitting:
         fix = "free memory, or use a larger machine"
-        if computing.recompute != "layer":
-            fix += "; compute: {recompute: layer} in the peer file takes less of each microbatch"
+        if computing.activation_checkpointing != "layer":
+            fix += (
+                "; compute: {activation_checkpointing: layer} in the peer file takes less of each microbatch"
+            )
         return CheckResult("stage", "fail", f"{text}: too little for any", fix, data)
     fix = f"stage: {min(fitting, key=needs.__getitem__)} in the peer file"
     return CheckResult("stage", "warn", f"{text}: only {', '.join(map(str, fitting))} fit", fix, data)

@@ -257,7 +257,7 @@ class NetworkChecks:
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
         self.tell(CheckResult("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
-        self.tell(judge_stage(manifest, wish, self.subject.free, config.text_limit, as_asked(config)[0]))
+        self.tell(judge_stage(manifest, wish, self.subject.free, config.max_data_bytes, as_asked(config)[0]))
         if config.role == "worker":
             self.tell(await asyncio.to_thread(self._text, manifest, wish))
         if "reachability" in self.wanted:
@@ -276,7 +276,7 @@ class NetworkChecks:
             read, shards = first_shard_here(manifest, config, key, progress)
         except UserError as error:
             return CheckResult("text", "fail", str(error), "mend what is named")
-        return judge_read(read, manifest.data.sequence_tokens + 1, shards)
+        return judge_read(read, manifest.data.seq_len + 1, shards)
 
     async def _more_helpers(
         self, transport: P2pdTransport, directory: DhtDirectory, signed: SignedManifest

@@ -134,6 +134,6 @@ def score_weights(
         lambda tokens_BT: forward(weights, shape, whole(shape), tokens_BT),
         text,
         tokenizer,
-        window=min(window, shape.context),
+        window=min(window, shape.max_position_embeddings),
         limit=limit,
     )

@@ -54,7 +54,7 @@ class SwarmEvaluator:
         shown = invite_shown(signed, config.invite_bytes, network.transport.peer)
         # One visitor for all scores: peers answer over links that they opened to it, and keep these a while.
         async with SwarmClient(
-            signed, network.transport, directory, Random(), process.say, invite=shown,
+            signed, network.transport, directory, Random(), process.notify, invite=shown,
             tokenizer=config.tokenizer,
         ) as client:  # fmt: skip
             await self._evaluate_forever(client, text, changed)
@@ -64,7 +64,9 @@ class SwarmEvaluator:
         path = self.process.config.evaluating.text
         if path is None:
             return held_out_text()
-        return read_text(str(path), lambda warning: self.process.report.say("text", warning, level="warning"))
+        return read_text(
+            str(path), lambda warning: self.process.report.notify("text", warning, level="warning")
+        )
 
     async def _evaluate_forever(self, client: SwarmClient, text: bytes, changed: Callable[[], None]) -> None:
         while True:
@@ -81,7 +83,7 @@ class SwarmEvaluator:
         try:
             found = await score(client, text, conversation=talk, progress=self.progress, at_once=AT_ONCE)
         except NoAnswer as error:
-            process.say("not_evaluated", f"no score this time, after {self.progress.line()}: {error}")
+            process.notify("not_evaluated", f"no score this time, after {self.progress.line()}: {error}")
             return
         self._found(found, min((min(rounds) for rounds in talk.rounds.values()), default=-1), began)
 

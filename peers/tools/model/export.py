@@ -25,7 +25,7 @@ from torch import Tensor
 
 from peers.config.atomic_files import is_file, is_there
 from peers.data.tokenizer import read_settings
-from peers.state.model_config import SIZE_KEYS, join_reasons, read_config
+from peers.state.model_config import join_reasons, read_config
 from peers.state.safetensors_file import open_tensors
 from peers.tools.model.export_folder import INDEX, ExportError, require_replaceable
 from swarmnet.model.boundary import multiplied_out, projectors
@@ -78,7 +78,7 @@ def export(
     there or of the wrong shape, or if the folder exists and `replace` is false.
     """
     _require_complete(shape, stages)
-    if shape.boundary.form == "shared":
+    if shape.boundary.kind == "shared-subspace":
         stages = [multiplied_out(stage, shape) for stage in stages]
     stages = [merged(stage, shape) for stage in stages]
     shape = plain_shape(shape)
@@ -105,8 +105,8 @@ def export(
 def plain_shape(shape: ModelShape) -> ModelShape:
     """Of what is exported: shared directions multiplied out, LoRA's factors merged into their matrices, and
     nothing of who trained which experts."""
-    boundary = Boundary() if shape.boundary.form == "shared" else shape.boundary
-    experts = Experts(shape.experts.count, shape.experts.active, shape.experts.balance)
+    boundary = Boundary() if shape.boundary.kind == "shared-subspace" else shape.boundary
+    experts = Experts(shape.experts.num_experts, shape.experts.top_k, shape.experts.aux_loss_coef)
     return replaced(shape, boundary=boundary, lora=Lora(), experts=experts)
 
 
@@ -140,7 +140,7 @@ def load_shape(folder: Path) -> ModelShape:
         qk_norm, narrow, mixed = families[config["architectures"][0]]
         boundary = _boundary(config[BOUNDARY]) if narrow else Boundary()
         experts = _experts(config) if mixed else Experts()
-        inner = {"feed_forward": int(config["moe_intermediate_size"])} if mixed else {}
+        inner = {"intermediate_size": int(config["moe_intermediate_size"])} if mixed else {}
         deviation = float(config["initializer_range"])
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(f"{file} is not of an exported model: {error!r}") from None
@@ -148,11 +148,13 @@ def load_shape(folder: Path) -> ModelShape:
     found = read_config(config | {"architectures": [plain], "model_type": None}, OWN_KEYS)
     if found.reasons:
         raise ExportError(f"{file} is not of an exported model: {join_reasons(found.reasons)}")
-    sizes: dict[str, Any] = {SIZE_KEYS[key]: value for key, value in found.values.items()}
+    sizes: dict[str, Any] = dict(found.values)
     shape = ModelShape(
-        **(sizes | inner), qk_norm=qk_norm, initial_deviation=deviation, boundary=boundary, experts=experts
+        **(sizes | inner), qk_norm=qk_norm, initializer_range=deviation, boundary=boundary, experts=experts
     )
-    wrong = contradictions(shape.boundary, shape.width, shape.vocabulary, (shape.layers,), leaves_order=False)
+    wrong = contradictions(
+        shape.boundary, shape.hidden_size, shape.vocab_size, (shape.num_hidden_layers,), leaves_order=False
+    )
     for problem in wrong:
         raise ExportError(f"{folder / 'config.json'}: {problem}")
     return shape
@@ -160,10 +162,10 @@ def load_shape(folder: Path) -> ModelShape:
 
 def _boundary(told: Mapping[str, Any]) -> Boundary:
     """Raises KeyError, TypeError or ValueError where it is not what an export writes."""
-    if told["form"] != "anchored":
-        raise ValueError(f"boundaries of form {told['form']!r}")
+    if told["kind"] != "token-anchored":
+        raise ValueError(f"boundaries of kind {told['kind']!r}")
     after = tuple(int(layer) for layer in told["after"])
-    return Boundary("anchored", int(told["width"]), after, int(told["anchor_rows"]), int(told["seed"]))
+    return Boundary("token-anchored", int(told["width"]), after, int(told["anchor_rows"]), int(told["seed"]))
 
 
 def _experts(config: Mapping[str, Any]) -> Experts:
@@ -238,28 +240,28 @@ def _write(
 
 def _config(shape: ModelShape) -> dict[str, Any]:
     experts = shape.experts
-    architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow, experts.count > 0]
+    architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow, experts.num_experts > 0]
     of_experts = {
-        "moe_intermediate_size": shape.feed_forward, "num_experts": experts.count,
-        "num_experts_per_tok": experts.active, "norm_topk_prob": True, "decoder_sparse_step": 1,
-        "mlp_only_layers": [], "router_aux_loss_coef": experts.balance, "output_router_logits": False,
+        "moe_intermediate_size": shape.intermediate_size, "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "router_aux_loss_coef": experts.aux_loss_coef, "output_router_logits": False,
     }  # fmt: skip
     return {
         "architectures": [architecture],
         "model_type": model_type,
         **({BOUNDARY: asdict(shape.boundary)} if shape.boundary.is_narrow else {}),
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.key_value_heads,
-        "head_dim": shape.head_width,
-        "intermediate_size": shape.feed_forward,
-        **(of_experts if experts.count else {}),
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        **(of_experts if experts.num_experts else {}),
         "hidden_act": "silu",
-        "rms_norm_eps": shape.norm_epsilon,
-        "max_position_embeddings": shape.context,
-        "initializer_range": shape.initial_deviation,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "initializer_range": shape.initializer_range,
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,

@@ -34,7 +34,7 @@ def generate(
     """
     going = Continuation(
         prompt,
-        shape.context,
+        shape.max_position_embeddings,
         temperature=temperature,
         top_k=top_k,
         seed=seed,

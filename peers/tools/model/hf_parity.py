@@ -62,8 +62,8 @@ def compare(folder: Path, weights: Mapping[str, Tensor], shape: ModelShape, toke
         raise ExportError(f"{name} does not take every parameter as it is: {unequal}")
     if encode(SAMPLE) != tokenizer.encode(SAMPLE.encode()).tolist():
         raise ExportError(f"{name} makes other tokens of a text than this program")
-    length = min(TOKENS, shape.context)
-    tokens_BT = torch.randint(shape.vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    length = min(TOKENS, shape.max_position_embeddings)
+    tokens_BT = torch.randint(shape.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         ours = forward(weights, shape, whole(shape), tokens_BT)
         expected = theirs(tokens_BT).logits

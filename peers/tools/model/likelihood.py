@@ -50,7 +50,7 @@ class Reader:
         self, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer, window: int
     ) -> None:
         self._weights, self._shape, self._tokenizer = weights, shape, tokenizer
-        self.window = min(window, shape.context)
+        self.window = min(window, shape.max_position_embeddings)
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Of each (context, continuation), the continuation. An empty context is a line end."""
@@ -96,7 +96,7 @@ class Reader:
         rows.sort(key=lambda row: -len(row.inputs))
         while rows:
             length = len(rows[0].inputs)
-            most = max(1, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // (length * self._shape.vocabulary)))
+            most = max(1, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // (length * self._shape.vocab_size)))
             batch, rows = rows[:most], rows[most:]
             # Filled up at the end, where what comes later changes nothing of what came before.
             inputs_BT = torch.tensor([row.inputs + [0] * (length - len(row.inputs)) for row in batch])

@@ -40,18 +40,18 @@ def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | Non
     if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE
         known = parse(manifest.read_bytes()).data if is_file(manifest) else None
-        window, alone = (known.sequence_tokens, known.is_library_alone) if known else (None, False)
-        file = tokenizer or (None if shape.vocabulary == BYTES else place / "tokenizer.json")
-        opened = open_tokenizer(file, shape.vocabulary, load_end(place))
+        window, alone = (known.seq_len, known.is_library_alone) if known else (None, False)
+        file = tokenizer or (None if shape.vocab_size == BYTES else place / "tokenizer.json")
+        opened = open_tokenizer(file, shape.vocab_size, load_end(place))
         _pass_on(opened, warn)
         return Held(load_weights(place), shape, opened, window, alone)
     newest = checkpoint_file.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
-    opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocabulary, data.end_of_text)
+    opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocab_size, data.eos_token)
     _pass_on(opened, warn)
-    return Held(newest.whole(), shape, opened, data.sequence_tokens, data.is_library_alone)
+    return Held(newest.whole(), shape, opened, data.seq_len, data.is_library_alone)
 
 
 def _pass_on(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:

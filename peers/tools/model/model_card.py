@@ -97,41 +97,45 @@ def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
     shape = manifest.model
     rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
     tokens = f"about {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"
-    if facts.settled_tokens is not None:
-        tokens = f"{facts.settled_tokens:,} in the settled rounds of the first stage"
+    if facts.finalized_tokens is not None:
+        tokens = f"{facts.finalized_tokens:,} in the settled rounds of the first stage"
     return [
         ("run", f"`{manifest.run_id()}`, the SHA-256 of `{MANIFEST_FILE}`"),
         ("owner", f"`{manifest.owner}`, who signed the run"),
         ("contact", plain(manifest.contact)),
         ("intended use", plain(manifest.intended_use)),
         ("license", plain(manifest.license) or "not stated"),
-        ("architecture", f"{FAMILY[shape.qk_norm, shape.experts.count > 0]}: {shape.layers} layers, width "
-                         f"{shape.width}, vocabulary {shape.vocabulary}"),
+        (
+            "architecture",
+            f"{FAMILY[shape.qk_norm, shape.experts.num_experts > 0]}: {shape.num_hidden_layers} layers, "
+            "width "
+            f"{shape.hidden_size}, vocabulary {shape.vocab_size}",
+        ),
         *_experts(shape),
         *_boundaries(manifest),
         *_start(manifest),
-        ("trained on", f"sequences of {manifest.data.sequence_tokens} tokens"),
+        ("trained on", f"sequences of {manifest.data.seq_len} tokens"),
         ("trained in", f"{len(manifest.stages)} stages, by {manifest.sync.method}"),
         *_skipping(manifest),
         ("settled rounds", rounds or "not known here"),
         ("tokens", tokens),
         ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "nobody known here"),
-    ]  # fmt: skip
+    ]
 
 
 def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
-    told = f"{experts.count} in each layer, of which a token takes {experts.active}"
+    told = f"{experts.num_experts} in each layer, of which a token takes {experts.top_k}"
     if experts.groups > 1:
         told += f"; each peer trained one of {experts.groups} groups of them"
     if experts.merge_rounds:
         every = f"every {experts.merge_rounds} rounds until round {experts.merge_until:,}"
         told += f"; {every} those that were alike moved towards one another"
-    return [("experts", told)] if experts.count else []
+    return [("experts", told)] if experts.num_experts else []
 
 
 def _start(manifest: Manifest) -> list[tuple[str, str]]:
-    start, lora = manifest.start, manifest.model.lora
+    start, lora = manifest.init_checkpoint, manifest.model.lora
     if not start.path:
         return []
     how = f"; trained were LoRA factors of rank {lora.rank}, here merged" if lora.rank else ""
@@ -144,7 +148,7 @@ def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
     if not boundary.is_narrow:
         return []
     places = " and ".join(filter(None, [", ".join(map(str, boundary.after[:-1])), str(boundary.after[-1])]))
-    if boundary.form == "shared":
+    if boundary.kind == "shared-subspace":
         told = (
             f"in training the first {boundary.after[-1]} layers wrote into the same {boundary.width} "
             f"directions, and these went on after layers {places}; here that is multiplied out, and this is "
@@ -226,13 +230,13 @@ def _loading(manifest: Manifest, folder: Path) -> list[str]:
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))",
         "```",
         "",
-        f"It has seen sequences of {manifest.data.sequence_tokens} tokens: later positions are new to it. Or "
+        f"It has seen sequences of {manifest.data.seq_len} tokens: later positions are new to it. Or "
         "`swarmnet generate --from FOLDER`.",
     ]
 
 
 def _registering(manifest: Manifest) -> list[str]:
-    if manifest.model.boundary.form != "anchored":
+    if manifest.model.boundary.kind != "token-anchored":
         return []
     return [
         "from peers.tools.model.narrow_transformers import register  # of swarmnet, with its extra hf",

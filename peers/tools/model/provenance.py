@@ -55,7 +55,7 @@ class Facts:
     """Peers that signed the newest weights of their stage."""
     logs: int = 0
     """Peers whose event logs were read."""
-    settled_tokens: int | None = None
+    finalized_tokens: int | None = None
     """In the settled rounds of the newest weights of the first stage; None: it has not counted."""
     tokens: int = 0
     """Committed by the first stage, as far as the logs tell: also what a crash has cost, or came later."""
@@ -88,10 +88,10 @@ def facts(source: Path | None, manifest: Manifest) -> Facts:
     for stage, metadata in sorted(newest.items()):
         found.rounds[stage] = number(metadata["round"]) + 1
         found.signers.update(_signers(metadata, run_id))
-    found.settled_tokens = token_count(newest.get(0, {}).get("tokens", ""))
+    found.finalized_tokens = token_count(newest.get(0, {}).get("tokens", ""))
     _read_logs(found, [folder / LOG for folder in sorted(folders)])
     for folder in sorted(folders):
-        _read_receipts(found, folder / RECEIPTS, run_id, manifest.rounds.snapshot_rounds)
+        _read_receipts(found, folder / RECEIPTS, run_id, manifest.rounds.snapshot_interval)
         _read_claims(found, folder / CLAIMS)
     return found
 
@@ -119,7 +119,7 @@ def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:
 
 
 def _read_logs(found: Facts, logs: list[Path]) -> None:
-    makers: dict[str, str] = {}
+    contributors: dict[str, str] = {}
     settled: set[str] = set()
     tokens: dict[int, Counter[str]] = {}
     first, last = float("inf"), 0.0
@@ -128,7 +128,7 @@ def _read_logs(found: Facts, logs: list[Path]) -> None:
         found.logs += bool(files)
         for file in files:
             try:
-                for line in _about(file, author, makers, settled, tokens):
+                for line in _about(file, author, contributors, settled, tokens):
                     first, last = min(first, line.time), max(last, line.time)
             except (UserError, OSError) as error:
                 found.troubles.append(str(error))
@@ -137,7 +137,7 @@ def _read_logs(found: Facts, logs: list[Path]) -> None:
     # A microbatch is committed in every stage; a stage of which all logs are here has seen them all.
     origins = {origin for counts in tokens.values() for origin in counts}
     found.tokens = sum(max(counts[origin] for counts in tokens.values()) for origin in origins)
-    found.contributions.update(makers[identity] for identity in settled if identity in makers)
+    found.contributions.update(contributors[identity] for identity in settled if identity in contributors)
 
 
 def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -> None:
@@ -153,11 +153,11 @@ def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -
                     receipt, _ = open_receipt(data, run_id, block_rounds)
                 except (ValueError, AttributeError, TypeError, RecursionError, WireError):
                     continue  # The peer's own counts stand there too, and nobody has signed those.
-                books.setdefault(receipt.maker, ReceiptBook(block_rounds)).take(receipt)
+                books.setdefault(receipt.contributor, ReceiptBook(block_rounds)).take(receipt)
     except OSError as error:
         found.troubles.append(f"{file}: cannot be read: {error.strerror}")
-    for maker, book in books.items():
-        found.receipts[maker] = max(found.receipts[maker], book.total().contributions)
+    for contributor, book in books.items():
+        found.receipts[contributor] = max(found.receipts[contributor], book.total().contributions)
 
 
 def _read_claims(found: Facts, file: Path) -> None:
@@ -180,7 +180,7 @@ def _read_claims(found: Facts, file: Path) -> None:
 def _about(
     file: Path,
     author: _Author,
-    makers: dict[str, str],
+    contributors: dict[str, str],
     settled: set[str],
     tokens: dict[int, Counter[str]],
 ) -> Iterator[event_log.LogLine]:
@@ -194,10 +194,10 @@ def _about(
                 author.stage = stage
             case noted.Committed(origin, tokens=count) if author.stage is not None:
                 tokens.setdefault(author.stage, Counter())[origin] += count
-            case noted.Made(id=identity) if author.peer is not None:
-                makers[identity] = author.peer
-            case noted.Took(id=identity, maker=maker):
-                makers[identity] = maker
+            case noted.ContributionMade(id=identity) if author.peer is not None:
+                contributors[identity] = author.peer
+            case noted.ContributionAccepted(id=identity, contributor=contributor):
+                contributors[identity] = contributor
             case noted.Settled(ids=ids):
                 settled.update(ids)
         yield line

@@ -19,7 +19,7 @@ from peers.state.archive import Archive
 from peers.state.archive_store import FolderStore
 from peers.state.snapshot_service import NoState
 from peers.telemetry.event import Event
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.tools.model.swarm_session import not_let_in
 from protocols.errors import WireError
 from protocols.signed.identity import Identity
@@ -31,44 +31,44 @@ PAUSE_SECONDS = 5.0
 
 
 async def fetch_checkpoints(
-    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, folder: Path, invite: bytes = b""
+    run: str, bootstraps: Sequence[str], cache: PeerCache, notify: Notify, folder: Path, invite: bytes = b""
 ) -> None:
     """Write one checkpoint of each stage into `folder`, an archive. At least one peer of the stage has signed
     each of them, and two thirds of the peers that were asked agree on it. Raises as `reaching` does, NoAnswer
     where a stage has no peer that gives its weights, UserError where the folder cannot be written."""
-    async with reaching(run, bootstraps, cache, say) as found:
+    async with reaching(run, bootstraps, cache, notify) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
             raise NoAnswer(unfit)
-        archivist = _archivist(found, folder, invite, say)
+        archivist = _archivist(found, folder, invite, notify)
         try:
             await archivist.open()
             for stage in range(len(found.signed.manifest.stages)):
-                await _fetch_stage(archivist, stage, say)
+                await _fetch_stage(archivist, stage, notify)
             await archivist.write_facts()
         finally:
             archivist.circle.close()
 
 
-def _archivist(found: Reached, folder: Path, invite: bytes, say: Say) -> Archivist:
+def _archivist(found: Reached, folder: Path, invite: bytes, notify: Notify) -> Archivist:
     """One that serves no newcomer: the directory does not name it."""
     signed, directory = found.signed, found.directory
 
     def note(_event: Event) -> None:
         """A visitor keeps no event log."""
 
-    book = OrderBook(signed, None, note, say)
+    book = OrderBook(signed, None, note, notify)
     archive = Archive(FolderStore(folder))
     gatekeeper = Gatekeeper(book, invite, directory.now)
     serving = Serving(archive, signed, found.transport, gatekeeper, lambda: b"", note)
     shown = invite if signed.manifest.access == "invite" else b""
     circle = ArchivistLinks(book, found.transport, directory, shown, Random(), note, serving)
-    archivist = Archivist(archive, Policy(), Identity.generate(), book, circle, note, say)
+    archivist = Archivist(archive, Policy(), Identity.generate(), book, circle, note, notify)
     circle.listen()
     return archivist
 
 
-async def _fetch_stage(archivist: Archivist, stage: int, say: Say) -> None:
+async def _fetch_stage(archivist: Archivist, stage: int, notify: Notify) -> None:
     """Raises NoAnswer after the last attempt, UserError where the folder cannot be written."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -79,7 +79,7 @@ async def _fetch_stage(archivist: Archivist, stage: int, say: Say) -> None:
         finally:
             archivist.circle.part(stage)
         if attempt < ATTEMPTS:
-            say("archive", f"stage {stage}: {problem}; tries again in {PAUSE_SECONDS:g} s")
+            notify("archive", f"stage {stage}: {problem}; tries again in {PAUSE_SECONDS:g} s")
             await asyncio.sleep(PAUSE_SECONDS)
     stages = len(archivist.manifest.stages)
     raise NoAnswer(

@@ -22,7 +22,7 @@ from peers.errors import NoAnswer
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.discovery.record_reader import newest, opened
 from peers.runtime.timer import Timer
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.telemetry.reasons import refusal
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
@@ -103,12 +103,12 @@ class SwarmClient:
         transport: Transport,
         directory: Directory,
         chance: Random,
-        say: Say,
+        notify: Notify,
         exact: bool = True,
         invite: bytes = b"",
         tokenizer: Path | None = None,
     ) -> None:
-        """`say(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec.
+        """`notify(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec.
         `invite`: what is shown to peers of a run that takes visitors by invite only. `tokenizer`: where this
         machine keeps the run's tokenizer.json."""
         self.signed = signed
@@ -116,11 +116,11 @@ class SwarmClient:
         self.transport = transport
         self.directory = directory
         self.chance = chance
-        self.say = say
+        self.notify = notify
         self.exact = exact
         self.invite = invite
         self.tokenizer = tokenizer
-        self.codec: Codec = "fp32" if exact else self.manifest.hidden_codec
+        self.codec: Codec = "fp32" if exact else self.manifest.activation_codec
         self.sent_bytes = self.received_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._requests = Requests(self.manifest.path_rules(), chance, self._loop.time())
@@ -163,9 +163,9 @@ class SwarmClient:
         self._links.clear()
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Of a request: peers take no more than a microbatch."""
-        return self.manifest.data.sequence_tokens * self.manifest.data.microbatch_sequences
+        return self.manifest.data.seq_len * self.manifest.data.micro_batch_size
 
     async def forward(
         self,
@@ -247,13 +247,13 @@ class SwarmClient:
             why = f"this run lets a request leave out {left} middle stages" if left else (
                 "this run leaves no stage out"
             )  # fmt: skip
-            self.say("missing", f"waiting for a peer of stage {names}: {why}")
+            self.notify("missing", f"waiting for a peer of stage {names}: {why}")
         for stage in set(busy) - self._said_busy:  # Once: a busy swarm is so again and again.
             self._said_busy.add(stage)
             why = "its peers have not answered in time; they are asked again"
-            self.say("busy", f"stage {stage} is busy: {why}")
+            self.notify("busy", f"stage {stage} is busy: {why}")
         if not stages and self._missing and self._open:
-            self.say("found", "all stages that are needed have peers again")
+            self.notify("found", "all stages that are needed have peers again")
         self._missing = nobody
 
     # -- Receiver -------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class SwarmClient:
                 else:
                     self._do(self._requests.declined(request, peer, attempt, code, reason, now))
                 if code == NOT_READY and self._declined[code] == 1:
-                    self.say("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
+                    self.notify("not_ready", "a peer has no settled snapshot of its stage yet; asking again")
             case Refuse(code, reason):
                 self._turned_away(peer, code, reason)
             case _:
@@ -282,7 +282,7 @@ class SwarmClient:
         code = refusal(code)
         reason = "".join(filter(str.isprintable, reason[:200]))
         if peer in self._links and not self._refused[code]:  # The others will say the same.
-            self.say("turned_away", f"a peer does not speak to this visitor ({code}): {reason}")
+            self.notify("turned_away", f"a peer does not speak to this visitor ({code}): {reason}")
         self._refused[code] += 1
         self._lose(peer)
 
@@ -331,7 +331,7 @@ class SwarmClient:
     def _answer(self, kept: _Open, body: bytes, loss_sum: float) -> HeadOutput:
         """The last stage's answer. Raises HiddenError."""
         if not kept.labels:
-            shape = (kept.shape[0], self.manifest.model.vocabulary)
+            shape = (kept.shape[0], self.manifest.model.vocab_size)
             return HeadOutput(activation_codec.decode(body, shape, "fp32"), 0.0)
         if body:
             raise activation_codec.HiddenError(f"{len(body)} bytes beside a score")
@@ -367,7 +367,7 @@ class SwarmClient:
             found = await self.directory.look_up(run, stage, OPERATION_SECONDS)
             return list(opened((data for _, data in sorted(found.items())), run))
         except WireError as error:
-            self.say("look_up_failed", f"the directory does not answer for stage {stage}: {error}")
+            self.notify("look_up_failed", f"the directory does not answer for stage {stage}: {error}")
             return []
 
     async def _dial(self, signed: SignedRecord) -> None:

@@ -17,7 +17,7 @@ from peers.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_file
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.visitor_session import reaching
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from peers.tools.model.evaluate import SCORED_BYTES, Score, cut
 from peers.tools.model.generate import Continuation
 from peers.tools.model.swarm_client import Conversation, SwarmClient
@@ -31,19 +31,24 @@ AT_ONCE = 8
 
 @asynccontextmanager
 async def visiting(
-    run: str, bootstraps: Sequence[str], cache: PeerCache, say: Say, exact: bool = True, invite: bytes = b"",
+    run: str,
+    bootstraps: Sequence[str],
+    cache: PeerCache,
+    notify: Notify,
+    exact: bool = True,
+    invite: bytes = b"",
     tokenizer: Path | None = None,
-) -> AsyncIterator[SwarmClient]:  # fmt: skip
+) -> AsyncIterator[SwarmClient]:
     """A visitor that asks the run's peers, and shows them `invite`. `tokenizer`: the run's tokenizer.json.
     Raises as `reaching` does, NoAnswer where the run would not let it in, TextError without the tokenizer."""
-    async with reaching(run, bootstraps, cache, say) as found:
+    async with reaching(run, bootstraps, cache, notify) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
             raise NoAnswer(unfit)
         tokenizer_file(found.signed.manifest.data, tokenizer)
         shown = invite_shown(found.signed, invite, found.transport.peer)
         async with SwarmClient(
-            found.signed, found.transport, found.directory, Random(), say, exact, shown, tokenizer
+            found.signed, found.transport, found.directory, Random(), notify, exact, shown, tokenizer
         ) as client:
             yield client
 
@@ -77,9 +82,9 @@ def tokenizer_of(client: SwarmClient) -> Tokenizer:
     """The run's. Raises TextError."""
     manifest = client.manifest
     file = tokenizer_file(manifest.data, client.tokenizer)
-    opened = open_tokenizer(file, manifest.model.vocabulary, manifest.data.end_of_text)
+    opened = open_tokenizer(file, manifest.model.vocab_size, manifest.data.eos_token)
     if opened.warning:
-        client.say("text", opened.warning)
+        client.notify("text", opened.warning)
     return opened
 
 
@@ -111,8 +116,8 @@ def begin(
     """A text that the run's model is to continue. Raises TextError."""
     manifest = client.manifest
     return Continuation(
-        prompt, manifest.model.context, temperature=temperature, top_k=top_k, seed=seed,
-        window=manifest.data.sequence_tokens, tokenizer=tokenizer_of(client),
+        prompt, manifest.model.max_position_embeddings, temperature=temperature, top_k=top_k, seed=seed,
+        window=manifest.data.seq_len, tokenizer=tokenizer_of(client),
     )  # fmt: skip
 
 
@@ -161,8 +166,8 @@ async def score(
     """As `evaluate.score_weights`, through the swarm. `progress`: filled in as answers come. Raises NoAnswer,
     and TextError if there is no text."""
     manifest = client.manifest
-    window = min(manifest.data.sequence_tokens, manifest.model.context)
-    batch = max(1, client.most_tokens // window)
+    window = min(manifest.data.seq_len, manifest.model.max_position_embeddings)
+    batch = max(1, client.max_tokens // window)
     windows = cut(text, tokenizer_of(client), window=window, batch=batch, limit=limit)
     conversation = conversation or Conversation()
     room = asyncio.Semaphore(at_once)
@@ -187,7 +192,7 @@ async def score(
             task.cancel()
 
 
-def told(conversation: Conversation) -> list[str]:
+def caveats(conversation: Conversation) -> list[str]:
     """What one should know of the answers, in lines for people."""
     rounds = ", ".join(
         f"{stage}: {' then '.join(map(str, sorted(found)))}"

@@ -12,7 +12,7 @@ from peers.errors import UserError
 from peers.network.discovery.record_reader import opened
 from peers.network.discovery.visitor_session import Reached
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry.events import Say
+from peers.telemetry.events import Notify
 from protocols.errors import TooLarge, WireError
 from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity
@@ -58,9 +58,9 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
         )
 
 
-async def newest(found: Reached, kept: Path | None, say: Say) -> OrderState:
+async def newest(found: Reached, kept: Path | None, notify: Notify) -> OrderState:
     """The newest orders that the directory and this machine (`kept`) know. Raises WireError."""
-    book = OrderBook(found.signed, kept, lambda *_, **__: None, say)
+    book = OrderBook(found.signed, kept, lambda *_, **__: None, notify)
     run, owner = found.signed.run_id, found.signed.manifest.owner
     there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
     if there is not None:
@@ -75,7 +75,7 @@ async def give(found: Reached, identity: Identity, known: OrderState, change: Ch
         order = _sealed(found, identity, known.book.order, change)
         known.book.accept(order)
     stored = await found.directory.put_order(found.signed.run_id, order.data, DIRECTORY_SECONDS)
-    return Given(order, known.public, stored, await _tell(found, order))
+    return Given(order, known.public, stored, await _publish(found, order))
 
 
 def _only_kept(known: OrderState, change: Change) -> SignedOrder | None:
@@ -104,10 +104,10 @@ def _sealed(found: Reached, identity: Identity, before: Order, change: Change) -
         raise UserError(f"{error}: shorten the reasons, or lift bans that no longer matter") from None
 
 
-async def _tell(found: Reached, order: SignedOrder) -> int:
+async def _publish(found: Reached, order: SignedOrder) -> int:
     stages = range(len(found.signed.manifest.stages))
     groups = await asyncio.gather(*(_records(found, stage) for stage in stages))
-    told = [_told(found, record, order) for group in groups for record in group[:MAX_TOLD]]
+    told = [_is_published(found, record, order) for group in groups for record in group[:MAX_TOLD]]
     return sum(await asyncio.gather(*told))
 
 
@@ -120,7 +120,7 @@ async def _records(found: Reached, stage: int) -> list[SignedRecord]:
     return sorted(opened(records.values(), run), key=lambda signed: -signed.sequence)
 
 
-async def _told(found: Reached, record: SignedRecord, order: SignedOrder) -> bool:
+async def _is_published(found: Reached, record: SignedRecord, order: SignedOrder) -> bool:
     try:
         link = await found.transport.open(record.peer, "group", DIAL_SECONDS, record.record.addresses)
         link.post(OrderUpdate(order.data))

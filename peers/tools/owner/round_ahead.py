@@ -40,7 +40,7 @@ def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> Seen | None:
     rounds = [median_low([record.round for record in training if record.stage == stage]) for stage in stages]
     speeds = [[record.tokens_per_second for record in training if record.stage == stage] for stage in stages]
     slowest = min(len(told) * median_low(told) for told in speeds)
-    return Seen(max(rounds), slowest / manifest.rounds.target_tokens)
+    return Seen(max(rounds), slowest / manifest.rounds.global_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ def chosen(manifest: Manifest, now: Seen | None, wanted: int | None) -> Chosen:
         return Chosen(wanted, f"as you say; {at}")
     if now is None:
         raise UserError("nobody of the run is there to say at which round it is: name one with --from-round")
-    every = manifest.rounds.snapshot_rounds
+    every = manifest.rounds.snapshot_interval
     ahead_rounds = max(every, ceil(AHEAD_SECONDS * now.rounds_per_second))
     round = every * ceil((now.round + ahead_rounds) / every)
     return Chosen(
         round,
         f"the run is at round {now.round} and can make {60 * now.rounds_per_second:.1f} rounds a minute; it "
-        f"is given {AHEAD_SECONDS / 60:g} minutes and {every} rounds ahead (rounds.snapshot_rounds)",
+        f"is given {AHEAD_SECONDS / 60:g} minutes and {every} rounds ahead (rounds.snapshot_interval)",
     )

@@ -84,7 +84,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
     """The tokenizer of a run file in `folder`, or the `given` one. None: the text is read as bytes, and
     nothing else is to be known of them. Raises TextError."""
     data = manifest.data
-    if data.tokenizer == BYTES and given is None and not data.end_of_text:
+    if data.tokenizer == BYTES and given is None and not data.eos_token:
         return None  # Without torch, which takes seconds to load.
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
 
@@ -94,7 +94,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
             f"data.tokenizer: {data.tokenizer} is not beside the run file, in {folder.absolute()}: put it "
             "there, or say where it is: --tokenizer FILE (`swarmnet tokenizer TEXT` makes one)"
         )
-    return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocabulary, data.end_of_text)
+    return open_tokenizer(tokenizer_file(data, file or given), manifest.model.vocab_size, data.eos_token)
 
 
 def start_beside(
@@ -103,7 +103,7 @@ def start_beside(
     """What publishing says of the model that a run starts from, which is beside the run file or the `given`
     folder, and what is unusual. None: it starts from its seed. `tokenizer`: as of `check_run`. Raises
     UserError."""
-    wanted, folder = manifest.start.path, run_file.parent
+    wanted, folder = manifest.init_checkpoint.path, run_file.parent
     if wanted != without_secret(wanted):
         raise ConfigError([
             f"{run_file}: start.path: it would be published with the name and the password in it; write the "
@@ -132,21 +132,21 @@ def start_beside(
 
 
 def model_beside(
-    run_file: Path, manifest: Manifest, given: str | None, say: Callable[[str], None]
+    run_file: Path, manifest: Manifest, given: str | None, notify: Callable[[str], None]
 ) -> Path | None:
     """The folder of the model that a run file, or who publishes it, names: where that is a URL, beside the
     run file, into which it is fetched now, unless it is there. None: nobody has said where it is. Raises
     UserError."""
-    wanted = given or manifest.start.path
+    wanted = given or manifest.init_checkpoint.path
     if not given and not is_url(wanted):
         return None
     from peers.state.start_fetch import beside_run, fetched, folder_of
 
     local = folder_of(wanted)
-    if local is not None or not manifest.start.path:
+    if local is not None or not manifest.init_checkpoint.path:
         return local or Path(wanted)  # Where the run starts from its seed, `start_beside` says so.
     folder = beside_run(run_file.absolute().parent, wanted)
-    fetched(wanted, folder, manifest, say)
+    fetched(wanted, folder, manifest, notify)
     return folder
 
 
@@ -221,7 +221,7 @@ def _require_a_window(
     manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None
 ) -> Iterator[str]:
     """Warnings about the tokens of the text's beginning. Raises TextError."""
-    needed = manifest.data.sequence_tokens + 1  # swarmnet/model/sampling.py
+    needed = manifest.data.seq_len + 1  # swarmnet/model/sampling.py
     there = 0
     text = _read_as(manifest, places)
     for count in _counts(text, reads):
@@ -231,7 +231,7 @@ def _require_a_window(
             return
     raise TextError(
         f"data.sources: the text has {there} tokens, and a sequence takes {needed}: add text, or make "
-        f"data.sequence_tokens smaller{text.reading.reason()}"
+        f"data.seq_len smaller{text.reading.reason()}"
     )
 
 
@@ -250,20 +250,35 @@ def unusual(manifest: Manifest) -> list[str]:
     data, rounds, sync = manifest.data, manifest.rounds, manifest.sync
     microbatch, skips = manifest.microbatch_tokens, manifest.path_rules().skips
     told = [
-        (not LOWEST_RATE <= sync.learning_rate < HIGHEST_RATE,
-         f"sync.learning_rate is {sync.learning_rate:g}: every weight steps by so much in a round; runs have "
-         f"trained with 0.002 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below {LOWEST_RATE:g} the "
-         "weights' grid is too coarse"),
-        (sync.warmup_rounds >= sync.decay_rounds,
-         f"sync.warmup_rounds is {sync.warmup_rounds}, sync.decay_rounds {sync.decay_rounds}: the learning "
-         "rate falls to its last value as soon as it has risen"),
-        (rounds.target_tokens < microbatch,
-         f"rounds.target_tokens is {rounds.target_tokens}, less than one microbatch of {microbatch} tokens: "
-         "each microbatch is a round by itself"),
-        (skips and microbatch <= rounds.target_tokens < MICROBATCHES_OF_A_ROUND * microbatch,
-         f"rounds.target_tokens is {rounds.target_tokens}, and microbatches of {microbatch} tokens take "
-         f"different ways: at least {MICROBATCHES_OF_A_ROUND} should meet in a round"),
-        (data.tokenizer != BYTES and not data.end_of_text,
-         "data.end_of_text is empty: the model will not learn where a text ends"),
-    ]  # fmt: skip
+        (
+            not LOWEST_RATE <= sync.learning_rate < HIGHEST_RATE,
+            f"sync.learning_rate is {sync.learning_rate:g}: every weight steps by so much in a round; "
+            "runs have "
+            f"trained with 0.002 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below "
+            f"{LOWEST_RATE:g} the "
+            "weights' grid is too coarse",
+        ),
+        (
+            sync.warmup_rounds >= sync.decay_rounds,
+            f"sync.warmup_rounds is {sync.warmup_rounds}, sync.decay_rounds {sync.decay_rounds}: the "
+            "learning "
+            "rate falls to its last value as soon as it has risen",
+        ),
+        (
+            rounds.global_batch_tokens < microbatch,
+            f"rounds.global_batch_tokens is {rounds.global_batch_tokens}, less than one microbatch of "
+            f"{microbatch} tokens: "
+            "each microbatch is a round by itself",
+        ),
+        (
+            skips and microbatch <= rounds.global_batch_tokens < MICROBATCHES_OF_A_ROUND * microbatch,
+            f"rounds.global_batch_tokens is {rounds.global_batch_tokens}, and microbatches of "
+            f"{microbatch} tokens take "
+            f"different ways: at least {MICROBATCHES_OF_A_ROUND} should meet in a round",
+        ),
+        (
+            data.tokenizer != BYTES and not data.eos_token,
+            "data.eos_token is empty: the model will not learn where a text ends",
+        ),
+    ]
     return [message for wrong, message in told if wrong]

@@ -12,7 +12,7 @@ from typing import Any
 
 from peers.config.run_file import SignedManifest
 from peers.network.discovery.expert_groups import expert_groups
-from peers.network.discovery.record_reader import LOOK_UP_SECONDS, look, settled_round, settled_tokens
+from peers.network.discovery.record_reader import LOOK_UP_SECONDS, finalized_tokens, look, settled_round
 from peers.network.orders.order_book import OrderBook
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError
@@ -73,7 +73,7 @@ class Facts:
     contributors: tuple[Contributor, ...]
     origin: str
     """Where the rounds and contributors come from, for people."""
-    settled_tokens: tuple[int | None, ...] = ()
+    finalized_tokens: tuple[int | None, ...] = ()
     """Of each stage, in those rounds; None, or none at all: nobody has counted them."""
     assumed: tuple[str, ...] = ()
     """What is assumed of them besides what every report assumes, for people."""
@@ -111,16 +111,16 @@ class Facts:
     def _tokens(self) -> list[int]:
         """Trained on, by stage, as peers have counted them; else every settled round holds its target at
         most, as those that are closed by time hold fewer."""
-        counted = self.settled_tokens or (None,) * len(self.rounds)
+        counted = self.finalized_tokens or (None,) * len(self.rounds)
         return [
-            tokens if tokens is not None else (round + 1) * self.manifest.rounds.target_tokens
+            tokens if tokens is not None else (round + 1) * self.manifest.rounds.global_batch_tokens
             for round, tokens in zip(self.rounds, counted, strict=True)
         ]
 
     @property
     def is_counted(self) -> bool:
         """Whether `tokens` is what contributions say, and not a bound."""
-        return bool(self.settled_tokens) and self.settled_tokens[0] is not None
+        return bool(self.finalized_tokens) and self.finalized_tokens[0] is not None
 
     @property
     def devices(self) -> dict[str, float]:
@@ -196,7 +196,7 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
     origin = _origin(Counter(record.stage for record in told), len(rounds), book.order, now)
     at = datetime.fromtimestamp(now, UTC)
-    tokens = tuple(settled_tokens(told, stage) for stage in range(len(rounds)))
+    tokens = tuple(finalized_tokens(told, stage) for stage in range(len(rounds)))
     read = tuple((one.text_shards, one.text_shards_read) for one in told if one.text_shards)
     return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
                  tuple(expert_groups(signed.manifest, told)))  # fmt: skip

@@ -92,7 +92,7 @@ def _held_out(manifest: Manifest) -> str:
 
 
 def _built_on(manifest: Manifest) -> str:
-    start, lora = manifest.start, manifest.model.lora
+    start, lora = manifest.init_checkpoint, manifest.model.lora
     if not start.path:
         return "no other model: the weights start from the run's seed"
     how = f", of which LoRA factors of rank {lora.rank} are trained" if lora.rank else ""
@@ -102,10 +102,10 @@ def _built_on(manifest: Manifest) -> str:
 def _experts(facts: Facts) -> dict[str, Any] | None:
     """None: the model has none."""
     experts = facts.manifest.model.experts
-    if not experts.count:
+    if not experts.num_experts:
         return None
     return {
-        "count": experts.count, "active": experts.active, "groups": experts.groups,
+        "count": experts.num_experts, "active": experts.top_k, "groups": experts.groups,
         "trained": [
             {"stage": one.stage, "first": one.first, "last": one.last, "holders": one.holders,
              "round": one.trained, "stale_rounds": one.stale_rounds}
@@ -117,15 +117,15 @@ def _experts(facts: Facts) -> dict[str, Any] | None:
 def _coverage(facts: Facts) -> dict[str, Any]:
     """How much of the text was read."""
     data = facts.manifest.data
-    if data.order == "drawn":
+    if data.sampling == "random":
         how = "sequences are drawn from anywhere in the text; nobody counts which of it has come"
-        return {"order": data.order, "how": how, "peers": []}
+        return {"order": data.sampling, "how": how, "peers": []}
     peers = [
         {"shards": shards, "shards_read": read, "epochs": round(read / shards, 3)}
         for shards, read in sorted(facts.read, key=lambda one: (-one[1] / one[0], one))
     ]
     how = "each peer of the first stage reads every shard that it has once, and then all of them again"
-    return {"order": data.order, "how": how, "peers": peers}
+    return {"order": data.sampling, "how": how, "peers": peers}
 
 
 def _trained(facts: Facts) -> dict[str, float | None]:

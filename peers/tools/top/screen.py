@@ -25,7 +25,7 @@ THIN_PEERS = 2
 """Fewer peers than this, and one loss stops the stage."""
 STYLES = {"warning": "yellow", "error": "bold red", "info": ""}
 STATE_STYLES = {"training": "green", "gone": "red", "stopped": "red", "suspect": "yellow", "quiet": "yellow",
-                "joining": "cyan", "held": "magenta", "ended": "magenta", "paused": "magenta",
+                "joining": "cyan", "paused_by_owner": "magenta", "ended": "magenta", "paused": "magenta",
                 "leaving": "cyan"}  # fmt: skip
 
 Column = tuple[str, int, Callable[[PeerRow], str]]
@@ -105,8 +105,8 @@ def _figures(snapshot: SwarmSnapshot) -> Text:
 def _tokens(snapshot: SwarmSnapshot) -> Text | None:
     """Two numbers: of the run, and of who is looked at."""
     parts = []
-    if snapshot.settled_tokens is not None:
-        parts.append(f"{snapshot.settled_tokens:,} in all (settled)")
+    if snapshot.finalized_tokens is not None:
+        parts.append(f"{snapshot.finalized_tokens:,} in all (settled)")
     parts += [f"{snapshot.tokens:,} since start"] * bool(snapshot.tokens)
     return Text(f"{'tokens':<13}{'  '.join(parts)}") if parts else None
 

@@ -26,7 +26,7 @@ LEAVE = "q leaves"
 
 def peer(console: Console, state: Path) -> None:
     """Attached to the peer that runs with this state folder. UserError when none answers."""
-    snapshot = _asked(state)
+    snapshot = _request_picture(state)
     if not console.is_terminal:
         console.print(screen.frame(snapshot, console))
         return
@@ -34,12 +34,12 @@ def peer(console: Console, state: Path) -> None:
         asked_at = time.monotonic()
         while "q" not in keys.pressed(FRAME_SECONDS):
             if time.monotonic() >= asked_at + PEER_SECONDS:
-                snapshot = _asked(state)
+                snapshot = _request_picture(state)
                 asked_at = time.monotonic()
             display.update(framed(snapshot, console, LEAVE), refresh=True)
 
 
-def _asked(state: Path) -> SwarmSnapshot:
+def _request_picture(state: Path) -> SwarmSnapshot:
     return from_json(ask(state, {"do": "status"}, ANSWER_SECONDS))
 
 

@@ -1,8 +1,8 @@
 """The tensor side of inference: forward only, on the weights of a snapshot, in the compute thread.
 
-Snapshots, not the live weights: they change every `snapshot_rounds` only, all peers of a stage hold the same
-ones, and they are what newcomers and checkpoints hold, so an answer can be repeated by anybody. A request's
-weights therefore do not move under it, and training never waits for a reader.
+Snapshots, not the live weights: they change every `snapshot_interval` only, all peers of a stage hold the
+same ones, and they are what newcomers and checkpoints hold, so an answer can be repeated by anybody. A
+request's weights therefore do not move under it, and training never waits for a reader.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ForwardWork:
         self._versions.clear()
 
     def _codec(self, ask: ForwardRequest) -> Codec:
-        return "fp32" if ask.exact else self.manifest.hidden_codec
+        return "fp32" if ask.exact else self.manifest.activation_codec
 
     def _inputs(self, ask: ForwardRequest, body: bytes) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Tokens or hidden states; tokens beside these, and labels, if there are any. Raises HiddenError."""
@@ -124,7 +124,7 @@ class ForwardWork:
     def _tokens(self, ask: ForwardRequest, data: bytes) -> Tensor:
         """int64 [B, T]."""
         values = np.frombuffer(data, "<i4")
-        if values.min() < 0 or values.max() >= self.manifest.model.vocabulary:
+        if values.min() < 0 or values.max() >= self.manifest.model.vocab_size:
             raise activation_codec.HiddenError("tokens outside the vocabulary")
         return torch.from_numpy(values.astype(np.int64)).view(ask.sequences, ask.tokens)
 

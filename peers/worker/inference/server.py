@@ -62,7 +62,7 @@ class Inference:
         part: StagePart,
         compute: Compute,
         neighbourhood: PeerLinks,
-        note: noted.Note,
+        log_event: noted.LogEvent,
         chance: Random,
     ) -> None:
         self.manifest = manifest
@@ -70,9 +70,9 @@ class Inference:
         self._rules = manifest.path_rules()
         self.is_last = stage == len(manifest.stages) - 1
         self.compute, self.neighbourhood = compute, neighbourhood
-        self.note = note
+        self.log_event = log_event
         self.work = ForwardWork(manifest, stage, part, snapshots)
-        self.visitors = Visitors(neighbourhood, note)
+        self.visitors = Visitors(neighbourhood, log_event)
         self.outcomes: Counter[str] = Counter()
         """Requests answered ("done") or declined, by code; "stale": nobody waited for them any more."""
         self._loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ class Inference:
             return ComputeError(MALFORMED, f"a path of {ask.path} stages; this run has {fit}")
         size = ask.sequences * ask.tokens
         most = self.manifest.microbatch_tokens
-        if not 0 < size <= most or ask.tokens > model.context:
+        if not 0 < size <= most or ask.tokens > model.max_position_embeddings:
             return ComputeError(MALFORMED, f"{ask.sequences} x {ask.tokens} tokens; at most {most} are taken")
         if self.is_last and not ask.scores and ask.sequences > MAX_SEQUENCES:
             return ComputeError(

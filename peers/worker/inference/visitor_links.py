@@ -44,12 +44,12 @@ class _Visitor:
 
 
 class Visitors:
-    def __init__(self, neighbourhood: PeerLinks, note: noted.Note) -> None:
+    def __init__(self, neighbourhood: PeerLinks, log_event: noted.LogEvent) -> None:
         self.neighbourhood = neighbourhood
-        self.note = note
+        self.log_event = log_event
         self._loop = asyncio.get_running_loop()
         sent = neighbourhood.traffic.sent
-        self._strangers = OneOffReplies(neighbourhood.transport, sent, note, OPEN_SECONDS)
+        self._strangers = OneOffReplies(neighbourhood.transport, sent, log_event, OPEN_SECONDS)
         self._visitors: dict[PeerId, _Visitor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = Timer(self._look)
@@ -99,7 +99,7 @@ class Visitors:
         try:
             visitor.link = await self.neighbourhood.transport.open(peer, "data", OPEN_SECONDS)
         except WireError as error:
-            self.note(noted.VisitorNotReached(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(noted.ClientNotReached(peer=peer, code=error.code, reason=str(error)))
             self._visitors.pop(peer, None)
             return
         hello = Hello(WIRE_VERSION, run_bytes(self.neighbourhood.run_id), self.neighbourhood.record)
@@ -111,7 +111,9 @@ class Visitors:
         try:
             self.neighbourhood.traffic.sent[message.kind] += link.post(message, body)
         except WireError as error:
-            self.note(noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error)))
+            self.log_event(
+                noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+            )
 
     def _look(self) -> None:
         now = self._loop.time()

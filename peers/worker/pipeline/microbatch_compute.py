@@ -89,7 +89,7 @@ class ComputeError:
     """Nothing is lost here: with another gradient from below it can be computed still."""
     peer: PeerId | None = None
     """Who sent the numbers that are no good."""
-    out_of_line: bool = False
+    outlier: bool = False
     """Most of what that peer sent lately is no good."""
 
 
@@ -110,7 +110,7 @@ Coded = Literal["activation", "gradient"]
 class MicrobatchWork:
     def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
         self.codecs: dict[Coded, Codec] = {
-            "activation": manifest.hidden_codec, "gradient": manifest.codec_back,
+            "activation": manifest.activation_codec, "gradient": manifest.codec_back,
         }  # fmt: skip
         self._stage, self._by_chance = stage, manifest.gradient_rounding == "stochastic"
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
@@ -171,9 +171,9 @@ class MicrobatchWork:
         judgement = _judged(self.gradient_sizes, source, _norm(below))
         if not judgement.gain:
             return _blamed(source, "not_finite", "a gradient too large to be summed", judgement)
-        if judgement.out_of_line:
+        if judgement.outlier:
             reason = f"its gradients are mostly far from others' size, this one {judgement.ratio:.3g} times"
-            return _blamed(source, "out_of_line", reason, judgement)
+            return _blamed(source, "outlier", reason, judgement)
         if judgement.gain < 1.0:
             self.scaled += 1
             below *= judgement.gain
@@ -189,10 +189,10 @@ class MicrobatchWork:
         """Why hidden states are not computed with. They are refused and not scaled: whatever they are, they
         are not what an honest stage has computed, and made to fit they would be trained on."""
         judgement = _judged(self.hidden_sizes, sender, norm)
-        if not (judgement.far_off or judgement.out_of_line):
+        if not (judgement.far_off or judgement.outlier):
             return None
         reason = f"hidden states {judgement.ratio:.3g} times as large as is usual"
-        return replace(_blamed(sender, "out_of_line", reason, judgement), again=False)
+        return replace(_blamed(sender, "outlier", reason, judgement), again=False)
 
     def _gathered(self, kept: MicrobatchState, tokens: int) -> None:
         self.gathered_tokens += tokens
@@ -226,7 +226,7 @@ def _left_out(manifest: Manifest) -> float:
     model = manifest.model
     if not model.boundary.is_narrow:
         return 0.0
-    return model.initial_deviation * sqrt(manifest.microbatch_tokens * model.width)
+    return model.initializer_range * sqrt(manifest.microbatch_tokens * model.hidden_size)
 
 
 def _judged(sizes: NormTracker, source: Source | None, norm: float) -> NormCheck:
@@ -236,6 +236,4 @@ def _judged(sizes: NormTracker, source: Source | None, norm: float) -> NormCheck
 
 def _blamed(source: Source | None, code: str, reason: str, judgement: NormCheck) -> ComputeError:
     """With another peer's numbers it can be computed still."""
-    return ComputeError(
-        code, reason, True, source.peer if source is not None else None, judgement.out_of_line
-    )
+    return ComputeError(code, reason, True, source.peer if source is not None else None, judgement.outlier)

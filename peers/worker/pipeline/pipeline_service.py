@@ -52,7 +52,7 @@ from swarmnet.run.manifest import Manifest
 
 NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
-     "other_path", "out_of_line", "gone", "cancelled"}
+     "other_path", "outlier", "gone", "cancelled"}
 )  # fmt: skip
 """Whatever else a peer writes is counted as "other": codes become names of metrics."""
 LOOK_SECONDS = 1.0
@@ -85,7 +85,7 @@ class PipelineService:
         in_flight: int,
         committed: Callable[[int], None],
         round: Callable[[], int],
-        note: noted.Note,
+        log_event: noted.LogEvent,
         line: LinkBandwidth = UNKNOWN,
     ) -> None:
         """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
@@ -99,7 +99,7 @@ class PipelineService:
         fitting = _fitting(manifest, stage, part)
         self.neighbourhood, self.text = neighbourhood, text
         self.flow = Flow(min(in_flight, fitting))
-        self.committed, self.note, self.ledger, self.timings = committed, note, Ledger(), Timings()
+        self.committed, self.log_event, self.ledger, self.timings = committed, log_event, Ledger(), Timings()
         self.router = Router(chance)
         if not self.is_last:  # It keeps graphs.
             slots = min(slots, fitting)
@@ -173,9 +173,9 @@ class PipelineService:
         if missing != self.missing:
             self.missing = missing
             if missing:
-                self.note(noted.Waiting(code="stage_missing", stages=list(missing)))
+                self.log_event(noted.Waiting(code="stage_missing", stages=list(missing)))
             else:
-                self.note(noted.WaitingOver())
+                self.log_event(noted.WaitingOver())
 
     def finished(self) -> bool:
         """Whether nothing is under way here, or all that is waits for a next stage that has left."""
@@ -212,10 +212,10 @@ class PipelineService:
                 queued = kept.queued + kept.queued_below
                 grad = Grad(*key, attempt, kept.loss_sum, kept.tokens, kept.seconds, queued, kept.shape)
                 post(peer, "data", grad, kept.answer)
-                self._tell(peer)
+                self._send_credit(peer)
             case events.SendBusy(key, peer, attempt):
                 post(peer, "data", Busy(*key, attempt))
-                self._tell(peer)
+                self._send_credit(peer)
             case events.SendNack(key, peer, attempt, code, reason):
                 post(peer, "data", Nack(*key, attempt, code, reason))
             case events.SendCancel(key, peer, attempt):
@@ -233,13 +233,13 @@ class PipelineService:
         if attempt > 1:
             job = self.pipeline.jobs[key]
             others = sorted(job.tried.keys() - {peer})
-            self.note(noted.Rerouted(code=job.rerouted, counter=key.counter, to=peer, tried=others))
+            self.log_event(noted.Rerouted(code=job.rerouted, counter=key.counter, to=peer, tried=others))
         stage = self.neighbourhood.membership.peers[peer].stage
         way = Path.of(self.ways.header_for(key, stage))
         act = Act(*key, attempt, stage, send.deadline_seconds, kept.shape, way)
         return self.neighbourhood.post(peer, "data", act, kept.output)
 
-    def _tell(self, peer: PeerId) -> None:
+    def _send_credit(self, peer: PeerId) -> None:
         """What this peer can do for one of the stage above."""
         slots, seconds = self.pipeline.grant(peer), self.service_seconds
         seconds = max(seconds, self._line_seconds) if seconds > 0 else 0.0
@@ -260,7 +260,7 @@ class PipelineService:
             case Nack(origin, counter, attempt, code, reason):
                 key = MicrobatchId(PeerId(origin), counter)
                 code = code if code in NACK_CODES else "other"
-                self.note(noted.Nack(peer=peer, counter=counter, code=code, reason=reason[:200]))
+                self.log_event(noted.Nack(peer=peer, counter=counter, code=code, reason=reason[:200]))
                 self.feed(events.NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)
@@ -269,7 +269,7 @@ class PipelineService:
                 if attempt != NO_ATTEMPT:
                     self.feed(events.CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
-                self.router.told(peer, slots, service_seconds, waiting)
+                self.router.on_credit(peer, slots, service_seconds, waiting)
                 self.feed(events.Tick())
             case _ if self.ahead is not None:
                 self.ahead.message(peer, message, self.serving)
@@ -325,7 +325,7 @@ class PipelineService:
             reason = "it is here by another way: a gradient for that one is none for this one"
             return ComputeError("other_path", reason)
         if self.router.is_shunned(peer, self.clock.time()):
-            return ComputeError("out_of_line", "most of what it sent lately was far from what others send")
+            return ComputeError("outlier", "most of what it sent lately was far from what others send")
         return None
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
@@ -364,7 +364,7 @@ class PipelineService:
                 kept.seconds, kept.output, kept.text = seconds, b"", None
             self._measured(seconds)
             loss = self._loss(result.loss_sum, result.tokens)
-            self.note(noted.Committed(*key, result.tokens, loss))
+            self.log_event(noted.Committed(*key, result.tokens, loss))
             if self.ahead is not None:
                 self.ahead.done(key)
             self.feed(events.LastDone(key, result.tokens))
@@ -395,7 +395,7 @@ class PipelineService:
             answered = kept.answered if kept is not None else 0.0
             queued = kept.queued_below if kept is not None else 0.0
             loss, under_way = self._loss(loss_sum, tokens), self.pipeline.started_here
-            self.note(noted.Committed(*key, tokens, loss, answered, below, queued, under_way))
+            self.log_event(noted.Committed(*key, tokens, loss, answered, below, queued, under_way))
             if kept is not None and kept.started_at is not None:
                 live = self.neighbourhood.membership.live
                 self.flow.aim(self.stages, 1 + len(live(self.stage)), len(live(self.stage + 1)))
@@ -417,15 +417,15 @@ class PipelineService:
 
     def _failed(self, key: MicrobatchId, trouble: ComputeError) -> None:
         code, reason, peer = trouble.code, trouble.reason, trouble.peer
-        self.note(
+        self.log_event(
             noted.MicrobatchFailed(
                 code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
             )
         )
         self.feed(events.Failed(key, code, reason, trouble.again))
-        if trouble.out_of_line and peer is not None:
+        if trouble.outlier and peer is not None:
             self.router.shun(peer, self.clock.time())
-            self.neighbourhood.part_from(peer, "out_of_line", reason)
+            self.neighbourhood.part_from(peer, "outlier", reason)
 
     def _loss(self, loss_sum: float, tokens: int) -> float | None:
         """Of a microbatch that is committed; None without tokens."""

@@ -19,7 +19,7 @@ from protocols.messages.table import NO_ATTEMPT, Ask, Cancel, Held, Message, Pat
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.routing.capacity import Booking, Load, that_counts
-from swarmnet.routing.reservation_requests import Asking, PathQuery, PathSearch
+from swarmnet.routing.reservation_requests import PathQuery, PathSearch, RequestToSend
 from swarmnet.routing.reservations import ReservationTable
 from swarmnet.routing.skipping import Skipping
 
@@ -186,7 +186,7 @@ class ReservationClient:
         bookings = tuple(Booking(b.start, max(b.start, b.release)) for b in told.bookings)
         load = Load(max(1, told.memory), told.forward_seconds, told.backward_seconds, bookings)
         costs = {(cost.frontier, cost.hops_left): cost.seconds for cost in told.costs}
-        self.scouting.told(peer, load, costs, self._latency(peer), self.clock.time())
+        self.scouting.on_load_report(peer, load, costs, self._latency(peer), self.clock.time())
 
     def _ask(self, peer: PeerId, ask: Ask, serving: bool) -> None:
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
@@ -203,7 +203,7 @@ class ReservationClient:
                 self.scouting.rest(header, self.table), ask.firm, now,
             )  # fmt: skip
         if start is None:
-            self._tell(peer)
+            self._send_load(peer)
         answer = ReservationReply(
             *key, ask.question, start is not None, 0.0 if start is None else start - now
         )
@@ -267,7 +267,7 @@ class ReservationClient:
         )  # fmt: skip
         return (peer for peer in peers if self.pipeline.router.has_earned(peer, promised[peer], now))
 
-    def _send(self, asking: Asking, now: float) -> None:
+    def _send(self, asking: RequestToSend, now: float) -> None:
         arrival, start = asking.arrival - now, asking.start - now
         ask = Ask(*asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header))
         self.neighbourhood.post(asking.peer, "data", ask)
@@ -296,10 +296,10 @@ class ReservationClient:
             for stage in range(max(0, self.ways.stage - self.ways.reach), self.ways.stage):
                 for peer in self.neighbourhood.membership.live(stage):
                     if again or now < self._asked_at.get(peer, float("-inf")) + LATELY_SECONDS:
-                        self._tell(peer)
+                        self._send_load(peer)
         self._timer.arm(now + TELL_SECONDS)
 
-    def _tell(self, peer: PeerId) -> None:
+    def _send_load(self, peer: PeerId) -> None:
         load, now = that_counts(self.places.load, MAX_BOOKINGS), self.clock.time()
         bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
         costs = [Cost(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]

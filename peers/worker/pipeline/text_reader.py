@@ -65,7 +65,7 @@ class Circle:
     weight: float
     shards: Mapping[str, Shard]
     reader: Reader
-    sequence_tokens: int
+    seq_len: int
     place: Place = field(default_factory=Place)
     now: ShardTokens | None = None
     ahead: tuple[int, ShardTokens] | None = None
@@ -77,7 +77,7 @@ class Circle:
     """What was left out of those."""
 
     def count(self, shard: ShardTokens) -> int:
-        return window_count(len(shard.tokens), self.sequence_tokens)
+        return window_count(len(shard.tokens), self.seq_len)
 
     @property
     def size(self) -> int:
@@ -90,7 +90,7 @@ class Circle:
         return self.now is None or self.place.window >= self.count(self.now)
 
     def take(self) -> Tensor | None:
-        """The next window, sequence_tokens + 1 of its shard's; None: the next shard is not open yet."""
+        """The next window, seq_len + 1 of its shard's; None: the next shard is not open yet."""
         if self.is_done:
             if self.ahead is None:
                 return None
@@ -100,20 +100,18 @@ class Circle:
             self.place = Place(epoch, self.now.name, 0, shards, self.place.read)
         assert self.now is not None
         tokens, place = self.now.tokens, self.place
-        start = window_start(
-            self.reader, place.epoch, place.shard, place.window, len(tokens), self.sequence_tokens
-        )
+        start = window_start(self.reader, place.epoch, place.shard, place.window, len(tokens), self.seq_len)
         self.place = replace(place, window=place.window + 1, read=place.read + 1)
         if self.is_done:
             self.place = replace(self.place, shards=place.shards + 1)
-        return tokens[start : start + self.sequence_tokens + 1]
+        return tokens[start : start + self.seq_len + 1]
 
     def sought(self) -> tuple[int, str]:
         """Return the epoch and the name of the next shard, past those that are too short. Raises UserError
         where all are."""
         there = [name for name in self.shards if name not in self.empty]
         if not there:
-            raise _too_short(self.name, self.sequence_tokens, self.left_out)
+            raise _too_short(self.name, self.seq_len, self.left_out)
         return following(self.reader, there, self.place.epoch, self.place.shard)
 
     def add_ahead(self, epoch: int, opened: ShardTokens) -> None:
@@ -162,12 +160,12 @@ class TextReader:
         sources = places_here(manifest, config).items()
         places = ", ".join(f"{name} from {without_secret(place)}" for name, place in sources)
         tokenizer = tokenizer_here(manifest, config) or BYTES
-        process.say("text", f"reads the run's text: {places}; tokens: {tokenizer}")
+        process.notify("text", f"reads the run's text: {places}; tokens: {tokenizer}")
         shards, self._cache, reading = await self._patiently(
             lambda: shards_here(manifest, config, process.identity.public_key, withdrawn)
         )
         try:
-            if self._data.order == "drawn":
+            if self._data.sampling == "random":
                 await self._open_drawn(shards[""][0])
                 return self
             self._warn(reading)
@@ -182,7 +180,7 @@ class TextReader:
         self._ahead = asyncio.create_task(self._read_ahead(), name="read ahead")
         self._ahead.add_done_callback(self._ended)
         there, size = self._covered(), sum(each.bytes for some in shards.values() for each in some)
-        process.say(
+        process.notify(
             "text",
             f"{there.shards:,} shards, {size / 1e6:,.1f} MB: {there.shards_read:,} of them are read in epoch "
             f"{there.epochs}",
@@ -205,7 +203,7 @@ class TextReader:
         whatever the key. None: what comes next is not open yet, and `opened` is called when it is."""
         if self._drawn is not None:
             return drawn(self._signed.run_id, self._signed.manifest.seed, key, self._drawn, self._data)
-        while len(self._waiting) < self._data.microbatch_sequences:
+        while len(self._waiting) < self._data.micro_batch_size:
             places = [circle.place.read for circle in self.circles]
             circle = self.circles[mixed(places, [circle.weight for circle in self.circles])]
             before = circle.now
@@ -237,7 +235,7 @@ class TextReader:
         )
 
     async def _open_drawn(self, shard: Shard) -> None:
-        opened, length = await self._open(shard), self._data.sequence_tokens
+        opened, length = await self._open(shard), self._data.seq_len
         read = opened.reading
         counts = read.files, read.documents, read.bytes, read.left_out
         self._process.tell(noted.Text(text_line(opened), *counts))
@@ -255,7 +253,7 @@ class TextReader:
         return [
             Circle(
                 name, weights.get(name, 1.0), {each.name: each for each in some}, reader,
-                self._data.sequence_tokens, kept.get(name, Place()),
+                self._data.seq_len, kept.get(name, Place()),
             )
             for name, some in shards.items()
         ]  # fmt: skip
@@ -280,7 +278,7 @@ class TextReader:
     async def _open(self, shard: Shard) -> ShardTokens:
         cache, loop = self._cache, asyncio.get_running_loop()
         assert cache is not None
-        said_here = progress_lines(self._process.say, loop.time)
+        said_here = progress_lines(self._process.notify, loop.time)
 
         def progress(done: int, all: int) -> None:
             loop.call_soon_threadsafe(said_here, done, all)
@@ -321,7 +319,7 @@ class TextReader:
         """The shard that is open was read to its end."""
         place = circle.place
         assert circle.now is not None
-        tokens = circle.count(circle.now) * circle.sequence_tokens
+        tokens = circle.count(circle.now) * circle.seq_len
         self._process.log.record(noted.ShardRead(place.shard, place.epoch, tokens))
         if place.shards >= circle.size:
             there = self._covered().shards
@@ -333,7 +331,7 @@ class TextReader:
             self._trouble(warning)
 
     def _trouble(self, warning: str) -> None:
-        self._process.report.say("text", warning, level="warning")
+        self._process.report.notify("text", warning, level="warning")
         self._process.log.record(noted.Remark(warning, "text_left_out"))
 
 

@@ -41,7 +41,7 @@ class ActForm:
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         shape = manifest.hidden_shape
-        return cls(shape, encoded_bytes(shape, manifest.hidden_codec), TextCodec(manifest))
+        return cls(shape, encoded_bytes(shape, manifest.activation_codec), TextCodec(manifest))
 
 
 def checked_act(

@@ -35,12 +35,12 @@ class AuditPath(Proofs[AuditQuery]):
         compute: Compute,
         neighbourhood: PeerLinks,
         feed: Callable[[events.Event], None],
-        note: noted.Note,
+        log_event: noted.LogEvent,
         folder: Path | None,
     ) -> None:
         """As long as it is open what becomes of own contributions, slices are kept."""
         delay = rounds.offers.delay
-        super().__init__(audits, rounds, compute, neighbourhood, feed, note, folder, delay)
+        super().__init__(audits, rounds, compute, neighbourhood, feed, log_event, folder, delay)
         self.reduced = reduced
         self.outcome = partial(outcome_of, run_id=work.run_id, stage=work.stage, reduced=reduced)
 
@@ -64,8 +64,8 @@ class AuditPath(Proofs[AuditQuery]):
         name = (ContributionId(message.result), message.shard)
         return self._question(name, message.round, PeerId(message.peer), asked)
 
-    def _question(self, name: Name, round: int, maker: PeerId, asked: PeerId) -> AuditQuery:
-        return AuditQuery(name, round, maker, asked, self.until())
+    def _question(self, name: Name, round: int, contributor: PeerId, asked: PeerId) -> AuditQuery:
+        return AuditQuery(name, round, contributor, asked, self.until())
 
     def take(self, question: AuditQuery, body: bytes) -> None:
         """See `Proofs.take`: of a proof the result comes first."""
@@ -109,7 +109,7 @@ class AuditPath(Proofs[AuditQuery]):
         elif outcome != "agrees" or question.is_proof:
             self.failed(question, "not_in_order", reason or "slices that give the sums prove no lie")
         else:
-            self.noted(question, outcome)
+            self.record_outcome(question, outcome)
 
     def failed(self, question: AuditQuery, outcome: str, reason: str = "") -> None:
         """See `Proofs.failed`."""
@@ -117,11 +117,11 @@ class AuditPath(Proofs[AuditQuery]):
             self.audits.proves_nothing(question)
             self.neighbourhood.part_from(question.asked, "malformed", reason)
         else:
-            self.noted(question, outcome)
-            self.feed(events.Unanswered(question.maker, self.rounds.current))
+            self.record_outcome(question, outcome)
+            self.feed(events.Unanswered(question.contributor, self.rounds.current))
 
     def _convict(self, question: AuditQuery) -> None:
-        liar = question.maker
+        liar = question.contributor
         if not self.audits.is_news(liar, question.round):
             return
         self.proven(question, [question.result, *(question.slices[one] for one in sorted(question.slices))])
@@ -142,7 +142,7 @@ def outcome_of(question: AuditQuery, run_id: RunId, stage: int, reduced: Reduced
         head = open_envelope(
             question.result[: ENVELOPE_BYTES + length], run_id, EnvelopeKind.CONTRIBUTION, length
         )
-        named = (question.maker, stage, question.round, identity)
+        named = (question.contributor, stage, question.round, identity)
         if (head.sender, head.stage, head.round, head.id) != named:
             raise Malformed("another result than was named")
         found: dict[Contributor, bytes] = {}

@@ -29,10 +29,10 @@ class RoundCounts:
         self.norms: tuple[float | None, float | None] = (None, None)
         """Of the newest gradient, and of what it left unsent. Measured in the compute thread."""
 
-    def voted(self, concord: VoteAgreement | None) -> None:
+    def voted(self, vote_agreement: VoteAgreement | None) -> None:
         """A round was applied in which the own votes fared so."""
-        if concord is not None:
-            self.votes += concord
+        if vote_agreement is not None:
+            self.votes += vote_agreement
 
     def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> Outcome:
         """A round enters the live weights. `rounds`: right after it decided so."""
@@ -52,4 +52,4 @@ def _outcome(effect: ApplyRound, rounds: GroupRounds) -> Outcome:
         return "alone"
     if any(neighbour.settled >= effect.round for neighbour in rounds.neighbours.values()):
         return "replayed"
-    return "deadline" if effect.waited_seconds >= rounds.rules.deadline_seconds else "completed"
+    return "deadline" if effect.waited_seconds >= rounds.rules.contribution_timeout_seconds else "completed"

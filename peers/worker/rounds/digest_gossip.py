@@ -37,16 +37,16 @@ class SignedDigests:
         stage: int,
         neighbourhood: PeerLinks,
         wrong: Callable[[Resync], None],
-        note: noted.Note,
+        log_event: noted.LogEvent,
     ) -> None:
         """Signs for every snapshot. `wrong` is called when the own weights are not what the group has."""
         self.identity = identity
         self.run_id = signed.run_id
         self.stage = stage
-        self.every_rounds = signed.manifest.rounds.snapshot_rounds
+        self.every_rounds = signed.manifest.rounds.snapshot_interval
         self.neighbourhood = neighbourhood
         self.wrong = wrong
-        self.note = note
+        self.log_event = log_event
         self.digests = SettledDigests(identity.peer_id)
         self._signed: dict[Statement, bytes] = {}
         self._statements: dict[bytes, Statement] = {}
@@ -71,7 +71,7 @@ class SignedDigests:
             for peer in self.digests.peers() - known:
                 self._forget(self.digests.forget(peer))
             self._newest = {peer: words for peer, words in self._newest.items() if peer in known}
-            self._say(settled.round, settled.chain, settled.digest)
+            self._send_digest(settled.round, settled.chain, settled.digest)
             self._compare(settled.round)
 
     def took_up(self, weights: Weights) -> None:
@@ -79,13 +79,13 @@ class SignedDigests:
         round, self._last, self._chains, self._newest = weights.settled_round, None, {}, {}
         self._forget(self.digests.forget(self.identity.peer_id, round))
         if round >= 0 and self._is_turn(round):
-            self._say(round, weights.chain, state_digest(round, weights.units))
+            self._send_digest(round, weights.chain, state_digest(round, weights.units))
 
     def sign(self, forked: Collection[PeerId]) -> None:
         """What settled last, for all; for these, who are on another history, what others have signed, and for
         the rest who has signed another, with all that it has."""
         if self._last is not None:
-            self._say(*self._last)
+            self._send_digest(*self._last)
         contested = [data for words in self._newest.values() if True in words for data in words.values()]
         every = [data for words in self._newest.values() for data in words.values()]
         for peer in self._group():
@@ -95,7 +95,7 @@ class SignedDigests:
     def _is_turn(self, round: int) -> bool:
         return (round + 1) % self.every_rounds == 0
 
-    def _say(self, round: int, chain: bytes, digest: bytes) -> None:
+    def _send_digest(self, round: int, chain: bytes, digest: bytes) -> None:
         data = seal(
             self.identity, self.run_id, EnvelopeKind.SETTLED, self.stage, round, round, chain + digest
         )
@@ -104,7 +104,7 @@ class SignedDigests:
         for peer in self._group():
             self.neighbourhood.post(peer, "group", Statements([data]))
 
-    def tell(self, peer: PeerId) -> None:
+    def send_all(self, peer: PeerId) -> None:
         """Everything that is held, the newest first, to a peer that chooses a state."""
         statements = [self._signed[statement] for statement in self.digests.all()]
         self.neighbourhood.answer(peer, "group", Statements(statements[:MAX_STATEMENTS]))
@@ -129,7 +129,7 @@ class SignedDigests:
             try:
                 self._keep(self._open(data), data)
             except WireError as error:
-                self.note(noted.StatementUnusable(reason=str(error)))
+                self.log_event(noted.StatementUnusable(reason=str(error)))
 
     def of_round(self, round: int) -> list[bytes]:
         """To keep beside a checkpoint of that round."""
@@ -184,9 +184,9 @@ class SignedDigests:
         self._told = (round, differing)
         right = self.digests.against(round, group)
         code = "in_minority" if right else "digests_differ"
-        self.note(noted.DigestDiffers(code=code, round=round, peers=list(differing)))
+        self.log_event(noted.DigestDiffers(code=code, round=round, peers=list(differing)))
         if right:
             reason = f"{len(right)} peers agree on other weights after round {round}: this peer's are wrong"
             first = max(0, round + 1 - self.every_rounds)
-            self.note(noted.Resynchronise(code=code, peers=list(right), reason=reason, fork_round=first))
+            self.log_event(noted.Resync(code=code, peers=list(right), reason=reason, fork_round=first))
             self.wrong(Resync(right, reason, first))

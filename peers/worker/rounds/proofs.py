@@ -46,7 +46,7 @@ class Proofs(ABC, Generic[Asked]):
         compute: Compute,
         neighbourhood: PeerLinks,
         feed: Callable[[events.Event], None],
-        note: noted.Note,
+        log_event: noted.LogEvent,
         folder: Path | None,
         kept_rounds: int,
     ) -> None:
@@ -55,7 +55,7 @@ class Proofs(ABC, Generic[Asked]):
         self.audits, self.rounds = audits, rounds
         self.compute, self.neighbourhood, self.clock = compute, neighbourhood, neighbourhood.clock
         self.me = neighbourhood.transport.peer
-        self.feed, self.note, self.folder, self.kept_rounds = feed, note, folder, kept_rounds
+        self.feed, self.log_event, self.folder, self.kept_rounds = feed, log_event, folder, kept_rounds
         self.kept: dict[Name, Kept] = {}
         """What this peer gives to whoever asks: of its own, and of the newest proofs."""
         self._given: Counter[tuple[PeerId, ContributionId]] = Counter()
@@ -77,7 +77,7 @@ class Proofs(ABC, Generic[Asked]):
         for given in [given for given in self._given if given[1] in results]:
             del self._given[given]
 
-    def _asked(self, peer: PeerId, name: Name) -> None:
+    def _on_query(self, peer: PeerId, name: Name) -> None:
         kept = self.kept.get(name)
         if kept is None or self._given[peer, name[0]] >= MAX_OF_RESULT:
             return
@@ -98,7 +98,7 @@ class Proofs(ABC, Generic[Asked]):
             if not question.is_proof:
                 self.failed(self.own(question), "unanswered")
         for peer, proof in self.to_tell():
-            self._tell(peer, proof)
+            self._send_proof(peer, proof)
 
     def to_tell(self) -> Iterator[tuple[PeerId, AuditQuery]]:
         return self.audits.to_tell(self.rounds.neighbours)
@@ -112,11 +112,11 @@ class Proofs(ABC, Generic[Asked]):
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
         """Of a member of the group; of others nothing."""
-        if not self.rounds.maker_counts(peer, self.rounds.current):
+        if not self.rounds.has_weight(peer, self.rounds.current):
             return
         match message:
             case GetSlices(result, shard):
-                self._asked(peer, (ContributionId(result), shard))
+                self._on_query(peer, (ContributionId(result), shard))
             case Evidence(result, shard):
                 self._evidence(peer, (ContributionId(result), shard), body)
             case FraudProof():
@@ -124,7 +124,7 @@ class Proofs(ABC, Generic[Asked]):
 
     def until(self) -> float:
         """When a question that is asked now is answered no more, but for the time that a slow line takes."""
-        return self.clock.time() + self.rounds.rules.deadline_seconds
+        return self.clock.time() + self.rounds.rules.contribution_timeout_seconds
 
     def ask(self, question: Asked) -> bool:
         """Whether it is on its way."""
@@ -136,7 +136,7 @@ class Proofs(ABC, Generic[Asked]):
         return True
 
     def _evidence(self, peer: PeerId, name: Name, body: bytes) -> None:
-        found = self.audits.asked(peer, name)
+        found = self.audits.pending_query(peer, name)
         if found is None or found.is_whole:
             return  # It came too late.
         question = self.own(found)
@@ -170,14 +170,16 @@ class Proofs(ABC, Generic[Asked]):
     def about(self, message: FraudProof, asked: PeerId) -> Asked | None:
         """What is to be asked of who says that it has a proof; None: it cannot have one."""
 
-    def noted(self, question: AuditQuery, outcome: str) -> None:
+    def record_outcome(self, question: AuditQuery, outcome: str) -> None:
         self.audits.outcomes[outcome] += 1
         result, shard = question.name
-        self.note(noted.Audited(outcome, question.maker, question.round, result.hex(), shard, question.asked))
+        self.log_event(
+            noted.Audited(outcome, question.contributor, question.round, result.hex(), shard, question.asked)
+        )
 
     def proven(self, question: AuditQuery, bodies: Sequence[bytes]) -> None:
         """It has lied: keep the proof for those who ask for it."""
-        self.noted(question, "lied")
+        self.record_outcome(question, "lied")
         self.keep(question.name, None, bodies)
         for name in self.audits.proves(question):
             self.kept.pop(name, None)
@@ -186,7 +188,7 @@ class Proofs(ABC, Generic[Asked]):
         liar = PeerId(message.peer)
         if not self.audits.is_news(liar, message.round):
             if self.audits.knows(peer, liar, message.round):
-                self._tell(peer, self.audits.proofs[liar])  # It need not say it again.
+                self._send_proof(peer, self.audits.proofs[liar])  # It need not say it again.
         elif liar != self.me and self._is_known(liar):
             question = self.about(message, peer)
             if question is not None:
@@ -194,7 +196,7 @@ class Proofs(ABC, Generic[Asked]):
 
     def _is_known(self, peer: PeerId) -> bool:
         """Whether it could do harm here, or could until a later lie was proven."""
-        return peer in self.audits.convicted or self.rounds.maker_counts(peer, self.rounds.current)
+        return peer in self.audits.convicted or self.rounds.has_weight(peer, self.rounds.current)
 
-    def _tell(self, peer: PeerId, proof: AuditQuery) -> None:
-        self.neighbourhood.post(peer, "group", FraudProof(proof.maker, proof.round, *proof.name))
+    def _send_proof(self, peer: PeerId, proof: AuditQuery) -> None:
+        self.neighbourhood.post(peer, "group", FraudProof(proof.contributor, proof.round, *proof.name))

@@ -1,7 +1,7 @@
 """Receipts between the peers of a stage: signed for others, taken from others, kept on the own disk.
 
-After every `snapshot_rounds` settled rounds a peer signs, for each maker of contributions in them, how many
-it has counted, and sends it to the maker. `swarmnet me` adds up what is kept here.
+After every `snapshot_interval` settled rounds a peer signs, for each maker of contributions in them, how many
+it has counted, and sends it to the maker. `swarmnet credit` adds up what is kept here.
 
 Strangers send receipts, too: one is looked at only where it can be owed, its signature last of all. The file
 is written once a second, beside the event loop: a crash costs the last second, a normal end nothing.
@@ -83,7 +83,7 @@ class Kept:
 
 def read(path: Path, signed: SignedManifest, me: PeerId) -> Kept:
     """What is kept; every receipt is verified again. A missing file is an empty one."""
-    kept = Kept(ReceiptBook(signed.manifest.rounds.snapshot_rounds))
+    kept = Kept(ReceiptBook(signed.manifest.rounds.snapshot_interval))
     for line in _lines(path):
         try:
             _take_line(kept, line, signed, me)
@@ -123,9 +123,9 @@ def _count(kept: Kept, counted: Counted) -> None:
 
 def take(kept: Kept, data: bytes, signed: SignedManifest, me: PeerId, sender: PeerId | None = None) -> str:
     """Add a receipt; its line for the file, or nothing if it is no news. Raises WireError."""
-    rounds = signed.manifest.rounds.snapshot_rounds
+    rounds = signed.manifest.rounds.snapshot_interval
     receipt, at = open_receipt(data, signed.run_id, rounds)
-    if receipt.maker != me or (sender is not None and receipt.signer != sender):
+    if receipt.contributor != me or (sender is not None and receipt.signer != sender):
         raise Malformed("a receipt for somebody else, or signed by somebody else")
     if not kept.book.take(receipt):
         return ""
@@ -153,17 +153,17 @@ class Receipts:
         path: Path | None,
         neighbourhood: PeerLinks,
         now: Callable[[], float],
-        note: noted.Note,
+        log_event: noted.LogEvent,
     ) -> None:
         """`path` None keeps nothing on disk; `now`: the swarm's time in seconds."""
         self.identity, self.signed, self.stage = identity, signed, stage
         self.path = path
-        self.neighbourhood, self.now, self.note = neighbourhood, now, note
-        rounds = signed.manifest.rounds.snapshot_rounds
-        self.makers = SettledMakers(identity.peer_id, stage, rounds)
+        self.neighbourhood, self.now, self.log_event = neighbourhood, now, log_event
+        rounds = signed.manifest.rounds.snapshot_interval
+        self.contributors = SettledMakers(identity.peer_id, stage, rounds)
         self.kept = read(path, signed, identity.peer_id) if path is not None else Kept(ReceiptBook(rounds))
         if self.kept.unusable:
-            self.note(noted.ReceiptsUnusable(lines=self.kept.unusable))
+            self.log_event(noted.ReceiptsUnusable(lines=self.kept.unusable))
         self.own = ContributionCounter(stage, rounds, self.kept.made)
         self.made = self.own.made
         self._owed: OrderedDict[PeerId, list[bytes]] = OrderedDict()
@@ -184,20 +184,20 @@ class Receipts:
         """A round settled here: sign what is due at the end of a block."""
         if (settled.round + 1) % self.own.block_rounds == 0:
             self._undue.clear()
-        makers = settled.makers
-        self._write_down(self.own.settled(settled.round, self.identity.peer_id in makers))
-        for receipt in self.makers.settled(settled.round, makers):
+        contributors = settled.contributors
+        self._write_down(self.own.settled(settled.round, self.identity.peer_id in contributors))
+        for receipt in self.contributors.settled(settled.round, contributors):
             data = seal_receipt(self.identity, self.signed.run_id, receipt, self.now())
-            if not self.neighbourhood.post(receipt.maker, "group", ReceiptMessage(data)):
-                self._owe(receipt.maker, data)
+            if not self.neighbourhood.post(receipt.contributor, "group", ReceiptMessage(data)):
+                self._owe(receipt.contributor, data)
 
     def _write_down(self, counts: Iterable[Counted]) -> None:
         for counted in counts:
             _count(self.kept, counted)
             self._append(_own_line(counted))
 
-    def _owe(self, maker: PeerId, data: bytes) -> None:
-        owed = self._owed.setdefault(maker, [])
+    def _owe(self, contributor: PeerId, data: bytes) -> None:
+        owed = self._owed.setdefault(contributor, [])
         owed.append(data)
         del owed[:-RECEIPTS_OWED]
         while len(self._owed) > MAKERS_OWED:
@@ -229,7 +229,7 @@ class Receipts:
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
         if line:
-            self.note(noted.Receipt(signer=peer, accepted=self.kept.book.total().contributions))
+            self.log_event(noted.Receipt(signer=peer, accepted=self.kept.book.total().contributions))
             self._append(line)
 
     def _not_due(self, peer: PeerId) -> None:
@@ -300,7 +300,7 @@ class Receipts:
                 await asyncio.to_thread(_append_to, self.path, lines)
         except (OSError, UserError) as error:
             self._added = LINES_ADDED
-            self.note(noted.ReceiptNotKept(reason=str(error)))
+            self.log_event(noted.ReceiptNotKept(reason=str(error)))
 
 
 def _content(kept: Kept) -> tuple[int, list[Counted], list[str]]:
@@ -332,7 +332,7 @@ def _own_line(counted: Counted) -> str:
 
 
 def summary(kept: Kept) -> dict[str, Any]:
-    """For `swarmnet me`: plain data. Tokens are this peer's own count, of confirmed blocks only."""
+    """For `swarmnet credit`: plain data. Tokens are this peer's own count, of confirmed blocks only."""
     total = kept.book.total()
     tokens = sum(kept.tokens.get(key, 0) for key in kept.book.blocks)
     return {

@@ -35,13 +35,13 @@ class ReducerPath:
         feed: Callable[[events.Event], None],
         refuse: Callable[[PeerId, str, str], None],
         count: Callable[[str], None],
-        note: noted.Note,
+        log_event: noted.LogEvent,
     ) -> None:
         """`feed`: to `rounds`, and carry out what follows; `refuse`, `count`: what does not count."""
         self.reduced, self.work, self.rounds, self.audits = reduced, work, rounds, audits
         self.neighbourhood = neighbourhood
         self.me = neighbourhood.transport.peer
-        self.feed, self.refuse, self.count, self.note = feed, refuse, count, note
+        self.feed, self.refuse, self.count, self.log_event = feed, refuse, count, log_event
         self.kept: dict[int, Kept] = {}
         """What came for this peer to add up, by round."""
         self._heads: dict[int, dict[Contributor, bytes]] = {}
@@ -110,7 +110,7 @@ class ReducerPath:
         if made.id is None or made.table is None:
             return
         shards, contributors = sorted(made.table.shards), len(made.table.contributors)
-        self.note(noted.Reduced(made.round, made.id.hex(), shards, contributors))
+        self.log_event(noted.Reduced(made.round, made.id.hex(), shards, contributors))
         for shard, held in added.items():
             bodies = [heads[one] + held[one] for one in sorted(held)]
             self.audits.keep((made.id, shard), made.round, bodies)

@@ -63,7 +63,7 @@ from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contribution_sets import kept_rounds
-from swarmnet.rounds.contributors import MakerCounts
+from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.fetch_scheduler import MAX_ASKS
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
@@ -89,15 +89,15 @@ class RoundService:
         neighbourhood: PeerLinks,
         weights: Weights,
         offers: OwnContributions,
-        maker_counts: MakerCounts,
+        has_weight: HasWeight,
         resynchronise: Callable[[events.Resync], None],
-        note: noted.Note,
+        log_event: noted.LogEvent,
         rates: Rates = (),
         folder: Path | None = None,
         audits: Audits | None = None,
     ) -> None:
         """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
-        `maker_counts`: whose contributions are taken; `resynchronise` is called when only the whole state can
+        `has_weight`: whose contributions are taken; `resync` is called when only the whole state can
         help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
         None: in memory; `audits`: which results are looked into, where there are reducers."""
         self.folder = folder
@@ -106,13 +106,13 @@ class RoundService:
         self.compute = compute
         self.neighbourhood = neighbourhood
         self.resynchronise = resynchronise
-        self.note = note
+        self.log_event = log_event
         self.clock = neighbourhood.clock
         self.me = neighbourhood.transport.peer
         draw = work.method.reduced.draw if work.method.reduced is not None else None
         self.rounds = GroupRounds(
             manifest.rounds, self.me, weights.settled_round, self.clock.time(), weights.chain, offers,
-            weights.past.earlier, maker_counts, rates, draw, self._is_member,
+            weights.past.earlier, has_weight, rates, draw, self._is_member,
         )  # fmt: skip
         self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
@@ -132,7 +132,7 @@ class RoundService:
         """In all settled rounds, by all peers; None where nobody knew it of those before `weights`."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = UploadQueue(self._send, queued, self.clock)
-        rare = manifest.rounds.longest_seconds
+        rare = manifest.rounds.max_seconds
         self._bodies: RequestBudget[tuple[PeerId, ContributionId]] = RequestBudget(rare, MAX_ASKS)
         self._ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
         self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
@@ -146,10 +146,18 @@ class RoundService:
         if reduced is None:
             return None
         auditing = AuditPath(
-            audits, reduced, work, self.rounds, self.compute, around, self.feed, self.note, self.folder
+            audits, reduced, work, self.rounds, self.compute, around, self.feed, self.log_event, self.folder
         )
         return ReducerPath(
-            reduced, work, self.rounds, around, auditing, self.feed, self._refused, self._count, self.note
+            reduced,
+            work,
+            self.rounds,
+            around,
+            auditing,
+            self.feed,
+            self._refused,
+            self._count,
+            self.log_event,
         )
 
     def _is_member(self, peer: PeerId) -> bool:
@@ -176,7 +184,7 @@ class RoundService:
     def note_undecided(self) -> None:
         """For the log's readers, at the end: of these own contributions it is open what becomes of them."""
         if ids := [identity.hex() for identity in self.rounds.offers.open]:
-            self.note(noted.Undecided(ids=ids))
+            self.log_event(noted.Undecided(ids=ids))
 
     def close(self) -> None:
         self.work.closed = True
@@ -189,7 +197,7 @@ class RoundService:
         """What is given to those who ask does not end with the rounds of `old`."""
         self.heads = old.heads
         if old.rounds.agreement.follows:
-            self.rounds.stood_still(float("inf"), self.clock.time())
+            self.rounds.on_stall(float("inf"), self.clock.time())
         if self.reducers is not None and old.reducers is not None:
             self.reducers.audits.kept = old.reducers.audits.kept
 
@@ -216,8 +224,10 @@ class RoundService:
             case events.Reduce(round):
                 operations.append(self._reduces.add_up(round))
             case events.GiveBack(round, identity):
-                self._count("given_back")
-                self.note(noted.GivenBack(code="given_back", round=round, id=identity.hex()))
+                self._count("contribution_returned")
+                self.log_event(
+                    noted.ContributionReturned(code="contribution_returned", round=round, id=identity.hex())
+                )
                 operations.append(effect)
             case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
@@ -226,12 +236,14 @@ class RoundService:
                 operations.append(effect)
                 outcome = self.counts.applied(effect, self.rounds, self.clock.time())
                 if self.work.method.reduced is not None:
-                    self.counts.contributors = len(self.rounds.offers.makers(self._references(round)))
+                    self.counts.contributors = len(self.rounds.offers.contributors(self._references(round)))
                 count, waited = self.counts.contributors, round_off(waited)
-                self.note(noted.Applied(round=round, code=outcome, contributors=count, waited=waited))
+                self.log_event(noted.Applied(round=round, code=outcome, contributors=count, waited=waited))
             case events.SettleRound(round, references):
                 self._count_tokens(references)
-                operations.append(replace(effect, tokens=self.tokens, makers=self._makers(references)))
+                operations.append(
+                    replace(effect, tokens=self.tokens, contributors=self._contributors(references))
+                )
                 self._lay_down(references)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
                 if self.reducers is not None:
@@ -247,8 +259,8 @@ class RoundService:
             case events.RequestChain(peer, last):
                 post(peer, "group", GetChain(last))
             case events.SendAnnounce(peers, references, complete):
-                for maker in {reference.peer for reference in references} - {self.me}:
-                    self.neighbourhood.introduce(maker, peers)
+                for contributor in {reference.peer for reference in references} - {self.me}:
+                    self.neighbourhood.introduce(contributor, peers)
                 for message in write_announces(references, complete):
                     for peer in peers:
                         post(peer, "group", message)
@@ -260,7 +272,7 @@ class RoundService:
                 self.sign_history(forked)
             case events.Resync(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
-                self.note(noted.Resynchronise(code, peers, reason, fork_round))
+                self.log_event(noted.Resync(code, peers, reason, fork_round))
                 self.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
@@ -268,7 +280,7 @@ class RoundService:
             if isinstance(result, SlicedContribution):
                 self._was_cut(result)
             elif isinstance(result, ExpertsReassigned):
-                self.note(noted.TookUp(result.round, result.group, result.holders))
+                self.log_event(noted.ExpertsReassigned(result.round, result.group, result.holders))
                 self.took_up(result)
             elif isinstance(result, ContributionReady) and result.is_result:
                 self._was_added_up(result)
@@ -279,16 +291,22 @@ class RoundService:
                     self._store(reference, result.data, result.tokens)
                     if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
-                    self.note(noted.Made(round=result.round, id=reference.id.hex(), tokens=result.tokens))
+                    self.log_event(
+                        noted.ContributionMade(
+                            round=result.round, id=reference.id.hex(), tokens=result.tokens
+                        )
+                    )
                     self.made(result.round, result.tokens)
                 else:
-                    self.note(noted.NotFinite(code="not_finite", round=result.round, tokens=result.tokens))
+                    self.log_event(
+                        noted.NotFinite(code="not_finite", round=result.round, tokens=result.tokens)
+                    )
                 self.feed(events.Contributed(result.round, reference))
             else:
                 self.digest = result.digest
                 ids = [reference.id.hex() for reference in result.references]
                 told = "" if result.digest == NOT_HASHED else result.digest.hex()
-                self.note(noted.Settled(result.round, told, ids, result.tokens))
+                self.log_event(noted.Settled(result.round, told, ids, result.tokens))
                 if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
                     self.settled(result)
 
@@ -300,9 +318,9 @@ class RoundService:
     def _was_cut(self, cut: SlicedContribution) -> None:
         """The own contribution goes to its reducers."""
         if cut.id is None:
-            self.note(noted.NotFinite("not_finite", cut.round, cut.tokens))
+            self.log_event(noted.NotFinite("not_finite", cut.round, cut.tokens))
         else:
-            self.note(noted.Made(cut.round, cut.id.hex(), cut.tokens))
+            self.log_event(noted.ContributionMade(cut.round, cut.id.hex(), cut.tokens))
             self.made(cut.round, cut.tokens)
             if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
                 self.rounds.offers.made(cut.round, cut.id, self.clock.time())
@@ -373,7 +391,7 @@ class RoundService:
         self.feed(events.ChainArrived(peer, message.first, message.before, sets))
 
     def committed(self, tokens: int) -> None:
-        if not self.work.shadow_steps:
+        if not self.work.optimizer_warmup_steps:
             self.feed(events.Committed(tokens))
 
     def ordered(self, rates: Rates) -> None:
@@ -442,8 +460,8 @@ class RoundService:
         """A contribution from anybody: verified by its maker's signature, not by who sent it. What would not
         count is not looked at. Raises BadSignature."""
         try:
-            maker, _, round = claimed(body)
-            if round > self.rounds.settled and not self.rounds.expects(round, maker):
+            contributor, _, round = claimed(body)
+            if round > self.rounds.settled and not self.rounds.expects(round, contributor):
                 self._count("not_counted")
                 return
             opened = opened_contribution(body, self.work)
@@ -477,7 +495,11 @@ class RoundService:
             return
         self._store(reference, body, opened.tokens, opened.signed)
         self._count("accepted")
-        self.note(noted.Took(round=reference.round, id=reference.id.hex(), maker=reference.peer))
+        self.log_event(
+            noted.ContributionAccepted(
+                round=reference.round, id=reference.id.hex(), contributor=reference.peer
+            )
+        )
         self.feed(events.ContributionArrived(peer, reference, table))
         if table is not None:
             self._reduces.audits.came(reference, body, table)
@@ -502,11 +524,11 @@ class RoundService:
         state = self.rounds.rounds.get(round)
         return tuple(state.held.values()) if state is not None else ()
 
-    def _makers(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
+    def _contributors(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
         """Who has contributed to a set."""
         if self.work.method.reduced is None:
             return tuple(reference.peer for reference in references)
-        tags, known = self.rounds.offers.makers(references), (self.me, *self.neighbourhood.known())
+        tags, known = self.rounds.offers.contributors(references), (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
     def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
@@ -521,7 +543,7 @@ class RoundService:
         """A function of the set, so every peer that began from the same count has the same."""
         if self.tokens is not None:
             each = sum(self.stored[reference.id].tokens for reference in settled)
-            usual = max(self.manifest.rounds.target_tokens, self.manifest.microbatch_tokens)
+            usual = max(self.manifest.rounds.global_batch_tokens, self.manifest.microbatch_tokens)
             self.tokens += min(each, MAX_OVERSHOOT * usual)
 
     def _lay_down(self, settled: Sequence[events.Reference]) -> None:

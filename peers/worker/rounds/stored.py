@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from peers.worker.rounds.update_compute import UpdateWork
 from protocols.errors import Malformed
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope
-from protocols.signed.told_tokens import tokens_in
+from protocols.signed.token_count import tokens_in
 from swarmnet.optimizer.method import ContributionError
 from swarmnet.rounds.events import Reference
 from swarmnet.rounds.result_table import Table

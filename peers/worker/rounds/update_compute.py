@@ -14,10 +14,10 @@ from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelop
 from protocols.signed.grants import Reduction, sign_grant
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
-from protocols.signed.told_tokens import told
+from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import ContributionId, PeerId, RunId
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
-from swarmnet.optimizer.method import GradientError, LocalOptimizer, Method, steps_before_telling
+from swarmnet.optimizer.method import GradientError, LocalOptimizer, Method, should_flush_partial_step
 from swarmnet.rounds.events import (
     ApplyRound,
     GiveBack,
@@ -103,7 +103,7 @@ class Settled:
     references: tuple[Reference, ...]
     tokens: int | None = None
     """In all settled rounds up to it; None: not known."""
-    makers: tuple[PeerId, ...] = ()
+    contributors: tuple[PeerId, ...] = ()
     """Who has contributed to it, as far as they are known."""
 
 
@@ -136,12 +136,15 @@ def experts_line(took_up: ExpertsReassigned) -> str:
     first, last = took_up.experts[0], took_up.experts[-1]
     which = f"expert {first}" if first == last else f"experts {first} to {last}"
     counts = ", ".join(map(str, took_up.holders))
-    told = f"trains {which} of each layer; each group of them has {counts} peers"
+    encode_tokens = f"trains {which} of each layer; each group of them has {counts} peers"
     others = ((group, count) for group, count in enumerate(took_up.holders) if group != took_up.group)
     alone = [str(group) for group, count in others if not count]
     if not alone:
-        return told
-    return f"{told}; what nobody trains, group {' and '.join(alone)}, stays as it is until a peer takes it up"
+        return encode_tokens
+    return (
+        f"{encode_tokens}; what nobody trains, group {' and '.join(alone)}, stays as it is until a "
+        "peer takes it up"
+    )
 
 
 class UpdateWork:
@@ -161,7 +164,7 @@ class UpdateWork:
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
         `undecided`: own contributions of which it is open what becomes of them. `signs_every`: of so many
-        rounds one's digest is signed (rounds.snapshot_rounds)."""
+        rounds one's digest is signed (rounds.snapshot_interval)."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -178,7 +181,7 @@ class UpdateWork:
         """In all rounds that are settled in the replica; None: not known."""
         self.closed = False
         """The state is fetched anew: what is still queued is of a history that was given up."""
-        self.shadow_steps = 0
+        self.optimizer_warmup_steps = 0
         """So many own steps move nothing yet; while there are any, nobody counts what this peer commits. Set
         by a newcomer before it serves, then counted down in the compute thread."""
         self.joins = 0
@@ -224,11 +227,11 @@ class UpdateWork:
                     stale |= round <= self.replica.applied_round
                 case ApplyRound(round, _, _):
                     self.replica.apply(round)
-                    self.counts.voted(self.replica.concord(round, self.identity.peer_id))
+                    self.counts.voted(self.replica.vote_agreement(round, self.identity.peer_id))
                     self._ahead, stale = False, True
-                case SettleRound(round, references, chain, tokens, makers):
+                case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round))
-                    result = Settled(round, digest, chain, references, tokens, makers)
+                    result = Settled(round, digest, chain, references, tokens, contributors)
                     self.tokens = tokens
                     if not self.closed:
                         self.settled(result)
@@ -250,7 +253,7 @@ class UpdateWork:
         if self._joins():
             return
         round = self._published_round + 1
-        self._rate = round, 0 if self.shadow_steps else self.replica.factor(round)
+        self._rate = round, 0 if self.optimizer_warmup_steps else self.replica.factor(round)
         if self.gathered.gathered_tokens < own.tokens:
             return
         self._step(own)
@@ -274,20 +277,20 @@ class UpdateWork:
         except GradientError:
             self.counts.not_finite += 1
             return
-        if self.shadow_steps:
-            self.shadow_steps -= 1
+        if self.optimizer_warmup_steps:
+            self.optimizer_warmup_steps -= 1
         else:
             self._stepped_tokens += tokens
 
     def _joins(self) -> bool:
         """As a newcomer, those who train other experts than it drew; whether it did."""
         held, joins = self.method.held, self.joins
-        if not (joins and self.shadow_steps and held is not None and held.knows_holders):
+        if not (joins and self.optimizer_warmup_steps and held is not None and held.knows_holders):
             return False
         self.joins = 0
         if not held.joins():
             return False
-        self.shadow_steps = joins
+        self.optimizer_warmup_steps = joins
         self._trains_others(held)
         return True
 
@@ -310,10 +313,10 @@ class UpdateWork:
         if held is None:
             return []
         holders = held.holders()
-        told = held.group, tuple(group for group, count in enumerate(holders) if not count)
-        if told == self._told or not any(holders):
+        encode_tokens = held.group, tuple(group for group, count in enumerate(holders) if not count)
+        if encode_tokens == self._told or not any(holders):
             return []
-        self._told = told
+        self._told = encode_tokens
         return [ExpertsReassigned(round, held.experts, held.group, tuple(holders))]
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
@@ -356,7 +359,7 @@ class UpdateWork:
 
     def _sealed(self, round: int, tokens: int, payload: bytes, rest: bytes = b"") -> ContributionReady:
         """`rest`: what the payload names by its digest."""
-        stands_for = told(tokens, round)
+        stands_for = encode_tokens(tokens, round)
         data = seal(
             self.identity, self.run_id, EnvelopeKind.CONTRIBUTION, self.stage, round, stands_for, payload
         )
@@ -404,7 +407,7 @@ class UpdateWork:
         """Likewise, of own steps. What is too little for a step yet waits for the next round, unless it is
         all that there is."""
         gathered = self.gathered.gathered_tokens
-        if steps_before_telling(gathered, self._stepped_tokens, own.tokens):
+        if should_flush_partial_step(gathered, self._stepped_tokens, own.tokens):
             self._step(own)
         tokens, self._stepped_tokens = self._stepped_tokens, 0
-        return (own.tell(round, self.identity.peer_id) if tokens else None), tokens
+        return (own.encode_delta(round, self.identity.peer_id) if tokens else None), tokens

@@ -84,8 +84,8 @@ def signed_manifest() -> SignedManifest:
 @cache
 def narrow_manifest() -> Manifest:
     """Of a vocabulary that two bytes hold, with tokens of them outside."""
-    boundary = Boundary("anchored", width=8, after=(1, 2))
-    return tiny_manifest(model=replace(TINY_MODEL, vocabulary=5000, boundary=boundary))
+    boundary = Boundary("token-anchored", width=8, after=(1, 2))
+    return tiny_manifest(model=replace(TINY_MODEL, vocab_size=5000, boundary=boundary))
 
 
 @cache
@@ -136,7 +136,7 @@ def methods() -> tuple[tuple[Method, bytes], ...]:
 
 def through_reducers() -> tuple[Method, bytes]:
     """With a result of two contributors."""
-    manifest = tiny_manifest(sync=Sync(method="local-steps", exchange="sharded", shards=3))
+    manifest = tiny_manifest(sync=Sync(method="local-steps", topology="sharded-reduce", shards=3))
     layout = layout_of(parameter_shapes(manifest.model, manifest.span(1)))
     slices: dict[int, dict[Contributor, bytes]] = {shard: {} for shard in range(3)}
     for number, who in enumerate((ALICE, BOB)):

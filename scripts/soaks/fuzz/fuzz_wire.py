@@ -32,7 +32,7 @@ from fuzz_inputs import (
 from msgpack import ExtType
 from swarm import OWNER, sign, tiny_manifest
 
-from peers.network.discovery.mdns import ANY, SERVICE, heard
+from peers.network.discovery.mdns import ANY, SERVICE, peer_in_announcement
 from peers.worker.rounds.wire_events import read_progress
 from protocols.daemon import multiaddr
 from protocols.daemon.hivemind_imports import MSGPackSerializer, PeerID, dht_pb2
@@ -450,7 +450,7 @@ def lan_service(chance: Random) -> tuple[str, dict[bytes, bytes | None]]:
 
 def hear_lan_service(service: tuple[str, dict[bytes, bytes | None]], _folder: Path) -> None:
     for run in (None, run_id()):
-        found = heard(*service, run)
+        found = peer_in_announcement(*service, run)
         for each in found[1] if found else ():
             split_multiaddr(each)
 

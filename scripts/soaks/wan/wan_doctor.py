@@ -24,7 +24,7 @@ from protocols.signed.identity import load_or_create
 NAMES = ("reachable", "firewalled", "wrong")
 PORT = 31331
 NOBODY = f"/ip4/{wan.SUBNET}.0.200/tcp/4001"
-RUN = "name: doctor\nstages: [1, 1]\nmodel: {width: 64, layers: 2}\n"
+RUN = "name: doctor\nstages: [1, 1]\nmodel: {hidden_size: 64, num_hidden_layers: 2}\n"
 KEYS = {"nat": False, "metrics": {"listen": "off"}, "log": "json"}
 DOCTOR_SECONDS, HIVEMIND_SECONDS = 200, 100
 

@@ -18,9 +18,9 @@ from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos import ChaosOptions
 
 LARGE_STAGE = {
-    "stages": [1, 8], "model": {**MODELS["25M"], "layers": 9},
-    "data": {"sequence_tokens": 64, "microbatch_sequences": 1},
-    "rounds": {"target_tokens": 512, "window": 1, "snapshot_rounds": 1},
+    "stages": [1, 8], "model": {**MODELS["25M"], "num_hidden_layers": 9},
+    "data": {"seq_len": 64, "micro_batch_size": 1},
+    "rounds": {"global_batch_tokens": 512, "window": 1, "snapshot_interval": 1},
 }  # fmt: skip
 """Stage 1 has 25.7 million parameters; microbatches are small, so that its CPUs keep up."""
 ROUNDS_BEFORE = 6

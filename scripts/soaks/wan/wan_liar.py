@@ -22,7 +22,13 @@ from swarmnet.snapshots.fetch import chunk_bytes
 
 LIES = ("wrong chunks", "another state", "other chunks", "silence", "denial")
 MODEL = ModelShape(
-    width=64, layers=4, heads=4, key_value_heads=4, head_width=16, feed_forward=192, context=64
+    hidden_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=16,
+    intermediate_size=192,
+    max_position_embeddings=64,
 )
 """Stage 1 takes 8 chunks."""
 WARM_ROUNDS = 20
@@ -91,7 +97,7 @@ async def liar(_folder, arguments):
         "honest": sum(honest for _, honest, _, _ in found),
         "lies": dict(Counter(lie for lie, *_ in found)),
         "chunks_refused": sum(refused for _, _, refused, _ in found),
-        "longest_seconds": {
+        "max_seconds": {
             kind: max((seconds for lie, _, _, seconds in found if lie == kind), default=None) for kind in LIES
         },
     }  # fmt: skip
@@ -99,8 +105,13 @@ async def liar(_folder, arguments):
 
 def joins(count, seed=0):
     """Play them; [(lie, ended with the honest digest, chunks refused, seconds), ...]."""
-    rounds = Rounds(target_tokens=256, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
-                    snapshot_rounds=4)  # fmt: skip
+    rounds = Rounds(
+        global_batch_tokens=256,
+        max_seconds=5.0,
+        contribution_timeout_seconds=1.0,
+        finality_timeout_seconds=3.0,
+        snapshot_interval=4,
+    )
     swarm = Swarm(tiny_manifest(stages=(1, 3), model=MODEL, rounds=rounds), seed)
     found = []
 

@@ -15,7 +15,7 @@ async def partition(folder, arguments):
     with wan.Wan(seed=2) as net:
         options = ChaosOptions(peers=8, stages=2)
         swarm = WanSwarm(options, folder / "swarm", net, "1M", {"in_flight": 4, "slots": 16},
-                         {"rounds": {"target_tokens": 4096}})  # fmt: skip
+                         {"rounds": {"global_batch_tokens": 4096}})  # fmt: skip
         try:
             await swarm.start()
             await asyncio.sleep(15)

@@ -25,7 +25,7 @@ LINE = {"up": 20.0, "down": 100.0, "delay": 10.0}
 KEYS = {"relay": True, "in_flight": 4, "slots": 16}
 HEAL_SECONDS = 5.0
 """After the relay has gone, until links must stand again."""
-RUN = {"rounds": {"target_tokens": 1024}}
+RUN = {"rounds": {"global_batch_tokens": 1024}}
 
 
 class FirewalledSwarm(WanSwarm):

@@ -11,10 +11,17 @@ from peers.telemetry import event_log
 HOME = {"up": 10.0, "down": 100.0, "delay": 12.5, "loss": 0.005}
 """A home line. A packet crosses two: 50 ms round trip, 1 % loss."""
 MODELS = {
-    "1M": {"width": 128, "layers": 4},
-    "25M": {"width": 512, "layers": 8, "heads": 8, "key_value_heads": 8, "head_width": 64,
-            "feed_forward": 1408, "initial_deviation": 0.02},
-}  # fmt: skip
+    "1M": {"hidden_size": 128, "num_hidden_layers": 4},
+    "25M": {
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 1408,
+        "initializer_range": 0.02,
+    },
+}
 
 
 class WanSwarm(ChaosSwarm):
@@ -33,8 +40,8 @@ class WanSwarm(ChaosSwarm):
     def run_keys(self):
         shape, count = MODELS[self.model], self.options.stages
         return {
-            "name": f"wan-{self.model}", "seed": 0, "stages": [shape["layers"] // count] * count,
-            "hidden_codec": "int8", **self.run, "model": shape | self.run.get("model", {}),
+            "name": f"wan-{self.model}", "seed": 0, "stages": [shape["num_hidden_layers"] // count] * count,
+            "activation_codec": "int8", **self.run, "model": shape | self.run.get("model", {}),
         }  # fmt: skip
 
     def place(self, name):

@@ -25,18 +25,22 @@ async def measure_tokens(folder, net, arguments):
     options = ChaosOptions(peers=arguments.peers, stages=arguments.stages)
     defaults = {name: PeerFile.model_fields[name].default for name in ("in_flight", "slots")}
     keys = {"in_flight": arguments.in_flight or defaults["in_flight"], "slots": defaults["slots"]}
-    run = {"rounds": {"target_tokens": arguments.target_tokens}}
-    if arguments.sequence_tokens:
-        run["data"] = {"sequence_tokens": arguments.sequence_tokens}
+    run = {"rounds": {"global_batch_tokens": arguments.global_batch_tokens}}
+    if arguments.seq_len:
+        run["data"] = {"seq_len": arguments.seq_len}
     if arguments.boundary:
-        layers = MODELS[arguments.model]["layers"]
+        layers = MODELS[arguments.model]["num_hidden_layers"]
         after = list(range(layers // arguments.stages, layers, layers // arguments.stages))
-        run["model"] = {"boundary": {"form": "anchored", "width": arguments.boundary, "after": after}}
+        run["model"] = {"boundary": {"kind": "token-anchored", "width": arguments.boundary, "after": after}}
     if arguments.stages == 1 or arguments.local_steps:  # Peers step by themselves between rounds.
-        run["sync"] = {"method": "local-steps", "parts": arguments.parts, "step_tokens": STEP_TOKENS}
+        run["sync"] = {
+            "method": "local-steps",
+            "fragments": arguments.parts,
+            "inner_batch_tokens": STEP_TOKENS,
+        }
         if arguments.sharded:
-            run["sync"] |= {"exchange": "sharded", "shards": SHARDS}
-        run["rounds"] |= {"longest_seconds": 120.0, "deadline_seconds": 60.0, "settle_seconds": 60.0}
+            run["sync"] |= {"topology": "sharded-reduce", "shards": SHARDS}
+        run["rounds"] |= {"max_seconds": 120.0, "deadline_seconds": 60.0, "finality_timeout_seconds": 60.0}
     swarm = WanSwarm(options, folder, net, arguments.model, keys, run)
     swarm.quic, swarm.paced, swarm.subflows = arguments.quic, arguments.paced, arguments.subflows
     try:
@@ -104,7 +108,7 @@ def got_per_taken(folder):
     """Over the whole life of the peers; more than a contribution's size if some came twice."""
     newest = {name: event.fields["received"] for name, event in events(folder, "traffic")}
     got = sum(received.get("contribution", 0) for received in newest.values())
-    return round(got / max(1, sum(1 for _ in events(folder, "took"))))
+    return round(got / max(1, sum(1 for _ in events(folder, "contribution_accepted"))))
 
 
 async def tokens(folder, arguments):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 DtypeName = Literal["fp32", "bf16"]
-Recompute = Literal["none", "stage", "layer"]
+ActivationCheckpointing = Literal["none", "stage", "layer"]
 """What the backward pass recomputes (Chen et al., arXiv:1604.06174). `stage`: the whole forward pass, so that
 an open microbatch keeps only its inputs. `layer`: each layer, so that the microbatch in progress keeps only
 the inputs of its layers. Both take 4/3 of the compute."""
-MomentsPlace = Literal["device", "host"]
+OptimizerStateDevice = Literal["device", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Computing:
     dtype: DtypeName = "fp32"
     """With bf16, matrices are stored and multiplied in bfloat16. Norms, hidden states between layers, the
     loss and sums of several gradients stay in float32."""
-    recompute: Recompute = "none"
+    activation_checkpointing: ActivationCheckpointing = "none"
     compile: bool = False
     """Whether layers without experts are compiled (torch.compile), for microbatches of the run's shape."""
-    moments: MomentsPlace = "device"
+    optimizer_state: OptimizerStateDevice = "device"
     """Place where the moments of a local optimizer are kept between its steps."""
     uses_each: bool = False
     """Whether each microbatch's gradient is used before the next is added, so that the sum may have the

@@ -48,7 +48,9 @@ class SpreadWeights:
         self.device = device
         self._rank, self._ranks = group.get_rank(), group.get_world_size()
         shares = Shares(layout, self._ranks)
-        self._stage = _Stage(shape, span, layout, recomputed if computing.recompute == "layer" else None)
+        self._stage = _Stage(
+            shape, span, layout, recomputed if computing.activation_checkpointing == "layer" else None
+        )
         _spread(self._stage, init_device_mesh(device.type, (self._ranks,)), computing)
         self._stage.to_empty(device=device)
         self._gradient = GradientSum(shares.layout(self._rank), device, torch.float32)
@@ -233,7 +235,7 @@ class _Stage(_Pieces):
         shape = self._shape
         # The balance loss of experts is no part of the output, so it must be disabled separately.
         if not count:
-            shape = replace(shape, experts=replace(shape.experts, balance=0.0))
+            shape = replace(shape, experts=replace(shape.experts, aux_loss_coef=0.0))
 
         def run_layer(
             members: Mapping[str, Tensor], shape: ModelShape, hidden_BTD: Tensor, rotation: Rotation, /

@@ -90,9 +90,11 @@ class WholeWeights:
         self._frozen: dict[str, Tensor] = {}
         self._shape, self._span, self._layout = shape, span, layout
         self._number = torch.float32 if computing.dtype == "fp32" else torch.bfloat16
-        self._again = recomputed if computing.recompute == "layer" else lambda run: run
+        self._again = recomputed if computing.activation_checkpointing == "layer" else lambda run: run
         layers = range(span.first, span.stop)
-        self.routed = {layer: [0] * shape.experts.count for layer in layers if shape.experts.count}
+        self.routed = {
+            layer: [0] * shape.experts.num_experts for layer in layers if shape.experts.num_experts
+        }
         self._run_layers: dict[int, RunLayer] = {
             layer: self._again(partial(one_layer, routed=self.routed.get(layer))) for layer in layers
         }

@@ -32,13 +32,13 @@ def mixture(
     choice = choose(members["mlp.gate"], shape, x_ND)
     weights_NA, chosen_NA = choice.weights, choice.chosen
     sum_ND = torch.zeros_like(x_ND)
-    for expert in range(shape.experts.count):
+    for expert in range(shape.experts.num_experts):
         tokens_S, places_S = (chosen_NA == expert).nonzero(as_tuple=True)
         if routed is not None and torch.is_grad_enabled():
             routed[expert] += len(tokens_S)
         output_SD = feed_forward(members, shape, f"mlp.experts.{expert}.", x_ND[tokens_S], is_varied=True)
         sum_ND.index_add_(0, tokens_S, output_SD * weights_NA[tokens_S, places_S, None])
-    if not (torch.is_grad_enabled() and shape.experts.balance):
+    if not (torch.is_grad_enabled() and shape.experts.aux_loss_coef):
         return sum_ND
     added: Tensor = _WithLoss.apply(sum_ND, unevenness(shape, choice))  # type: ignore[no-untyped-call]
     return added
@@ -60,12 +60,12 @@ def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[i
     """Route tokens. `without` are experts that no peer serves; tokens use the next best."""
     logits_NE = linear(x_ND, gate_ED).float()
     if without:
-        away_E = torch.zeros(shape.experts.count, dtype=torch.bool, device=x_ND.device)
+        away_E = torch.zeros(shape.experts.num_experts, dtype=torch.bool, device=x_ND.device)
         away_E[list(without)] = True
         logits_NE = logits_NE.masked_fill(away_E, -inf)
     shares_NE = logits_NE.softmax(dim=-1)
-    there = shape.experts.count - len(without)
-    weights_NA, chosen_NA = shares_NE.topk(min(shape.experts.active, there), dim=-1)
+    there = shape.experts.num_experts - len(without)
+    weights_NA, chosen_NA = shares_NE.topk(min(shape.experts.top_k, there), dim=-1)
     weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
     return Choice(shares_NE, weights_NA, chosen_NA)
 
@@ -86,7 +86,7 @@ def unevenness(shape: ModelShape, choice: Choice) -> Tensor:
     shares_NE, chosen_NA = choice.shares, choice.chosen
     tokens, count = shares_NE.shape
     load_E = torch.bincount(chosen_NA.flatten(), minlength=count) / chosen_NA.numel()
-    scale = shape.experts.balance * tokens * count / shape.layers
+    scale = shape.experts.aux_loss_coef * tokens * count / shape.num_hidden_layers
     return scale * (load_E * shares_NE.mean(dim=0)).sum()
 
 

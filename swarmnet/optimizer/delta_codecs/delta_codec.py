@@ -37,7 +37,7 @@ class CodecSeed:
 class EncodedDelta(Protocol):
     """The encoded delta of one contribution for some chunks of one plane."""
 
-    def loudest(self) -> Tensor:
+    def max_abs(self) -> Tensor:
         """Return int32 [C, 1]: a bound on the magnitudes of each chunk, in units; at most LARGEST."""
 
     def units(self) -> Tensor:
@@ -60,10 +60,10 @@ class DeltaCodec(Protocol):
     def bits(self, width: int) -> int:
         """Return the number of bits per chunk of `width` numbers."""
 
-    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedDelta:
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedDelta:
         """Quantize float32 values to what can be sent."""
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedDelta:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedDelta:
         """Parse `data` of the right length. Raises ContributionError if no honest peer can have made it."""
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
@@ -92,7 +92,7 @@ def joined(code: DeltaCodec, written: Sequence[tuple[int, bytes]]) -> bytes:
 
 def sum_of(contributions: Sequence[EncodedDelta]) -> Tensor:
     """Return int32 [C, M]: the clipped sum of at least one delta."""
-    loudest_SC1 = torch.stack([moves.loudest() for moves in contributions])
+    loudest_SC1 = torch.stack([moves.max_abs() for moves in contributions])
     most_C1 = LOUDER * loudest_SC1.sort(dim=0).values[(len(contributions) - 1) // 2]
     # In a set of equals clipping is rarely needed, and a clamp costs as much as the sum.
     clipped = (

@@ -39,7 +39,7 @@ class SignedPowers:
     exponents: Tensor
     """Exponents of the smallest powers, in units: int32 [C, 1]."""
 
-    def loudest(self) -> Tensor:
+    def max_abs(self) -> Tensor:
         return self._sizes().amax(dim=1, keepdim=True)
 
     def units(self) -> Tensor:
@@ -66,17 +66,17 @@ class E3M0Codec:
     def bits(self, width: int) -> int:
         return 4 * width
 
-    def say(self, moved_CM: Tensor, draw: CodecSeed) -> SignedPowers:
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> SignedPowers:
         """Quantize to the nearest powers. Numbers nearer to zero than to the smallest power become zero."""
-        scaled_CM = moved_CM * (MIDDLE / UNIT)
+        scaled_CM = delta_CM * (MIDDLE / UNIT)
         powers_CM = scaled_CM.abs().clamp(min=2.0**-9).log2().floor()
         smallest_C1 = powers_CM.amax(dim=1, keepdim=True) - (POWERS - 1)
         smallest_C1 = smallest_C1.clamp(0, LARGEST_SMALLEST)
         codes_CM = (powers_CM - smallest_C1 + 1).clamp(0, POWERS).to(torch.uint8)
-        negative_CM = (moved_CM < 0) & (codes_CM > 0)
+        negative_CM = (delta_CM < 0) & (codes_CM > 0)
         return SignedPowers(codes_CM + SIGN * negative_CM.to(torch.uint8), smallest_C1.to(torch.int32))
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> SignedPowers:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> SignedPowers:
         exponents_C = exponents.read(data, chunks, LARGEST_SMALLEST)
         codes = nibbles_read(data[chunks:], chunks * width)
         if np.any(codes == SIGN):
@@ -85,7 +85,7 @@ class E3M0Codec:
         return SignedPowers(codes_CM, exponents.tensor_of(exponents_C, device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
-        self.read(data, chunks, width, torch.device("cpu"))
+        self.decode(data, chunks, width, torch.device("cpu"))
 
 
 def nibbles_written(codes: NDArray[np.uint8]) -> bytes:

@@ -31,7 +31,7 @@ class EncodedMultiples:
     exponents: Tensor
     """Exponents of the steps, as powers of 2 in units: int32 [C, 1]."""
 
-    def loudest(self) -> Tensor:
+    def max_abs(self) -> Tensor:
         return self.levels.to(torch.int32).abs().amax(dim=1, keepdim=True) << self.exponents
 
     def units(self) -> Tensor:
@@ -52,15 +52,15 @@ class Int8Codec:
     def bits(self, width: int) -> int:
         return 8 * width
 
-    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedMultiples:
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedMultiples:
         """Quantize with the smallest step that covers the largest number of a chunk."""
-        units_CM = moved_CM / UNIT
+        units_CM = delta_CM / UNIT
         largest_C1 = units_CM.abs().amax(dim=1, keepdim=True)
         steps_C1 = (largest_C1 / MOST).clamp(min=1.0).log2().ceil().to(torch.int32).clamp(max=LARGEST_STEP)
         levels_CM = (units_CM / torch.exp2(steps_C1)).round().clamp(-MOST, MOST)
         return EncodedMultiples(levels_CM.to(torch.int8), steps_C1)
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedMultiples:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedMultiples:
         self.check(data, chunks, width)
         levels = np.frombuffer(data, np.int8, offset=chunks).reshape(chunks, width).copy()
         exponents_C = exponents.read(data, chunks, LARGEST_STEP)

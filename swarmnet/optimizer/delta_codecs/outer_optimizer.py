@@ -32,7 +32,7 @@ class OuterOptimizer:
     def of(cls, how: LocalStepConfig) -> OuterOptimizer:
         return cls(*how.outer_thousandths)
 
-    def moved(self, mean_CM: Tensor, momentum_CM: Tensor | None) -> Tensor:
+    def step(self, mean_CM: Tensor, momentum_CM: Tensor | None) -> Tensor:
         """Return the step of the weights, int32 [C, M], and update the momentum (same shape) in place. With
         None the momentum is zero and is not kept."""
         if (self.rate, self.decay) == (THOUSAND, 0):

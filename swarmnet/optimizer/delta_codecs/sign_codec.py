@@ -28,12 +28,12 @@ class EncodedSigns:
     exponents: Tensor
     """Exponents of 2, in units: int32 [C, 1]."""
 
-    def loudest(self) -> Tensor:
+    def max_abs(self) -> Tensor:
         return torch.ones_like(self.exponents) << self.exponents
 
     def units(self) -> Tensor:
         # Eight times as fast as to choose between two sizes of each chunk.
-        return (1 - 2 * self.negative.view(torch.int8)) * self.loudest()
+        return (1 - 2 * self.negative.view(torch.int8)) * self.max_abs()
 
     def rows(self, rows: slice) -> EncodedSigns:
         return EncodedSigns(self.negative[rows], self.exponents[rows])
@@ -52,16 +52,16 @@ class SignCodec:
     def bits(self, width: int) -> int:
         return width
 
-    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedSigns:
-        sizes_C1 = moved_CM.abs().mean(dim=1, keepdim=True) / UNIT
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedSigns:
+        sizes_C1 = delta_CM.abs().mean(dim=1, keepdim=True) / UNIT
         nearest_C1 = sizes_C1.clamp(min=1.0).log2().round().to(torch.int32).clamp(max=LARGEST_EXPONENT)
-        negative_CM, zero_CM = moved_CM < 0, moved_CM == 0
+        negative_CM, zero_CM = delta_CM < 0, delta_CM == 0
         if zero_CM.any():  # Zero has no code of its own, and a constant sign would be a bias.
-            flips_M = torch.from_numpy(coin_flips(draw.seed, draw.chunk, moved_CM.shape[1]))
-            negative_CM = torch.where(zero_CM, flips_M.to(moved_CM.device), negative_CM)
+            flips_M = torch.from_numpy(coin_flips(draw.seed, draw.chunk, delta_CM.shape[1]))
+            negative_CM = torch.where(zero_CM, flips_M.to(delta_CM.device), negative_CM)
         return EncodedSigns(negative_CM, nearest_C1)
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedSigns:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedSigns:
         exponents_C1 = exponents.tensor_of(exponents.read(data, chunks, LARGEST_EXPONENT), device)
         if device.type == "cpu":
             bits_CM = unpack(data[chunks:], chunks, width)

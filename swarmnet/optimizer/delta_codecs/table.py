@@ -13,9 +13,9 @@ from swarmnet.run.manifest import Sync
 
 def code_of(sent: SentName, sync: Sync) -> DeltaCodec:
     codes: dict[SentName, DeltaCodec] = {
-        "bit": SignCodec(),
-        "four-bits": E3M0Codec(),
-        "eight-bits": Int8Codec(),
-        "largest": TopKCodec(sync.sparse_kept),
+        "sign": SignCodec(),
+        "e3m0": E3M0Codec(),
+        "int8": Int8Codec(),
+        "topk-2bit": TopKCodec(sync.sparse_topk),
     }
     return codes[sent]

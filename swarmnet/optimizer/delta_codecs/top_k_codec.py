@@ -40,7 +40,7 @@ class EncodedTopK:
     sizes: Tensor
     """int32 [C, 2]: the small and the large size, in units."""
 
-    def loudest(self) -> Tensor:
+    def max_abs(self) -> Tensor:
         return self.sizes[:, 1:]
 
     def units(self) -> Tensor:
@@ -75,18 +75,18 @@ class TopKCodec:
         selection = self.selection(width)
         return selection.index_bits + 2 * selection.kept
 
-    def say(self, moved_CM: Tensor, draw: CodecSeed) -> EncodedTopK:
-        indices_CK = self.selection(moved_CM.shape[1]).choose(moved_CM.contiguous())
-        values_CK = moved_CM.gather(1, indices_CK) / UNIT
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedTopK:
+        indices_CK = self.selection(delta_CM.shape[1]).choose(delta_CM.contiguous())
+        values_CK = delta_CM.gather(1, indices_CK) / UNIT
         sizes_CK = values_CK.abs()
         large_CK = sizes_CK > sizes_CK.mean(dim=1, keepdim=True)
         small_C = _mean_of(sizes_CK, ~large_CK)
         # If all have one size, none is above the mean; that size is then also the large one.
         large_C = torch.where(large_CK.any(dim=1), _mean_of(sizes_CK, large_CK), small_C)
         sizes_C2 = torch.stack([small_C, large_C.maximum(small_C)], dim=1).round().clamp(max=LARGEST)
-        return EncodedTopK(moved_CM.shape[1], indices_CK, values_CK < 0, large_CK, sizes_C2.to(torch.int32))
+        return EncodedTopK(delta_CM.shape[1], indices_CK, values_CK < 0, large_CK, sizes_C2.to(torch.int32))
 
-    def read(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedTopK:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedTopK:
         selection, sizes_C2 = self.selection(width), self._sizes(data, chunks)
         kept, index_bits = selection.kept, selection.index_bits
         bits_CB = unpack(data[HEAD * chunks :], chunks, self.bits(width))
@@ -98,7 +98,7 @@ class TopKCodec:
         return EncodedTopK(width, indices, negative, large, torch.from_numpy(sizes_C2).to(device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
-        self.read(data, chunks, width, torch.device("cpu"))
+        self.decode(data, chunks, width, torch.device("cpu"))
 
     def _sizes(self, data: memoryview, chunks: int) -> NDArray[np.int32]:
         sizes_C2 = np.frombuffer(data, "<u4", SIZES * chunks).reshape(chunks, SIZES)

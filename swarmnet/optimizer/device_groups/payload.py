@@ -31,7 +31,7 @@ class Divisible(Protocol):
     def sections(self) -> Sections:
         """The sections of its payloads."""
 
-    def divide(self, company: DeviceGroup) -> None:
+    def use_device_group(self, company: DeviceGroup) -> None:
         """Use only a share; `company` reaches the other devices. Called before all other methods."""
 
 

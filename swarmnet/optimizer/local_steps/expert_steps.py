@@ -59,7 +59,7 @@ class ExpertAssignment:
 class ExpertShardSteps:
     """One peer of one stage."""
 
-    foresight = 0.0
+    lookahead_accuracy = 0.0
     """As LocalSteps."""
     reduced = None
 
@@ -117,7 +117,7 @@ class ExpertShardSteps:
         self.group = group
         self.of_group = self._part(group)
         if self._on_the_host:
-            self.of_group.keep_moments_on_the_host()
+            self.of_group.offload_optimizer_state()
         self.holding = self._as_it_is()
 
     @property
@@ -128,7 +128,7 @@ class ExpertShardSteps:
     @property
     def experts(self) -> range:
         """That this peer trains, by their numbers in each layer."""
-        each = self._manifest.model.experts.count // self.groups
+        each = self._manifest.model.experts.num_experts // self.groups
         return range(self.group * each, (self.group + 1) * each)
 
     def of(self, flat: Tensor) -> Tensor:
@@ -154,10 +154,10 @@ class ExpertShardSteps:
     def momentum_norm(self) -> float | None:
         return hypot(self.shared.momentum_norm or 0.0, self.of_group.momentum_norm or 0.0)
 
-    def keep_moments_on_the_host(self) -> None:
+    def offload_optimizer_state(self) -> None:
         self._on_the_host = True
         for part in (self.shared, self.of_group):
-            part.keep_moments_on_the_host()
+            part.offload_optimizer_state()
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         """`gradient`: [H]."""
@@ -169,15 +169,19 @@ class ExpertShardSteps:
         if not torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite():
             raise GradientError("the gradient is not finite; drop it and go on")
         self.shared.step(gradient[:size], tokens, round, factor)
-        of_experts = int(factor * self._manifest.sync.expert_rate + 0.5)
+        of_experts = int(factor * self._manifest.sync.expert_lr_scale + 0.5)
         self.of_group.step(gradient[size:], tokens, round, of_experts)
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
-        return self.tell(round, peer)
+        return self.encode_delta(round, peer)
 
-    def tell(self, round: int, peer: PeerId) -> bytes:
-        return bytes([self.group]) + self.shared.tell(round, peer) + self.of_group.tell(round, peer)
+    def encode_delta(self, round: int, peer: PeerId) -> bytes:
+        return (
+            bytes([self.group])
+            + self.shared.encode_delta(round, peer)
+            + self.of_group.encode_delta(round, peer)
+        )
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         """Of experts that this peer gave up nothing comes back."""
@@ -210,14 +214,14 @@ class ExpertShardSteps:
         elif group == self.group:
             self.of_group.add_to(weights_CN, there)
 
-    def heard(self, round: int, maker: PeerId, held: Mapping[str, int] | None) -> None:
+    def record_assignment(self, round: int, contributor: PeerId, held: Mapping[str, int] | None) -> None:
         """Who trains which group, by what somebody made for a round; None: it is taken out again."""
         of_round = self._held_by.setdefault(round, {})
-        of_round.pop(maker, None)
+        of_round.pop(contributor, None)
         if held is not None:
-            of_round[maker] = held
+            of_round[contributor] = held
 
-    def said(self, peer: PeerId, payload: bytes) -> Mapping[str, int]:
+    def assignment_in(self, peer: PeerId, payload: bytes) -> Mapping[str, int]:
         """By a contribution, as `heard` takes it."""
         return {self._name_of(peer): payload[0]}
 
@@ -313,11 +317,11 @@ class HeldTally(MovesTally):
 
     def add(self, peer: PeerId, payload: bytes) -> None:
         super().add(peer, payload)
-        self._holders.heard(self._round, peer, self._holders.said(peer, payload))
+        self._holders.record_assignment(self._round, peer, self._holders.assignment_in(peer, payload))
 
     def remove(self, peer: PeerId) -> None:
         super().remove(peer)
-        self._holders.heard(self._round, peer, None)
+        self._holders.record_assignment(self._round, peer, None)
 
 
 def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:

@@ -82,13 +82,13 @@ class InnerOptimizer:
 
     def __init__(self, name: InnerName, layout: Layout, momentum: float) -> None:
         self._name, self._layout, self._momentum = name, layout, momentum
-        self.divide(ALONE)
+        self.use_device_group(ALONE)
         self.moments_lie_on: torch.device | None = None
         """None: where the gradient does."""
         self._kept: dict[str, list[Tensor]] = {}
         """Of each parameter, its moments."""
 
-    def divide(self, company: DeviceGroup) -> None:
+    def use_device_group(self, company: DeviceGroup) -> None:
         """Of parameters there may be a part here only; matrices are made orthogonal as wholes."""
         self._company = company
         self._muon = _Muon(self._momentum, company)

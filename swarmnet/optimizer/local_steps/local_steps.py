@@ -52,35 +52,35 @@ ORDERS_KEPT = 64
 class LocalSteps:
     """One peer of one stage."""
 
-    foresight = 0.0
+    lookahead_accuracy = 0.0
     """A peer's own moves say little of the others'; they are in its weights already."""
     reduced = None
     held = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
-        assert sync.own_steps is not None, "of a method whose peers step by themselves"
-        self.how = sync.own_steps
+        assert sync.local_steps is not None, "of a method whose peers step by themselves"
+        self.how = sync.local_steps
         self._sync, self._run_id = sync, manifest.run_id()
         self.layout, self.state, self.device = layout, state_of(layout, sync), device
         self.code, self.outer = code_of(self.how.sent, sync), OuterOptimizer.of(self.how)
-        self._clip = BlockClip(layout, sync.clip, device)
+        self._clip = BlockClip(layout, sync.max_grad_norm, device)
         self._inner = InnerOptimizer(self.how.inner, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
-        self._waiting = torch.zeros(layout.size, device=device) if self.how.rest == "feedback" else None
+        self._waiting = torch.zeros(layout.size, device=device) if self.how.rest == "error-feedback" else None
         """Outside of them. In float32, as what it is a rest of: it is added to each time."""
         self._sent: dict[int, dict[int, EncodedDelta | Tensor]] = {}
         """Of rounds that may not be applied yet, what the own weights hold meanwhile, by where a tile begins:
         what was told, where that is it, or float32 [C, M]."""
-        self.tokens = sync.step_tokens or manifest.microbatch_tokens
+        self.tokens = sync.inner_batch_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
         self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
-    def divide(self, company: DeviceGroup) -> None:
+    def use_device_group(self, company: DeviceGroup) -> None:
         self._clip.company = company
-        self._inner.divide(company)
+        self._inner.use_device_group(company)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -99,7 +99,7 @@ class LocalSteps:
     def own(self) -> LocalSteps:
         return self
 
-    def keep_moments_on_the_host(self) -> None:
+    def offload_optimizer_state(self) -> None:
         self._inner.moments_lie_on = torch.device("cpu")
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
@@ -109,9 +109,9 @@ class LocalSteps:
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
-        return self.tell(round, peer)
+        return self.encode_delta(round, peer)
 
-    def tell(self, round: int, peer: PeerId) -> bytes:
+    def encode_delta(self, round: int, peer: PeerId) -> bytes:
         seed = seed_of(self._run_id, round, peer)
         told: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
         self._sent[round] = sent = {}
@@ -124,20 +124,20 @@ class LocalSteps:
     def _take(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
         """What is told of a tile, and what the own weights hold of it until it is applied."""
         columns = self.columns(tile.plane, round)
-        moved_CM = offered_CM = tile.of(self._moved)[:, columns]
+        delta_CM = offered_CM = tile.of(self._moved)[:, columns]
         if self._waiting is not None:
             waiting_CM = tile.of(self._waiting)[:, columns]
-            offered_CM = moved_CM + self._sync.feedback_decay * waiting_CM
-        moves = self.code.say(offered_CM, CodecSeed(seed, tile.plane.chunk))
+            offered_CM = delta_CM + self._sync.error_feedback_decay * waiting_CM
+        moves = self.code.encode(offered_CM, CodecSeed(seed, tile.plane.chunk))
         said_CM = moves.units() * UNIT
         if self._waiting is not None:
             waiting_CM.copy_(offered_CM - said_CM)
         held: EncodedDelta | Tensor = moves
-        if self.how.rest == "live":
-            moved_CM -= said_CM
+        if self.how.rest == "local":
+            delta_CM -= said_CM
         else:
-            held = moved_CM.clone()
-            moved_CM.zero_()
+            held = delta_CM.clone()
+            delta_CM.zero_()
         for flat in self._flats():  # A bit is never nothing: what was said of the padding is taken back.
             tile.empty_padding(tile.of(flat), self.layout)
         return moves, held
@@ -182,7 +182,7 @@ class LocalSteps:
         """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
         method's."""
         for plane, chunks, data in self._cut(payload, rows):
-            yield self.code.read(data, chunks, self.width(plane), self.device)
+            yield self.code.decode(data, chunks, self.width(plane), self.device)
 
     def planes_of(self, payload: bytes) -> list[memoryview]:
         """What it says of each plane. ContributionError where the length is wrong."""
@@ -192,7 +192,7 @@ class LocalSteps:
         """Of what is said of the tile's plane."""
         width = self.width(tile.plane)
         said = cut(self.code, data, tile.plane.chunks, width, tile.rows)
-        return self.code.read(said, tile.chunks, width, self.device)
+        return self.code.decode(said, tile.chunks, width, self.device)
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
         contributions = [self.planes_of(payload) for payload in payloads]
@@ -269,7 +269,7 @@ class PartStep:
             return
         columns = self.method.columns(tile.plane, self.round)
         momentum_CM = None if momentum_CN is None else momentum_CN[:, columns]
-        units_CN[:, columns].add_(self.method.outer.moved(sums.means(), momentum_CM))
+        units_CN[:, columns].add_(self.method.outer.step(sums.means(), momentum_CM))
         for changed_CN in (units_CN, momentum_CN):
             if changed_CN is not None:
                 tile.empty_padding(changed_CN, self.method.layout)
@@ -300,7 +300,7 @@ class MovesTally:
         sums = {tile.start: packed(sum_of(moves), len(moves)) for tile, moves in said if moves}
         return PartStep(self._method, self._round, sums)
 
-    def concord(self, me: PeerId) -> None:
+    def vote_agreement(self, me: PeerId) -> None:
         """Sizes are no votes."""
 
 

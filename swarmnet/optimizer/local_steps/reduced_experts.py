@@ -70,7 +70,7 @@ class ReducedExperts(ReducedSteps):
         of_experts = len(set(self._groups(contributors, sums))) * self._experts.number_bytes[shard]
         return contributors + self._shared.number_bytes[shard] + of_experts
 
-    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
+    def encode_mean(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
         groups = self._groups(contributors, sums)
         start = contributors + self._shared.number_bytes[shard]
         shared = self._shared.numbers(shard, sums[contributors:start])
@@ -120,11 +120,11 @@ class ExpertResultTally(ResultTally):
 
     def add(self, peer: PeerId, payload: bytes) -> None:
         super().add(peer, payload)
-        self._experts.held.heard(self._round, peer, self._experts.holding_in(payload))
+        self._experts.held.record_assignment(self._round, peer, self._experts.holding_in(payload))
 
     def remove(self, peer: PeerId) -> None:
         super().remove(peer)
-        self._experts.held.heard(self._round, peer, None)
+        self._experts.held.record_assignment(self._round, peer, None)
 
 
 def _named_in_tables(peer: PeerId) -> str:

@@ -128,7 +128,7 @@ class ReducedSteps:
         self.layout, self.state, self.device = layout, self.own.state, device
         self.shards, self.draw = manifest.sync.shards, draw_of(manifest)
         self.payload_bytes = self.own.payload_bytes
-        self.votes, self.foresight = self.own.votes, self.own.foresight
+        self.votes, self.lookahead_accuracy = self.own.votes, self.own.lookahead_accuracy
         self.contribute, self.lookahead, self.give_back = (
             self.own.contribute, self.own.lookahead, self.own.give_back
         )  # fmt: skip
@@ -159,7 +159,7 @@ class ReducedSteps:
         """How long that is, of so many, where `sums` begin with it. ContributionError."""
         return self._whole.number_bytes[shard]
 
-    def spoken(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
+    def encode_mean(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
         """What it says. ContributionError."""
         for plane, numbers in enumerate(self._whole.numbers(shard, sums)):
             yield ShardMean(plane, numbers, contributors)
@@ -208,7 +208,7 @@ class ReducedSteps:
         """Of each shard in it. ContributionError."""
         table, sums = self._read(result)
         for shard, said in sums.items():
-            yield shard, list(self.spoken(shard, len(table.shards[shard]), said))
+            yield shard, list(self.encode_mean(shard, len(table.shards[shard]), said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class ResultTally:
                 each.add_to(sum_CM, counts_C1, tile)
             yield tile.start, packed(sum_CM, counts_C1.clamp_(min=1))
 
-    def concord(self, me: PeerId) -> None:
+    def vote_agreement(self, me: PeerId) -> None:
         """Sizes are no votes."""
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from swarmnet.identifiers import PeerId
 from swarmnet.model.fixed_point import learning_rate_units
 from swarmnet.model.flat_layout import Entry, Layout
-from swarmnet.model.parameters import branch_share, is_muons
+from swarmnet.model.parameters import is_muons, residual_init_scale
 from swarmnet.optimizer.index_code import ContributionError
 from swarmnet.optimizer.low_rank.exact import TOLD_BITS, orthogonal, spread
 from swarmnet.optimizer.low_rank.factor import Factor, bytes_of, sum_of
@@ -50,13 +50,16 @@ class LowRank:
     """The optimizer of one peer for one stage."""
 
     own = held = reduced = None
-    foresight = 0.75
+    lookahead_accuracy = 0.75
     """The value of votes: the factors of a round are sent exactly."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         self._manifest, self._run_id, self._device = manifest, manifest.run_id(), device
         self.state = layout
-        self._clip, self._most = BlockClip(layout, manifest.sync.clip, device), manifest.sync.clip
+        self._clip, self._most = (
+            BlockClip(layout, manifest.sync.max_grad_norm, device),
+            manifest.sync.max_grad_norm,
+        )
         self.matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
         kind = Chained if manifest.sync.method == "hybrid" else Apart
         self.momenta = kind(manifest, layout, self.matrices, device)
@@ -76,7 +79,7 @@ class LowRank:
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         gains = self._clip.block_gains(gradient, tokens)
-        weight = min(1.0, tokens / self._manifest.rounds.target_tokens)
+        weight = min(1.0, tokens / self._manifest.rounds.global_batch_tokens)
         self.momenta.accumulate(gradient, tokens, gains, weight)
         factors = self._factors(round)
         self._add_to_momentum(factors, round, -1.0)
@@ -115,7 +118,7 @@ class LowRank:
         told = [orthogonal(sum_of(of_matrix)) for of_matrix in zip(*set_, strict=True)]
         rate = learning_rate(self._manifest.sync, round)
         rates = [
-            scaled(learning_rate_units(rate * branch_share(self._manifest.model, entry.name)), factor)
+            scaled(learning_rate_units(rate * residual_init_scale(self._manifest.model, entry.name)), factor)
             for entry in self.matrices
         ]
         return LowRankStep(self, round, tuple(told), tuple(rates), self.momenta.placed(rest))
@@ -208,8 +211,8 @@ class FactorTally:
         factors = [self._method.read(payload)[0] for payload in self._payloads.values()]
         return self._method.step_of(factors, self._votes.step(factor), self._round, factor)
 
-    def concord(self, me: PeerId) -> VoteAgreement | None:
-        return self._votes.concord(me)
+    def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
+        return self._votes.vote_agreement(me)
 
 
 def wide(matrix_RC: Tensor) -> Tensor:

@@ -56,12 +56,18 @@ def real_peers(test: Any) -> Any:
 
 PATIENCE_SECONDS = 120.0
 RUN = {
-    "name": "interop", "stages": [1, 1],
+    "name": "interop",
+    "stages": [1, 1],
     "model": {
-        "layers": 2, "width": 16, "heads": 2, "key_value_heads": 2, "head_width": 8, "feed_forward": 24,
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 24,
     },
-    "data": {"sequence_tokens": 16, "microbatch_sequences": 2},
-}  # fmt: skip
+    "data": {"seq_len": 16, "micro_batch_size": 2},
+}
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def test_explain_knows_every_key_and_shows_what_a_file_sets(swarmnet):
     code, out, _ = swarmnet("config", "explain")
     assert code == 0
     assert "metrics.listen: HOST:PORT | off (default: 127.0.0.1:9410)" in out
-    assert "sync.kept" in swarmnet("config", "explain", "--run")[1]
+    assert "sync.topk_per_chunk" in swarmnet("config", "explain", "--run")[1]
     assert "threads: 8\n" in swarmnet("config", "explain", CONFIGS / "lab-node.yaml")[1]
 
 
@@ -169,7 +169,7 @@ def test_publishing_signs_and_says_how_to_join(swarmnet, tmp_path):
     ("text", "arguments", "word"),
     [
         ("sede: 4\n", [], "tiny.yaml:1: sede: unknown key; did you mean 'seed'?"),
-        ("stages: [9]\n", [], "tiny.yaml:1: stages hold 9 layers together, model.layers is 4"),
+        ("stages: [9]\n", [], "tiny.yaml:1: stages hold 9 layers together, model.num_hidden_layers is 4"),
         ("data: {sources: [{name: a, path: ~/a.txt}]}\n", [], "data.sources.0.path: '~/a.txt' is a place"),
         ("data: {tokenizer: /srv/tokenizer.json}\n", [], "data.tokenizer: '/srv/tokenizer.json' is a place"),
         ("seed: 4\n", ["--bootstrap", "here"], "--bootstrap: bootstrap.0: 'here' is no multiaddr"),
@@ -221,7 +221,7 @@ def test_publishing_counts_the_text_beside_the_run_file_once(swarmnet, tmp_path)
         (books / f"{name}.txt").write_text("once upon a time")
     (tmp_path / "work/far").write_text("and far away")
     sources = "{name: books, path: books, bytes: 7}, {name: far, path: far}, {name: py, path: python-stdlib}"
-    text = f"name: tiny\ndata: {{sequence_tokens: 8, sources: [{sources}]}}\n"
+    text = f"name: tiny\ndata: {{seq_len: 8, sources: [{sources}]}}\n"
     file = write("tiny.yaml", text)
     assert swarmnet("publish", file)[0] == 0
     signed = load_signed(Path("tiny.run.json"))

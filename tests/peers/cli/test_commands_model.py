@@ -15,8 +15,16 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Source
 
-SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64)
-MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(sequence_tokens=32))
+SHAPE = ModelShape(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    intermediate_size=24,
+    max_position_embeddings=64,
+)
+MANIFEST = Manifest("tiny", PeerId("owner"), stages=(1, 1), model=SHAPE, data=Data(seq_len=32))
 
 
 def random_stage(stage):

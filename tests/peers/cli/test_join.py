@@ -461,7 +461,7 @@ def test_traffic_follows_the_manifest():
     first, last = traffic_of(manifest, 0, 1000.0, 1), traffic_of(manifest, 2, 1000.0, 1)
     assert (first.sent, first.received) == (last.received, last.sent) == (68_000.0, 64_000.0)
     group = traffic_of(manifest, 1, 1000.0, 3)
-    gossip = contribution_bytes(manifest, 1) * 2 * 3000.0 / manifest.rounds.target_tokens
+    gossip = contribution_bytes(manifest, 1) * 2 * 3000.0 / manifest.rounds.global_batch_tokens
     assert group.sent - alone.sent == pytest.approx(gossip)
 
 

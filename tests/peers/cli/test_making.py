@@ -57,7 +57,7 @@ def test_a_short_text_makes_fewer_tokens_and_that_is_said(swarmnet):
     assert code == 0
     assert "wrote  tokenizer.json: 257 tokens" in out
     assert "fewer than 8,192" in out
-    assert "model: {vocabulary: 257}" in out
+    assert "model: {vocab_size: 257}" in out
 
 
 def test_a_text_larger_than_memory_should_hold_is_read_a_part_at_a_time(swarmnet, monkeypatch):

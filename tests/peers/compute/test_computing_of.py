@@ -17,7 +17,14 @@ from swarmnet.resources.memory_estimate import PROCESS_BYTES
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(width=256, heads=8, head_width=32, feed_forward=1024, layers=8, context=256)
+SHAPE = ModelShape(
+    hidden_size=256,
+    num_attention_heads=8,
+    head_dim=32,
+    intermediate_size=1024,
+    num_hidden_layers=8,
+    max_position_embeddings=256,
+)
 
 
 def manifest(**sync):
@@ -26,8 +33,8 @@ def manifest(**sync):
 
 def test_a_processor_computes_in_float32_unless_told_otherwise():
     assert computing_of(ComputeFile(), CPU) == Computing("fp32")
-    asked = ComputeFile(dtype="bf16", recompute="layer", moments="host")
-    assert computing_of(asked, CPU) == Computing("bf16", "layer", moments="host")
+    asked = ComputeFile(dtype="bf16", activation_checkpointing="layer", optimizer_state="cpu")
+    assert computing_of(asked, CPU) == Computing("bf16", "layer", optimizer_state="cpu")
 
 
 def test_layers_are_compiled_for_gpus_only_and_doctor_says_so(tmp_path):
@@ -39,7 +46,7 @@ def test_layers_are_compiled_for_gpus_only_and_doctor_says_so(tmp_path):
     assert computing == Computing()
     assert (line.check, line.level, line.fix) == ("gpu", "fail", "set it to false")
     file.write_text("role: bootstrap\ndevice: cpu\ncompute: {recompute: layer}\n")
-    assert as_asked(load(file)) == (Computing(recompute="layer"), None)
+    assert as_asked(load(file)) == (Computing(activation_checkpointing="layer"), None)
 
 
 def test_a_peer_says_that_it_needs_less_where_it_computes_in_bf16_and_keeps_less():
@@ -50,10 +57,10 @@ def test_a_peer_says_that_it_needs_less_where_it_computes_in_bf16_and_keeps_less
         plain, half = needs(Computing(), of), needs(Computing("bf16"), of)
         assert half.weights < plain.weights
         assert half.graph < plain.graph
-    layered = needs(Computing(recompute="layer"), manifest())
+    layered = needs(Computing(activation_checkpointing="layer"), manifest())
     assert layered.graph < plain.graph / 5
     assert layered.least < plain.least
-    waiting = needs(Computing(recompute="stage"), manifest())
+    waiting = needs(Computing(activation_checkpointing="stage"), manifest())
     assert waiting.graph < layered.graph
 
 
@@ -61,7 +68,7 @@ def test_a_gradient_that_is_used_at_once_is_kept_in_its_own_numbers():
     """One that others are added to is not."""
     for sync, kind in (
         ({"method": "local-steps"}, torch.bfloat16),
-        ({"method": "local-steps", "step_tokens": 1 << 20}, torch.float32),
+        ({"method": "local-steps", "inner_batch_tokens": 1 << 20}, torch.float32),
         ({}, torch.float32),
     ):
         part = real_part(manifest(**sync), 0, computing=Computing("bf16"))

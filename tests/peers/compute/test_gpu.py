@@ -12,14 +12,21 @@ from peers.compute.stage_part import computing_of, real_part
 from peers.config.compute_file import ComputeFile
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.computing.choices import Computing, Recompute
+from swarmnet.model.computing.choices import ActivationCheckpointing, Computing
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
-SHAPE = ModelShape(width=64, heads=4, key_value_heads=2, head_width=16, feed_forward=192, layers=2)
+SHAPE = ModelShape(
+    hidden_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=192,
+    num_hidden_layers=2,
+)
 
 
 @pytest.mark.parametrize("transform", ["hadamard", "dct"])
@@ -49,7 +56,7 @@ def test_settled_weights_on_a_gpu_are_those_of_the_processor(selection: str, tra
 
 def test_what_peers_moved_settles_on_a_gpu_as_on_the_processor() -> None:
     """Told on either, read on both."""
-    sync = Sync(method="local-steps", step_tokens=32)
+    sync = Sync(method="local-steps", inner_batch_tokens=32)
     manifest = Manifest("gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=sync)
     parts = [real_part(manifest, 0, device) for device in ("cpu", "cuda")]
     replicas = [Replica(part.layout, part.method, part.first_units().to(part.device)) for part in parts]
@@ -97,14 +104,16 @@ def test_a_stage_on_a_gpu_computes_and_contributes() -> None:
 
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("recompute", ["none", "stage", "layer"])
-def test_a_stage_on_a_gpu_computes_as_its_peer_file_says(recompute: Recompute, compiles: bool) -> None:
+def test_a_stage_on_a_gpu_computes_as_its_peer_file_says(
+    recompute: ActivationCheckpointing, compiles: bool
+) -> None:
     """In bf16 by itself, near what the processor computes in float32."""
     manifest = Manifest(
         "gpu", PeerId("nobody"), stages=(2,), model=SHAPE, sync=Sync(method="local-steps"),
-        data=Data(sequence_tokens=16, microbatch_sequences=2),
+        data=Data(seq_len=16, micro_batch_size=2),
     )  # fmt: skip
     tokens_BT = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
-    wish = ComputeFile(recompute=recompute, compile=compiles, moments="host")
+    wish = ComputeFile(activation_checkpointing=recompute, compile=compiles, optimizer_state="cpu")
     losses = []
     for device in ("cpu", "cuda"):
         where = torch.device(device)

@@ -158,14 +158,14 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     said = []
-    report = SimpleNamespace(say=lambda event, text, level="info", **_: said.append((event, level, text)))
+    report = SimpleNamespace(notify=lambda event, text, level="info", **_: said.append((event, level, text)))
     config = SimpleNamespace(
         device="cuda", stage="auto", limits=LimitsFile(only_when_idle=only_when_idle),
-        metrics=SimpleNamespace(peak_operations=None), threads=1, compute=ComputeFile(dtype="fp32"),
+        metrics=SimpleNamespace(peak_flops=None), threads=1, compute=ComputeFile(dtype="fp32"),
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
         config=config, report=report, metrics=Metrics(process=False),
-        log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}), say=report.say,
+        log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}), notify=report.notify,
     ))  # fmt: skip
     assert [(event, level) for event, level, _ in said] == [("limits", "warning")] * only_when_idle
     assert all("scripts/setup gpu" in text for _, _, text in said)

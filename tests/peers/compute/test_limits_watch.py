@@ -215,9 +215,15 @@ def test_the_own_work_is_not_taken_for_that_of_others_and_that_of_others_is_seen
 
 def manifest(width=1024, layers=(8, 8, 8)):
     shape = ModelShape(
-        width=width, layers=sum(layers), heads=8, key_value_heads=8, head_width=width // 8,
-        feed_forward=4 * width, vocabulary=32_000, context=2048,
-    )  # fmt: skip
+        hidden_size=width,
+        num_hidden_layers=sum(layers),
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=width // 8,
+        intermediate_size=4 * width,
+        vocab_size=32_000,
+        max_position_embeddings=2048,
+    )
     return Manifest("big", "", stages=layers, model=shape)
 
 
@@ -248,7 +254,13 @@ def test_fewer_microbatches_are_kept_where_that_makes_it_fit():
 )
 def test_what_a_stage_is_said_to_need_lies_above_what_was_seen_and_not_far(width, seen):
     """Highest resident memory of a real peer of an only stage, without its p2pd (docs/volunteer.md)."""
-    shape = ModelShape(width=width, layers=4, heads=8, key_value_heads=8, head_width=width // 8,
-                       feed_forward=4 * width)  # fmt: skip
+    shape = ModelShape(
+        hidden_size=width,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=width // 8,
+        intermediate_size=4 * width,
+    )
     said = all_needs(Manifest("m", "", stages=(4,), model=shape), CPU, text_bytes=64 << 20)[0]
     assert seen < said.weights + said.process - DAEMON_BYTES < 1.5 * seen

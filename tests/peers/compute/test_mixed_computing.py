@@ -12,8 +12,8 @@ ROUNDS = 60
 """Of 200, with two stages and six peers, docs/benchmarks/memory.md tells."""
 MIXED = {
     "a": Computing(),
-    "b": Computing(dtype="bf16", moments="host"),
-    "c": Computing(dtype="bf16", recompute="layer"),
+    "b": Computing(dtype="bf16", optimizer_state="cpu"),
+    "c": Computing(dtype="bf16", activation_checkpointing="layer"),
 }
 
 
@@ -21,12 +21,17 @@ def played(computings, rounds=ROUNDS, seed=0):
     swarm = Swarm(
         tiny_manifest(
             (3,),
-            rounds=Rounds(target_tokens=64, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0,
-                          snapshot_rounds=50),
+            rounds=Rounds(
+                global_batch_tokens=64,
+                max_seconds=5.0,
+                contribution_timeout_seconds=1.0,
+                finality_timeout_seconds=3.0,
+                snapshot_interval=50,
+            ),
             sync=Sync(method="local-steps", warmup_rounds=1, decay_rounds=1000, learning_rate=8e-3),
         ),
         seed,
-    )  # fmt: skip
+    )
 
     def settled():
         """The oldest of the newest settled rounds."""
@@ -53,6 +58,6 @@ def test_peers_that_compute_in_other_numbers_settle_the_same_weights_and_learn()
     mixed = played(MIXED)
     nothing_is_committed_twice(mixed)
     assert shared_rounds(mixed) >= ROUNDS
-    makers = {note.fields["maker"] for note in mixed.of("took")}
-    assert makers == {member.peer for member in mixed.members.values()}, "all of them contribute"
+    contributors = {note.fields["contributor"] for note in mixed.of("contribution_accepted")}
+    assert contributors == {member.peer for member in mixed.members.values()}, "all of them contribute"
     assert last_loss(mixed) < 4.5 < sum(mixed.losses(0)[:10]) / 10

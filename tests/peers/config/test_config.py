@@ -42,8 +42,8 @@ def problems(typed, text, environment=None, overrides=None):
         ),
         ("role: bootstrap\nthreads: '2'\n", "2: threads: is the text '2'; expected a whole number"),
         (
-            "role: bootstrap\nmetrics:\n  peak_operations: 0\n",
-            "3: metrics.peak_operations: is 0; it must be more than 0",
+            "role: bootstrap\nmetrics:\n  peak_flops: 0\n",
+            "3: metrics.peak_flops: is 0; it must be more than 0",
         ),
         (
             "role: bootstrap\nlimits:\n  only_when_plugged_in: 1\n",
@@ -63,7 +63,7 @@ def problems(typed, text, environment=None, overrides=None):
         ),
         (
             "role: bootstrap\ntext_limit: 5kB\n",
-            "2: text_limit: is 5000 bytes; it must be at least 64KiB, such as 64MiB",
+            "2: max_data_bytes: is 5000 bytes; it must be at least 64KiB, such as 64MiB",
         ),
         ("role: bootstrap\nthreads: 2.5\n", "2: threads: is 2.5; expected a whole number"),
         ("role: bootstrap\nthreads: true\n", "2: threads: is true; expected a whole number"),
@@ -103,7 +103,7 @@ def problems(typed, text, environment=None, overrides=None):
         ),
         (
             "role: bootstrap\ntext_limit: 3 elephants\n",
-            "2: text_limit: is '3 elephants'; expected a size such as 64MiB, 1.5GB or a number of bytes",
+            "2: max_data_bytes: is '3 elephants'; expected a size such as 64MiB, 1.5GB or a number of bytes",
         ),
         (
             "role: bootstrap\ncheckpoint_seconds: .nan\n",
@@ -149,7 +149,7 @@ LONG = "9" * 5000
     [
         f"stages: {LONG}", f"stages: -{LONG}", f"stages: 0x{'f' * 9000}", f"stage: {LONG}",
         f"stages: {'9' * 400}",
-        f"text_limit: {LONG}GB", f"drain_seconds: {LONG}s", f"limits: {{upload: {LONG}Mbit/s}}",
+        f"max_data_bytes: {LONG}GB", f"drain_seconds: {LONG}s", f"limits: {{upload: {LONG}Mbit/s}}",
         f"metrics: {{listen: 'localhost:{LONG}'}}", f"listen: [/ip4/127.0.0.1/tcp/{LONG}]",
     ],
 )  # fmt: skip
@@ -347,12 +347,12 @@ def test_any_values_are_loaded_or_refused_in_one_line(typed, values):
 
 def test_a_peak_and_a_plug_are_read_as_they_are_meant(typed):
     peer = typed(
-        f"role: worker\nrun: {'ab' * 32}\nmetrics: {{peak_operations: 67e12}}\n"
+        f"role: worker\nrun: {'ab' * 32}\nmetrics: {{peak_flops: 67e12}}\n"
         "limits: {only_when_plugged_in: true}\n"
     )
-    assert peer.metrics.peak_operations == 67e12
+    assert peer.metrics.peak_flops == 67e12
     assert peer.limits.only_when_plugged_in
-    assert typed("role: bootstrap\n").metrics.peak_operations is None
+    assert typed("role: bootstrap\n").metrics.peak_flops is None
 
 
 def test_a_file_of_nothing_but_mistakes_is_refused_soon():

@@ -71,27 +71,27 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
             "data:\n  sources:\n  - {name: x, path: y, liecnce: z}\n",
             "3: data.sources.0.liecnce: unknown key; did you mean 'licence'?",
         ),
-        ("rounds: {longest_seconds: .inf}\n", "1: rounds.longest_seconds: is inf; expected a finite number"),
+        ("rounds: {max_seconds: .inf}\n", "1: rounds.max_seconds: is inf; expected a finite number"),
         ("owner: me\n", "1: owner: is filled in by publishing; leave it out"),
-        ("name: x\nstages: [1, 1]\n", "2: stages hold 2 layers together, model.layers is 4"),
-        ("model:\n  layers: 5\n", "2: stages hold 4 layers together, model.layers is 5"),
+        ("name: x\nstages: [1, 1]\n", "2: stages hold 2 layers together, model.num_hidden_layers is 4"),
+        ("model:\n  num_hidden_layers: 5\n", "2: stages hold 4 layers together, model.num_hidden_layers is 5"),
         (
-            "sync:\n  warmup_rounds: 1\n  kept: 100\n",
-            "3: sync.kept is 100; it must be a power of two up to 4096",
+            "sync:\n  warmup_rounds: 1\n  topk_per_chunk: 100\n",
+            "3: sync.topk_per_chunk is 100; it must be a power of two up to 4096",
         ),
         (
-            "sync:\n  exchange: sharded\n",
-            "2: sync.exchange: only what peers that step by themselves contribute can be sharded: "
-            "local-steps, diloco, streaming-diloco, sparse-loco, partitioned",
+            "sync:\n  topology: sharded-reduce\n",
+            "2: sync.topology: only what peers that step by themselves contribute can be sharded: "
+            "local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
         (
-            "sync:\n  method: demo-float\n  exchange: sharded\n",
-            "3: sync.exchange: only what peers that step by themselves contribute can be sharded: "
-            "local-steps, diloco, streaming-diloco, sparse-loco, partitioned",
+            "sync:\n  method: demo\n  topology: sharded-reduce\n",
+            "3: sync.topology: only what peers that step by themselves contribute can be sharded: "
+            "local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
-        ("sync:\n  exchange: all\n", "2: sync.exchange: is the text 'all'; expected 'everyone' or 'sharded'"),
+        ("sync:\n  topology: all\n", "2: sync.topology: is the text 'all'; expected 'all-gather' or 'sharded-reduce'"),
     ],
 )
 def test_every_mistake_in_a_run_file_has_its_place(run_yaml, text, expected):
@@ -102,16 +102,16 @@ def test_every_mistake_in_a_run_file_has_its_place(run_yaml, text, expected):
 
 @pytest.mark.parametrize("shards", [1, 16, 64])
 def test_a_run_file_can_say_that_its_exchange_is_sharded(run_yaml, shards):
-    text = f"sync: {{method: local-steps, exchange: sharded, shards: {shards}}}\n"
+    text = f"sync: {{method: local-steps, topology: sharded-reduce, shards: {shards}}}\n"
     manifest = load_manifest(run_yaml(text), OWNER.peer_id)
-    assert (manifest.sync.exchange, manifest.sync.shards) == ("sharded", shards)
+    assert (manifest.sync.topology, manifest.sync.shards) == ("sharded-reduce", shards)
     assert parse(manifest.canonical()) == manifest
-    plain = replace(manifest, sync=replace(manifest.sync, exchange="everyone", shards=16))
+    plain = replace(manifest, sync=replace(manifest.sync, topology="all-gather", shards=16))
     assert plain.run_id() != manifest.run_id()
     assert b"shards" not in plain.canonical(), "runs that do not say so keep their ids"
 
 
-EPOCHS = "data: {order: epochs, sources: [{name: a, path: a, weight: 3}, {name: b, path: b, weight: 1.5"
+EPOCHS = "data: {sampling: epoch, sources: [{name: a, path: a, weight: 3}, {name: b, path: b, weight: 1.5"
 
 
 def test_a_run_file_can_say_that_its_text_is_read_in_epochs_and_of_what_how_much(run_yaml):
@@ -126,7 +126,7 @@ def test_a_run_file_can_say_that_its_text_is_read_in_epochs_and_of_what_how_much
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("data: {sources: [{name: a, path: a, weight: 1}]}", "data.order is drawn, and only what is read"),
+        ("data: {sources: [{name: a, path: a, weight: 1}]}", "data.sampling is drawn, and only what is read"),
         (EPOCHS.replace("1.5", "0") + "}]}", "data.sources: weight is for all sources or for none"),
         (EPOCHS.replace("1.5", "-1") + "}]}", "data.sources: weight cannot be negative"),
         (EPOCHS + ", index: abc}]}", "data.sources: index is no SHA-256"),
@@ -194,7 +194,7 @@ def tampered(tmp_path, change):
         (lambda it: it["manifest"].update(owner="nobody"), "the signature is not the owner's"),
         (lambda it: it["manifest"].update(code="import os"), "code: "),
         (lambda it: it["manifest"].pop("seed"), "not in canonical form"),
-        (lambda it: it["manifest"]["model"].update(width="128"), "model.width: "),
+        (lambda it: it["manifest"]["model"].update(width="128"), "model.hidden_size: "),
         (lambda it: it["manifest"]["model"].update(rope_theta=10000), "not in canonical form"),
         (lambda it: it.update(manifest=[]), "expected exactly"),
     ],
@@ -214,7 +214,7 @@ def test_a_publication_that_contradicts_itself_is_refused_though_signed(tmp_path
         from_wire(bad.wire())
 
 
-@pytest.mark.parametrize("size", ["vocabulary", "width", "heads", "key_value_heads", "feed_forward"])
+@pytest.mark.parametrize("size", ["vocabulary", "width", "heads", "num_key_value_heads", "intermediate_size"])
 def test_a_size_of_zero_is_a_mistake_and_no_fault(size):
     with pytest.raises(ManifestError, match="sizes must be at least 1"):
         check(Manifest("x", OWNER.peer_id, model=replace(ModelShape(), **{size: 0})))
@@ -265,18 +265,18 @@ def test_garbage_from_peers_is_refused(data):
 
 
 FIRST_RUN = (
-    b'{"access":"open","contact":"","data":{"microbatch_sequences":4,"sequence_tokens":128,'
+    b'{"access":"open","contact":"","data":{"micro_batch_size":4,"seq_len":128,'
     b'"sources":[{"bytes":0,"collected":"","kind":"other","languages":"","licence":"PSF-2.0",'
     b'"name":"python-stdlib","origin":"the Python installation of each peer","path":"python-stdlib",'
-    b'"processing":"","sha256":""}],"tokenizer":"bytes"},"hidden_codec":"bf16","intended_use":"",'
-    b'"listed":false,"model":{"branch_share":0.0,"context":2048,"feed_forward":384,"head_width":32,'
-    b'"heads":4,"initial_deviation":0.05,"key_value_heads":4,"layers":4,"norm_epsilon":1e-05,'
-    b'"qk_norm":false,"rope_theta":10000.0,"vocabulary":256,"width":128},"name":"first","owner":"owner",'
-    b'"paths":{"skip_ratio":0.0,"swaps":0,"whole_rounds":0,"whole_share":0.0},'
-    b'"rounds":{"deadline_seconds":2.0,"longest_seconds":30.0,"settle_seconds":10.0,'
-    b'"snapshot_rounds":16,"target_tokens":2048,"window":4},"seed":0,"stages":[2,1,1],'
-    b'"sync":{"clip":1.0,"decay_rounds":2000,"final_ratio":0.1,"kept":128,"learning_rate":0.004,'
-    b'"method":"demo-votes","momentum":0.95,"selection":"group","transform":"hadamard",'
+    b'"processing":"","sha256":""}],"tokenizer":"bytes"},"activation_codec":"bf16","intended_use":"",'
+    b'"listed":false,"model":{"residual_init_scale":0.0,"max_position_embeddings":2048,"intermediate_size":384,"head_dim":32,'
+    b'"num_attention_heads":4,"initializer_range":0.05,"num_key_value_heads":4,"num_hidden_layers":4,"rms_norm_eps":1e-05,'
+    b'"qk_norm":false,"rope_theta":10000.0,"vocab_size":256,"hidden_size":128},"name":"first","owner":"owner",'
+    b'"paths":{"skip_ratio":0.0,"swaps":0,"full_path_warmup_rounds":0,"full_path_fraction":0.0},'
+    b'"rounds":{"contribution_timeout_seconds":2.0,"max_seconds":30.0,"finality_timeout_seconds":10.0,'
+    b'"snapshot_interval":16,"global_batch_tokens":2048,"window":4},"seed":0,"stages":[2,1,1],'
+    b'"sync":{"max_grad_norm":1.0,"decay_rounds":2000,"min_lr_ratio":0.1,"topk_per_chunk":128,"learning_rate":0.004,'
+    b'"method":"demo-sign","momentum":0.95,"selection":"group","transform":"hadamard",'
     b'"warmup_rounds":20},"wire_version":1}'
 )
 """The canonical form of a run from before keys were added; another WIRE_VERSION has runs of its own."""
@@ -291,13 +291,13 @@ def test_a_run_that_was_published_before_keys_were_added_keeps_its_id():
 
 def test_a_key_that_was_added_later_changes_no_run_that_does_not_use_it():
     plain = Manifest("x", OWNER.peer_id)
-    ending = replace(plain, data=Data(end_of_text="<|end|>"))
-    assert b"end_of_text" not in plain.canonical()
+    ending = replace(plain, data=Data(eos_token="<|end|>"))
+    assert b"eos_token" not in plain.canonical()
     assert parse(plain.canonical()) == plain
     assert parse(ending.canonical()) == ending
     assert ending.run_id() != plain.run_id()
-    written = plain.canonical().replace(b'"data":{', b'"data":{"end_of_text":"",')
-    signed = published_text(sign(plain)).replace('"data": {', '"data": {"end_of_text": "",')
+    written = plain.canonical().replace(b'"data":{', b'"data":{"eos_token":"",')
+    signed = published_text(sign(plain)).replace.replace('"data": {', '"data": {"eos_token": "",')
     with pytest.raises(RunFileError, match="not in canonical form"):
         from_published(signed.encode(), "x.run.json")
     assert parse(written) == plain

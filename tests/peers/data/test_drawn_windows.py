@@ -53,12 +53,12 @@ async def digest_of(
     """SHA-256 of four microbatches."""
     sources = tuple(Source(name, name) for name in places)
     name = "bytes" if tokenizer is None else "tokenizer.json"
-    data = Data(sources, name, sequence_tokens=24, microbatch_sequences=3, end_of_text=end)
+    data = Data(sources, name, seq_len=24, micro_batch_size=3, eos_token=end)
     manifest = tiny_manifest(data=data)
-    manifest = replace(manifest, model=replace(manifest.model, vocabulary=400))
+    manifest = replace(manifest, model=replace(manifest.model, vocab_size=400))
     signed, origin = replace(sign(manifest), run_id=RunId("ab" * 32)), Identity.from_seed(peer)
-    config = PeerFile(run="ab" * 32, state=tmp_path / "state", text=places, tokenizer=tokenizer)
-    config = config.model_copy(update={"text_limit": limit})
+    config = PeerFile(run="ab" * 32, state=tmp_path / "state", data_paths=places, tokenizer=tokenizer)
+    config = config.model_copy(update={"max_data_bytes": limit})
     reader = TextReader(TextProcess(config, origin), signed, pytest.fail, pytest.fail)
     text, digest = await reader.open(withdrawn), hashlib.sha256()
     for counter in range(4):

@@ -32,7 +32,8 @@ def unheard(_done, _all):
 RUN = """
 name: library
 stages: [1, 1, 1]
-model: {layers: 3, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
+model: {num_hidden_layers: 3, hidden_size: 32, num_attention_heads: 2,
+  num_key_value_heads: 2, head_dim: 16, intermediate_size: 64}
 data:
   sources: [{name: library, path: library}]
 """
@@ -43,7 +44,7 @@ WITHOUT_TEXT = PeerFile(run="ab" * 32, state=Path("state"))
 
 def received(path, tokenizer="bytes"):
     """The manifest of a run whose owner wrote it without this program's `publish`."""
-    data = Data((Source("stories", str(path)),), tokenizer, sequence_tokens=32)
+    data = Data((Source("stories", str(path)),), tokenizer, seq_len=32)
     return tiny_manifest((1, 1, 1), data=data)
 
 
@@ -163,7 +164,7 @@ def test_who_asks_for_the_stage_that_reads_without_the_text_is_told_before_anybo
     async def join(_process):
         raise AssertionError("nothing is joined")
 
-    process = SimpleNamespace(config=config, say=lambda *_: None)
+    process = SimpleNamespace(config=config, notify=lambda *_: None)
     network = SimpleNamespace(join=join)
     with pytest.raises(UserError, match="source `stories` is not on this machine"):
         asyncio.run(find_run(process, network))

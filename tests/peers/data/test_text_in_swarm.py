@@ -20,7 +20,7 @@ from swarmnet.run.manifest import Data, Source
 
 pytestmark = pytest.mark.swarm
 SHARDS = 3
-DATA = Data((Source("books", "books"),), sequence_tokens=16, microbatch_sequences=2, order="epochs")
+DATA = Data((Source("books", "books"),), seq_len=16, micro_batch_size=2, sampling="epoch")
 
 
 def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_it_is(tmp_path, monkeypatch):
@@ -37,7 +37,7 @@ def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_i
 
     async def story():
         swarm.open()
-        config = PeerFile(run="ab" * 32, state=tmp_path / "state", text={"books": str(tmp_path)})
+        config = PeerFile(run="ab" * 32, state=tmp_path / "state", data_paths={"books": str(tmp_path)})
         process = TextProcess(config)
         process.log.record = lambda event: isinstance(event, ShardRead) and read.append(event)
 

@@ -18,7 +18,14 @@ from peers.config.yaml_lines import Typed
 from peers.errors import UserError
 from peers.lab.processes.processes import start
 from peers.network.discovery import mdns
-from peers.network.discovery.mdns import ADDRESSES, SERVICE, heard, local_addresses, mark, neighbours
+from peers.network.discovery.mdns import (
+    ADDRESSES,
+    SERVICE,
+    local_addresses,
+    mark,
+    neighbours,
+    peer_in_announcement,
+)
 from peers.telemetry import event_log
 from protocols.signed.identity import Identity, load_or_create
 
@@ -34,13 +41,13 @@ def entries(run=RUN, *addresses):
 
 
 def test_a_neighbour_of_the_same_run_is_heard():
-    assert heard(NAME, entries(RUN, HERE), RUN) == (PEER, [f"{HERE}/p2p/{PEER}"])
+    assert peer_in_announcement(NAME, entries(RUN, HERE), RUN) == (PEER, [f"{HERE}/p2p/{PEER}"])
 
 
 def test_one_of_another_run_is_not_and_a_bootstrap_for_any_run_is():
-    assert heard(NAME, entries(OTHER, HERE), RUN) is None
-    assert heard(NAME, entries(None, HERE), RUN) is not None
-    assert heard(NAME, entries(OTHER, HERE), None) is not None
+    assert peer_in_announcement(NAME, entries(OTHER, HERE), RUN) is None
+    assert peer_in_announcement(NAME, entries(None, HERE), RUN) is not None
+    assert peer_in_announcement(NAME, entries(OTHER, HERE), None) is not None
 
 
 def test_the_run_is_not_told_to_the_network():
@@ -50,9 +57,9 @@ def test_the_run_is_not_told_to_the_network():
 
 def test_what_is_no_address_is_left_out_and_no_peer_has_more_than_a_few():
     many = [f"/ip4/192.168.1.5/tcp/{port}" for port in range(1, 10)]
-    _, found = heard(NAME, entries(RUN, "/unix/x", "nonsense", *many), RUN)
+    _, found = peer_in_announcement(NAME, entries(RUN, "/unix/x", "nonsense", *many), RUN)
     assert found == [f"{address}/p2p/{PEER}" for address in many[: ADDRESSES - 2]]
-    assert heard(f"12D3KooWnobody.{SERVICE}", entries(RUN, HERE), RUN) is None
+    assert peer_in_announcement(f"12D3KooWnobody.{SERVICE}", entries(RUN, HERE), RUN) is None
 
 
 @given(
@@ -60,8 +67,8 @@ def test_what_is_no_address_is_left_out_and_no_peer_has_more_than_a_few():
     st.dictionaries(st.sampled_from([b"run", b"a0", b"a1", b"x"]), st.none() | st.binary(max_size=255)),
 )
 def test_no_service_of_a_stranger_is_more_than_ignored(name, said):
-    assert heard(f"{name}.{SERVICE}", said, RUN) is None
-    heard(NAME, said, None)
+    assert peer_in_announcement(f"{name}.{SERVICE}", said, RUN) is None
+    peer_in_announcement(NAME, said, None)
 
 
 def test_only_addresses_that_neighbours_can_reach_are_announced():
@@ -100,9 +107,10 @@ async def test_without_zeroconf_auto_goes_on_and_true_names_it(tmp_path, monkeyp
 RUN_OF_TWO_STAGES = """
 name: lan
 stages: [1, 1]
-model: {layers: 2, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
-data: {sequence_tokens: 64, microbatch_sequences: 2}
-rounds: {target_tokens: 256}
+model: {num_hidden_layers: 2, hidden_size: 32, num_attention_heads: 2,
+  num_key_value_heads: 2, head_dim: 16, intermediate_size: 64}
+data: {seq_len: 64, micro_batch_size: 2}
+rounds: {global_batch_tokens: 256}
 """
 
 

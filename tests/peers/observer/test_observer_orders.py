@@ -181,7 +181,7 @@ def test_an_order_of_any_length_makes_a_bounded_answer():
 def test_the_answer_tells_who_may_take_part_and_what_is_trained_on():
     texts = tuple(Source(f"text-{number}", "a.txt", "MIT", "a page") for number in range(25))
     manifest = tiny_manifest((1, 1, 1), model=TINY_MODEL, access="invite", contact="owner@example.org")
-    signed = sign(replace(manifest, data=Data(texts, sequence_tokens=16, microbatch_sequences=2)))
+    signed = sign(replace(manifest, data=Data(texts, seq_len=16, micro_batch_size=2)))
     told = answer(Ordered(), signed)["run"]
     assert (told["access"], told["contact"]) == ("invite", "owner@example.org")
     assert told["sources"][0] == {"name": "text-0", "licence": "MIT", "origin": "a page"}

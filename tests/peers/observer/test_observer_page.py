@@ -67,7 +67,7 @@ def test_six_peers_in_three_stages_and_the_one_that_a_newcomer_would_take():
 
 
 def test_in_a_run_that_skips_the_first_stage_can_be_the_weakest_of_more_peers():
-    model, paths = replace(TINY_MODEL, layers=6), Paths(1 / 3, whole_rounds=100)
+    model, paths = replace(TINY_MODEL, num_hidden_layers=6), Paths(1 / 3, full_path_warmup_rounds=100)
     manifest = tiny_manifest((1,) * 6, model=model, paths=paths)
     held = [stage for stage, peers in enumerate((3, 2, 2, 2, 2, 6)) for _ in range(peers)]
     for reached, weakest in ((100, {0}), (99, {1, 2, 3, 4})):
@@ -108,9 +108,9 @@ def test_a_stuck_stage_is_named_by_page_and_top_and_no_other_stage_is_called_the
 def test_a_swarm_that_is_held_keeps_its_numbers():
     claims = {"tokens": 20_000, "tokens_per_second": 500.0}
     trained = pictured(*(record(f"peer-{n}", n % 3, **claims) for n in range(6)))
-    held = pictured(*(record(f"peer-{n}", n % 3, state="held", **claims) for n in range(6)))
+    held = pictured(*(record(f"peer-{n}", n % 3, state="paused_by_owner", **claims) for n in range(6)))
     assert (held.round, held.settled, held.loss, held.tokens) == (100, 95, 3.0, 40_000)
-    assert [(stage.states["held"], stage.peers) for stage in held.stages] == [(2, 2)] * 3
+    assert [(stage.states["paused_by_owner"], stage.peers) for stage in held.stages] == [(2, 2)] * 3
     assert [stage.tokens_per_second for stage in held.stages] == [1000.0] * 3
     assert held.weakest is not None
     assert (trained.tokens, trained.round) == (held.tokens, held.round)
@@ -132,7 +132,7 @@ def test_one_liar_spoils_no_number():
     )  # fmt: skip
     picture = pictured(*honest, liar)
     assert (picture.round, picture.settled, picture.loss) == (100, 95, 3.0)
-    assert picture.tokens <= 3000 + 2 * 102 * SIGNED.manifest.rounds.target_tokens
+    assert picture.tokens <= 3000 + 2 * 102 * SIGNED.manifest.rounds.global_batch_tokens
     assert picture.stages[0].tokens_per_second <= 3 * 500 + 16 * 500
     assert picture.checkpoint is None, "one stage's checkpoint is no model's"
     assert dict(picture.versions)["?[31m" + "v" * 27] == 1
@@ -191,7 +191,7 @@ def test_drawing_a_thousand_peers_holds_up_the_event_loop_for_less_than_a_frame(
 
 def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_are():
     experts = (ExpertGroup(0, 0, 0, 1, holders=2, trained=90, settled=95),)
-    board = shown(replace(crowd(30), eval_loss=2.9, settled_tokens=10**6, experts=experts))
+    board = shown(replace(crowd(30), eval_loss=2.9, finalized_tokens=10**6, experts=experts))
     text = SwarmMetrics(lambda: board.snapshot).text().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for metric in (shown.declared for shown in SHOWN):

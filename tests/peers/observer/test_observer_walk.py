@@ -155,7 +155,7 @@ def test_a_run_that_its_owner_holds_looks_held_and_not_broken():
             pause = watched.picture().ordered.pause
             assert (pause.since, pause.reason) == (pytest.approx(now), "a look at the data")
             before = watched.picture()
-            await swarm.until(lambda: watched.states() == {"held": 4}, 100.0)
+            await swarm.until(lambda: watched.states() == {"paused_by_owner": 4}, 100.0)
             held = watched.picture()
             assert watched.peers() == [2, 2], "who is held holds its stage"
             assert held.weakest is not None

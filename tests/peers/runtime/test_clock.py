@@ -95,9 +95,9 @@ def thawed(folder, seconds):
 def test_a_thawed_peer_takes_nobody_for_silent_gives_no_history_up_and_is_soon_in_step(tmp_path, seconds):
     took, events = thawed(tmp_path, seconds)
     names = [event for event, _ in events]
-    assert "stood_still" in names
+    assert "process_stalled" in names
     assert ("unlinked", "silent") not in [(event, fields.get("reason")) for event, fields in events]
-    forks = [fields["fork_round"] for event, fields in events if event == "resynchronise"]
+    forks = [fields["fork_round"] for event, fields in events if event == "resync"]
     assert set(forks) <= {None}
     assert took < 5.0
 
@@ -129,7 +129,9 @@ def most_stand_still(folder, seconds, sharded):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "sharded"), [(8.0, False), (8.0, True), (40.0, False)], ids=["8 s", "8 s, sharded", "40 s"]
+    ("seconds", "sharded-reduce"),
+    [(8.0, False), (8.0, True), (40.0, False)],
+    ids=["8 s", "8 s, sharded", "40 s"],
 )
 def test_what_one_peer_settled_while_most_stood_still_is_taken_up_and_no_work_is_lost(
     tmp_path, seconds, sharded
@@ -139,10 +141,10 @@ def test_what_one_peer_settled_while_most_stood_still_is_taken_up_and_no_work_is
     for note in notes:
         if note.event == "settled":
             sets.setdefault(note.fields["round"], set()).add(frozenset(note.fields["ids"]))
-        if note.event == "made" and note.name == "p2" and 15.0 <= note.time <= 15.0 + seconds:
+        if note.event == "contribution_made" and note.name == "p2" and 15.0 <= note.time <= 15.0 + seconds:
             made.add(note.fields["id"])
     assert [round for round, found in sets.items() if len(found) > 1] == []
-    assert {note.fields["code"] for note in notes if note.event == "resynchronise"} <= {"behind"}
+    assert {note.fields["code"] for note in notes if note.event == "resync"} <= {"behind"}
     # Where the reducers of a round stand still, it takes up to its deadline.
     assert len(made) >= (2 if sharded else 4), "who was awake went on"
     assert sharded or made <= {name for found in sets.values() for ids in found for name in ids}

@@ -166,7 +166,7 @@ async def test_a_peer_without_a_stage_says_so_to_whoever_asks_for_one(tmp_path, 
     peer = Peer(check_typed(typed, tmp_path, "test", {}), Identity.from_seed(b"me"), report)
     try:
         await peer.control.start()
-        for word in ("pause", "resume", "me"):
+        for word in ("pause", "resume", "credit"):
             with pytest.raises(UserError, match=rf"holds no stage \({role}\).*swarmnet leave"):
                 await asked(tmp_path, {"do": word})
         assert (await asked(tmp_path, {"do": "status"}))["role"] == role
@@ -180,7 +180,7 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(UserError, match="no peer seems to run below"):
-        state_of(None, "me")
+        state_of(None, "credit")
     for command in ("pause", "top", "service install"):
         with pytest.raises(UserError, match=rf"as in: swarmnet {command} FOLDER$"):
             state_of(None, command)
@@ -190,13 +190,13 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
         (state / SOCKET_NAME).touch()  # As a peer that was killed leaves it behind.
     (tmp_path / "swarmnet" / "owner.key").touch()
     with pytest.raises(UserError, match="no peer seems to run below"):
-        state_of(None, "me")
+        state_of(None, "credit")
     with contextlib.ExitStack() as alive:
         alive.enter_context(only_one(one))
-        assert state_of(None, "me") == one
+        assert state_of(None, "credit") == one
         alive.enter_context(only_one(two))
         with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
-            state_of(None, "me")
+            state_of(None, "credit")
     assert state_of(two, "me") == two
     (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
     assert state_of(tmp_path / "p.yaml", "me") == two
@@ -211,12 +211,12 @@ def test_where_no_peer_runs_the_only_state_will_do_for_who_only_looks(tmp_path, 
     for state in (one, two):
         state.mkdir(parents=True)
     (one / "identity.key").touch()
-    assert state_of(None, "me", at_rest=True) == one
+    assert state_of(None, "credit", at_rest=True) == one
     with pytest.raises(UserError, match="no peer seems to run below"):
         state_of(None, "pause")
     (two / "peer.yaml").touch()
     with pytest.raises(UserError, match=r"no peer runs, and there are states of several; name one: .*one, "):
-        state_of(None, "me", at_rest=True)
+        state_of(None, "credit", at_rest=True)
 
 
 def test_a_peer_that_is_just_starting_is_not_said_not_to_run(tmp_path):

@@ -36,9 +36,10 @@ RUN = """
 name: small
 seed: 1
 stages: [1]
-model: {layers: 1, width: 32, heads: 2, key_value_heads: 2, head_width: 16, feed_forward: 64}
-data: {sequence_tokens: 64, microbatch_sequences: 2}
-rounds: {target_tokens: 256}
+model: {num_hidden_layers: 1, hidden_size: 32, num_attention_heads: 2,
+  num_key_value_heads: 2, head_dim: 16, intermediate_size: 64}
+data: {seq_len: 64, micro_batch_size: 2}
+rounds: {global_batch_tokens: 256}
 """
 
 

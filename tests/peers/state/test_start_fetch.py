@@ -81,11 +81,11 @@ def server(model):
         yield server
 
 
-RUN = Manifest("m", OWNER.peer_id, stages=(1, 2), model=LLAMA, start=Start("base"))
+RUN = Manifest("m", OWNER.peer_id, stages=(1, 2), model=LLAMA, init_checkpoint=Start("base"))
 
 
 def of_run(model: Path) -> Manifest:
-    return replace(RUN, start=pinned(model, RUN))
+    return replace(RUN, init_checkpoint=pinned(model, RUN))
 
 
 def said_nothing(_text: str) -> None:
@@ -121,13 +121,14 @@ def test_weights_in_several_files_are_those_that_the_index_names(model, tmp_path
         fetched(f"{server.url}/there", tmp_path / "here", RUN, said_nothing)
     manifest = of_run(tmp_path / "here")
     assert torch.equal(
-        start_state(tmp_path / "here", manifest, 0), start_state(model, replace(RUN, start=manifest.start), 0)
+        start_state(tmp_path / "here", manifest, 0),
+        start_state(model, replace(RUN, init_checkpoint=manifest.init_checkpoint), 0),
     )
     assert not (tmp_path / "here/optimizer.safetensors").exists()
 
 
 def test_another_model_than_the_run_names_is_not_kept(server, model, tmp_path):
-    manifest = replace(RUN, start=replace(RUN.start, sha256="ab" * 32))
+    manifest = replace(RUN, init_checkpoint=replace(RUN.init_checkpoint, sha256="ab" * 32))
     with pytest.raises(StartError, match=r"is not the model that start\.sha256 names"):
         fetched(f"{server.url}/base", tmp_path / "here", manifest, said_nothing)
     assert list(tmp_path.iterdir()) == []
@@ -215,7 +216,7 @@ async def test_peers_of_a_machine_share_what_one_has_fetched(server, model, tmp_
     places = await asyncio.gather(
         *(model_here(f"{server.url}/base", manifest, lambda *said: heard.append(said)) for _ in range(2))
     )
-    assert places == [tmp_path / "models" / manifest.start.sha256[:16]] * 2
+    assert places == [tmp_path / "models" / manifest.init_checkpoint.sha256[:16]] * 2
     assert server.asked.count("/base/model.safetensors") == 1
     assert [topic for topic, _ in heard] == ["weights"]
 
@@ -230,10 +231,11 @@ async def test_a_folder_and_a_file_url_are_read_where_they_are(model):
 RUN_FILE = """
 name: tuned
 stages: [1, 2]
-model: {{width: 32, layers: 3, heads: 4, key_value_heads: 2, head_width: 8, feed_forward: 64, context: 64,
-        norm_epsilon: 1.0e-6}}
-data: {{sequence_tokens: 32}}
-start: {{path: {path}{sha256}}}
+model: {{hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2,
+  head_dim: 8, intermediate_size: 64, max_position_embeddings: 64,
+        rms_norm_eps: 1.0e-6}}
+data: {{seq_len: 32}}
+init_checkpoint: {{path: {path}{sha256}}}
 """
 
 
@@ -249,9 +251,9 @@ def test_publishing_fetches_what_a_url_leads_to_and_pins_it(says, server, model,
     run_file.write_text(RUN_FILE.format(path=url if says == "run file" else "base", sha256=""))
     option = [] if says == "run file" else ["--start", url]
     assert swarmnet("publish", str(run_file), "--key", str(tmp_path / "owner.key"), *option) == 0
-    published = json.loads((tmp_path / "tuned.run.json").read_text())["manifest"]["start"]
-    assert published["sha256"] == of_run(model).start.sha256
-    assert published["digests"] == list(of_run(model).start.digests)
+    published = json.loads((tmp_path / "tuned.run.json").read_text())["manifest"]["init_checkpoint"]
+    assert published["sha256"] == of_run(model).init_checkpoint.sha256
+    assert published["digests"] == list(of_run(model).init_checkpoint.digests)
     assert f"start={tmp_path / 'base'}" in capsys.readouterr().out
 
 

@@ -25,7 +25,7 @@ TOKENS = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(0))
 
 
 def manifest_of(shape: ModelShape, stages: tuple[int, ...] = (1, 2), **start: Any) -> Manifest:
-    return Manifest("m", OWNER.peer_id, stages=stages, model=shape, start=Start("model", **start))
+    return Manifest("m", OWNER.peer_id, stages=stages, model=shape, init_checkpoint=Start("model", **start))
 
 
 @pytest.fixture(scope="module", params=[LLAMA, QWEN], ids=["llama", "qwen"])
@@ -108,8 +108,8 @@ def test_publishing_names_the_folder_as_sha256sum_does_and_every_stage(shape, fo
     assert start.sha256 == printed.stdout.split()[0].decode()
     made = [state_digest(-1, start_state(folder, manifest, stage)).hex() for stage in range(2)]
     assert start.digests == tuple(made)
-    assert start_state(folder, replace(manifest, start=start), 1).dtype == torch.int32
-    assert pinned(folder, replace(manifest, start=start)) == start
+    assert start_state(folder, replace(manifest, init_checkpoint=start), 1).dtype == torch.int32
+    assert pinned(folder, replace(manifest, init_checkpoint=start)) == start
 
 
 def test_a_model_in_several_files_is_the_same_weights(folder, shape, tmp_path):
@@ -223,7 +223,7 @@ def test_old_buffers_are_passed_over(folder, shape, tmp_path):
 def test_another_model_than_the_run_names_is_refused(folder, shape, tmp_path):
     with pytest.raises(StartError, match=r"is not the model that start.sha256 names"):
         pinned(folder, manifest_of(shape, sha256=hashlib.sha256(b"other").hexdigest()))
-    published = replace(manifest_of(shape), start=pinned(folder, manifest_of(shape)))
+    published = replace(manifest_of(shape), init_checkpoint=pinned(folder, manifest_of(shape)))
     other = changed_weights(folder, tmp_path / "other", **{"lm_head.weight": torch.zeros(256, 32)})
     start_state(other, published, 0)
     with pytest.raises(StartError, match=r"other weights than those that the run starts from \(stage 1\)"):

@@ -77,7 +77,7 @@ def test_what_stands_on_a_terminal_in_the_end_is_the_text_alone(pieces, data):
         before = "".join(pieces[: len(said) + 1])
         said.append(piece)
         for _ in range(data.draw(st.integers(0, 2)) if before and not before.endswith("\n") else 0):
-            out.say("waiting", "waiting for a peer of stage 1")
+            out.notify("waiting", "waiting for a peer of stage 1")
     out.write(".")
     assert terminal.seen == alone("".join(pieces) + ".")
 
@@ -85,9 +85,9 @@ def test_what_stands_on_a_terminal_in_the_end_is_the_text_alone(pieces, data):
 def test_words_stand_on_a_line_of_their_own_while_a_text_waits():
     terminal = Terminal()
     out = Beside(terminal, terminal, COLUMNS)
-    out.say("joined", "joined")
+    out.notify("joined", "joined")
     out.write("def m")
-    out.say("waiting", "waiting for a peer of stage 1")
+    out.notify("waiting", "waiting for a peer of stage 1")
     assert terminal.seen == ["joined", "def m", "waiting for"]
     out.write("ain")
     assert terminal.seen == ["joined", "def main"]
@@ -98,8 +98,8 @@ def test_apart_the_text_is_whole_and_in_one_file_words_have_lines_of_their_own(t
     with (tmp_path / ends[0]).open("a") as text, (tmp_path / ends[1]).open("a") as words:
         out = Beside(text, words, COLUMNS)
         out.write("def m")
-        out.say("waiting", "waiting")
-        out.say("waiting", "found")
+        out.notify("waiting", "waiting")
+        out.notify("waiting", "found")
         out.write("ain\n")
     if ends == ("one", "one"):
         assert (tmp_path / "one").read_text() == "def m\nwaiting\nfound\nain\n"

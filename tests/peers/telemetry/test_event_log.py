@@ -203,7 +203,7 @@ def test_every_event_is_read_as_it_was_written(tmp_path, clock):
 
 
 def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
-    assert event_log.parse("made", {"round": 1}) == Unknown("made", {"round": 1})
+    assert event_log.parse("contribution_made", {"round": 1}) == Unknown("contribution_made", {"round": 1})
     assert event_log.parse("of_tomorrow", {"a": 1}).fields == {"a": 1}
     assert event_log.parse("in_step", {"round": 1, "settled": 0, "more": 2}) == noted.InStep(1, 0)
     assert event_log.parse("restored", {"text": "x"}) == Remark("x", "restored")
@@ -254,7 +254,7 @@ def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock
     full.room = 10**9
     log.record(Unknown("after", {}))
     log.close()
-    assert names(log._path) == ["before", *["during"] * 5, "after", "log_written_again"]
+    assert names(log._path) == ["before", *["during"] * 5, "after", "log_rewritten"]
     assert told[1].endswith("events lost meanwhile: 0")
 
 

@@ -212,8 +212,8 @@ class Watched:
         file.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in RUN.items()))
         publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
         common = {
-            "in_flight": 2, "slots": 8, "checkpoint_seconds": 2, "work_share": 0.25,
-            "metrics": {"listen": "127.0.0.1:0", "peak_operations": 1e12},
+            "in_flight": 2, "slots": 8, "checkpoint_seconds": 2, "compute_duty_cycle": 0.25,
+            "metrics": {"listen": "127.0.0.1:0", "peak_flops": 1e12},
         }  # fmt: skip
         first = await self.peer("peer-0", stage=0, **common)
         other = await self.peer("peer-1", stage=1, bootstrap=first.addresses, **common)

@@ -189,7 +189,7 @@ def test_every_event_with_a_code_has_a_sentence_and_every_field_that_it_names():
 
 
 def test_every_event_is_followed_and_told_without_a_fault():
-    story, teller = Story(), Teller(SimpleNamespace(say=lambda *_, **__: None))
+    story, teller = Story(), Teller(SimpleNamespace(notify=lambda *_, **__: None))
     for event in [*one_of_each(), Remark("goes to 2 MB", "line"), Remark("paused", "order")]:
         story.take(LogLine(1e9, 0.0, event))
         teller.heard(LogLine(1e9, 0.0, event))
@@ -212,7 +212,7 @@ class Said:
     def __init__(self):
         self.lines = []
 
-    def say(self, event, text, level="info", **fields):
+    def notify(self, event, text, level="info", **fields):
         self.lines.append((event, text, level, fields))
 
 

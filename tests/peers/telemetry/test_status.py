@@ -59,7 +59,7 @@ def test_without_a_terminal_logs_are_json_with_the_clock_that_was_given():
     stream = io.StringIO()
     report = open_report("auto", stream, lambda: 12.5, "attic")
     report.status(STATUS)
-    report.say("peer_lost", "lost a neighbour", "warning", peer="12D3")
+    report.notify("peer_lost", "lost a neighbour", "warning", peer="12D3")
     status, said = map(json.loads, stream.getvalue().splitlines())
     assert status["event"] == "status"
     assert status["loss"] == 2.3456
@@ -93,7 +93,7 @@ def test_the_same_status_is_one_line_where_there_is_no_terminal():
     assert isinstance(report, LineReport)
     report.status(STATUS)
     report.status(STATUS)
-    report.say("x", "bad\x1b[2J\nnews", "error")
+    report.notify("x", "bad\x1b[2J\nnews", "error")
     report.close()
     assert stream.getvalue().splitlines() == [STATUS.line(), "error: bad?[2J?news"]
 
@@ -106,7 +106,7 @@ def test_on_a_terminal_the_line_is_rewritten_and_news_stay_above_it():
     stream = Terminal()
     report = open_report("auto", stream, lambda: 0.0)
     report.status(STATUS)
-    report.say("x", "something happened")
+    report.notify("x", "something happened")
     report.status(Status("leaving"))
     report.close()
     assert "something happened\n" in stream.getvalue()

@@ -36,7 +36,7 @@ def test_time_is_split_into_work_rest_and_waiting_by_its_reason():
     spent.look(102.0, thread, "joining")
     thread.busy_seconds, thread.rested_seconds = 0.5, 0.25
     spent.look(103.0, thread, "answers")
-    assert counted(metrics) == {"joining": 2.0, "busy": 0.5, "work_share": 0.25, "answers": 0.25}
+    assert counted(metrics) == {"joining": 2.0, "busy": 0.5, "compute_duty_cycle": 0.25, "answers": 0.25}
     assert spent.idle_share == pytest.approx(2.5 / 3.0)
     for second in range(104, 120):
         thread.busy_seconds += 1.0
@@ -79,7 +79,7 @@ def test_work_that_is_told_late_makes_no_negative_time():
         ("training", True, (), "unrouted done", "answers"),
         ("training", True, (), "forward backward done", "microbatches"),
         ("training", True, (), "", "microbatches"),
-        ("held", True, (), "", "held"),
+        ("paused_by_owner", True, (), "", "paused_by_owner"),
         ("leaving", False, (), "waiting", "leaving"),
     ],
 )

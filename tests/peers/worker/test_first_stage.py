@@ -90,10 +90,14 @@ async def test_what_a_newcomer_has_announced_before_counts_for_nobody():
     assert ME.peer_id not in swarm.asked
 
 
-@pytest.mark.parametrize(("whole_rounds", "thin"), [(0, 0), (ROUND, 0), (ROUND + 1, 3)])
-async def test_stages_that_microbatches_leave_out_need_fewer_peers_once_they_do(whole_rounds, thin):
+@pytest.mark.parametrize(("full_path_warmup_rounds", "thin"), [(0, 0), (ROUND, 0), (ROUND + 1, 3)])
+async def test_stages_that_microbatches_leave_out_need_fewer_peers_once_they_do(
+    full_path_warmup_rounds, thin
+):
     manifest = tiny_manifest(
-        (1,) * 6, model=replace(TINY_MODEL, layers=6), paths=Paths(1 / 3, whole_rounds=whole_rounds)
+        (1,) * 6,
+        model=replace(TINY_MODEL, num_hidden_layers=6),
+        paths=Paths(1 / 3, full_path_warmup_rounds=full_path_warmup_rounds),
     )
     swarm = Swarm(listed=(5, 4, 4, 3, 4, 9), dead=(0,) * 6, signed=sign(manifest))
     assert (await swarm.chosen(1))[0] == thin

@@ -71,7 +71,7 @@ def test_a_newcomer_is_judged_for_the_slowest_stage():
 def test_a_peer_whose_line_is_too_slow_for_its_rounds_says_so(tmp_path):
     """Three peers hold the whole model; the line of one bears a tenth of its group's contributions."""
     manifest = tiny_manifest((3,))
-    manifest = replace(manifest, rounds=replace(manifest.rounds, target_tokens=64))
+    manifest = replace(manifest, rounds=replace(manifest.rounds, global_batch_tokens=64))
     tale = Story()
     found, _ = watch(tmp_path, story=tale)
 

@@ -39,7 +39,7 @@ def honest_record(number: int, invite: bytes = b"") -> tuple[str, bytes]:
     record = PeerRecord(
         identity.peer_id, 0, "worker", addresses, 4, 1234.5, "0.1.0", name="a-volunteer", state="training",
         loss=3.2, tokens=10**9, settled=100_000, sent_bytes=10**11, received_bytes=10**11, invite=invite,
-        settled_tokens=10**10, device="cuda", up_bytes_per_second=10**7,
+        finalized_tokens=10**10, device="cuda", up_bytes_per_second=10**7,
         down_bytes_per_second=10**8,
     )  # fmt: skip
     sealed = seal_record(identity, RUN, record, time.time())

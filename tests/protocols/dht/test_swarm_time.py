@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swarm import OWNER, sign, tiny_manifest
 
 from peers.network.orders.gatekeeper import Gatekeeper
-from protocols.dht.swarm_time import MAX_OFFSET_SECONDS, ClockVote, changed, correction, middle, told
+from protocols.dht.swarm_time import MAX_OFFSET_SECONDS, ClockVote, agreed_offset, changed, correction, middle
 from protocols.signed.identity import Identity
 from protocols.signed.invites import seal_invite
 
@@ -17,7 +17,7 @@ offsets = st.floats(-1e9, 1e9)
 
 @given(st.dictionaries(st.text(max_size=3), st.tuples(offsets, st.sampled_from(["", "a", "b", "c"]))))
 def test_whatever_is_said_the_clock_is_corrected_by_minutes_at_most(said):
-    heard = told({peer: offset for peer, (offset, _) in said.items()},
+    heard = agreed_offset({peer: offset for peer, (offset, _) in said.items()},
                  {peer: network for peer, (_, network) in said.items()})  # fmt: skip
     assert heard.offset is None or abs(correction(heard.offset)) <= MAX_OFFSET_SECONDS
     assert heard.unbelieved is None or abs(heard.unbelieved) > MAX_OFFSET_SECONDS
@@ -28,13 +28,13 @@ def test_whatever_is_said_the_clock_is_corrected_by_minutes_at_most(said):
 def test_a_crowd_in_one_network_has_one_voice():
     crowd = {f"liar {number}": 299.0 for number in range(100)}
     ranges = dict.fromkeys(crowd, "198.51.100.0/24") | {"a": "192.0.2.0/24", "b": "203.0.113.0/24"}
-    assert told({**crowd, "a": 1.0, "b": 2.0}, ranges).offset == 2.0
-    assert told(crowd, {}).voices == 0, "nor have those that nobody is connected to"
+    assert agreed_offset({**crowd, "a": 1.0, "b": 2.0}, ranges).offset == 2.0
+    assert agreed_offset(crowd, {}).voices == 0, "nor have those that nobody is connected to"
 
 
 def test_a_lie_of_days_is_not_believed_beside_one_who_is_right():
     said = {"liar": 1e6, "other liar": 1e6, "honest": 60.0}
-    heard = told(said, {peer: peer for peer in said})
+    heard = agreed_offset(said, {peer: peer for peer in said})
     assert (heard.offset, heard.refusal) == (60.0, "")
 
 

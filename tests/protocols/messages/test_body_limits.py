@@ -39,7 +39,7 @@ CODECS = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_activations_and_gradients_of_every_codec_just_fit(codec):
-    manifest = tiny_manifest(hidden_codec=codec)
+    manifest = tiny_manifest(activation_codec=codec)
     limits = longest_bodies(manifest)
     encoded = activation_codec.encode(torch.randn(manifest.hidden_shape), codec)
     assert limits[Grad] == len(encoded)
@@ -51,7 +51,7 @@ NARROW = replace(TINY_MODEL, boundary=Boundary("anchored", width=30, after=(1, 2
 
 
 def test_gradients_may_travel_in_another_codec_than_hidden_states():
-    manifest = tiny_manifest(hidden_codec="int4-tiles", gradient_codec="int8")
+    manifest = tiny_manifest(activation_codec="int4-tiles", gradient_codec="int8")
     limits = longest_bodies(manifest)
     assert limits[Grad] == len(activation_codec.encode(torch.randn(manifest.hidden_shape), "int8"))
     assert limits[Act] == manifest.body_bytes < limits[Grad]
@@ -59,8 +59,8 @@ def test_gradients_may_travel_in_another_codec_than_hidden_states():
 
 
 def test_through_narrow_boundaries_go_fewer_numbers_and_the_tokens_of_all_stages():
-    manifest = tiny_manifest(model=NARROW, hidden_codec="fp32")
-    sequences, tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
+    manifest = tiny_manifest(model=NARROW, activation_codec="fp32")
+    sequences, tokens = manifest.data.micro_batch_size, manifest.data.seq_len
     limits = longest_bodies(manifest)
     assert limits[Grad] == sequences * tokens * 4 * 30
     assert limits[Act] == limits[Grad] + sequences * (tokens + 1) == manifest.body_bytes
@@ -70,7 +70,7 @@ def test_through_narrow_boundaries_go_fewer_numbers_and_the_tokens_of_all_stages
 @pytest.mark.parametrize("kept", [16, 128])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
-    manifest = tiny_manifest(sync=Sync(method=method, kept=kept))
+    manifest = tiny_manifest(sync=Sync(method=method, topk_per_chunk=kept))
     check(manifest)
     part = real_part(manifest, stage)
     size = 4 * part.layout.size
@@ -82,7 +82,7 @@ def test_contributions_and_chunks_of_every_stage_just_fit(method, kept, stage):
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("shards", [1, 3, 64])
 def test_slices_and_results_of_every_stage_just_fit_where_there_are_reducers(stage, shards):
-    manifest = tiny_manifest(sync=Sync(method="local-steps", exchange="sharded", shards=shards))
+    manifest = tiny_manifest(sync=Sync(method="local-steps", topology="sharded-reduce", shards=shards))
     check(manifest)
     method = real_part(manifest, stage).method
     limits = bodies_for_workers(
@@ -110,9 +110,9 @@ def test_where_there_are_no_reducers_nobody_may_send_slices():
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("scores", [True, False])
 def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exact, scores):
-    manifest = tiny_manifest(stages=stages, hidden_codec=codec, model=model)
+    manifest = tiny_manifest(stages=stages, activation_codec=codec, model=model)
     limits = longest_bodies(manifest)
-    sequences, tokens = manifest.data.microbatch_sequences, manifest.data.sequence_tokens
+    sequences, tokens = manifest.data.micro_batch_size, manifest.data.seq_len
     for stage in range(len(stages)):
         work = ForwardWork(manifest, stage, real_part(manifest, stage), None)
         for shape in ((sequences, tokens), (1, sequences * tokens), (sequences * tokens, 1)):
@@ -120,7 +120,7 @@ def test_visitors_and_their_answers_fit_at_every_stage(model, codec, stages, exa
             assert work.body_bytes(ask) <= limits[ForwardRequest]
     answer = activation_codec.encode(torch.zeros(manifest.hidden_shape), "fp32" if exact else codec)
     assert len(answer) <= limits[Forwarded]
-    assert 4 * MAX_SEQUENCES * manifest.model.vocabulary <= limits[Forwarded]
+    assert 4 * MAX_SEQUENCES * manifest.model.vocab_size <= limits[Forwarded]
 
 
 def test_a_worker_takes_no_answers_to_what_it_does_not_ask():
@@ -143,7 +143,7 @@ def test_a_stranger_may_send_no_body_whatever_its_kind():
 @on_virtual_clock
 async def test_an_honest_swarm_trains_and_takes_newcomers_without_one_refusal(paths):
     stages = (1,) * (5 if paths.skip_ratio else 3)
-    model = replace(tiny_manifest().model, layers=len(stages))
+    model = replace(tiny_manifest().model, num_hidden_layers=len(stages))
     swarm = Swarm(tiny_manifest(stages=stages, paths=paths, model=model))
     swarm.open()
     for stage in range(len(stages)):

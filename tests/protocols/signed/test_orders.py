@@ -56,11 +56,11 @@ def test_an_order_is_complete_and_says_what_it_changes():
     assert order.paused
     assert order.banned(PEER) == "sent nonsense"
     assert order.documents() == {bytes.fromhex(DIGEST)}
-    assert len(owner_orders.told(NO_ORDER, order)) == 5
+    assert len(owner_orders.describe_changes(NO_ORDER, order)) == 5
     calm = owner_orders.unban(owner_orders.resume(order, ""), PEER, "a mistake")
     assert calm.banned(PEER) is None
-    assert owner_orders.told(order, calm) == ["the run goes on", f"{PEER} is no longer banned"]
-    assert owner_orders.told(order, order) == ["nothing changes"]
+    assert owner_orders.describe_changes(order, calm) == ["the run goes on", f"{PEER} is no longer banned"]
+    assert owner_orders.describe_changes(order, order) == ["nothing changes"]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_an_order_that_reached_nobody_is_sent_when_it_is_given_again(order
     again = await ordering(directory, change)
     assert again.stored
     assert again.order == first.order == directory.held[-1]
-    assert len(owner_orders.told(again.before, again.order.order)) == 1, (
+    assert len(owner_orders.describe_changes(again.before, again.order.order)) == 1, (
         "it is said what it changes for the others"
     )
     with pytest.raises(UserError, match="already"):
@@ -257,7 +257,7 @@ async def test_the_order_after_one_that_reached_nobody_says_both(ordering):
     await ordering(directory, lambda held: owner_orders.ban(held, PEER, ""))
     directory.there = True
     given = await ordering(directory, lambda held: owner_orders.pause(held, ""))
-    assert owner_orders.told(given.before, directory.held[-1].order) == [
+    assert owner_orders.describe_changes(given.before, directory.held[-1].order) == [
         "the run is paused",
         f"{PEER} is banned: ",
     ]

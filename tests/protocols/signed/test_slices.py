@@ -12,7 +12,7 @@ from protocols.errors import BadSignature, Malformed, WireError, WrongRun
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from protocols.signed.slices import DIGEST_BYTES, head_bytes, open_slices, sign_slices
-from protocols.signed.told_tokens import told
+from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import RunId
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
@@ -92,7 +92,7 @@ def test_slices_of_another_run_are_told_apart_from_a_forgery():
 
 def test_an_envelope_for_something_else_is_none_for_slices():
     digests = HEAD[ENVELOPE_BYTES:]
-    other = seal(ME, RUN, EnvelopeKind.CONTRIBUTION, 2, 7, told(1234, 7), digests)
+    other = seal(ME, RUN, EnvelopeKind.CONTRIBUTION, 2, 7, encode_tokens(1234, 7), digests)
     with pytest.raises(WireError):
         open_slices(other + SLICES[0], RUN, [0], SIZES)
 

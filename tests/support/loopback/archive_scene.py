@@ -18,16 +18,28 @@ from peers.lab.processes.processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
 RUN = {
-    "name": "archived", "stages": [1, 1], "listed": True, "contact": "owner@example.org",
+    "name": "archived",
+    "stages": [1, 1],
+    "listed": True,
+    "contact": "owner@example.org",
     "model": {
-        "layers": 2, "width": 32, "heads": 2, "key_value_heads": 2, "head_width": 16, "feed_forward": 64,
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
     },
-    "data": {"sequence_tokens": 32, "microbatch_sequences": 2, "sources": [
-        {"name": "first", "path": "first.txt", "licence": "CC0-1.0", "collected": "2024"},
-        {"name": "second", "path": "second.txt", "licence": "MIT", "kind": "synthetic"},
-    ]},
-    "rounds": {"target_tokens": 512, "snapshot_rounds": 4},
-}  # fmt: skip
+    "data": {
+        "seq_len": 32,
+        "micro_batch_size": 2,
+        "sources": [
+            {"name": "first", "path": "first.txt", "licence": "CC0-1.0", "collected": "2024"},
+            {"name": "second", "path": "second.txt", "licence": "MIT", "kind": "synthetic"},
+        ],
+    },
+    "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4},
+}
 PATIENCE_SECONDS = 120.0
 
 

@@ -16,13 +16,19 @@ from peers.lab.processes.processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
 RUN = {
-    "name": "loopback", "stages": [1, 1],
+    "name": "loopback",
+    "stages": [1, 1],
     "model": {
-        "layers": 2, "width": 64, "heads": 4, "key_value_heads": 4, "head_width": 16, "feed_forward": 128,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 128,
     },
-    "data": {"sequence_tokens": 64, "microbatch_sequences": 4},
-    "rounds": {"target_tokens": 2048, "snapshot_rounds": 8},
-}  # fmt: skip
+    "data": {"seq_len": 64, "micro_batch_size": 4},
+    "rounds": {"global_batch_tokens": 2048, "snapshot_interval": 8},
+}
 PATIENCE_SECONDS = 120.0
 
 

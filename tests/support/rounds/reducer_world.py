@@ -18,7 +18,7 @@ from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelop
 from protocols.signed.grants import Reduction, grant_of, sign_grant
 from protocols.signed.identity import Identity
 from protocols.signed.slices import sign_slices
-from protocols.signed.told_tokens import told
+from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import RunId
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.history import START
@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, settled: int = -1, reduced: bool = True) -> None:
         loop = asyncio.get_running_loop()
-        self.posted, self.refused, self.done, self.parted, self.notes = [], [], [], [], []
+        self.posted, self.refused, self.done, self.departed, self.notes = [], [], [], [], []
         self.audits = Audits(b"a secret", 2)
         manifest = tiny_manifest((3,))
         method = StubMethod(lambda *_, **__: None, 0, StubReduced(DRAW) if reduced else None)
@@ -52,8 +52,8 @@ class World:
             transport=SimpleNamespace(peer=ME.peer_id),
             post=self._post,
             refused=lambda peer, code, reason: self.refused.append((peer, code)),
-            part_from=lambda peer, code, reason: self.parted.append((peer, code)),
-            queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None, known=lambda: (),
+            part_from=lambda peer, code, reason: self.departed.append((peer, code)),
+            queued_bytes=lambda peer, lane: 0, introduce=lambda contributor, peers: None, known=lambda: (),
             membership=SimpleNamespace(
                 live=lambda stage: self.live, candidates=list, reduces=lambda peers: None,
                 shares_rounds=lambda peer: True, is_member=lambda peer: peer != STRANGER.peer_id,
@@ -65,7 +65,7 @@ class World:
         self.offers = OwnContributions(manifest.rounds, DRAW if reduced else None)
         self.path = RoundService(
             manifest, work, compute, around, Weights(None, settled, START), self.offers,
-            lambda maker, round: maker != STRANGER.peer_id, lambda wish: None, self.notes.append,
+            lambda contributor, round: contributor != STRANGER.peer_id, lambda wish: None, self.notes.append,
             audits=self.audits,
         )  # fmt: skip
         for peer in (B.peer_id, C.peer_id):
@@ -129,11 +129,15 @@ def contributor(
 
 
 def result_of(
-    maker: Identity, round: int = 0, contributors=(B, C), shards=tuple(ALL), grants_to: Identity | None = None
+    contributor: Identity,
+    round: int = 0,
+    contributors=(B, C),
+    shards=tuple(ALL),
+    grants_to: Identity | None = None,
 ):
     """A result as it travels, and its name. `grants_to`: whom its contributors let add them up, not its
     maker."""
-    granted = grants_to or maker
+    granted = grants_to or contributor
     held = {
         shard: {
             contributor(who, round, granted, shards): slices_of(who, round)[shard] for who in contributors
@@ -143,8 +147,8 @@ def result_of(
     reduced = StubReduced(DRAW)
     payload = reduced.reduce(held)
     table, length = reduced.head(payload)
-    tokens = told(table.tokens(SHARDS), round)
-    head = seal(maker, RUN, EnvelopeKind.CONTRIBUTION, 0, round, tokens, payload[:length])
+    tokens = encode_tokens(table.tokens(SHARDS), round)
+    head = seal(contributor, RUN, EnvelopeKind.CONTRIBUTION, 0, round, tokens, payload[:length])
     return head + payload[length:], open_envelope(head, RUN, EnvelopeKind.CONTRIBUTION, length).id
 
 

@@ -38,7 +38,9 @@ from swarmnet.rounds.history import START
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
 
-RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0, window=3, snapshot_rounds=8)
+RULES = Rounds(
+    global_batch_tokens=100, max_seconds=5.0, contribution_timeout_seconds=1.0, window=3, snapshot_interval=8
+)
 
 
 class Group:

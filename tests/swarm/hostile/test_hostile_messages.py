@@ -48,7 +48,7 @@ MANIFEST = tiny_manifest()
 NAMES = [Identity.from_seed(name.encode()).peer_id for name in (*HONEST, "liar")]
 LANES = st.sampled_from(["group", "data", "bulk"])
 LATE_SECONDS = 40.0
-"""A liar may cost the group a settle_seconds here and a back-off there, but no more than this."""
+"""A liar may cost the group a finality_timeout_seconds here and a back-off there, but no more than this."""
 
 
 def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]], stub: bool = False) -> Swarm:
@@ -148,7 +148,11 @@ def test_envelopes_of_other_runs_stages_and_kinds_and_bent_ones_are_refused_and_
             await liar.say(victim.transport.peer, Contribution(), body)
             await swarm.during(0.05)
             assert refusals(swarm, "c") > before, f"body {number} was not counted"
-        assert not [note for note in swarm.of("took", "c") if note.fields["maker"] == me.peer_id]
+        assert not [
+            note
+            for note in swarm.of("contribution_accepted", "c")
+            if note.fields["contributor"] == me.peer_id
+        ]
 
     swarm = play(1, story)
     assert swarm.members["c"].worker.neighbourhood.traffic.refused["wrong_run"] == 1
@@ -191,7 +195,11 @@ def test_two_contributions_for_one_round_told_to_two_peers_still_settle_as_one()
             await swarm.during(0.5)
 
     swarm = play(1, story)
-    assert [note for note in swarm.of("took") if note.fields["maker"] == Identity.from_seed(b"liar").peer_id]
+    assert [
+        note
+        for note in swarm.of("contribution_accepted")
+        if note.fields["contributor"] == Identity.from_seed(b"liar").peer_id
+    ]
 
 
 def test_names_without_end_and_records_without_end_are_not_remembered():

@@ -78,7 +78,7 @@ def refusers(swarm: Swarm) -> set[tuple[str, str]]:
 )
 def test_gradients_that_cannot_be_summed_cost_no_round_and_no_microbatch(change):
     swarm = play(in_gradients, change, 10.0)
-    assert refusers(swarm) == {("a", "out_of_line")}
+    assert refusers(swarm) == {("a", "outlier")}
     assert not swarm.of("not_finite"), "no round is thrown away"
     assert swarm.members["a"].worker.data.ledger.dropped == {}
 
@@ -86,7 +86,7 @@ def test_gradients_that_cannot_be_summed_cost_no_round_and_no_microbatch(change)
 def test_loud_gradients_of_one_of_three_are_seen_and_do_not_turn_what_is_learnt():
     swarm = play(in_gradients, lambda gradient: -1e3 * gradient, 30.0)
     assert median(swarm.losses(0)[-100:]) < 3.8, "untouched 3.5, turned 4.4"
-    assert refusers(swarm) == {("a", "out_of_line")}
+    assert refusers(swarm) == {("a", "outlier")}
     assert not {note.name for note in swarm.of("microbatch_failed")} - {"a"}
     seen = next(note.time for note in swarm.of("refused", "a"))
     assert seen + 20.0 < swarm.notes[-1].time < seen + FIRST_SHUN_SECONDS
@@ -102,10 +102,10 @@ def test_loud_gradients_of_one_of_three_are_seen_and_do_not_turn_what_is_learnt(
 )
 def test_hidden_states_far_from_what_the_others_send_are_not_computed_with(change):
     swarm = play(in_hidden_states, change, 10.0)
-    assert refusers(swarm) == {("e", "out_of_line")}
+    assert refusers(swarm) == {("e", "outlier")}
     bad = swarm.members["bad"].peer
     failed = swarm.of("microbatch_failed", "e")
-    assert {(note.fields["code"], note.fields["peer"]) for note in failed} == {("out_of_line", bad)}
+    assert {(note.fields["code"], note.fields["peer"]) for note in failed} == {("outlier", bad)}
     assert not swarm.of("committed", "bad"), "nobody learns from it"
 
 
@@ -115,8 +115,8 @@ async def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stag
     skips = stages > 3
     manifest = tiny_manifest(
         (1,) * stages,
-        model=replace(TINY_MODEL, layers=stages),
-        paths=Paths(0.25, whole_rounds=8, whole_share=0.3) if skips else Paths(),
+        model=replace(TINY_MODEL, num_hidden_layers=stages),
+        paths=Paths(0.25, full_path_warmup_rounds=8, full_path_fraction=0.3) if skips else Paths(),
         sync=Sync(warmup_rounds=1, decay_rounds=1000, learning_rate=factor * 8e-3),
     )
     swarm = Swarm(manifest)

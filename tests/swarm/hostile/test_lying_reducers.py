@@ -15,13 +15,22 @@ HONEST = ("a", "b", "c", "d")
 MANIFEST = tiny_manifest(
     (3,),
     sync=Sync(
-        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64,
-        exchange="sharded", shards=8,
+        method="local-steps",
+        learning_rate=1e-2,
+        warmup_rounds=1,
+        decay_rounds=1000,
+        inner_batch_tokens=64,
+        topology="sharded-reduce",
+        shards=8,
     ),
     rounds=Rounds(
-        target_tokens=512, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
+        global_batch_tokens=512,
+        max_seconds=5.0,
+        contribution_timeout_seconds=1.0,
+        finality_timeout_seconds=3.0,
+        snapshot_interval=4,
     ),
-)  # fmt: skip
+)
 FOUND_WITHIN = 10
 """Rounds in which it has lied: in others it is not drawn. Four peers look into a shard of it with a chance of
 an eighth each, so 0.5 % of liars go on for so long."""
@@ -125,4 +134,4 @@ def test_a_reducer_whose_sums_are_false_is_found_within_ten_lies_and_its_results
         assert not lying & {identity for _, ids in sets for identity in ids}
     slander = [note.fields["peer"] for note in swarm.of("audited") if note.fields["code"] != "agrees"]
     assert set(slander) == {liar}
-    assert {note.fields["code"] for note in swarm.of("refused_by", "liar")} == {"false_sums"}
+    assert {note.fields["code"] for note in swarm.of("refused_by", "liar")} == {"invalid_reduction"}

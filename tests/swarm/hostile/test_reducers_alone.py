@@ -22,13 +22,22 @@ SHARDS = 8
 MANIFEST = tiny_manifest(
     (3,),
     sync=Sync(
-        method="local-steps", learning_rate=1e-2, warmup_rounds=1, decay_rounds=1000, step_tokens=64,
-        exchange="sharded", shards=SHARDS,
+        method="local-steps",
+        learning_rate=1e-2,
+        warmup_rounds=1,
+        decay_rounds=1000,
+        inner_batch_tokens=64,
+        topology="sharded-reduce",
+        shards=SHARDS,
     ),
     rounds=Rounds(
-        target_tokens=512, longest_seconds=5.0, deadline_seconds=1.0, settle_seconds=3.0, snapshot_rounds=4
+        global_batch_tokens=512,
+        max_seconds=5.0,
+        contribution_timeout_seconds=1.0,
+        finality_timeout_seconds=3.0,
+        snapshot_interval=4,
     ),
-)  # fmt: skip
+)
 LOOKED_AT = 16
 """Settled rounds: four draws."""
 
@@ -134,10 +143,10 @@ def test_a_result_of_one_does_not_replace_that_of_the_others():
 
     def look(tables, counted, bad) -> None:
         nonlocal alone
-        for shard, makers in counted.items():
+        for shard, contributors in counted.items():
             alone += bad in tables and shard in tables[bad].shards
             largest = max(len(table.shards.get(shard, ())) for table in tables.values())
-            assert bad not in makers or largest == 1, "who has reduced for itself alone"
+            assert bad not in contributors or largest == 1, "who has reduced for itself alone"
 
     play(reduce_alone, look)
     assert alone > LOOKED_AT, "it did try"
@@ -149,8 +158,8 @@ def test_nobody_is_named_by_a_reducer_that_it_sent_nothing():
     def look(tables, counted, bad) -> None:
         nonlocal counting_slices
         assert bad not in tables
-        for shard, makers in counted.items():
-            counting_slices += sum(len(tables[maker].shards[shard]) for maker in makers)
+        for shard, contributors in counted.items():
+            counting_slices += sum(len(tables[contributor].shards[shard]) for contributor in contributors)
 
     swarm = play(name_phantoms, look)
     assert counting_slices > 0.75 * LOOKED_AT * SHARDS * len(HONEST), "the others go on, and avoid it"

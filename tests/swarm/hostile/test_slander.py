@@ -70,7 +70,9 @@ class Slander:
 
 def share_of_liar(seen: Seen, begin: float, end: float) -> float:
     """Of all contributions that the others of its stage settled meanwhile."""
-    its = {note.fields["id"] for note in seen.notes if note.event == "made" and note.name == LIAR}
+    its = {
+        note.fields["id"] for note in seen.notes if note.event == "contribution_made" and note.name == LIAR
+    }
     settled = [
         identity
         for note in seen.notes

@@ -10,7 +10,7 @@ from swarm import TINY_MODEL, Swarm, tiny_manifest
 from peers.compute.executor import UPDATE
 from swarmnet.resources.link_bandwidth import LinkBandwidth
 
-FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4))
+FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4))
 ACT = float(FOUR.body_bytes)
 THIN, GOOD = LinkBandwidth(ACT, 100 * ACT), LinkBandwidth(200 * ACT, 1000 * ACT)
 """One microbatch a second at an end and half of one in the middle; more than any computer here."""

@@ -23,7 +23,7 @@ def cost(priority: int) -> float:
 
 def committed(away: str, paths: Paths, in_flight: int, away_seconds: float) -> tuple[int, int]:
     """How many microbatches the peer of stage 1 on the machine did, and `away`, which computes as fast."""
-    manifest = tiny_manifest((1,) * 4, model=replace(TINY_MODEL, layers=4), paths=paths)
+    manifest = tiny_manifest((1,) * 4, model=replace(TINY_MODEL, num_hidden_layers=4), paths=paths)
     swarm, found = Swarm(manifest, conditions=Conditions(latency_seconds=away_seconds), stub=True), {}
 
     async def story() -> None:

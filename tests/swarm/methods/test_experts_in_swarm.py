@@ -19,7 +19,7 @@ from swarmnet.optimizer.method import method_of
 EIGHT = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2, "h": 2}
 
 
-@pytest.mark.parametrize("exchange", ["everyone", "sharded"])
+@pytest.mark.parametrize("exchange", ["all-gather", "sharded-reduce"])
 def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(exchange):
     swarm = Watched(expert_manifest(exchange, count=4, active=2, groups=2, merge_rounds=5, merge_nearest=2))
 
@@ -28,7 +28,11 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
     def groups(stage):
         """By their own word, of those that are there."""
         here = [name for name, of in EIGHT.items() if of == stage and name not in gone]
-        return {name: notes[-1].fields["group"] for name in here if (notes := swarm.of("took_up", name))}
+        return {
+            name: notes[-1].fields["group"]
+            for name in here
+            if (notes := swarm.of("experts_reassigned", name))
+        }
 
     async def story():
         swarm.open()
@@ -46,7 +50,7 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
         swarm.observers[left].look()
         await swarm.until(lambda: set(groups(1).values()) == {0, 1}, 60.0)
         swarm.start("n", 1)
-        await swarm.until(lambda: swarm.of("made", "n"), 60.0)
+        await swarm.until(lambda: swarm.of("contribution_made", "n"), 60.0)
         since = swarm.committed(0)
         await swarm.until(lambda: swarm.committed(0) >= since + 150, 120.0)
         await swarm.during(BALANCE_SECONDS)
@@ -60,20 +64,22 @@ def test_a_swarm_of_holders_learns_and_takes_up_the_experts_of_one_that_crashed(
     assert sum(losses[:20]) / 20 > 5.2
     assert sum(losses[-20:]) / 20 < 4.6
     for name in ("a", "g"):
-        assert "experts_busiest_ratio" in moved(swarm.metrics[name])
+        assert "expert_load_imbalance" in moved(swarm.metrics[name])
     said = claims_of(swarm.members["e"].worker)
-    assert said.experts_group == swarm.of("took_up", "e")[-1].fields["group"]
+    assert said.experts_group == swarm.of("experts_reassigned", "e")[-1].fields["group"]
     assert max(said.experts_trained) == said.settled
     assert min(said.experts_trained) > said.settled - 8, "both are trained again"
     for name in {name for name, stage in EIGHT.items() if stage == 1} - gone:
-        seen = [(note.fields["group"], note.fields["holders"]) for note in swarm.of("took_up", name)]
+        seen = [
+            (note.fields["group"], note.fields["holders"]) for note in swarm.of("experts_reassigned", name)
+        ]
         alone = [said for said in seen if 0 in said[1]]
         assert alone, "who is left sees that nobody trains a group"
         assert len(set(alone)) == len(alone), "and says so once, and once more if it takes that up"
         assert min(seen[-1][1]) > 0, "as it is in the end"
 
 
-@pytest.mark.parametrize("exchange", ["everyone", "sharded"])
+@pytest.mark.parametrize("exchange", ["all-gather", "sharded-reduce"])
 def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_contribution(exchange):
     manifest = expert_manifest(exchange, count=4, active=2, groups=2)
     swarm = Watched(manifest)
@@ -85,7 +91,11 @@ def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_
         return held.group
 
     def group_of(name):
-        return swarm.of("took_up", name)[-1].fields["group"] if swarm.of("took_up", name) else None
+        return (
+            swarm.of("experts_reassigned", name)[-1].fields["group"]
+            if swarm.of("experts_reassigned", name)
+            else None
+        )
 
     async def story():
         swarm.open()
@@ -98,14 +108,14 @@ def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_
         await swarm.until(lambda: held.holding.stale_rounds[lost] > 2, 60.0)
         newcomer = next(name for name in "nmopqrs" if drawn(name) != lost)
         swarm.start(newcomer, 2)
-        await swarm.until(lambda: swarm.of("took_up", newcomer), 60.0)
+        await swarm.until(lambda: swarm.of("experts_reassigned", newcomer), 60.0)
         await swarm.until(lambda: shared_rounds(swarm) > 5, 60.0)
         await swarm.stop_watching()
         await swarm.close()
         return lost, newcomer
 
     lost, newcomer = run(story())
-    assert swarm.of("took_up", newcomer)[0].fields["group"] == lost
+    assert swarm.of("experts_reassigned", newcomer)[0].fields["group"] == lost
 
 
 def test_who_trains_which_experts_is_said_in_one_line():

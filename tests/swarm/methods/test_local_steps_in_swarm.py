@@ -23,9 +23,9 @@ def local_manifest(method="local-steps", rate=1e-2, **keys):
     manifest = tiny_manifest()
     sync = Sync(
         method=method, learning_rate=rate, warmup_rounds=1, decay_rounds=1000,
-        step_tokens=STEP_TOKENS, shadow_steps=SHADOW_STEPS, **keys,
+        inner_batch_tokens=STEP_TOKENS, optimizer_warmup_steps=SHADOW_STEPS, **keys,
     )  # fmt: skip
-    return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=512))
+    return replace(manifest, sync=sync, rounds=replace(manifest.rounds, global_batch_tokens=512))
 
 
 @on_virtual_clock
@@ -34,8 +34,8 @@ async def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_
     warm: dict[str, int] = {}
 
     def look(note):
-        if note.name == "g" and note.event == "made" and not warm:
-            warm["left"] = swarm.members["g"].worker.update.work.shadow_steps
+        if note.name == "g" and note.event == "contribution_made" and not warm:
+            warm["left"] = swarm.members["g"].worker.update.work.optimizer_warmup_steps
 
     swarm.on_note = look
     swarm.open()
@@ -45,16 +45,16 @@ async def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_
     await swarm.crash("c")
     newcomer = swarm.start("g")
     await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
-    assert newcomer.worker.update.work.shadow_steps == SHADOW_STEPS
-    await swarm.until(lambda: swarm.of("made", "g"), 30.0)
-    first = swarm.of("made", "g")[0].fields["round"]
+    assert newcomer.worker.update.work.optimizer_warmup_steps == SHADOW_STEPS
+    await swarm.until(lambda: swarm.of("contribution_made", "g"), 30.0)
+    first = swarm.of("contribution_made", "g")[0].fields["round"]
     settled = swarm.rounds
     await swarm.until(lambda: min(round for _, round in settled().values()) > first + 8, 60.0)
     await swarm.close()
     nothing_is_committed_twice(swarm)
     assert warm == {"left": 0}, "nothing of a newcomer is counted before it is warm"
     assert shared_rounds(swarm) > 30
-    taken = {note.fields["id"] for note in swarm.of("made", "g")}
+    taken = {note.fields["id"] for note in swarm.of("contribution_made", "g")}
     counted = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     assert taken & counted, "what the newcomer made counts"
     losses = swarm.losses(0)
@@ -66,7 +66,7 @@ async def test_a_swarm_of_own_steps_learns_and_a_newcomer_is_counted_once_it_is_
 async def test_a_newcomer_takes_up_the_groups_momentum_with_its_weights():
     """A tenth of the rate: DiLoCo's momentum makes seven of each step."""
     manifest = local_manifest("diloco", rate=1e-3)
-    rules = replace(manifest.rounds, target_tokens=256, snapshot_rounds=2, window=2)
+    rules = replace(manifest.rounds, global_batch_tokens=256, snapshot_interval=2, window=2)
     swarm = Swarm(replace(manifest, stages=(3,), rounds=rules))
     swarm.open()
     for name in ("a", "b"):
@@ -74,8 +74,8 @@ async def test_a_newcomer_takes_up_the_groups_momentum_with_its_weights():
     enough = kept_rounds(rules) + 2  # So that the first sets are gone.
     await swarm.until(lambda: min([s for _, s in swarm.rounds().values()], default=-1) >= enough, 60.0)
     newcomer = swarm.start("g", 0)
-    await swarm.until(lambda: swarm.of("made", "g"), 30.0)
-    first = swarm.of("made", "g")[0].fields["round"]
+    await swarm.until(lambda: swarm.of("contribution_made", "g"), 30.0)
+    first = swarm.of("contribution_made", "g")[0].fields["round"]
     await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 2, 60.0)
     replica = newcomer.worker.update.work.replica
     assert replica.settled_units()[replica.size :].any()
@@ -93,11 +93,11 @@ async def test_from_the_seed_nobody_works_in_the_shadow():
     swarm.open()
     members = [swarm.start(name, stage, in_flight=2) for name, stage in SIX.items()]
     await swarm.until(lambda: len(swarm.of("in_step")) == len(members), 15.0)
-    assert [member.worker.update.work.shadow_steps for member in members] == [0] * 6
+    assert [member.worker.update.work.optimizer_warmup_steps for member in members] == [0] * 6
     await swarm.close()
 
 
-SHARDED = local_manifest(exchange="sharded", shards=4)
+SHARDED = local_manifest(exchange="sharded-reduce", shards=4)
 
 
 def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_comes():
@@ -106,7 +106,7 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
     """Result -> the contributions that its table names."""
 
     def look(note):
-        if note.event in ("took", "reduced"):
+        if note.event in ("contribution_accepted", "reduced"):
             stored = swarm.members[note.name].worker.update.stored[bytes.fromhex(note.fields["id"])]
             table, _ = read_head(stored.payload, SHARDED.sync.shards)
             told[note.fields["id"]] = {one.contribution for one in table.contributors}
@@ -129,9 +129,9 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
         newcomer = swarm.start("g")
         await swarm.until(lambda: swarm.of("in_step", "g"), 15.0)
         assert newcomer.worker.stage == 1
-        assert newcomer.worker.update.work.shadow_steps == SHADOW_STEPS
-        await swarm.until(lambda: swarm.of("made", "g"), 30.0)
-        first = swarm.of("made", "g")[0].fields["round"]
+        assert newcomer.worker.update.work.optimizer_warmup_steps == SHADOW_STEPS
+        await swarm.until(lambda: swarm.of("contribution_made", "g"), 30.0)
+        first = swarm.of("contribution_made", "g")[0].fields["round"]
         await swarm.until(lambda: min(round for _, round in swarm.rounds().values()) > first + 8, 60.0)
         await swarm.close()
 
@@ -142,11 +142,11 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
     settled = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     counted = {contribution for identity in settled for contribution in told[identity]}
     made = {
-        name: {bytes.fromhex(note.fields["id"]) for note in swarm.of("made", name)}
+        name: {bytes.fromhex(note.fields["id"]) for note in swarm.of("contribution_made", name)}
         for name in ("c", "d", "g")
     }
     assert made["g"] & counted, "what the newcomer made counts"
-    back = {bytes.fromhex(note.fields["id"]) for note in swarm.of("given_back")}
+    back = {bytes.fromhex(note.fields["id"]) for note in swarm.of("contribution_returned")}
     for name in ("c", "d"):
         assert len(made[name] & counted) > 0.8 * len(made[name] - back)
     losses = swarm.losses(0)
@@ -157,7 +157,7 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
 @pytest.mark.parametrize("shards", [1, 64])
 @on_virtual_clock
 async def test_any_number_of_shards_settles(shards):
-    swarm = Swarm(local_manifest(exchange="sharded", shards=shards))
+    swarm = Swarm(local_manifest(exchange="sharded-reduce", shards=shards))
     swarm.open()
     for name, stage in SIX.items():
         swarm.start(name, stage, in_flight=2)

@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[3]
 PORTABLE = {"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 """The same sums on every x86 processor; torch and MKL read this when they are loaded."""
 SETTLED = {
-    "demo-votes, skipping": "2299975dfb5cf4ef649d5b81a13a91183f7b84be6a113d6d0a8c73015c4052ec",
-    "demo-float": "c3492ddc4bf52b091bd80c7ae6aa9d3714d54d6378b46f67a69c70d4a1967919",
+    "demo-sign, skipping": "2299975dfb5cf4ef649d5b81a13a91183f7b84be6a113d6d0a8c73015c4052ec",
+    "demo": "c3492ddc4bf52b091bd80c7ae6aa9d3714d54d6378b46f67a69c70d4a1967919",
     "low-rank": "30ab2dc8484ed9d41a1182bc1891015f009819e4435b2ae9c3d67245998ea6dc",
     "hybrid": "4ba94f70e8100ab7ac5824885643d53cc418f1e1fff96f4529b1d29a809ebcfd",
     "local-steps": "04e93013b5da31f4bf07c24b18d5e2fb01ef25c194794bbdda5c068701ee20e6",
@@ -48,7 +48,7 @@ SETTLED = {
     "diloco": "4314747d2963a0c698ae25e0246de6516316429d69fce858dd6d60d5c0b0b12f",
     "streaming-diloco": "3496cf8159d51bb48e5af4a2c7a005f5d6f4f7444447359ad2401da59510762b",
     "sparse-loco": "abea9dc3fddf8674ecbe0639b9bdc13bc5de9a54e1305d276330d82cf32c0dbb",
-    "partitioned": "79701382a33474f679c59486cb902a850694c5ac8436d12503052f88ccbdbd66",
+    "sparta": "79701382a33474f679c59486cb902a850694c5ac8436d12503052f88ccbdbd66",
     "experts in groups": "0815b74a1cbf97bc487f8942759915658f3487f8fdc12d9554cc8ca842439fc5",
 }
 """Name of the swarm -> SHA-256 of what it settles, with the pinned torch. They are those of commit 3656230,
@@ -62,33 +62,33 @@ FIRST_SECONDS = 10.0
 
 def of_method(method: str, stages: tuple[int, ...] = (3,), **keys: object) -> Manifest:
     manifest = tiny_manifest(stages)
-    sync = replace(Sync(method=method, **keys), warmup_rounds=1, decay_rounds=1000, step_tokens=64)
-    return replace(manifest, sync=sync, rounds=replace(manifest.rounds, target_tokens=256))
+    sync = replace(Sync(method=method, **keys), warmup_rounds=1, decay_rounds=1000, inner_batch_tokens=64)
+    return replace(manifest, sync=sync, rounds=replace(manifest.rounds, global_batch_tokens=256))
 
 
 def skipping() -> Manifest:
     """Four stages, of which a microbatch may leave one out."""
-    manifest = of_method("demo-votes", (1, 1, 1, 1))
-    return replace(manifest, model=replace(manifest.model, layers=4), paths=Paths(skip_ratio=0.25))
+    manifest = of_method("demo-sign", (1, 1, 1, 1))
+    return replace(manifest, model=replace(manifest.model, num_hidden_layers=4), paths=Paths(skip_ratio=0.25))
 
 
 def experts() -> Manifest:
     """Each peer trains half of the experts, which are merged every second round."""
     manifest = expert_manifest(count=4, active=2, groups=2, merge_rounds=2, merge_nearest=2)
-    return replace(manifest, stages=(3,), rounds=replace(manifest.rounds, target_tokens=256))
+    return replace(manifest, stages=(3,), rounds=replace(manifest.rounds, global_batch_tokens=256))
 
 
 SWARMS: dict[str, Callable[[], Manifest]] = {
-    "demo-votes, skipping": skipping,
-    "demo-float": lambda: of_method("demo-float", transform="dct", selection="top-k", cut="tiles"),
+    "demo-sign, skipping": skipping,
+    "demo": lambda: of_method("demo", transform="dct", selection="top-k", cut="tiles"),
     "low-rank": lambda: of_method("low-rank"),
     "hybrid": lambda: of_method("hybrid"),
     "local-steps": lambda: of_method("local-steps"),
-    "local-steps, sharded": lambda: of_method("local-steps", exchange="sharded", shards=4),
+    "local-steps, sharded": lambda: of_method("local-steps", exchange="sharded-reduce", shards=4),
     "diloco": lambda: of_method("diloco"),
     "streaming-diloco": lambda: of_method("streaming-diloco"),
     "sparse-loco": lambda: of_method("sparse-loco"),
-    "partitioned": lambda: of_method("partitioned"),
+    "sparta": lambda: of_method("sparta"),
     "experts in groups": experts,
 }
 

@@ -60,7 +60,7 @@ class Running:
         log = SimpleNamespace(record=self.note, flush=lambda: None)
         process = SimpleNamespace(
             config=config, identity=ARCHIVIST, log=log, report=SimpleNamespace(status=lambda status: None),
-            say=lambda event, text, **_: self.said.append(text), known_as=lambda run: None,
+            notify=lambda event, text, **_: self.said.append(text), known_as=lambda run: None,
             metrics=Metrics(process=False), own_start=OwnStart(),
         )  # fmt: skip
         me = ARCHIVIST.peer_id
@@ -144,7 +144,7 @@ async def test_a_refusal_is_noted_with_its_own_code(tmp_path):
     await trained(swarm, {"a": 0, "b": 1}, 1, compute=SLOW, invite=invite(swarm))
     archivist, _, _ = await archived(swarm, str(tmp_path), Policy())
     circle, noted = archivist.circle, []
-    circle.note = lambda event: noted.append((event.name, event.fields))
+    circle.log_event = lambda event: noted.append((event.name, event.fields))
 
     def codes():
         return {fields["code"] for event, fields in noted if event == "refused_by"}

@@ -17,7 +17,7 @@ from protocols.signed.invites import invite_text, seal_invite
 VISITOR = Identity.from_seed(b"visitor").peer_id
 STRANGER = Identity.from_seed(b"stranger")
 DAY = 86400.0
-SMALL = replace(TINY_MODEL, layers=2)
+SMALL = replace(TINY_MODEL, num_hidden_layers=2)
 
 
 def invited(signed, peer=None, expires=1e9, by=OWNER):

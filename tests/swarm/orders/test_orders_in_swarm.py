@@ -37,10 +37,10 @@ async def test_a_pause_reaches_everybody_and_ends_as_soon_as_the_owner_says():
     paused = await swarm.give(owner_orders.pause(NO_ORDER, "a look at the data"), "c")
     await swarm.until(lambda: swarm.knows(paused), 2.0)
     await swarm.during(8.0)  # What was under way is done, and the open round closes.
-    assert {member.worker.state for member in swarm.members.values()} == {"held"}
+    assert {member.worker.state for member in swarm.members.values()} == {"paused_by_owner"}
     before = swarm.committed(0), swarm.committed(1)
     late = swarm.start("e", 0)  # It takes the order with the first link.
-    await swarm.until(lambda: late.worker.state == "held", 20.0)
+    await swarm.until(lambda: late.worker.state == "paused_by_owner", 20.0)
     await swarm.during(5.0)
     assert (swarm.committed(0), swarm.committed(1)) == before
     resumed = await swarm.give(owner_orders.resume(paused.order, ""), "d")
@@ -110,10 +110,10 @@ async def test_a_banned_peer_that_will_not_go_is_refused_by_everybody():
     await swarm.until(lambda: swarm.knows(given), 5.0)
     began = swarm.loop.time()
     await swarm.during(6.0)
-    mine = {note.fields["id"] for note in swarm.of("made", "e") if note.time > began}
+    mine = {note.fields["id"] for note in swarm.of("contribution_made", "e") if note.time > began}
     for name in [name for name in swarm.living() if name != "e"]:
         assert rebel.peer not in swarm.members[name].worker.neighbourhood.membership.peers
-        assert not mine & {note.fields["id"] for note in swarm.of("took", name)}
+        assert not mine & {note.fields["id"] for note in swarm.of("contribution_accepted", name)}
     assert swarm.of("refused_by", "e")
     await swarm.crash("e")
     await swarm.close()

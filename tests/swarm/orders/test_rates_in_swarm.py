@@ -40,7 +40,7 @@ def halved(factor):
         swarm.start("g", 0)
         await swarm.until(lambda: {"f", "g"} <= swarm.rounds().keys() and settled(swarm) >= 22, 120.0)
         assert set(swarm.living()) == {"a", "b", "c", "d", "e", "f", "g"}
-        assert not swarm.of("resynchronise")
+        assert not swarm.of("resync")
         await swarm.close()
         assert shared_rounds(swarm) > 30
         found.extend(weights(swarm, stage) for stage in (0, 1))

@@ -63,7 +63,7 @@ async def test_a_run_ends_at_the_round_that_its_owner_names_and_all_have_saved_i
     for member in swarm.members.values():
         await asyncio.wait_for(member.task, 120.0)  # By itself.
         member.dead = True
-    assert not swarm.of("resynchronise")
+    assert not swarm.of("resync")
     assert len({member.worker.ending.round for member in last}) == 1
     for name in "abcf":
         assert checkpoint_file.read(checkpoint_file.files(tmp_path / name, 0)[0]).round == 11
@@ -156,7 +156,7 @@ async def test_who_has_no_weights_waits_for_those_who_have_and_takes_them_at_onc
 
 @pytest.mark.parametrize(
     ("height", "role", "settings"),
-    [(2, "bootstrap", {}), (2**31, "observer", {}), (2**31, "bootstrap", {"from_seed": True})],
+    [(2, "bootstrap", {}), (2**31, "observer", {}), (2**31, "bootstrap", {"allow_reinit": True})],
     ids=["hardly began", "nobody who remembers", "a person knows better"],
 )
 @on_virtual_clock

@@ -33,12 +33,12 @@ from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 HAVE = ("a", "c", "e")
 """Whose peer files name the model's folder."""
-EXACT = {"hidden_codec": "fp32"}
+EXACT = {"activation_codec": "fp32"}
 
 
 def from_model(folder: Path, shape: ModelShape, **changes: Any) -> Manifest:
     manifest = tiny_manifest(model=shape, start=Start("model"), **EXACT, **changes)
-    return replace(manifest, start=pinned(folder, manifest))
+    return replace(manifest, init_checkpoint=pinned(folder, manifest))
 
 
 @pytest.fixture(scope="module", params=[LLAMA, QWEN], ids=["llama", "qwen"])
@@ -123,7 +123,7 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
     swarm = Swarm(manifest)
     play(swarm, folder, tmp_path, story)
     for stage, sizes in took.items():
-        all_trained = method_of(replace(manifest, model=shape, start=Start()), trained_layout(
+        all_trained = method_of(replace(manifest, model=shape, init_checkpoint=Start()), trained_layout(
             replace(manifest, model=shape), stage)).payload_bytes  # fmt: skip
         factors = method_of(manifest, trained_layout(manifest, stage)).payload_bytes
         assert sizes == {factors}
@@ -169,7 +169,7 @@ async def test_an_archivist_archives_what_comes_later_and_refuses_nobody(folder,
         swarm.start(name, stage, in_flight=2, start=folder)
     await swarm.until(lambda: len(swarm.rounds()) == len(SIX), 30.0)
     archivist, archive, said = await archived(swarm, str(tmp_path / "archive"), Policy())
-    archivist.circle.note = lambda what: heard.append(what) if isinstance(what, noted.Refused) else None
+    archivist.circle.log_event = lambda what: heard.append(what) if isinstance(what, noted.Refused) else None
     await archivist.once()
     assert not archive.entries, "of what the run starts from nothing is archived"
     await until_settled(swarm, 8)
@@ -224,7 +224,7 @@ async def test_chunks_that_do_not_make_up_the_start_are_given_up_and_others_aske
     for name, stage in (("c", 1), ("e", 2)):
         swarm.start(name, stage, start=folder)
     await swarm.until(lambda: liar.worker.states is not None, 10.0)
-    held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.start.digests[0])
+    held, digest = liar.worker.states.snapshots, bytes.fromhex(manifest.init_checkpoint.digests[0])
     held.start = held._made(-1, start_state(folder, manifest, 0) + 1, digest, START, 0)
     newcomer = swarm.start("b", 0, in_flight=2)
     await swarm.until(lambda: any("do not make up its digest" in text for _, text in newcomer.said), 30.0)

@@ -172,6 +172,6 @@ async def test_among_records_of_nobody_few_are_dialled_and_a_newcomer_finds_the_
     announce_nobody(swarm)
     swarm.start("e", 1)
     await swarm.until(lambda: swarm.of("linked", "e"), 30.0)
-    await swarm.until(lambda: any(note.fields["maker"] == swarm.members["e"].peer
-                                  for note in swarm.of("took")), 30.0)  # fmt: skip
+    await swarm.until(lambda: any(note.fields["contributor"] == swarm.members["e"].peer
+                                  for note in swarm.of("contribution_accepted")), 30.0)  # fmt: skip
     await swarm.close()

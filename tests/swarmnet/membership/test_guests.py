@@ -68,7 +68,7 @@ def test_whom_a_full_table_forgets_has_not_worked():
     membership.unlinked(honest, 1.0)
     for number in range(4200):
         membership.recorded(PeerId(f"false {number}"), 1, "worker", ("/x",), 1, b"record", 2.0)
-        membership.heard(PeerId(f"false {number}"), 3.0)
+        membership.on_heartbeat(PeerId(f"false {number}"), 3.0)
     assert honest in membership.peers
 
 

@@ -90,7 +90,7 @@ def test_silence_is_noticed_and_anything_heard_ends_it():
     membership.linked(A, 0.0)
     assert membership.silent(SILENT_SECONDS - 0.1) == []
     assert membership.silent(SILENT_SECONDS) == [A]
-    membership.heard(A, SILENT_SECONDS)
+    membership.on_heartbeat(A, SILENT_SECONDS)
     assert membership.silent(SILENT_SECONDS) == []
     membership.unlinked(A, 5.0)
     assert membership.silent(100.0) == []
@@ -127,7 +127,7 @@ def first_hand(membership: Membership, peer: PeerId, stage: int, sequence: int) 
 def test_events_about_peers_that_are_not_known_change_nothing():
     membership = members()
     membership.left(A)
-    membership.heard(A, 1.0)
+    membership.on_heartbeat(A, 1.0)
     membership.beat(A, 1, True, 1, 0.1, 1.0)
     membership.unlinked(A, 1.0)
     membership.dialing(A, True)
@@ -179,7 +179,7 @@ def test_newcomers_are_told_of_those_heard_last_first():
         record(membership, PeerId(f"p{number}"))
         membership.linked(PeerId(f"p{number}"), float(number))
     record(membership, A)
-    membership.heard(A, 9.0)
+    membership.on_heartbeat(A, 9.0)
     assert len(membership.records(9)) == 5, "of the one that only greets nothing is told"
     assert membership.records(2) == [b"record of p4", b"record of p3"]
 
@@ -206,7 +206,7 @@ def test_in_any_order_of_events_the_lists_agree(happenings):
         elif what == "unlinked":
             membership.unlinked(peer, now)
         elif what == "heard":
-            membership.heard(peer, now)
+            membership.on_heartbeat(peer, now)
         elif what == "beat":
             membership.beat(peer, stage, True, 1, 0.1, now)
         elif what == "left":

@@ -140,7 +140,7 @@ def test_keys_that_only_greet_displace_nobody():
     membership = linked_group(60)
     neighbours = set(membership.wanted())
     for number in range(2000):
-        membership.heard(meet(membership, f"greeter {number}"), 1.0)
+        membership.on_heartbeat(meet(membership, f"greeter {number}"), 1.0)
     assert neighbours < membership.wanted()
     assert membership.group_size() < 6 * 60
 

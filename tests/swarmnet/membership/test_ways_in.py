@@ -45,7 +45,7 @@ def test_a_bootstrap_in_the_table_is_asked_now_and_then_since_it_may_have_starte
     due = []
     for now in range(200):
         if ways.look({BOOT}, (), float(now)):
-            ways.asked(BOOT, True, float(now))
+            ways.record_answer(BOOT, True, float(now))
             due.append(now)
     assert max(b - a for a, b in pairwise(due)) <= 1.2 * STEADY_SECONDS + 1.0
     assert not ways.lost
@@ -55,7 +55,7 @@ def test_remembered_peers_are_asked_as_well_while_all_bootstraps_are_lost():
     ways = WaysIn([BOOT], Random(1))
     ways.look({BOOT}, (), 0.0)
     ways.look(set(), (), 1.0)
-    ways.asked(BOOT, False, 1.0)
+    ways.record_answer(BOOT, False, 1.0)
     assert ways.lost
     ways.look(set(), [OTHER], 2.0)
     assert OTHER in ways.look(set(), [OTHER], 10.0)

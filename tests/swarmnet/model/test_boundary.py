@@ -22,11 +22,19 @@ from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths, Sp
 from swarmnet.run.manifest_check import check
 
 CPU = torch.device("cpu")
-USUAL = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=128)
-NARROW = replace(USUAL, boundary=Boundary("anchored", width=8, after=(1, 2, 3)))
+USUAL = ModelShape(
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    head_dim=8,
+    intermediate_size=48,
+    max_position_embeddings=128,
+)
+NARROW = replace(USUAL, boundary=Boundary("token-anchored", width=8, after=(1, 2, 3)))
 HASHED = replace(NARROW, boundary=replace(NARROW.boundary, anchor_rows=16))
-SHARED = replace(USUAL, boundary=Boundary("shared", width=8, after=(1, 2, 3)))
-QWEN = replace(NARROW, key_value_heads=1, qk_norm=True)
+SHARED = replace(USUAL, boundary=Boundary("shared-subspace", width=8, after=(1, 2, 3)))
+QWEN = replace(NARROW, num_key_value_heads=1, qk_norm=True)
 BEGINS, ENDS = Span(0, 2, True, False), Span(2, 4, False, True)
 TOKENS = torch.randint(64, (3, 21), generator=torch.Generator().manual_seed(0))
 INPUTS, LABELS = TOKENS[:, :-1].contiguous(), TOKENS[:, 1:].contiguous()
@@ -34,7 +42,7 @@ CROSSED = torch.randn(3, 20, 8, generator=torch.Generator().manual_seed(1))
 
 
 def manifest_of(stages: tuple[int, ...], shape: ModelShape, **changes: object) -> Manifest:
-    return Manifest("test", PeerId("owner"), stages=stages, model=replace(shape, vocabulary=256), **changes)
+    return Manifest("test", PeerId("owner"), stages=stages, model=replace(shape, vocab_size=256), **changes)
 
 
 def weights_of(shape: ModelShape, span: Span) -> dict[str, Tensor]:
@@ -47,7 +55,9 @@ def weights_of(shape: ModelShape, span: Span) -> dict[str, Tensor]:
 
 def stage_of(shape: ModelShape, span: Span, recompute: bool = False) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
-    stage = StageCompute(shape, span, layout, Computing(recompute="stage" if recompute else "none"))
+    stage = StageCompute(
+        shape, span, layout, Computing(activation_checkpointing="stage" if recompute else "none")
+    )
     stage.publish(copied(to_floats(initial_units(shape, span, layout, 3))))
     return stage
 
@@ -83,7 +93,7 @@ def learnt(
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("stages", [(1, 1, 1, 1), (2, 2), (1, 3), (1, 2, 1)], ids=str)
 @pytest.mark.parametrize(
-    "shape", [NARROW, HASHED, QWEN, SHARED], ids=["anchored", "hashed", "qwen", "shared"]
+    "shape", [NARROW, HASHED, QWEN, SHARED], ids=["token-anchored", "hashed", "qwen", "shared-subspace"]
 )
 def test_a_cut_model_has_the_loss_and_gradients_of_the_uncut_one_to_the_bit(shape, stages, recompute):
     loss, gradients = learnt(shape, (4,))
@@ -98,7 +108,7 @@ def test_a_boundary_is_what_its_page_says():
     weights = weights_of(NARROW, whole(NARROW))
     first = {name: each for name, each in weights.items() if name in parameter_shapes(NARROW, BEGINS)}
     crossed = forward(first, NARROW, BEGINS, INPUTS)
-    usual = replace(USUAL, layers=1)
+    usual = replace(USUAL, num_hidden_layers=1)
     hidden = forward(weights, usual, Span(0, 1, True, False), INPUTS)
     rows = projector(NARROW.boundary, 32, 1, CPU)
     before, after = weights["model.boundaries.1.before.weight"], weights["model.boundaries.1.after.weight"]
@@ -126,7 +136,9 @@ def test_with_shared_directions_all_that_is_added_before_the_last_boundary_lies_
     assert not any("boundaries" in name for name in shapes), "no stage holds a table"
 
 
-@pytest.mark.parametrize("shape", [SHARED, replace(SHARED, qk_norm=True, width=40)], ids=["llama", "qwen"])
+@pytest.mark.parametrize(
+    "shape", [SHARED, replace(SHARED, qk_norm=True, hidden_size=40)], ids=["llama", "qwen"]
+)
 def test_shared_directions_multiplied_out_are_a_plain_model_with_the_same_logits(shape):
     weights, plain = weights_of(shape, whole(shape)), replace(shape, boundary=Boundary())
     wide = multiplied_out(weights, shape)
@@ -136,11 +148,11 @@ def test_shared_directions_multiplied_out_are_a_plain_model_with_the_same_logits
 
 
 def test_what_is_fixed_of_a_token_is_a_row_of_signs_that_follows_from_the_seed_alone():
-    shape = replace(SHARED, vocabulary=4096, width=200)
+    shape = replace(SHARED, vocab_size=4096, hidden_size=200)
     everyone = torch.arange(4096)
     rows = fixed(shape, everyone)
     assert set(rows.unique().tolist()) == {-rows.max().item(), rows.max().item()}
-    assert rows.max().item() == pytest.approx(shape.initial_deviation)
+    assert rows.max().item() == pytest.approx(shape.initializer_range)
     assert torch.equal(fixed(shape, everyone.view(64, 64).t()), rows.view(64, 64, 200).transpose(0, 1))
     signs = rows.sign()
     products = (signs @ signs.T).fill_diagonal_(0.0) / 200
@@ -157,7 +169,7 @@ def test_the_bits_that_are_fixed_of_a_token_are_those_of_plain_integers():
         x = (x ^ x >> 15) * 0x735A2D97 % 2**32
         return x ^ x >> 15
 
-    shape, token = replace(SHARED, vocabulary=300_000, width=200), 299_999
+    shape, token = replace(SHARED, vocab_size=300_000, hidden_size=200), 299_999
     seed = int.from_bytes(hashlib.sha256(b"0/model.boundaries.fixed").digest()[:4], "little")
     words = [mixed(mixed(7 * token + word) ^ seed) for word in range(7)]
     bits = [words[place // 32] >> place % 32 & 1 for place in range(200)]
@@ -177,11 +189,13 @@ def test_hashed_anchors_are_few_rows_and_differ_for_all_tokens():
     assert table.shape == (16, 32)
     anchors = {tuple((table[token % 8] + table[8 + token // 8]).tolist()) for token in range(64)}
     assert len(anchors) == 64
-    deviation = HASHED.initial_deviation
+    deviation = HASHED.initializer_range
     assert float(table.std()) == pytest.approx(deviation * 0.5**0.5, rel=0.1)
 
 
-@pytest.mark.parametrize("shape", [NARROW, HASHED, SHARED], ids=["anchored", "hashed", "shared"])
+@pytest.mark.parametrize(
+    "shape", [NARROW, HASHED, SHARED], ids=["token-anchored", "hashed", "shared-subspace"]
+)
 def test_with_a_cache_a_text_goes_on_as_without(shape):
     weights, cache = weights_of(shape, whole(shape)), Cache()
     at_once = forward(weights, shape, whole(shape), INPUTS)
@@ -193,16 +207,16 @@ def test_with_a_cache_a_text_goes_on_as_without(shape):
 
 @pytest.mark.parametrize(("numbers", "width"), [(8, 32), (24, 192), (5, 37), (32, 32)])
 def test_projectors_have_orthonormal_rows(numbers, width):
-    rows = projector(Boundary("anchored", numbers, (1, 2)), width, 1, CPU).double()
+    rows = projector(Boundary("token-anchored", numbers, (1, 2)), width, 1, CPU).double()
     assert torch.allclose(rows @ rows.T, torch.eye(numbers, dtype=torch.float64), atol=1e-6)
-    other = projector(Boundary("anchored", numbers, (1, 2)), width, 2, CPU).double()
+    other = projector(Boundary("token-anchored", numbers, (1, 2)), width, 2, CPU).double()
     assert not torch.allclose(rows, other, atol=0.01), "each boundary has its own"
 
 
 def test_the_bits_of_a_projector_are_written_down():
     """They are the same whatever the processor and the library: whoever finds others here computes another
     model than the rest of a swarm."""
-    rows = projector(Boundary("anchored", 8, (1,), seed=7), 48, 1, CPU)
+    rows = projector(Boundary("token-anchored", 8, (1,), seed=7), 48, 1, CPU)
     assert hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16] == "047150e56e8b1ee5"
 
 
@@ -246,14 +260,14 @@ def test_what_does_not_fit_a_stage_behind_a_boundary_is_refused(inputs, tokens, 
 
 
 def boundary(**changes: object) -> Boundary:
-    return replace(Boundary("anchored", width=8, after=(1, 2)), **changes)
+    return replace(Boundary("token-anchored", width=8, after=(1, 2)), **changes)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Boundary(width=8), "say nothing without form: anchored or shared"),
-        (boundary(width=0), "between 1 and model.width, 32"),
+        (Boundary(width=8), "say nothing without kind: token-anchored or shared-subspace"),
+        (boundary(width=0), "between 1 and model.hidden_size, 32"),
         (boundary(width=33), "model.boundary.width is 33"),
         (boundary(after=()), "name at least one place"),
         (boundary(after=(2, 1)), "in ascending order"),
@@ -264,7 +278,10 @@ def boundary(**changes: object) -> Boundary:
         (boundary(anchor_rows=30), "square of its half at least the vocabulary, 256"),
         (boundary(anchor_rows=33), "it must be even"),
         (boundary(anchor_rows=256), "0 gives each of 256 tokens a row"),
-        (boundary(form="shared", anchor_rows=64), "in form shared what is fixed of a token takes no table"),
+        (
+            boundary(form="shared-subspace", anchor_rows=64),
+            "in form shared what is fixed of a token takes no table",
+        ),
     ],
 )
 def test_a_boundary_that_contradicts_the_rest_is_refused(wrong, said):
@@ -274,7 +291,7 @@ def test_a_boundary_that_contradicts_the_rest_is_refused(wrong, said):
 
 @pytest.mark.parametrize("paths", [Paths(skip_ratio=0.4), Paths(swaps=1)])
 def test_stages_between_boundaries_are_not_left_out(paths):
-    five = replace(NARROW, layers=5, boundary=replace(NARROW.boundary, after=(1, 2, 3, 4)))
+    five = replace(NARROW, num_hidden_layers=5, boundary=replace(NARROW.boundary, after=(1, 2, 3, 4)))
     with pytest.raises(ManifestError, match="none can be left out or swapped"):
         check(manifest_of((1, 1, 1, 1, 1), five, paths=paths))
 
@@ -284,7 +301,7 @@ def test_a_run_without_boundaries_keeps_its_id_and_one_with_them_has_another():
     assert b"boundary" not in usual.canonical()
     check(narrow := manifest_of((1, 1, 2), NARROW))
     assert (
-        b'"boundary":{"after":[1,2,3],"anchor_rows":0,"form":"anchored","seed":0,"width":8}'
+        b'"boundary":{"after":[1,2,3],"anchor_rows":0,"kind":"token-anchored","seed":0,"width":8}'
         in narrow.canonical()
     )
     assert len({each.run_id() for each in (usual, narrow, manifest_of((1, 1, 2), HASHED))}) == 3
@@ -292,7 +309,7 @@ def test_a_run_without_boundaries_keeps_its_id_and_one_with_them_has_another():
 
 def test_fewer_bytes_go_from_stage_to_stage():
     usual, narrow = manifest_of((2, 2), USUAL), manifest_of((2, 2), NARROW)
-    sequences, tokens = narrow.data.microbatch_sequences, narrow.data.sequence_tokens
+    sequences, tokens = narrow.data.micro_batch_size, narrow.data.seq_len
     assert narrow.hidden_shape == (sequences, tokens, 8)
     assert usual.body_bytes == sequences * tokens * (2 * 32 + 4)
     assert narrow.body_bytes == sequences * (tokens * 2 * 8 + tokens + 1), "a byte for a token of 256"

@@ -12,9 +12,9 @@ SEQUENCES, TOKENS = 3, 7
 
 
 def manifest(vocabulary: int, narrow: bool = True) -> Manifest:
-    boundary = Boundary("anchored", width=4, after=(1,)) if narrow else Boundary()
-    data = Data(sequence_tokens=TOKENS, microbatch_sequences=SEQUENCES)
-    model = ModelShape(vocabulary=vocabulary, layers=2, boundary=boundary)
+    boundary = Boundary("token-anchored", width=4, after=(1,)) if narrow else Boundary()
+    data = Data(seq_len=TOKENS, micro_batch_size=SEQUENCES)
+    model = ModelShape(vocab_size=vocabulary, num_hidden_layers=2, boundary=boundary)
     return Manifest("text", PeerId("owner"), stages=(1, 1), model=model, data=data)
 
 

@@ -14,15 +14,21 @@ from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.run.manifest import Experts, ModelShape, Span
 
 SHAPE = ModelShape(
-    width=16, layers=2, heads=2, key_value_heads=2, head_width=8, feed_forward=12, qk_norm=True,
-    experts=Experts(count=4, active=2),
-)  # fmt: skip
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=12,
+    qk_norm=True,
+    experts=Experts(num_experts=4, top_k=2),
+)
 TOKENS = torch.randint(256, (2, 6), generator=torch.Generator().manual_seed(0))
 
 
 def computing(span, recompute="none", shape=SHAPE):
     layout = layout_of(parameter_shapes(shape, span))
-    made = StageCompute(shape, span, layout, Computing(recompute=recompute))
+    made = StageCompute(shape, span, layout, Computing(activation_checkpointing=recompute))
     weights = torch.randn(layout.size, generator=torch.Generator().manual_seed(1)) / 4
     made.publish(copied(weights))
     return made, weights, layout
@@ -54,7 +60,7 @@ def test_what_is_only_computed_with_counts_nothing_and_a_model_without_experts_h
     with torch.no_grad():
         made._weights.run(made._weights.version, TOKENS, None, 1.0, made._weights.rows(2))
     assert all(not any(tokens) for tokens in made.routed.values())
-    plain = replace(SHAPE, experts=Experts(), feed_forward=16)
+    plain = replace(SHAPE, experts=Experts(), intermediate_size=16)
     made, _, _ = computing(whole(plain), shape=plain)
     made.finish("m", TOKENS, TOKENS)
     assert made.routed == {}

@@ -15,11 +15,17 @@ from swarmnet.optimizer.method import method_of
 from swarmnet.optimizer.replica import Replica
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Sync
 
-EXPERTS = Experts(count=4, active=2, merge_rounds=2, merge_until=10, merge_share=0.25, merge_nearest=2)
+EXPERTS = Experts(num_experts=4, top_k=2, merge_rounds=2, merge_until=10, merge_share=0.25, merge_nearest=2)
 SHAPE = ModelShape(
-    width=16, layers=2, heads=2, key_value_heads=2, head_width=8, feed_forward=24, qk_norm=True,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=24,
+    qk_norm=True,
     experts=EXPERTS,
-)  # fmt: skip
+)
 LAYOUT = layout_of(parameter_shapes(SHAPE, whole(SHAPE)))
 
 
@@ -29,7 +35,9 @@ def weights(seed=0):
 
 def by_expert(units, layer, matrix):
     """float64 [E, P]"""
-    names = [f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.weight" for expert in range(EXPERTS.count)]
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.weight" for expert in range(EXPERTS.num_experts)
+    ]
     places = {entry.name: entry.place for entry in LAYOUT.entries}
     return torch.stack([units[places[name]] for name in names]).double()
 
@@ -44,7 +52,7 @@ def test_it_is_the_papers_formula_rounded():
         cosines.fill_diagonal_(-2)
         for matrix in ("gate_proj", "up_proj", "down_proj"):
             old, new = by_expert(before, layer, matrix), by_expert(after, layer, matrix)
-            for expert in range(EXPERTS.count):
+            for expert in range(EXPERTS.num_experts):
                 nearest = cosines[expert].topk(2).indices
                 expected = old[expert] + share * (old[nearest].mean(dim=0) - old[expert])
                 assert (new[expert] - expected).abs().max() < 1.5 + 2**-SHARE_BITS * (1 << 22)

@@ -17,9 +17,16 @@ from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape
 from swarmnet.run.manifest_check import check
 
 SHAPE = ModelShape(
-    width=16, layers=1, heads=2, key_value_heads=2, head_width=8, feed_forward=12, vocabulary=256,
-    qk_norm=True, experts=Experts(count=4, active=2, balance=0.0),
-)  # fmt: skip
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=12,
+    vocab_size=256,
+    qk_norm=True,
+    experts=Experts(num_experts=4, top_k=2, aux_loss_coef=0.0),
+)
 
 
 def weights_of(shape, seed=0):
@@ -43,7 +50,7 @@ def of_layer(weights):
 
 def test_a_token_gets_the_shares_of_its_two_best_experts_made_to_sum_to_one():
     weights = weights_of(SHAPE)
-    x_ND = torch.randn(9, SHAPE.width)
+    x_ND = torch.randn(9, SHAPE.hidden_size)
     shares_NE = functional.linear(x_ND, weights["model.layers.0.mlp.gate.weight"]).softmax(-1)
     made_ND = mixture(of_layer(weights), SHAPE, x_ND)
     for token, (shares, found) in enumerate(zip(shares_NE, made_ND, strict=True)):
@@ -66,8 +73,11 @@ def test_a_kernel_is_made_for_no_number_of_tokens_that_chance_gave_an_expert(mon
     monkeypatch.setattr(
         swarmnet.model.linear, "_product", lambda x, weight: asked.append(x.shape) or product(x, weight)
     )
-    mixture(of_layer(weights_of(SHAPE)), SHAPE, torch.randn(9, SHAPE.width)).sum().backward()
-    of_router = [(9, SHAPE.width), (SHAPE.experts.count, 9)]  # Its product, and the gradient of its weights.
+    mixture(of_layer(weights_of(SHAPE)), SHAPE, torch.randn(9, SHAPE.hidden_size)).sum().backward()
+    of_router = [
+        (9, SHAPE.hidden_size),
+        (SHAPE.experts.num_experts, 9),
+    ]  # Its product, and the gradient of its weights.
     assert asked == of_router
 
 
@@ -76,7 +86,7 @@ def test_an_expert_that_no_token_wants_gets_a_gradient_of_zero_and_nothing_break
     with torch.no_grad():
         weights["model.layers.0.mlp.gate.weight"].zero_()
         weights["model.layers.0.mlp.gate.weight"][:2, 0] = torch.tensor([40.0, 30.0])
-    x_ND = torch.randn(5, SHAPE.width).abs()
+    x_ND = torch.randn(5, SHAPE.hidden_size).abs()
     leaves = list(weights.values())
     made = mixture(of_layer(weights), SHAPE, x_ND).square().sum()
     gradients = torch.autograd.grad(made, leaves, allow_unused=True)
@@ -92,7 +102,7 @@ def test_the_balance_is_the_loss_that_transformers_adds_and_changes_nothing_else
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
     balanced, plain = replace(SHAPE, experts=Experts(4, 2, 0.01)), SHAPE
-    weights, x_ND = weights_of(SHAPE), torch.randn(40, SHAPE.width)
+    weights, x_ND = weights_of(SHAPE), torch.randn(40, SHAPE.hidden_size)
     gate = weights["model.layers.0.mlp.gate.weight"]
     with_loss, without = (mixture(of_layer(weights), shape, x_ND) for shape in (balanced, plain))
     assert torch.equal(with_loss, without)
@@ -109,7 +119,7 @@ def test_by_it_experts_come_to_have_as_much_to_do_where_all_tokens_wanted_the_sa
         shape = replace(SHAPE, experts=Experts(4, 1, balance))
         weights = weights_of(shape)
         gate = weights["model.layers.0.mlp.gate.weight"]
-        x_ND = torch.randn(256, SHAPE.width)
+        x_ND = torch.randn(256, SHAPE.hidden_size)
         x_ND[:, 0] = 1.0
         with torch.no_grad():
             gate.copy_(torch.randn(4, 16) / 4)
@@ -144,7 +154,7 @@ def test_muon_steps_the_matrices_of_experts_and_not_the_router():
 def test_a_cached_continuation_is_what_the_whole_text_gives():
     from swarmnet.model.decoder import Cache
 
-    shape = replace(SHAPE, layers=2)
+    shape = replace(SHAPE, num_hidden_layers=2)
     weights, tokens = weights_of(shape), torch.randint(256, (1, 12))
     with torch.no_grad():
         whole_text, cache = forward(weights, shape, whole(shape), tokens), Cache()
@@ -156,12 +166,12 @@ def test_a_cached_continuation_is_what_the_whole_text_gives():
 @pytest.mark.parametrize(
     ("experts", "qk_norm", "told"),
     [
-        (Experts(active=2), True, "say nothing without a count"),
-        (Experts(count=4), True, "active is 0; it must lie between 1 and the count, 4"),
-        (Experts(count=4, active=5), True, "active is 5"),
-        (Experts(count=-1, active=1), True, "count is -1"),
-        (Experts(count=4, active=2), False, "needs qk_norm"),
-        (Experts(count=4, active=2, balance=2.0), True, "balance is 2"),
+        (Experts(top_k=2), True, "say nothing without a count"),
+        (Experts(num_experts=4), True, "active is 0; it must lie between 1 and the count, 4"),
+        (Experts(num_experts=4, top_k=5), True, "active is 5"),
+        (Experts(num_experts=-1, top_k=1), True, "count is -1"),
+        (Experts(num_experts=4, top_k=2), False, "needs qk_norm"),
+        (Experts(num_experts=4, top_k=2, aux_loss_coef=2.0), True, "balance is 2"),
     ],
 )
 def test_experts_that_cannot_be_are_refused_with_what_would_fit(experts, qk_norm, told):

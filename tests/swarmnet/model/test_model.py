@@ -11,11 +11,18 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import Cache, forward, initial_units, scaled
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.flat_layout import layout_of
-from swarmnet.model.parameters import branch_share, parameter_shapes, whole
+from swarmnet.model.parameters import parameter_shapes, residual_init_scale, whole
 from swarmnet.run.manifest import Manifest, ModelShape, Span
 
 SMALL = ModelShape(
-    width=16, layers=3, heads=4, key_value_heads=2, head_width=8, feed_forward=24, context=32, qk_norm=True
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=24,
+    max_position_embeddings=32,
+    qk_norm=True,
 )
 
 
@@ -49,8 +56,8 @@ def test_any_cut_starts_as_the_same_model(stages: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("layers", "wanted", "share"), [(2, 0.0, 0.5), (8, 0.0, 0.25), (8, 1.0, 1.0)])
 def test_what_ends_a_branch_counts_for_less_the_more_of_them_there_are(layers, wanted, share) -> None:
-    shape = ModelShape(layers=layers, branch_share=wanted)
-    shares = {name: branch_share(shape, name) for name in parameter_shapes(shape, whole(shape))}
+    shape = ModelShape(num_hidden_layers=layers, residual_init_scale=wanted)
+    shares = {name: residual_init_scale(shape, name) for name in parameter_shapes(shape, whole(shape))}
     ends = {name for name in shares if name.endswith(("o_proj.weight", "down_proj.weight"))}
     assert len(ends) == 2 * layers
     assert {shares[name] for name in ends} == {share}
@@ -79,7 +86,7 @@ def test_matrices_start_normal_and_norms_at_one() -> None:
             assert (weight == 1).all(), name
             continue
         count = weight.numel()
-        deviation = shape.initial_deviation * branch_share(shape, name)
+        deviation = shape.initializer_range * residual_init_scale(shape, name)
         assert abs(weight.mean()) < 5 * deviation / count**0.5, name
         assert weight.std().item() == pytest.approx(deviation, rel=5 / (2 * count) ** 0.5)
         beyond_two = (weight.abs() > 2 * deviation).float().mean().item()
@@ -96,7 +103,7 @@ def test_initial_units_leave_the_padding_zero() -> None:
 
 
 def test_a_layout_of_another_model_is_refused() -> None:
-    layout = layout_of(parameter_shapes(replace(SMALL, width=32), whole(SMALL)))
+    layout = layout_of(parameter_shapes(replace(SMALL, hidden_size=32), whole(SMALL)))
     with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight: layout has \(256, 32\)"):
         initial_units(SMALL, whole(SMALL), layout, 0)
 
@@ -117,7 +124,7 @@ def test_scaled_layers_add_so_many_times_as_much(scale: float, part: str) -> Non
     layer = Span(1, 2, has_embedding=False, has_head=False)
     weights = named_weights(SMALL)
     only = {name: torch.zeros_like(it) if part in name else it for name, it in weights.items()}
-    hidden_BTD = torch.randn(2, 5, SMALL.width, generator=torch.Generator().manual_seed(3))
+    hidden_BTD = torch.randn(2, 5, SMALL.hidden_size, generator=torch.Generator().manual_seed(3))
 
     def added(of: dict[str, Tensor]) -> Tensor:
         return forward(of, SMALL, layer, hidden_BTD) - hidden_BTD

@@ -21,14 +21,21 @@ from swarmnet.model.stage_compute import StageCompute, copied
 from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape
 
 SHAPE = ModelShape(
-    width=32, layers=4, heads=4, key_value_heads=2, head_width=8, feed_forward=64, vocabulary=128, context=64
+    hidden_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    vocab_size=128,
+    max_position_embeddings=64,
 )
 RATIO = "swarmnet_train_flops_utilization_ratio"
-MIXED = replace(SHAPE, qk_norm=True, feed_forward=24, experts=Experts(count=4, active=2))
-DATA = Data(sequence_tokens=24, microbatch_sequences=2)
+MIXED = replace(SHAPE, qk_norm=True, intermediate_size=24, experts=Experts(num_experts=4, top_k=2))
+DATA = Data(seq_len=24, micro_batch_size=2)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, key_value_heads=4, qk_norm=True), MIXED])
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, num_key_value_heads=4, qk_norm=True), MIXED])
 def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, shape):
     monkeypatch.setattr(
         "swarmnet.model.linear._onednn_is_faster", lambda: False
@@ -40,7 +47,7 @@ def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, sha
         layout = layout_of(parameter_shapes(shape, span))
         compute = StageCompute(shape, span, layout)
         compute.publish(copied(to_floats(initial_units(shape, span, layout, 0))))
-        tokens_BT = torch.zeros(DATA.microbatch_sequences, DATA.sequence_tokens, dtype=torch.int64)
+        tokens_BT = torch.zeros(DATA.micro_batch_size, DATA.seq_len, dtype=torch.int64)
         inputs = tokens_BT if stage == 0 else torch.randn(*tokens_BT.shape, shape.width)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             if stage == 2:

@@ -46,7 +46,7 @@ def test_whatever_one_of_three_sends_the_others_count_almost_whole_and_it_counts
     sizes = NormTracker(weighed=True)
     judged = play(Random(seed), norms, sizes)
     for peer in HONEST:
-        assert not any(judgement.out_of_line for judgement in judged[peer])
+        assert not any(judgement.outlier for judgement in judged[peer])
         assert sum(judgement.gain < 0.5 for judgement in judged[peer]) <= 3
     counted = [j.gain * min(j.ratio, MAX_NORM) for j in judged[BAD][FEW:] if j.gain]
     assert sum(counted) <= 2.0 * KEPT_OF_EACH + USUAL_WEIGHT * LIMIT * len(counted)
@@ -56,7 +56,7 @@ def test_whatever_one_of_three_sends_the_others_count_almost_whole_and_it_counts
 @pytest.mark.parametrize("factor", [1000.0, 1e12, 10.0, 0.0, 0.1])
 def test_who_is_always_far_off_is_soon_found_out_of_line(factor):
     judged = play(Random(1), [5.0 * factor] * 12, NormTracker())
-    assert next(i for i, judgement in enumerate(judged[BAD]) if judgement.out_of_line) <= 2 * FEW
+    assert next(i for i, judgement in enumerate(judged[BAD]) if judgement.outlier) <= 2 * FEW
 
 
 def test_loud_and_silent_in_turn_gives_no_more_weight_than_the_others_have():
@@ -71,7 +71,7 @@ def test_what_changes_for_all_at_once_puts_nobody_out_of_line_and_is_usual_soon(
     play(chance, [5.0] * 40, sizes)
     for level in (50.0, 5000.0, 0.5):
         judged = [sizes.judge(peer, level) for _ in range(12) for peer in (*HONEST, BAD)]
-        assert not any(judgement.out_of_line for judgement in judged)
+        assert not any(judgement.outlier for judgement in judged)
         assert not judged[-1].far_off
         assert judged[-1].gain == 1.0
 
@@ -81,7 +81,7 @@ def test_honest_norms_are_hardly_ever_scaled_and_none_is_refused():
     chance = Random(4)
     honest = [5.0 * exp(chance.gauss(0.0, SCATTER)) for _ in range(1000)]
     judged = [judgement for given in play(chance, honest, sizes).values() for judgement in given]
-    assert not any(judgement.out_of_line or judgement.far_off for judgement in judged)
+    assert not any(judgement.outlier or judgement.far_off for judgement in judged)
     assert sum(judgement.gain < 1.0 for judgement in judged) < len(judged) / 50
 
 
@@ -90,7 +90,7 @@ def test_a_peer_without_others_beside_it_grows_step_by_step_and_is_blamed_for_no
     for norm in [5.0] * 20 + [5e9] * 20:
         judgement = sizes.judge(ONLY, norm)
         counted.append(norm * judgement.gain)
-        assert not judgement.out_of_line
+        assert not judgement.outlier
         assert not judgement.far_off
     assert all(after <= ALONE_LIMIT * 1.001 * before for before, after in pairwise(counted))
     assert counted[-1] <= ALONE_LIMIT * 5.0 * LIMIT**19 * 1.001

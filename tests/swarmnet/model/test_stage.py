@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from swarmnet.identifiers import PeerId
 from swarmnet.model.activation_codec import decode, encode
-from swarmnet.model.computing.choices import PLAIN, Computing, DtypeName, Recompute
+from swarmnet.model.computing.choices import PLAIN, ActivationCheckpointing, Computing, DtypeName
 from swarmnet.model.decoder import Rotation, RunLayer, forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
@@ -19,12 +19,23 @@ from swarmnet.model.stage_compute import Finished, StageCompute, StageError, cop
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Span
 
-LLAMA = ModelShape(vocabulary=64, width=32, layers=4, heads=4, head_width=8, feed_forward=48, context=64)
-GROUPED = replace(LLAMA, key_value_heads=2)
-QWEN = replace(LLAMA, key_value_heads=1, qk_norm=True, rope_theta=1e6)
-EXPERTS = replace(QWEN, experts=Experts(count=4, active=2, balance=0.01))
-SHARED = replace(LLAMA, boundary=Boundary("shared", 8, after=(2,)))
-KINDS, NAMES = [LLAMA, GROUPED, QWEN, EXPERTS, SHARED], ["llama", "grouped", "qwen", "experts", "shared"]
+LLAMA = ModelShape(
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    head_dim=8,
+    intermediate_size=48,
+    max_position_embeddings=64,
+)
+GROUPED = replace(LLAMA, num_key_value_heads=2)
+QWEN = replace(LLAMA, num_key_value_heads=1, qk_norm=True, rope_theta=1e6)
+EXPERTS = replace(QWEN, experts=Experts(num_experts=4, top_k=2, aux_loss_coef=0.01))
+SHARED = replace(LLAMA, boundary=Boundary("shared-subspace", 8, after=(2,)))
+KINDS, NAMES = (
+    [LLAMA, GROUPED, QWEN, EXPERTS, SHARED],
+    ["llama", "grouped", "qwen", "experts", "shared-subspace"],
+)
 CUTS = [(4,), (2, 2), (1, 3), (2, 1, 1), (1, 1, 1, 1)]
 BATCH, LENGTH = 3, 20
 
@@ -36,14 +47,16 @@ def spans(shape: ModelShape, stages: tuple[int, ...]) -> list[Span]:
 
 def stage_of(shape: ModelShape, span: Span, recompute: bool = False, seed: int = 3) -> StageCompute:
     layout = layout_of(parameter_shapes(shape, span))
-    stage = StageCompute(shape, span, layout, Computing(recompute="stage" if recompute else "none"))
+    stage = StageCompute(
+        shape, span, layout, Computing(activation_checkpointing="stage" if recompute else "none")
+    )
     stage.publish(copied(to_floats(initial_units(shape, span, layout, seed))))
     return stage
 
 
 def microbatch(shape: ModelShape, number: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(shape.vocabulary, (BATCH, LENGTH + 1), generator=generator)
+    tokens = torch.randint(shape.vocab_size, (BATCH, LENGTH + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -138,7 +151,7 @@ def test_layers_that_count_for_half_are_those_whose_last_matrices_are_halved(rec
     halved = {name: part.view(parameter_shapes(LLAMA, span)[name]) for name, part in
               named(flat * halves, layout).items()}  # fmt: skip
     generator = torch.Generator().manual_seed(1)
-    hidden, gradient = torch.randn((2, BATCH, LENGTH, LLAMA.width), generator=generator)
+    hidden, gradient = torch.randn((2, BATCH, LENGTH, LLAMA.hidden_size), generator=generator)
     expected = forward(halved, LLAMA, span, hidden)
     (expected * gradient).sum().backward()
     assert torch.equal(stage.forward("half", hidden, 0.5), expected.detach())
@@ -210,13 +223,13 @@ def test_the_output_is_not_part_of_the_graph() -> None:
 
 def test_the_callers_inputs_stay_as_they_were() -> None:
     stage = stage_of(LLAMA, spans(LLAMA, (1, 3))[1])
-    hidden = torch.ones(BATCH, LENGTH, LLAMA.width)
+    hidden = torch.ones(BATCH, LENGTH, LLAMA.hidden_size)
     stage.finish(0, hidden, microbatch(LLAMA, 0)[1])
     assert not hidden.requires_grad
     assert (hidden == 1).all()
 
 
-HIDDEN = torch.ones(BATCH, LENGTH, LLAMA.width)
+HIDDEN = torch.ones(BATCH, LENGTH, LLAMA.hidden_size)
 TOKENS = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
 NAN_INSIDE = HIDDEN.clone().index_put(
     (torch.tensor(1), torch.tensor(2), torch.tensor(3)), torch.tensor(torch.nan)
@@ -360,7 +373,7 @@ def computed_as(
 @pytest.mark.parametrize("recompute", ["stage", "layer"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_what_is_computed_again_comes_to_the_same_bits(
-    shape: ModelShape, recompute: Recompute, dtype: DtypeName
+    shape: ModelShape, recompute: ActivationCheckpointing, dtype: DtypeName
 ) -> None:
     cut = spans(shape, (2, 2))
     kept = [computed_as(shape, span, Computing(dtype)) for span in cut]
@@ -378,9 +391,9 @@ def test_of_a_layer_that_is_computed_again_only_the_input_is_kept() -> None:
         return tensor
 
     middle = spans(LLAMA, (1, 2, 1))[1]
-    hidden = torch.randn(3, 20, LLAMA.width)
+    hidden = torch.randn(3, 20, LLAMA.hidden_size)
     held = []
-    for computing in (Computing(), Computing(recompute="layer")):
+    for computing in (Computing(), Computing(activation_checkpointing="layer")):
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             computed_as(LLAMA, middle, computing).forward(0, hidden)

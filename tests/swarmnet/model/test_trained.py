@@ -23,14 +23,21 @@ from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
 
 PLAIN_SHAPE = ModelShape(
-    vocabulary=64, width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    max_position_embeddings=64,
 )
 ADAPTED = replace(PLAIN_SHAPE, lora=Lora(rank=3, alpha=6.0), qk_norm=True)
 TOKENS = torch.randint(64, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
 def manifest_of(shape: ModelShape = ADAPTED, **changes: object) -> Manifest:
-    fields = {"stages": (2,), "start": Start("model"), **changes}
+    fields = {"stages": (2,), "init_checkpoint": Start("model"), **changes}
     return Manifest("m", PeerId("owner"), model=shape, **fields)
 
 
@@ -59,7 +66,7 @@ def gradient_of(part: StagePart) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("recompute", ["none", "layer", "stage"])
 def test_factors_get_the_gradient_that_the_merged_model_gives_them_and_nothing_else_gets_one(recompute):
     manifest = manifest_of()
-    part, units = begun(manifest, Computing(recompute=recompute))
+    part, units = begun(manifest, Computing(activation_checkpointing=recompute))
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in floats(manifest, units).items()}
     plain = {name: tensor for name, tensor in leaves.items() if ".lora_" not in name}
     for name in plain:
@@ -111,7 +118,7 @@ def test_with_factors_patterns_add_to_them():
     }
 
 
-@pytest.mark.parametrize("method", ["demo-votes", "low-rank", "local-steps", "diloco", "partitioned"])
+@pytest.mark.parametrize("method", ["demo-sign", "low-rank", "local-steps", "diloco", "sparta"])
 def test_rounds_leave_what_is_frozen_and_the_digest_covers_it(method):
     manifest = manifest_of(sync=Sync(method=method, warmup_rounds=1))
     part = real_part(manifest, 0)
@@ -150,8 +157,15 @@ def test_all_that_a_stage_holds_is_trained_or_frozen_and_lies_in_one_vector():
 
 
 def test_a_run_of_factors_sends_less_takes_less_memory_and_computes_less():
-    shape = ModelShape(vocabulary=8192, width=512, layers=8, heads=8, key_value_heads=8, head_width=64,
-                       feed_forward=1536)  # fmt: skip
+    shape = ModelShape(
+        vocab_size=8192,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        intermediate_size=1536,
+    )
     whole_run, factors = manifest_of(shape, stages=(4, 4)), manifest_of(
         replace(shape, lora=Lora(rank=8)), stages=(4, 4)
     )  # fmt: skip

@@ -7,7 +7,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.optimizer.method import METHODS, method_of
 from swarmnet.optimizer.replica import Replica
-from swarmnet.optimizer.vote_agreement import VoteAgreement, concord
+from swarmnet.optimizer.vote_agreement import VoteAgreement, vote_agreement
 from swarmnet.run.manifest import Manifest, Sync
 
 ME, OTHER, THIRD = PeerId("me"), PeerId("other"), PeerId("third")
@@ -29,7 +29,7 @@ def test_votes_are_shared_outvoted_or_alone():
     votes = torch.tensor([1, 1, -1, -1, 1, -1, 0], dtype=torch.int16)
     sums = torch.tensor([3, -1, -2, 2, 1, 0, 5], dtype=torch.int16)
     #  others:           2, -2, -1,  3, 0, 1, 5
-    assert concord(votes, sums) == VoteAgreement(agreed=2, opposed=3, alone=2)
+    assert vote_agreement(votes, sums) == VoteAgreement(agreed=2, opposed=3, alone=2)
     assert VoteAgreement(1, 2, 3) + VoteAgreement(10, 20, 30) == VoteAgreement(11, 22, 33)
 
 
@@ -46,22 +46,22 @@ def applied(seeds, round=0, **changes):
 
 def test_who_has_the_same_gradient_agrees_on_everything_and_who_has_the_opposite_one_on_nothing():
     replica, method = applied({ME: 1, OTHER: 1})
-    assert replica.concord(0, ME) == VoteAgreement(method.votes, 0, 0)
+    assert replica.vote_agreement(0, ME) == VoteAgreement(method.votes, 0, 0)
     run = manifest(selection="top-k")
     mine, theirs = method_of(run, LAYOUT), method_of(run, LAYOUT)
     replica = Replica(LAYOUT, mine, torch.zeros(LAYOUT.size, dtype=torch.int32))
     replica.add(0, ME, mine.contribute(gradient(1), 1, 0, ME))
     replica.add(0, OTHER, theirs.contribute(-gradient(1), 1, 0, OTHER))
     replica.apply(0)
-    assert replica.concord(0, ME) == VoteAgreement(0, mine.votes, 0)
+    assert replica.vote_agreement(0, ME) == VoteAgreement(0, mine.votes, 0)
 
 
 def test_noise_is_opposed_as_often_as_agreed_with_and_who_is_alone_is_alone():
     replica, _ = applied({ME: 1, OTHER: 2, THIRD: 3})
-    found = replica.concord(0, ME)
+    found = replica.vote_agreement(0, ME)
     assert abs(found.agreed - found.opposed) < 4 * (found.agreed + found.opposed) ** 0.5
     replica, method = applied({ME: 1})
-    assert replica.concord(0, ME) == VoteAgreement(0, 0, method.votes)
+    assert replica.vote_agreement(0, ME) == VoteAgreement(0, 0, method.votes)
 
 
 def test_nothing_is_said_of_a_round_without_own_votes_or_of_one_long_ago():
@@ -69,16 +69,16 @@ def test_nothing_is_said_of_a_round_without_own_votes_or_of_one_long_ago():
     mine, theirs = method_of(run, LAYOUT), method_of(run, LAYOUT)
     replica = Replica(LAYOUT, mine, torch.zeros(LAYOUT.size, dtype=torch.int32))
     replica.add(0, OTHER, theirs.contribute(gradient(1), 1, 0, OTHER))
-    assert replica.concord(0, ME) is None
+    assert replica.vote_agreement(0, ME) is None
     replica.add(0, ME, mine.contribute(gradient(1), 1, 0, ME))
     mine.contribute(gradient(2), 1, 1, ME)
-    assert replica.concord(0, ME) is None
-    assert replica.concord(7, ME) is None
+    assert replica.vote_agreement(0, ME) is None
+    assert replica.vote_agreement(7, ME) is None
 
 
 def test_the_float_baseline_has_no_votes():
-    replica, _ = applied({ME: 1, OTHER: 1}, method="demo-float")
-    assert replica.concord(0, ME) is None
+    replica, _ = applied({ME: 1, OTHER: 1}, method="demo")
+    assert replica.vote_agreement(0, ME) is None
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -59,11 +59,19 @@ def signs_of_the_paper(given):
 
 def signs_of_the_product(given, **sync):
     settings = Sync(
-        method="demo-float", selection="top-k", kept=32, momentum=DECAY, learning_rate=RATE, warmup_rounds=1,
-        final_ratio=1.0, **sync,
-    )  # fmt: skip
+        method="demo",
+        selection="top-k",
+        topk_per_chunk=32,
+        momentum=DECAY,
+        learning_rate=RATE,
+        warmup_rounds=1,
+        min_lr_ratio=1.0,
+        **sync,
+    )
     # A gradient counts by its share of a round's tokens: each peer has all of them, so that none is shrunk.
-    run = Manifest("test", PeerId("owner"), sync=settings, rounds=replace(Rounds(), target_tokens=TOKENS))
+    run = Manifest(
+        "test", PeerId("owner"), sync=settings, rounds=replace(Rounds(), global_batch_tokens=TOKENS)
+    )
     methods = [method_of(run, given.layout) for _ in PEERS]
     for number in range(ROUNDS):
         tally = methods[0].tally(number)
@@ -86,7 +94,7 @@ def agreement(shapes, **sync):
     return sum(equal) / len(equal), min(equal)
 
 
-@pytest.mark.parametrize("cut", ["runs", "tiles"])
+@pytest.mark.parametrize("cut", ["flat", "tiled"])
 def test_where_a_run_of_the_vector_is_a_tile_the_steps_are_the_papers(cut):
     mean, least = agreement(SQUARE, transform="fine-dct", cut=cut)
     assert mean >= 0.9999
@@ -94,7 +102,7 @@ def test_where_a_run_of_the_vector_is_a_tile_the_steps_are_the_papers(cut):
 
 
 def test_matrices_of_any_shape_step_as_in_the_paper():
-    mean, least = agreement(ANY, transform="fine-dct", cut="tiles")
+    mean, least = agreement(ANY, transform="fine-dct", cut="tiled")
     assert mean >= 0.9999
     assert least >= 0.999
 

@@ -15,7 +15,7 @@ PEERS = [PeerId(f"peer {index}") for index in range(3)]
 
 
 def manifest(**sync):
-    return Manifest("test", PeerId("owner"), sync=Sync(method="demo-float", warmup_rounds=1, **sync))
+    return Manifest("test", PeerId("owner"), sync=Sync(method="demo", warmup_rounds=1, **sync))
 
 
 def test_float_values_beyond_the_clip_or_not_numbers_are_refused():
@@ -72,7 +72,7 @@ def test_more_tokens_than_a_round_has_are_no_more_than_a_round():
     layout = layout_of({"lm_head.weight": (64, 64)})
     settings_ = manifest(selection="group", kept=4096, clip=0.5, momentum=0.0)
     method = method_of(settings_, layout)
-    count = 5 * settings_.rounds.target_tokens
+    count = 5 * settings_.rounds.global_batch_tokens
     one_coefficient = torch.full((layout.size,), 10.0 * count)
     method.check(method.contribute(one_coefficient, count, 0, PEERS[0]))
 
@@ -80,7 +80,7 @@ def test_more_tokens_than_a_round_has_are_no_more_than_a_round():
 class TwoBytes:
     """float16: exact for what the test sends."""
 
-    foresight = 0.9
+    lookahead_accuracy = 0.9
 
     def bytes_of(self, chunks, kept):
         return 2 * chunks * kept
@@ -96,7 +96,7 @@ def test_another_codec_of_values_is_a_method_of_fewer_bytes_with_the_same_step()
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (64,)})
     run = manifest(selection="top-k", kept=1024, momentum=0.5)
     plain, short = method_of(run, layout), FloatMethod(run, layout, torch.device("cpu"), TwoBytes())
-    tokens = run.rounds.target_tokens
+    tokens = run.rounds.global_batch_tokens
     gradient = tokens * torch.tensor([-(2.0**-8), 2.0**-7, 2.0**-6, -(2.0**-5)]).repeat(layout.size // 4)
     steps = []
     for method in (plain, short):
@@ -104,7 +104,7 @@ def test_another_codec_of_values_is_a_method_of_fewer_bytes_with_the_same_step()
         tally.add(PEERS[0], method.contribute(gradient, tokens, 0, PEERS[0]))
         steps.append(dense(tally.step(), layout))
     assert plain.payload_bytes - short.payload_bytes == 2 * plain.votes
-    assert short.foresight == 0.9
+    assert short.lookahead_accuracy == 0.9
     assert torch.equal(*steps)
     assert steps[0].any()
     with pytest.raises(ContributionError, match="clip"):

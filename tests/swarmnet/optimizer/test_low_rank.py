@@ -111,7 +111,7 @@ def test_a_step_is_exact_with_any_threads_and_where_products_may_be_short():
 def test_a_factor_is_the_momentum_in_the_rounds_directions(method_name):
     settings_ = run(method_name, momentum=0.0)
     method = method_of(settings_, LAYOUT)
-    tokens = settings_.rounds.target_tokens
+    tokens = settings_.rounds.global_batch_tokens
     gradient = gradient_of(LAYOUT, 1)
     payload = method.contribute(gradient * tokens, tokens, 0, PEERS[0])
     factors, _ = method.read(payload)
@@ -119,7 +119,7 @@ def test_a_factor_is_the_momentum_in_the_rounds_directions(method_name):
         found = method.directions(entry, 0)
         whole = of(gradient, entry.name)
         wide = whole.T if entry.shape[0] > entry.shape[1] else whole
-        told = factor.values(settings_.sync.clip)
+        told = factor.values(settings_.sync.max_grad_norm)
         assert torch.allclose(told, wide @ found.signs * found.scale, atol=float(told.abs().max()) / 100)
 
 
@@ -141,7 +141,7 @@ def test_what_hybrid_told_leaves_its_momentum_and_can_be_given_back():
     left, whole = method.momentum_norm, float(gradient.norm())
     assert left < 0.95 * whole
     factors, _ = method.read(payload)
-    told = sum(float(factor.values(settings_.sync.clip).square().sum()) for factor in factors)
+    told = sum(float(factor.values(settings_.sync.max_grad_norm).square().sum()) for factor in factors)
     votes = sum(float(values.square().sum()) for values in voted)
     # All three are orthogonal to one another, but for the rounding of factors.
     assert left**2 + told + votes == pytest.approx(whole**2, rel=1e-2)
@@ -153,7 +153,7 @@ def test_the_votes_of_hybrid_are_of_what_the_directions_left():
     """Of a matrix that lies in the round's directions little is left: a vote is on others beside it, too."""
     settings_ = run("hybrid", momentum=0.0, kept=1)
     method = method_of(settings_, LAYOUT)
-    tokens, gradient = settings_.rounds.target_tokens, gradient_of(LAYOUT, 1)
+    tokens, gradient = settings_.rounds.global_batch_tokens, gradient_of(LAYOUT, 1)
     entry = next(entry for entry in method.matrices if entry.name == UP)
     found = method.directions(entry, 0)
     flat = of(gradient, UP)
@@ -175,7 +175,7 @@ def test_lookahead_is_the_step_of_a_round_of_the_own_contribution(method_name):
         if method_name == "low-rank":
             assert torch.equal(of(ahead, entry.name), of(step, entry.name))
         assert of(step, entry.name).any()
-    assert float((ahead == step).float().mean()) >= method.foresight
+    assert float((ahead == step).float().mean()) >= method.lookahead_accuracy
     if method_name == "low-rank":
         assert of(dense(method.lookahead(1), LAYOUT), UP).any(), "what waits for the next round's directions"
 

@@ -22,13 +22,13 @@ from swarmnet.run.local_steps import PRESETS
 from swarmnet.run.manifest import MethodName, ModelShape
 
 TRANSFORMS = ["hadamard", "dct"]
-SIGNED = ["demo-votes", "demo-float"]
+SIGNED = ["demo-sign", "demo"]
 """Methods that step by a learning rate in a direction; they alone select and transform."""
 SHARDED = ["local-steps, sharded", "diloco, sharded"]
-TILED = "demo-votes, tiles"
+TILED = "demo-sign, tiles"
 EVERY = [
     *product(SIGNED, SELECTIONS, TRANSFORMS),
-    ("demo-float", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
+    ("demo", "top-k", "fine-dct"), (TILED, "top-k", "dct"),
     *((method, "group", "hadamard") for method in (*PRESETS, *SHARDED)),
     ("low-rank", "group", "hadamard"), ("hybrid", "group", "hadamard"),
 ]  # fmt: skip
@@ -36,11 +36,11 @@ NAMES = [*METHODS, *SHARDED, TILED]
 """All that a manifest can say: names of methods, and exchange and cut where there is a choice."""
 
 
-def manifest(method="demo-votes", **sync):
+def manifest(method="demo-sign", **sync):
     if method in SHARDED:
-        sync |= {"exchange": "sharded", "shards": 3}
+        sync |= {"topology": "sharded-reduce", "shards": 3}
     if method == TILED:
-        sync = {"transform": "dct"} | sync | {"cut": "tiles"}
+        sync = {"transform": "dct"} | sync | {"chunking": "tiled"}
     return method_cases.manifest(method=method.partition(",")[0], **sync)
 
 
@@ -88,7 +88,14 @@ def test_every_method_goes_through_this():
 
 @pytest.mark.parametrize("method_name", SIGNED)
 def test_what_ends_a_branch_is_stepped_by_its_share_of_the_learning_rate(method_name):
-    shape = ModelShape(width=32, layers=8, heads=2, key_value_heads=2, head_width=16, feed_forward=64)
+    shape = ModelShape(
+        hidden_size=32,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+    )
     layout = layout_of(parameter_shapes(shape, whole(shape)))
     small = replace(manifest(method=method_name, kept=4096, learning_rate=2.0**-6), model=shape)
     method = method_of(small, layout)
@@ -223,8 +230,9 @@ def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(meth
     ahead = dense(method.lookahead(0), layout)
     step = dense(tally_of(method, {PEERS[0]: payload}).step(), layout)
     agreement = float((ahead == step).float().mean())
-    assert agreement >= method.foresight > 0.5, (
-        f"lookahead tells {agreement:.3f} of the step, and `foresight` of the method {method.foresight}: "
+    assert agreement >= method.lookahead_accuracy > 0.5, (
+        f"lookahead tells {agreement:.3f} of the step, and `lookahead_accuracy` of the method "
+        f"{method.lookahead_accuracy}: "
         "say there what its payloads round away, or mend lookahead"
     )
     # All was sent, so nothing is left that would point anywhere after the round.

@@ -36,7 +36,7 @@ class Swarm:
 
 
 def swarm(**sync):
-    manifest = Manifest("test", PeerId("owner"), sync=Sync(kept=256, warmup_rounds=2, **sync))
+    manifest = Manifest("test", PeerId("owner"), sync=Sync(topk_per_chunk=256, warmup_rounds=2, **sync))
     generator = torch.Generator().manual_seed(0)
     payloads = {}
     for peer in PEERS:
@@ -52,7 +52,7 @@ def swarm(**sync):
 SWARMS = [
     swarm(method=method, selection=selection, transform=transform)
     for method, selection, transform in [
-        ("demo-votes", "group", "hadamard"),
+        ("demo-sign", "group", "hadamard"),
         *((method, "top-k", "dct") for method in METHODS),
     ]
 ]  # fmt: skip
@@ -75,7 +75,7 @@ def in_order(swarm, dropped=frozenset()):
 def test_late_early_and_replaced_contributions_settle_to_the_same_bits(swarm, data):
     """Any order in which a round's contributions and its application come before its settlement."""
     every = sorted(swarm.payloads)
-    dropped = frozenset(data.draw(st.lists(st.sampled_from(every), unique=True, max_size=5), label="dropped"))
+    dropped = frozenset(data.draw(st.lists(st.sampled_from(every), unique=True, max_size=5), label="drop"))
     replaced = data.draw(st.lists(st.sampled_from(every), unique=True, max_size=3), label="replaced")
     events = [("add", *key) for key in every if key not in dropped]
     events += [("apply", round, "") for round in range(ROUNDS)]

@@ -45,13 +45,13 @@ def test_a_tile_is_a_part_of_its_matrix_and_its_sides_divide_the_matrixs():
 def test_as_the_vector_lies_nothing_is_moved():
     layout = layout_of({"lm_head.weight": (70, 64)})
     flat = torch.ones(layout.size)
-    assert cut_of("runs", layout).chunked(flat) is flat
-    assert cut_of("runs", layout).layout is layout
+    assert cut_of("flat", layout).chunked(flat) is flat
+    assert cut_of("flat", layout).layout is layout
 
 
 def test_tiles_of_any_sides_cannot_go_through_hadamards_matrices():
-    check(Manifest("test", PeerId("owner"), sync=Sync(cut="tiles", transform="dct")))
+    check(Manifest("test", PeerId("owner"), sync=Sync(chunking="tiled", transform="dct")))
     with pytest.raises(ManifestError, match=r"sync\.cut"):
-        check(Manifest("test", PeerId("owner"), sync=Sync(cut="tiles")))
+        check(Manifest("test", PeerId("owner"), sync=Sync(chunking="tiled")))
     with pytest.raises(ManifestError, match=r"sync\.rank"):
         check(Manifest("test", PeerId("owner"), sync=Sync(rank=0)))

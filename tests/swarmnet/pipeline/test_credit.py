@@ -74,7 +74,7 @@ def test_a_slow_peer_gets_the_time_that_it_needs_and_an_unknown_one_the_first_pa
     pipeline = machine(X)
     assert sent(pipeline, 0, 0.0).deadline_seconds == FIRST_DEADLINE_SECONDS
     answered(pipeline, X, 0, 6.0)
-    pipeline.router.told(X, 8, 0.2, 0)
+    pipeline.router.on_credit(X, 8, 0.2, 0)
     for counter in range(1, 60):
         start = 10.0 * counter
         sent(pipeline, counter, start)
@@ -88,7 +88,7 @@ def test_one_slow_answer_makes_patience_twice_as_long_as_it_took():
     for counter, took in enumerate([0.1] * 30 + [3.0]):
         sent(pipeline, counter, 10.0 * counter)
         answered(pipeline, X, counter, 10.0 * counter + took)
-        pipeline.router.told(X, 8, 0.1, 0)
+        pipeline.router.on_credit(X, 8, 0.1, 0)
     patience = sent(pipeline, 99, 1000.0).deadline_seconds
     assert patience >= SLOWEST_FACTOR * 3.0 > SHORTEST_DEADLINE_SECONDS
 

@@ -176,12 +176,19 @@ def test_fewer_microbatches_fit_in_less_memory_and_one_always_does():
     [{}, {"qk_norm": True}, {"boundary": Boundary("anchored", 16, (1,))},
      {"boundary": Boundary("shared", 16, (1,))},
      {"qk_norm": True, "boundary": Boundary("anchored", 16, (1,))},
-     {"qk_norm": True, "experts": Experts(count=4, active=2)}],
+     {"qk_norm": True, "experts": Experts(num_experts=4, top_k=2)}],
     ids=["plain", "QK-norm", "anchored", "shared", "anchored QK-norm", "experts"],
 )  # fmt: skip
 def test_what_autograd_keeps_is_about_what_was_foretold(features):
-    model = ModelShape(width=64, layers=2, heads=4, key_value_heads=2, head_width=16, feed_forward=192,
-                       **features)  # fmt: skip
+    model = ModelShape(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=192,
+        **features,
+    )
     manifest = tiny_manifest(stages=(1, 1), model=model)
     span, tokens = manifest.span(0), torch.zeros((2, 16), dtype=torch.int64)
     weights = {name: torch.randn(shape, requires_grad=True)

@@ -391,10 +391,10 @@ def test_a_directory_that_does_not_answer_moves_nobody():
 
 def test_the_work_of_a_stage_is_its_matrices_and_attention_to_half_of_the_sequence():
     manifest = Manifest("run", PeerId("owner"), 0, (2, 1, 1))
-    model, tokens = manifest.model, manifest.data.sequence_tokens
+    model, tokens = manifest.model, manifest.data.seq_len
     products = []
     for stage, layers in enumerate(manifest.stages):
         shapes = parameter_shapes(model, manifest.span(stage)).items()
         matrices = sum(prod(sides) for name, sides in shapes if len(sides) > 1 and name != EMBEDDING)
-        products.append(matrices + layers * 2 * (tokens / 2) * model.heads * model.head_width)
+        products.append(matrices + layers * 2 * (tokens / 2) * model.num_attention_heads * model.head_dim)
     assert stage_work(manifest) == pytest.approx([each / products[1] for each in products])

@@ -22,7 +22,7 @@ from swarmnet.run.manifest import Paths
 from swarmnet.run.path_rules import Rules, begin, choices, visit
 
 ME = PeerId("me")
-SIX = MoveRules((1.0,) * 6, paths=Rules(6, most_skipped=2, whole_rounds=10))
+SIX = MoveRules((1.0,) * 6, paths=Rules(6, most_skipped=2, full_path_warmup_rounds=10))
 """Two of the four stages between the first and the last are left out, from round 10 on."""
 
 
@@ -82,7 +82,7 @@ def test_announced_moves_count_in_the_runs_microbatches_as_well():
 
 
 def test_a_stage_of_twice_the_work_and_half_of_the_microbatches_needs_as_much_as_the_first():
-    model = replace(TINY_MODEL, layers=7)
+    model = replace(TINY_MODEL, num_hidden_layers=7)
     rules = move_rules(tiny_manifest((1, 1, 2, 1, 1, 1), model=model, paths=Paths(1 / 3)))
     assert rules.work[:5] == (1.0, 1.0, 2.0, 1.0, 1.0)
     assert seen(4, 2, 4, 2, 2, 4, rules=rules).capacities[:5] == (4.0,) * 5

@@ -8,7 +8,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.placement.policy import MoveRules, Seen, View, choose_move, choose_stage, view_of
 from swarmnet.placement.standstill import OnDisk, Standing, stage_to_restore, stuck_stages
 
-RULES = MoveRules((1.0, 1.0, 1.0), snapshot_rounds=16)
+RULES = MoveRules((1.0, 1.0, 1.0), snapshot_interval=16)
 ME = PeerId("me")
 
 

@@ -15,7 +15,7 @@ from swarmnet.resources.link_bandwidth import (
 )
 from swarmnet.run.manifest import Sync
 
-FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4))
+FOUR = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4))
 DOWN, UP = FOUR.body_bytes, FOUR.gradient_bytes
 
 
@@ -48,5 +48,5 @@ def test_estimates_of_traffic_count_the_same_bytes():
 
 def test_a_further_peer_costs_a_group_its_contributions_unless_reducers_add_them_up():
     largest = max(contribution_bytes(FOUR, stage) for stage in range(4))
-    assert gossip_per_peer(FOUR) == largest / FOUR.rounds.longest_seconds
-    assert gossip_per_peer(replace(FOUR, sync=Sync(method="local-steps", exchange="sharded"))) == 0.0
+    assert gossip_per_peer(FOUR) == largest / FOUR.rounds.max_seconds
+    assert gossip_per_peer(replace(FOUR, sync=Sync(method="local-steps", topology="sharded-reduce"))) == 0.0

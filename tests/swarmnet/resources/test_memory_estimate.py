@@ -10,13 +10,20 @@ from swarmnet.pipeline.flow_control import FLOAT_BYTES, graph_at_work, graph_byt
 from swarmnet.resources.memory_estimate import needs_of, waits
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Sync
 
-MODEL = ModelShape(width=512, layers=16, heads=8, key_value_heads=8, head_width=64, feed_forward=1536)
-ONE_STEP = Sync(method="local-steps", step_tokens=1)
+MODEL = ModelShape(
+    hidden_size=512,
+    num_hidden_layers=16,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    head_dim=64,
+    intermediate_size=1536,
+)
+ONE_STEP = Sync(method="local-steps", inner_batch_tokens=1)
 """For each microbatch, so that its gradient lies in its own numbers."""
 
 
 def run_of(model: ModelShape) -> Manifest:
-    stages = (model.layers // 2, model.layers // 2)
+    stages = (model.num_hidden_layers // 2, model.num_hidden_layers // 2)
     return Manifest("m", PeerId("owner"), model=model, stages=stages, sync=ONE_STEP)
 
 
@@ -27,7 +34,7 @@ def weights(model: ModelShape, stage: int) -> int:
 
 
 def test_a_matrix_in_the_making_is_counted_once_however_many_layers_a_stage_has():
-    deep, shallow = MODEL, replace(MODEL, layers=8)
+    deep, shallow = MODEL, replace(MODEL, num_hidden_layers=8)
     sizes = [trained_layout(run_of(model), 0).size for model in (deep, shallow)]
     each = (weights(deep, 0) - weights(shallow, 0)) / (sizes[0] - sizes[1])
     # Settled 4, computed with 4, begun with 4, gradient 4, not sent 4, Muon's moment 2, six rounds of a
@@ -36,7 +43,7 @@ def test_a_matrix_in_the_making_is_counted_once_however_many_layers_a_stage_has(
 
 
 def test_the_gradient_of_a_table_of_tokens_has_room():
-    large = replace(MODEL, vocabulary=131072)
+    large = replace(MODEL, vocab_size=131072)
     more = 512 * (131072 - 256)
     # Two more bytes than a matrix of a layer, for AdamW's second moment, and once the table's gradient.
     least = weights(MODEL, 0) + (35.5 + 2) * more
@@ -47,11 +54,11 @@ def test_where_the_head_is_nothing_waits_and_what_it_says_of_tokens_has_room():
     run = run_of(MODEL)
     assert [waits(run, stage) for stage in (0, 1)] == [True, False]
     assert graph_at_work(run, 0) == 0
-    assert graph_at_work(run, 1) == 3 * FLOAT_BYTES * MODEL.vocabulary * run.microbatch_tokens
+    assert graph_at_work(run, 1) == 3 * FLOAT_BYTES * MODEL.vocab_size * run.microbatch_tokens
 
 
 def test_each_microbatch_under_way_keeps_the_weights_that_it_was_begun_with():
-    run = replace(run_of(MODEL), data=Data(sequence_tokens=64, microbatch_sequences=1))
+    run = replace(run_of(MODEL), data=Data(seq_len=64, micro_batch_size=1))
     copy, graph = FLOAT_BYTES * trained_layout(run, 0).size, graph_bytes(run, 0)
 
     def copies(sync: Sync, microbatches: int) -> float:
@@ -60,5 +67,5 @@ def test_each_microbatch_under_way_keeps_the_weights_that_it_was_begun_with():
         return 1 + (microbatches - 1) * (needs.graph - graph) / copy
 
     for every, under_way, kept in [(1, 1, 1), (1, 6, 6), (4, 1, 1), (4, 5, 2), (4, 9, 3)]:
-        assert copies(replace(ONE_STEP, step_tokens=every * 64), under_way) == pytest.approx(kept)
-    assert copies(Sync(method="demo-votes"), 6) == pytest.approx(1), "weights change with a round"
+        assert copies(replace(ONE_STEP, inner_batch_tokens=every * 64), under_way) == pytest.approx(kept)
+    assert copies(Sync(method="demo-sign"), 6) == pytest.approx(1), "weights change with a round"

@@ -14,7 +14,7 @@ from swarmnet.resources.bandwidth_estimate import (
 )
 from swarmnet.run.manifest import Rounds, Sync
 
-MANIFEST = tiny_manifest(rounds=Rounds(target_tokens=4 * tiny_manifest().microbatch_tokens))
+MANIFEST = tiny_manifest(rounds=Rounds(global_batch_tokens=4 * tiny_manifest().microbatch_tokens))
 MICROBATCH = MANIFEST.microbatch_tokens
 
 
@@ -28,13 +28,13 @@ def test_a_peer_that_had_no_microbatch_in_a_round_contributes_nothing(peers, con
 
 
 def test_a_round_is_at_least_a_microbatch():
-    small = replace(MANIFEST, rounds=Rounds(target_tokens=1))
+    small = replace(MANIFEST, rounds=Rounds(global_batch_tokens=1))
     assert rounds_per_second(small, 8 * MICROBATCH) == 8
     assert contributions_per_second(small, 8 * MICROBATCH, 100) == 8
 
 
 def test_a_round_whose_time_is_up_closes_with_what_it_has_but_not_with_nothing():
-    rounds = replace(MANIFEST, rounds=Rounds(target_tokens=10**6, longest_seconds=30.0))
+    rounds = replace(MANIFEST, rounds=Rounds(global_batch_tokens=10**6, max_seconds=30.0))
     assert rounds_per_second(rounds, MICROBATCH) == pytest.approx(1 / 30)
     assert contributions_per_second(rounds, MICROBATCH, 10) == pytest.approx(10 / 30)
     assert rounds_per_second(rounds, MICROBATCH / 300) == pytest.approx(1 / 300)
@@ -43,7 +43,7 @@ def test_a_round_whose_time_is_up_closes_with_what_it_has_but_not_with_nothing()
 
 def test_what_reducers_add_up_reaches_a_peer_once_whatever_the_size_of_its_group():
     """A group commits a microbatch per second, and a round is four of them."""
-    sharded = replace(MANIFEST, sync=Sync(method="local-steps", exchange="sharded"))
+    sharded = replace(MANIFEST, sync=Sync(method="local-steps", topology="sharded-reduce"))
     results = result_bytes(sharded, 1) / 4
     bodies = traffic_of(sharded, 1, MICROBATCH, 1).sent
     for group, contributions in ((4, 1 / 4), (400, 1 / 400)):

@@ -10,7 +10,7 @@ from swarmnet.resources.link_bandwidth import crossings
 from swarmnet.resources.upload_need import ContributionFates, judge_upload, needed_upload
 from swarmnet.run.manifest import Rounds
 
-MANIFEST = tiny_manifest(rounds=Rounds(target_tokens=4 * tiny_manifest().microbatch_tokens))
+MANIFEST = tiny_manifest(rounds=Rounds(global_batch_tokens=4 * tiny_manifest().microbatch_tokens))
 PACE = 8.0 * MANIFEST.microbatch_tokens
 """Two rounds a second."""
 

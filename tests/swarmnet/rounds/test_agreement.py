@@ -9,34 +9,36 @@ from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 
-RULES = Rounds(settle_seconds=3.0)
+RULES = Rounds(finality_timeout_seconds=3.0)
 
 
-def ally(in_step: bool, digest: bytes | None) -> NeighbourView:
+def branch_peer(in_step: bool, digest: bytes | None) -> NeighbourView:
     sets = {} if digest is None else {5: OpenSet(5, 1, 1, 0, digest)}
     return NeighbourView(round=9, in_step=in_step, sets=sets, relation="same")
 
 
-def settles(now: float, *allies: NeighbourView) -> bool:
+def settles(now: float, *same_branch_peers: NeighbourView) -> bool:
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    agreement = FinalityRules(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
+    agreement = FinalityRules(
+        RULES, {PeerId(f"p{number}"): view for number, view in enumerate(same_branch_peers)}
+    )
     state.sealed = agreement.sealed(5, state)
     return agreement.may_settle(5, state, now)
 
 
 def test_a_round_settles_when_all_who_are_in_step_have_sealed_the_same_set():
     same = RoundSet().digest
-    assert settles(1.5, ally(True, same), ally(True, same))
-    assert not settles(1.5, ally(True, same), ally(True, b"another"))
-    assert not settles(1.5, ally(True, same), ally(True, None))
+    assert settles(1.5, branch_peer(True, same), branch_peer(True, same))
+    assert not settles(1.5, branch_peer(True, same), branch_peer(True, b"another"))
+    assert not settles(1.5, branch_peer(True, same), branch_peer(True, None))
 
 
 def test_one_who_catches_up_is_not_waited_for_but_half_of_the_group_is_for_a_while():
     same = RoundSet().digest
-    assert settles(1.5, ally(True, same), ally(True, same), ally(False, None))
-    assert not settles(1.5, ally(True, same), ally(False, None), ally(False, None))
-    assert settles(4.1, ally(True, same), ally(False, None), ally(False, None))
+    assert settles(1.5, branch_peer(True, same), branch_peer(True, same), branch_peer(False, None))
+    assert not settles(1.5, branch_peer(True, same), branch_peer(False, None), branch_peer(False, None))
+    assert settles(4.1, branch_peer(True, same), branch_peer(False, None), branch_peer(False, None))
 
 
 def told(sealed: int = 0, gathered: int = 0, digest: bytes | None = None, settled: int = -1) -> NeighbourView:
@@ -44,13 +46,13 @@ def told(sealed: int = 0, gathered: int = 0, digest: bytes | None = None, settle
     return NeighbourView(round=9, in_step=True, sets=sets, relation="same", settled=settled)
 
 
-def levels(hops: int, *allies: NeighbourView) -> tuple[int, int]:
+def levels(hops: int, *same_branch_peers: NeighbourView) -> tuple[int, int]:
     """(gathered, sealed) of a peer that has sealed round 5."""
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    views = {PeerId(f"p{number}"): view for number, view in enumerate(allies)}
+    views = {PeerId(f"p{number}"): view for number, view in enumerate(same_branch_peers)}
     agreement = FinalityRules(RULES, views, hops)
-    agreement.raise_levels(5, state, parted=False)
+    agreement.raise_levels(5, state, departed=False)
     return state.gathered, state.sealed
 
 
@@ -80,22 +82,24 @@ def test_a_lost_ally_holds_up_the_agreement_but_not_what_is_gathered():
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
     agreement = FinalityRules(RULES, {PeerId("p"): told(1, 1)}, 1)
-    assert agreement.raise_levels(5, state, parted=True)
+    assert agreement.raise_levels(5, state, departed=True)
     assert (state.gathered, state.sealed) == (2, 1)
-    assert agreement.raise_levels(5, state, parted=False)
+    assert agreement.raise_levels(5, state, departed=False)
     assert (state.gathered, state.sealed) == (2, 2)
-    assert not agreement.raise_levels(5, state, parted=False), "nothing more to reach"
+    assert not agreement.raise_levels(5, state, departed=False), "nothing more to reach"
 
 
 OTHER = b"another set!"
 
 
-def standing(now: float, *allies: NeighbourView) -> bytes | None:
+def standing(now: float, *same_branch_peers: NeighbourView) -> bytes | None:
     """What a peer that has sealed round 5 at 1.0 takes up of it, holding nothing itself."""
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    agreement = FinalityRules(RULES, {PeerId(f"p{number}"): view for number, view in enumerate(allies)})
-    return agreement.standing(5, state, now)
+    agreement = FinalityRules(
+        RULES, {PeerId(f"p{number}"): view for number, view in enumerate(same_branch_peers)}
+    )
+    return agreement.adopted_digest(5, state, now)
 
 
 def test_one_ally_does_not_decide_what_the_others_settle():
@@ -127,8 +131,8 @@ def test_a_few_who_settled_are_joined_when_patience_is_over_where_no_more_hold_a
     assert standing(7.1, ahead, third, fourth) is None, "its contributions cannot be had"
     state = RoundSet(closed_at=0.0)
     state.seal(1.0)
-    allies = {PeerId(name): view for name, view in zip("abc", (ahead, third, fourth), strict=True)}
-    assert FinalityRules(RULES, allies).patience_ends(5, state, applied=True) == 7.0
+    same_branch_peers = {PeerId(name): view for name, view in zip("abc", (ahead, third, fourth), strict=True)}
+    assert FinalityRules(RULES, same_branch_peers).patience_ends(5, state, applied=True) == 7.0
 
 
 def test_a_liar_gains_nothing_by_making_one_peers_set_another_one_than_that_of_all_others():
@@ -172,9 +176,9 @@ def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_its
     state.seal(1.0)
     ahead, too = told(settled=5, digest=OTHER), told(2, 2)
     views = {PeerId(f"p{number}"): view for number, view in enumerate((ahead, too, too, too))}
-    assert FinalityRules(RULES, views, 1).standing(5, state, 1.5) is None
+    assert FinalityRules(RULES, views, 1).adopted_digest(5, state, 1.5) is None
     after = FinalityRules(RULES, views, 1, follows=True)
-    assert after.standing(5, state, 1.5) == OTHER
+    assert after.adopted_digest(5, state, 1.5) == OTHER
     assert not after.may_settle(5, state, 99.0)
     views[PeerId("p0")] = told(2, 2)
     state.sealed = 2

@@ -36,12 +36,12 @@ def table_of(*shards: int) -> Table:
     return Table({shard: frozenset((Contributor.of(A, name(1), 1),)) for shard in shards})
 
 
-def own(number: int = 0, maker: PeerId = LIAR, shard: int = 0, until: float = 10.0) -> AuditQuery:
-    return AuditQuery((name(number), shard), 5, maker, maker, until)
+def own(number: int = 0, contributor: PeerId = LIAR, shard: int = 0, until: float = 10.0) -> AuditQuery:
+    return AuditQuery((name(number), shard), 5, contributor, contributor, until)
 
 
-def proof(asked: PeerId, number: int = 0, maker: PeerId = LIAR) -> AuditQuery:
-    return AuditQuery((name(number), 0), 5, maker, asked, 10.0)
+def proof(asked: PeerId, number: int = 0, contributor: PeerId = LIAR) -> AuditQuery:
+    return AuditQuery((name(number), 0), 5, contributor, asked, 10.0)
 
 
 @pytest.mark.parametrize("peers", [3, 8, 64])
@@ -69,7 +69,7 @@ def test_questions_are_bounded_and_end_without_an_answer():
     assert not audits.ask(own(99)), "there is no room"
     assert audits.overdue(9.0) == []
     assert [question.name for question in audits.overdue(11.0)] == [(name(0), 0), (name(1), 0)]
-    assert audits.asked(LIAR, (name(1), 0)) is None
+    assert audits.pending_query(LIAR, (name(1), 0)) is None
     assert audits.ask(own(99))
     assert not audits.ask(own(99)), "once is enough"
     audits.left(LIAR)
@@ -135,7 +135,9 @@ def test_the_newest_proofs_are_kept_and_all_liars_remembered():
 
 # -- what the rounds do about it --------------------------------------------------------------------------
 
-RULES = Rounds(target_tokens=100, deadline_seconds=1.0, settle_seconds=3.0, window=2)
+RULES = Rounds(
+    global_batch_tokens=100, contribution_timeout_seconds=1.0, finality_timeout_seconds=3.0, window=2
+)
 FALSE, TRUE = Reference(0, LIAR, name(7), 100), Reference(0, A, name(8), 100)
 
 
@@ -151,7 +153,7 @@ def machine_with(*held: Reference) -> GroupRounds:
     convicted: set[PeerId] = set()
     machine = GroupRounds(
         RULES, PeerId("me"), -1, 0.0, draw=Draw(b"run", 4, 2, RULES.window),
-        maker_counts=lambda maker, round: maker not in convicted,
+        has_weight=lambda contributor, round: contributor not in convicted,
     )  # fmt: skip
     for peer in (A, B):
         machine.handle(NeighbourJoined(peer), 0.0)

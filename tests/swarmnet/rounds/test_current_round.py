@@ -8,21 +8,21 @@ from swarmnet.rounds.open_round import CurrentRound
 from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
 
-RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0)
+RULES = Rounds(global_batch_tokens=100, max_seconds=5.0, contribution_timeout_seconds=1.0)
 
 
-def group(*allies: NeighbourView) -> tuple[CurrentRound, FinalityRules]:
+def group(*same_branch_peers: NeighbourView) -> tuple[CurrentRound, FinalityRules]:
     """This peer in round 3, which opened at 0.0, and its allies."""
-    views = {PeerId(f"ally {number}"): view for number, view in enumerate(allies)}
+    views = {PeerId(f"ally {number}"): view for number, view in enumerate(same_branch_peers)}
     return CurrentRound(RULES, 3, views, 0.0), FinalityRules(RULES, views)
 
 
-def ally(round: int, tokens: int = 0, before: int = 0) -> NeighbourView:
+def branch_peer(round: int, tokens: int = 0, before: int = 0) -> NeighbourView:
     return NeighbourView(round=round, tokens=tokens, tokens_before=before, relation="same")
 
 
 def test_a_round_is_full_when_the_group_has_its_tokens():
-    current, _ = group(ally(3, 40), ally(3, 30))
+    current, _ = group(branch_peer(3, 40), branch_peer(3, 30))
     current.tokens = 29
     assert not current.full(1.0)
     current.tokens = 30
@@ -30,24 +30,24 @@ def test_a_round_is_full_when_the_group_has_its_tokens():
 
 
 def test_nobody_can_claim_more_than_half_of_a_rounds_tokens():
-    current, _ = group(ally(3, 10**9), ally(3, 20))
+    current, _ = group(branch_peer(3, 10**9), branch_peer(3, 20))
     current.tokens = 29
     assert not current.full(1.0)
     current.tokens = 30
     assert current.full(1.0)
-    current, _ = group(*[ally(3, 10**9), *[ally(3, 0)] * 8])
+    current, _ = group(*[branch_peer(3, 10**9), *[branch_peer(3, 0)] * 8])
     current.peers, current.all_in_sight = 50, False
     assert current.tokens_of_group() <= 50, "one of a few in sight is one of many, too"
 
 
 def test_tokens_of_another_round_do_not_count_but_those_of_who_just_went_on_do():
-    current, _ = group(ally(2, 90), ally(5, 90), ally(4, 7, before=50))
+    current, _ = group(branch_peer(2, 90), branch_peer(5, 90), branch_peer(4, 7, before=50))
     current.tokens = 40
     assert current.tokens_of_group() == 90
 
 
 def test_time_alone_closes_a_round_only_if_something_was_gathered():
-    current, _ = group(ally(3))
+    current, _ = group(branch_peer(3))
     assert not current.full(6.0)
     current.tokens = 1
     assert not current.full(4.9)
@@ -55,7 +55,7 @@ def test_time_alone_closes_a_round_only_if_something_was_gathered():
 
 
 def test_those_in_sight_stand_for_a_group_that_is_not():
-    current, _ = group(*[ally(3, 2)] * 9)
+    current, _ = group(*[branch_peer(3, 2)] * 9)
     current.tokens = 2
     current.peers, current.all_in_sight = 50, False
     assert current.tokens_of_group() == 100
@@ -63,23 +63,23 @@ def test_those_in_sight_stand_for_a_group_that_is_not():
 
 
 def test_one_who_went_on_alone_is_followed_after_the_deadline_half_of_the_group_at_once():
-    current, agreement = group(ally(4), ally(3), ally(3), ally(3))
+    current, agreement = group(branch_peer(4), branch_peer(3), branch_peer(3), branch_peer(3))
     assert not current.is_left(agreement, True, 10.0)
     assert not current.is_left(agreement, True, 10.9)
     assert current.is_left(agreement, True, 11.0)
-    current, agreement = group(ally(4), ally(4), ally(3))
+    current, agreement = group(branch_peer(4), branch_peer(4), branch_peer(3))
     assert current.is_left(agreement, True, 10.0)
 
 
 def test_a_claim_to_have_gone_on_counts_late_where_nothing_was_contributed():
-    current, agreement = group(ally(4), ally(3), ally(3), ally(3))
+    current, agreement = group(branch_peer(4), branch_peer(3), branch_peer(3), branch_peer(3))
     assert not current.is_left(agreement, False, 10.0)
     assert not current.is_left(agreement, False, 14.9)
     assert current.is_left(agreement, False, 15.0)
 
 
 def test_one_who_went_on_is_followed_at_once_where_half_of_the_tokens_are_there():
-    current, agreement = group(ally(4, before=25), ally(3), ally(3), ally(3))
+    current, agreement = group(branch_peer(4, before=25), branch_peer(3), branch_peer(3), branch_peer(3))
     current.tokens = 24
     assert not current.is_left(agreement, True, 10.0)
     current.tokens = 25
@@ -87,8 +87,8 @@ def test_one_who_went_on_is_followed_at_once_where_half_of_the_tokens_are_there(
 
 
 def test_who_came_back_to_the_round_is_not_held_against_it():
-    one = ally(4)
-    current, agreement = group(one, ally(3), ally(3))
+    one = branch_peer(4)
+    current, agreement = group(one, branch_peer(3), branch_peer(3))
     assert not current.is_left(agreement, True, 10.0)
     one.round = 3
     assert not current.is_left(agreement, True, 10.5)
@@ -97,7 +97,7 @@ def test_who_came_back_to_the_round_is_not_held_against_it():
 
 
 def test_going_on_forgets_the_tokens_of_those_who_are_not_there_yet():
-    current, _ = group(ally(3, 40), ally(4, 8))
+    current, _ = group(branch_peer(3, 40), branch_peer(4, 8))
     current.go_on(2.0)
     assert current.number == 4
     assert current.tokens_of_group() == 8

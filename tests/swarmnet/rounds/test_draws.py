@@ -32,8 +32,8 @@ from swarmnet.rounds.reducing import ASK_SECONDS, SEARCH_SECONDS, ReductionSched
 from swarmnet.rounds.result_table import Draw
 from swarmnet.run.manifest import Rounds
 
-RULES = Rounds(window=2, snapshot_rounds=4, target_tokens=100)
-DRAW = Draw(b"run", RULES.snapshot_rounds, 16, RULES.window)
+RULES = Rounds(window=2, snapshot_interval=4, global_batch_tokens=100)
+DRAW = Draw(b"run", RULES.snapshot_interval, 16, RULES.window)
 ME, A, B, STRANGER = (PeerId(name) for name in ("me", "a", "b", "stranger"))
 MEMBERS = frozenset((ME, A, B))
 
@@ -50,8 +50,14 @@ def newcomer(settled: int, branch: str = "x") -> Chain:
     return Chain(settled, history(settled, branch).value)
 
 
-def reducing(chain: Chain, *allies: PeerId) -> ReductionSchedule:
-    made = ReductionSchedule(RULES, DRAW, ME, {ally: NeighbourView(linked_at=0.0) for ally in allies}, chain)
+def reducing(chain: Chain, *same_branch_peers: PeerId) -> ReductionSchedule:
+    made = ReductionSchedule(
+        RULES,
+        DRAW,
+        ME,
+        {branch_peer: NeighbourView(linked_at=0.0) for branch_peer in same_branch_peers},
+        chain,
+    )
     made.members = MEMBERS
     return made
 

@@ -23,15 +23,15 @@ def reference(number: int, round: int = 5) -> Reference:
 def told() -> Gossip:
     """Progress was told at 10.0."""
     gossip = Gossip(0.0)
-    assert gossip.tells(0, 10.0)
+    assert gossip.should_send(0, 10.0)
     return gossip
 
 
 def test_progress_is_repeated_when_nothing_changes():
     gossip = told()
-    assert not gossip.tells(0, 10.9)
+    assert not gossip.should_send(0, 10.9)
     assert gossip.next_deadline() == 10.0 + QUIET_SECONDS
-    assert gossip.tells(0, 10.0 + QUIET_SECONDS)
+    assert gossip.should_send(0, 10.0 + QUIET_SECONDS)
 
 
 def test_what_others_wait_for_is_told_soon_and_what_they_know_already_later():
@@ -41,27 +41,27 @@ def test_what_others_wait_for_is_told_soon_and_what_they_know_already_later():
     gossip.changed(URGENT_SECONDS)
     gossip.changed(CALM_SECONDS)
     assert gossip.next_deadline() == 10.0 + URGENT_SECONDS, "the sooner counts"
-    assert gossip.tells(0, 10.0 + URGENT_SECONDS)
+    assert gossip.should_send(0, 10.0 + URGENT_SECONDS)
     assert gossip.next_deadline() == 10.0 + URGENT_SECONDS + QUIET_SECONDS
 
 
 def test_a_change_long_after_the_last_time_is_told_at_once():
     gossip = told()
     gossip.changed(URGENT_SECONDS)
-    assert gossip.tells(0, 10.8)
+    assert gossip.should_send(0, 10.8)
     gossip.at_once(10.81)
-    assert gossip.tells(0, 10.81)
+    assert gossip.should_send(0, 10.81)
 
 
 def test_tokens_are_told_when_they_grew_by_a_part_of_the_share():
     gossip = told()
     part = 3200 // SHARE_PARTS
     gossip.committed(part - 1, 3200)
-    assert not gossip.tells(part - 1, 10.5)
+    assert not gossip.should_send(part - 1, 10.5)
     gossip.committed(part, 3200)
-    assert gossip.tells(part, 10.5)
+    assert gossip.should_send(part, 10.5)
     gossip.committed(part + 5, 3200)
-    assert not gossip.tells(part + 5, 11.0)
+    assert not gossip.should_send(part + 5, 11.0)
 
 
 def test_contributions_of_others_are_announced_in_bundles_to_those_who_may_lack_them():

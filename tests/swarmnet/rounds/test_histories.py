@@ -29,7 +29,7 @@ from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
 
 OLD, NEW, THIRD = PeerId("old"), PeerId("new"), PeerId("third")
-RULES = Rounds(window=2, snapshot_rounds=4)
+RULES = Rounds(window=2, snapshot_interval=4)
 
 
 def settled(branch: str, round: int) -> SettledSet:
@@ -76,9 +76,9 @@ def test_peers_of_one_history_stand_together_though_one_does_not_know_where_it_b
     (ask,) = histories.progress(told(NEW, theirs, 26), 9.0)
     assert ask == RequestChain(NEW, 28)
     answer = histories.chain_arrived(NEW, 26, theirs.at(25) or b"", tuple(theirs.part(26, 28)), 9.0)
-    (wish,) = wishes(answer)
-    assert set(wish.peers) == {OLD, NEW}
-    assert (wish.fork_round, wish.exact) == (20, True), "the one that knows tells it"
+    (resync_request,) = wishes(answer)
+    assert set(resync_request.peers) == {OLD, NEW}
+    assert (resync_request.fork_round, resync_request.exact) == (20, True), "the one that knows tells it"
 
 
 def test_a_neighbour_that_took_up_another_history_is_asked_again_where_it_parts():
@@ -100,15 +100,15 @@ def test_a_neighbour_that_took_up_another_history_is_asked_again_where_it_parts(
 
 
 def test_who_took_up_the_others_history_out_of_our_reach_stands_with_them():
-    mine, theirs, parted = chain("m", 28, 22), chain("u", 40, 22), chain("z", 25, 18)
+    mine, theirs, departed = chain("m", 28, 22), chain("u", 40, 22), chain("z", 25, 18)
     histories = of(mine, THIRD, OLD, NEW)
-    told_before = [told(THIRD, parted, 17), told(OLD, chain("u", 30, 22), 20), told(NEW, theirs, 20)]
+    told_before = [told(THIRD, departed, 17), told(OLD, chain("u", 30, 22), 20), told(NEW, theirs, 20)]
     for progress in told_before:
         assert not wishes(histories.progress(progress, 9.0)), "two of four are no majority"
     assert not wishes(histories.progress(told(THIRD, theirs, 35), 9.1)), "it may not know yet where we are"
-    (wish,) = wishes(histories.progress(told(NEW, theirs, 27), 9.2))
-    assert {THIRD, NEW} <= set(wish.peers)
-    assert (wish.fork_round, wish.exact) == (22, True)
+    (resync_request,) = wishes(histories.progress(told(NEW, theirs, 27), 9.2))
+    assert {THIRD, NEW} <= set(resync_request.peers)
+    assert (resync_request.fork_round, resync_request.exact) == (22, True)
 
 
 def test_who_has_not_come_as_far_as_the_fork_supports_neither_side():
@@ -119,8 +119,8 @@ def test_who_has_not_come_as_far_as_the_fork_supports_neither_side():
         histories.progress(told(NEW, newcomer, 10), 9.0)
         assert not wishes(histories.progress(told(OLD, theirs, 19), 9.0)), "it may come to one of them yet"
         resolved += wishes(histories.progress(told(OLD, theirs, 19), 9.0 + LISTEN_SECONDS))
-    (wish,) = resolved
-    assert wish.fork_round == 20
+    (resync_request,) = resolved
+    assert resync_request.fork_round == 20
 
 
 def test_two_sides_that_have_just_parted_do_not_both_give_up():
@@ -146,9 +146,9 @@ def test_who_may_still_take_up_either_history_does_not_go_on_with_the_sets_of_bo
     histories = of(mine, OLD, NEW)
     for peer, theirs in ((OLD, left), (NEW, right)):
         histories.progress(told(peer, theirs, 17), 9.0)
-    assert set(histories.allies) == {OLD, NEW}, "up to here they are one"
+    assert set(histories.same_branch_peers) == {OLD, NEW}, "up to here they are one"
     histories.settle(settled("m", 20))
-    assert set(histories.allies) == {OLD}
+    assert set(histories.same_branch_peers) == {OLD}
     fork = histories.neighbours[NEW].fork
     assert fork is not None
     assert (fork.round, fork.exact) == (20, True)
@@ -159,12 +159,12 @@ def test_where_an_ally_that_took_up_another_history_parted_is_asked_not_guessed(
     the histories part, and what was made between is given back only if that is known."""
     histories = of(chain("m", 11, 9), OLD)
     histories.progress(told(OLD, chain("m", 11, 9), 7), 9.0)
-    assert set(histories.allies) == {OLD}
+    assert set(histories.same_branch_peers) == {OLD}
     theirs = chain("t", 17, 9)
     assert not wishes(histories.progress(told(OLD, theirs, 15), 9.0)), "too far ahead to compare"
     for round in range(12, 17):
         histories.settle(settled("m", round))
-    assert not histories.allies
+    assert not histories.same_branch_peers
     fork = histories.neighbours[OLD].fork
     assert fork is None
     (ask,) = histories.progress(told(OLD, theirs, 15), 9.0)
@@ -177,9 +177,9 @@ def test_who_started_again_sees_at_once_that_the_others_began_farther_back():
     theirs = chain("t", 8, 8)
     histories = of(mine, OLD, NEW)
     assert not wishes(histories.progress(told(OLD, theirs, 7), 9.0)), "one of three: it stays where it is"
-    (wish,) = wishes(histories.progress(told(NEW, theirs, 7), 9.0))
-    assert set(wish.peers) == {OLD, NEW}
-    assert (wish.fork_round, wish.exact) == (8, True)
+    (resync_request,) = wishes(histories.progress(told(NEW, theirs, 7), 9.0))
+    assert set(resync_request.peers) == {OLD, NEW}
+    assert (resync_request.fork_round, resync_request.exact) == (8, True)
 
 
 def test_of_two_halves_the_one_that_started_farther_back_comes_to_the_other():
@@ -194,10 +194,12 @@ def test_nobody_is_an_ally_by_what_is_only_remembered():
     mine, theirs = restarted(chain("m", 15, 16), 15), chain("m", 7, 16)
     histories = of(mine, OLD)
     assert histories.progress(told(OLD, theirs, 5), 9.0) == []
-    assert not histories.allies, "the sets after the seventh round are not here: it would wait for them"
+    assert not histories.same_branch_peers, (
+        "the sets after the seventh round are not here: it would wait for them"
+    )
     assert histories.anchor()[0] == 15
     histories.progress(told(OLD, chain("m", 15, 16), 10), 9.0)
-    assert set(histories.allies) == {OLD}
+    assert set(histories.same_branch_peers) == {OLD}
 
 
 def test_newcomers_without_weights_do_not_hold_up_who_is_out_of_reach():
@@ -207,8 +209,8 @@ def test_newcomers_without_weights_do_not_hold_up_who_is_out_of_reach():
         histories.neighbours[peer] = NeighbourView(linked_at=9.0)
     far = chain("m", 60, 90)
     assert not any(wishes(histories.progress(told(peer, far, 50), 9.0)) for peer in group), "not heard yet"
-    (wish,) = wishes(histories.progress(told(OLD, far, 50), 9.0 + LISTEN_SECONDS))
-    assert set(wish.peers) == set(group)
+    (resync_request,) = wishes(histories.progress(told(OLD, far, 50), 9.0 + LISTEN_SECONDS))
+    assert set(resync_request.peers) == set(group)
 
 
 LIAR = PeerId("liar")
@@ -298,7 +300,7 @@ class Courted(Group):
         return False
 
 
-def parted(left: int, right: int, signs: tuple[int, ...] = (), seed: int = 0) -> Courted:
+def departed(left: int, right: int, signs: tuple[int, ...] = (), seed: int = 0) -> Courted:
     """Both sides have settled rounds without the other, and see each other again; the liar courts all."""
     names = [PeerId(f"peer{number}") for number in range(left + right)]
     group = Courted(left + right, frozenset(names[number] for number in signs), seed)
@@ -319,7 +321,7 @@ def parted(left: int, right: int, signs: tuple[int, ...] = (), seed: int = 0) ->
 @pytest.mark.parametrize("signs", [(), (0, 1), (2, 3), (0, 1, 2, 3), (0,), (0, 3)])
 @pytest.mark.parametrize("seed", range(2))
 def test_two_halves_become_one_though_somebody_tells_each_that_it_is_on_its_side(signs, seed):
-    group = parted(2, 2, signs, seed)
+    group = departed(2, 2, signs, seed)
     assert group.heals_within(SIGNED_SECONDS + SEVERAL)
     assert len(group.gave_way) == 2, "one side, and not both"
     group.go_on(APART_SECONDS)
@@ -328,7 +330,7 @@ def test_two_halves_become_one_though_somebody_tells_each_that_it_is_on_its_side
 
 
 def test_unequal_sides_need_no_signatures():
-    group = parted(2, 3)
+    group = departed(2, 3)
     assert group.heals_within(SEVERAL)
     assert group.gave_way == {PeerId("peer0"), PeerId("peer1")}
 

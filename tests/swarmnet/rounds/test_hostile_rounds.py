@@ -39,7 +39,9 @@ from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
 
-RULES = Rounds(target_tokens=100, longest_seconds=5.0, deadline_seconds=1.0, window=2, snapshot_rounds=4)
+RULES = Rounds(
+    global_batch_tokens=100, max_seconds=5.0, contribution_timeout_seconds=1.0, window=2, snapshot_interval=4
+)
 ME, *OTHERS = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
 FAR = 2**62
 """A number as large as a message may hold."""
@@ -96,9 +98,9 @@ class World:
 
     def reference(self, round: int | None = None) -> Reference:
         number = max(0, self.number()) if round is None else round
-        maker = self.chance.choice((ME, *OTHERS))
-        name = f"{maker} {number} {self.chance.randrange(2)}"
-        return Reference(number, maker, ContributionId(name.encode()), 10)
+        contributor = self.chance.choice((ME, *OTHERS))
+        name = f"{contributor} {number} {self.chance.randrange(2)}"
+        return Reference(number, contributor, ContributionId(name.encode()), 10)
 
     def digest(self, number: int) -> bytes:
         state = self.rounds.rounds.get(number) or self.rounds.history.get(number)

@@ -23,12 +23,12 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.machine import FORGET_SECONDS, Membership
 from swarmnet.rounds.contributors import (
     FEWEST_MAKERS,
-    MAX_MAKERS,
+    MAX_CONTRIBUTORS,
     MAX_OF_ONE,
     MAX_WAITING,
-    Makers,
+    ContributorFilter,
     UnknownContributors,
-    most_makers,
+    max_contributors,
 )
 from swarmnet.rounds.events import (
     Announced,
@@ -50,7 +50,9 @@ ME, A, B, C, X = (PeerId(name) for name in ("me", "a", "b", "c", "x"))
 # -- in a swarm ---------------------------------------------------------------------------------------
 
 
-async def hands_on(swarm: Swarm, friend: Liar, makers: list[Identity], victim: str, seconds: float) -> int:
+async def hands_on(
+    swarm: Swarm, friend: Liar, contributors: list[Identity], victim: str, seconds: float
+) -> int:
     """`friend` delivers contributions that these sign, with honest votes, to every open round; how many."""
     update, sent, seen = swarm.members[victim].worker.update, 0, set()
     end = swarm.loop.time() + seconds
@@ -60,9 +62,9 @@ async def hands_on(swarm: Swarm, friend: Liar, makers: list[Identity], victim: s
             if round in seen or round <= update.rounds.settled:
                 continue
             seen.add(round)
-            for maker in makers:
+            for contributor in contributors:
                 data = seal(
-                    maker, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, round, 1, stored.payload
+                    contributor, swarm.signed.run_id, EnvelopeKind.CONTRIBUTION, 1, round, 1, stored.payload
                 )
                 await friend.say(swarm.members[victim].peer, Contribution(), data)
                 sent += 1
@@ -82,8 +84,8 @@ async def test_a_crowd_of_keys_behind_one_link_has_no_votes(access):
     friend = Liar(swarm, 1, invite=invite)
     crowd = [Identity.from_seed(b"nobody %d" % number) for number in range(8)]
     assert await hands_on(swarm, friend, crowd, "c", 10.0) > 100
-    names = {maker.peer_id for maker in crowd}
-    assert not [note for note in swarm.of("took") if note.fields["maker"] in names]
+    names = {contributor.peer_id for contributor in crowd}
+    assert not [note for note in swarm.of("contribution_accepted") if note.fields["contributor"] in names]
     outcomes = swarm.members["c"].worker.update.outcomes
     assert outcomes["not_counted"] > 100
     assert "malformed" not in outcomes
@@ -106,8 +108,12 @@ async def test_of_a_banned_peer_nothing_is_taken_soon_after_though_a_friend_hand
     await swarm.crash("e")  # Its friend speaks for it.
     await swarm.until(lambda: swarm.knows(given), 5.0)
     assert await hands_on(swarm, Liar(swarm, 1), [banned.identity], "c", 12.0) > 15
-    taken = [note for note in swarm.of("took", "c", "d") if note.fields["maker"] == banned.peer]
-    last = heard_at + rules.window + rules.snapshot_rounds
+    taken = [
+        note
+        for note in swarm.of("contribution_accepted", "c", "d")
+        if note.fields["contributor"] == banned.peer
+    ]
+    last = heard_at + rules.window + rules.snapshot_interval
     assert rounds.settled > last + 5, "rounds from which it is barred have settled"
     assert all(note.fields["round"] <= last for note in taken)
     await swarm.close()
@@ -119,12 +125,12 @@ def test_a_ban_bars_the_same_rounds_wherever_it_is_heard_within_a_block():
         membership = Membership(ME, 0, Random(0))
         membership.recorded(X, 0, "worker", (), 1, b"", 0.0)
         membership.linked(X, 0.0)
-        makers = Makers(membership, RULES)
-        makers.bar([X], heard)
-        makers.bar([X, A], heard + 50)  # A later order that repeats it.
-        assert [round for round in range(40) if makers.counts(X, round)] == list(range(begins)), heard
-        makers.bar([], 0)
-        assert makers.counts(X, 39)
+        contributors = ContributorFilter(membership, RULES)
+        contributors.bar([X], heard)
+        contributors.bar([X, A], heard + 50)  # A later order that repeats it.
+        assert [round for round in range(40) if contributors.counts(X, round)] == list(range(begins)), heard
+        contributors.bar([], 0)
+        assert contributors.counts(X, 39)
 
 
 @on_virtual_clock
@@ -190,12 +196,12 @@ async def test_what_a_newcomer_makes_counts_with_those_who_can_not_reach_it_once
         swarm.network.block(late, there)
         swarm.network.block(there, late)
     swarm.start("e", 1, invite=invite)
-    await swarm.until(lambda: len(swarm.of("made", "e")) > 5, 30.0)
+    await swarm.until(lambda: len(swarm.of("contribution_made", "e")) > 5, 30.0)
     await swarm.during(8.0)
-    mine = {note.fields["id"] for note in swarm.of("made", "e")[:5]}
+    mine = {note.fields["id"] for note in swarm.of("contribution_made", "e")[:5]}
     for name in "bcd":
         assert mine <= {name for note in swarm.of("settled", name) for name in note.fields["ids"]}
-    assert not swarm.of("resynchronise")
+    assert not swarm.of("resync")
     for name in swarm.living():
         await swarm.crash(name)
     assert shared_rounds(swarm) > 5
@@ -212,7 +218,7 @@ def group_with_newcomer(size: int, knowing: set[PeerId], seed: int = 0) -> Group
         group.cut |= {(X, peer), (peer, X)}
         group.handle(X, NeighbourLeft(peer))
         group.handle(peer, NeighbourLeft(X))
-        group.peers[peer].maker_counts = lambda maker, round: maker != X
+        group.peers[peer].has_weight = lambda contributor, round: contributor != X
     return group
 
 
@@ -220,9 +226,11 @@ def peers(*numbers: int) -> set[PeerId]:
     return {PeerId(f"peer{number}") for number in numbers}
 
 
-def made_by(group: Group, maker: PeerId, until: int) -> set[ContributionId]:
+def made_by(group: Group, contributor: PeerId, until: int) -> set[ContributionId]:
     return {
-        name for name, reference in group.made.items() if reference.peer == maker and reference.round <= until
+        name
+        for name, reference in group.made.items()
+        if reference.peer == contributor and reference.round <= until
     }
 
 
@@ -254,7 +262,7 @@ def test_the_first_contributions_of_a_newcomer_wait_until_it_is_known():
     group = Group(4)
     group.join(X)
     for peer in group.peers.keys() - {X, PeerId("peer0")}:
-        group.peers[peer].maker_counts = lambda maker, round: maker != X or group.now > 2.0
+        group.peers[peer].has_weight = lambda contributor, round: contributor != X or group.now > 2.0
     group.run(2.0, tokens_per_second=50)
     early = made_by(group, X, 99)
     assert len(early) >= 2
@@ -272,7 +280,7 @@ def test_who_comes_later_takes_up_settled_sets_whoever_made_them():
     gone = PeerId("peer2")
     group.leave(gone)
     group.join(X, settled=group.peers[PeerId("peer0")].settled - 10, like=PeerId("peer0"))
-    group.peers[X].maker_counts = lambda maker, round: maker != gone
+    group.peers[X].has_weight = lambda contributor, round: contributor != gone
     group.run(15.0, tokens_per_second=50)
     assert group.peers[X].in_step
     assert not group.resynchronised
@@ -296,16 +304,18 @@ def test_after_a_partition_both_sides_take_what_the_other_made_meanwhile():
 # -- bounds -------------------------------------------------------------------------------------------
 
 
-def machine_with(*allies: PeerId, counts=lambda maker, round: True) -> GroupRounds:
-    machine = GroupRounds(RULES, ME, -1, 0.0, maker_counts=counts)
-    for ally in allies:
-        machine.handle(NeighbourJoined(ally), 0.0)
-        machine.handle(ProgressArrived(ally, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
+def machine_with(*same_branch_peers: PeerId, counts=lambda contributor, round: True) -> GroupRounds:
+    machine = GroupRounds(RULES, ME, -1, 0.0, has_weight=counts)
+    for branch_peer in same_branch_peers:
+        machine.handle(NeighbourJoined(branch_peer), 0.0)
+        machine.handle(ProgressArrived(branch_peer, 0, 0, frozenset(), -1, True, -1, START, ()), 0.0)
     return machine
 
 
-def reference(number: int, maker: PeerId | None = None) -> Reference:
-    return Reference(0, maker or PeerId(f"maker {number}"), ContributionId(number.to_bytes(16, "big")), 10)
+def reference(number: int, contributor: PeerId | None = None) -> Reference:
+    return Reference(
+        0, contributor or PeerId(f"maker {number}"), ContributionId(number.to_bytes(16, "big")), 10
+    )
 
 
 def held_after(machine: GroupRounds, references: list[Reference], *tellers: PeerId) -> int:
@@ -325,21 +335,21 @@ def test_members_that_come_and_go_fill_twice_the_group_and_who_is_linked_still_f
 
 
 def test_no_set_outgrows_one_announcement_though_half_of_the_group_names_it():
-    machine = machine_with(A, B, C, counts=lambda maker, round: False)
-    crowd = [reference(number) for number in range(MAX_MAKERS + 100)]
+    machine = machine_with(A, B, C, counts=lambda contributor, round: False)
+    crowd = [reference(number) for number in range(MAX_CONTRIBUTORS + 100)]
     held = 0
     for start in range(0, len(crowd), 100):
         held = held_after(machine, crowd[start : start + 100], A, B)
-    assert held == MAX_MAKERS - 1, "and the own one"
-    assert most_makers(10**6) == MAX_MAKERS
+    assert held == MAX_CONTRIBUTORS - 1, "and the own one"
+    assert max_contributors(10**6) == MAX_CONTRIBUTORS
     name = Identity.from_seed(b"x").peer_id
-    longest = [WireReference(2**32 - 1, name, bytes(16), 2**26)] * MAX_MAKERS
+    longest = [WireReference(2**32 - 1, name, bytes(16), 2**26)] * MAX_CONTRIBUTORS
     assert len(encode(Announce(longest, [2**32 - 1]))) < 2**16
-    assert MAX_MAKERS < 2**15, "sums of votes, and the counts that Progress tells"
+    assert MAX_CONTRIBUTORS < 2**15, "sums of votes, and the counts that Progress tells"
 
 
 def test_what_one_of_four_names_is_not_asked_for():
-    machine = machine_with(A, B, C, counts=lambda maker, round: False)
+    machine = machine_with(A, B, C, counts=lambda contributor, round: False)
     assert held_after(machine, [reference(number) for number in range(20)], A) == 0
     assert not len(machine.pulls)
     assert len(machine.waiting) == 20
@@ -347,7 +357,7 @@ def test_what_one_of_four_names_is_not_asked_for():
 
 def test_nobody_waits_for_a_contribution_whose_maker_is_sent_away_meanwhile():
     sent_away: set[PeerId] = set()
-    machine = machine_with(A, B, C, counts=lambda maker, round: maker not in sent_away)
+    machine = machine_with(A, B, C, counts=lambda contributor, round: contributor not in sent_away)
     machine.handle(Announced(A, (reference(1, X),)), 0.1)
     assert machine.pulls.of_round(0)
     sent_away.add(X)

@@ -89,7 +89,7 @@ def test_who_comes_back_after_all_others_were_asked_is_asked_what_it_remembers()
     assert offers.decide(50, (*ALLIES, back), clock + 0.1) == [], "nothing is given back before it was asked"
     clock += ASK_SECONDS
     assert offers.decide(50, (*ALLIES, back), clock) == [RequestIds(back, (3,))]
-    offers.told((3,), (reference(3, 3),))
+    offers.accept_sets((3,), (reference(3, 3),))
     assert offers.decide(50, (*ALLIES, back), clock) == []
     assert list(offers.taken) == [mine(3)]
 
@@ -128,8 +128,8 @@ def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies
     assert offers.decide(50, ALLIES, ASK_SECONDS / 2) == []
     assert offers.next_deadline() == ASK_SECONDS
     (second,) = offers.decide(50, ALLIES, ASK_SECONDS)
-    assert {first, second} == {RequestIds(ally, (3,)) for ally in ALLIES}
-    offers.told((3,), (reference(3, 3), reference(4, 9)))
+    assert {first, second} == {RequestIds(branch_peer, (3,)) for branch_peer in ALLIES}
+    offers.accept_sets((3,), (reference(3, 3), reference(4, 9)))
     assert offers.decide(50, ALLIES, 1.5) == []
     assert not offers.open
     assert offers.answer((3,), {}, 50) == ((reference(3, 3),), (3,))
@@ -155,7 +155,7 @@ def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning(
 def test_nobody_can_tell_a_set_that_was_not_asked_for():
     offers = OwnContributions(RULES)
     offers.made(3, mine(3), 0.0)
-    offers.told((3,), ())
+    offers.accept_sets((3,), ())
     assert offers.answer((3,), {}, 50) == ((), ())
 
 
@@ -189,7 +189,7 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     offers.give_up(Resync((side, stranger), "far behind"), ALLIES)
     (ask,) = offers.decide(50, ALLIES, 0.0)
     assert ask.rounds == tuple(range(10)), "in one message"
-    offers.told(range(10), [reference(3, 3), reference(9, 9)])
+    offers.accept_sets(range(10), [reference(3, 3), reference(9, 9)])
     gone = offers.decide(50, ALLIES, 0.5)
     assert sorted(effect.round for effect in gone) == [0, 1, 2, 4, 5, 6, 7, 8]
 
@@ -208,12 +208,12 @@ def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_rememb
 
 
 def test_what_was_agreed_upon_with_an_ally_that_has_just_gone_over_is_not_agreed_upon():
-    offers, ally, ahead = OwnContributions(RULES), PeerId("gone over"), PeerId("far ahead")
+    offers, branch_peer, ahead = OwnContributions(RULES), PeerId("gone over"), PeerId("far ahead")
     offers.made(8, mine(8), 0.0)
     offers.settled(8, (reference(8, 8),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
-    offers.agree(ally, 8, LONG_AGO)
-    offers.give_up(Resync((ally, ahead), "far behind"), (ally,))
+    offers.agree(branch_peer, 8, LONG_AGO)
+    offers.give_up(Resync((branch_peer, ahead), "far behind"), (branch_peer,))
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
     assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [8]
 
@@ -223,7 +223,7 @@ def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
     offers.jumped(99)
     (ask,) = offers.decide(99, ALLIES, 0.0)
     assert ask.rounds == tuple(range(100 - LEARNED_ROUNDS, 100))
-    offers.told((98, 99), (reference(98, 98),))
+    offers.accept_sets((98, 99), (reference(98, 98),))
     assert offers.answer((97, 98, 99), {}, 99) == ((reference(98, 98),), (98, 99))
     (ask,) = offers.decide(99, ALLIES, offers.next_deadline())
     assert ask.rounds == tuple(range(100 - LEARNED_ROUNDS, 98)), "what is known by now is not asked for"
@@ -276,14 +276,14 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
     assert len(offers.taken) == 6
     own = Histories(RULES, chain, {}, 0.0)
-    wish = Resync((PeerId("a"),), "their history stands", fork_round=2)
+    resync_request = Resync((PeerId("a"),), "their history stands", fork_round=2)
     value = chain.at(4)
     assert value is not None
-    offers.replaced(wish, own, 4, value)
+    offers.replaced(resync_request, own, 4, value)
     assert set(offers.open.values()) == {5}
     assert set(offers.taken.values()) == {0, 1, 2, 3, 4}
     assert offers.answer((3,), {}, 4)[1] == (3,), "and tells others the sets"
-    offers.replaced(wish, own, 4, b"another!")
+    offers.replaced(resync_request, own, 4, b"another!")
     assert set(offers.open.values()) == {2, 3, 4, 5}
 
 

@@ -9,8 +9,8 @@ from swarmnet.rounds.reducing import WAIT_SHARE, ReductionSchedule
 from swarmnet.rounds.result_table import Contributor, Draw, Table
 from swarmnet.run.manifest import Rounds
 
-RULES = Rounds(deadline_seconds=4.0)
-HALF = WAIT_SHARE * RULES.deadline_seconds
+RULES = Rounds(contribution_timeout_seconds=4.0)
+HALF = WAIT_SHARE * RULES.contribution_timeout_seconds
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
 WINDOW = RULES.window
 DRAW = Draw(b"run", 4, 3, WINDOW)
@@ -36,10 +36,10 @@ def value(round: int) -> bytes:
     return settled(400).at(DRAW.seed_round(round)) if DRAW.seed_round(round) >= 0 else START
 
 
-def reducing(*members: PeerId, **allies: NeighbourView) -> ReductionSchedule:
+def reducing(*members: PeerId, **same_branch_peers: NeighbourView) -> ReductionSchedule:
     """Of a peer that is drawn for everything where it is the only member."""
     found = ReductionSchedule(
-        RULES, DRAW, ME, {PeerId(name): view for name, view in allies.items()}, settled(400)
+        RULES, DRAW, ME, {PeerId(name): view for name, view in same_branch_peers.items()}, settled(400)
     )
     found.members = frozenset((ME, *members))
     return found
@@ -59,9 +59,9 @@ def test_it_waits_for_everybody_who_is_in_step():
     one = reducing(a=seen(), b=seen())
     assert one.close(5, True, 10.0)
     for peer in (A, ME):
-        one.spoken(peer, 5, True, True, 10.1)
+        one.slices_arrived(peer, 5, True, True, 10.1)
         assert one.due(10.1) == []
-    one.spoken(B, 5, True, True, 10.2)
+    one.slices_arrived(B, 5, True, True, 10.2)
     assert one.due(10.2) == [5]
 
 
@@ -112,9 +112,9 @@ def test_who_gives_no_answer_again_and_again_is_avoided_twice_as_long_each_time(
 def test_a_word_of_nothing_is_as_good_as_slices():
     one = reducing(a=seen(), b=seen())
     one.close(5, False, 10.0)
-    one.spoken(A, 5, True, True, 10.1)
+    one.slices_arrived(A, 5, True, True, 10.1)
     assert one.due(10.1) == []
-    one.spoken(B, 5, False, True, 10.2)
+    one.slices_arrived(B, 5, False, True, 10.2)
     assert one.due(10.2) == [5], "and who closes a round with nothing of its own has said its word"
 
 
@@ -122,7 +122,7 @@ def test_for_those_who_are_not_in_step_or_have_settled_the_round_nobody_waits():
     one = reducing(a=seen(in_step=False), b=seen(settled=5), c=seen(settled=4))
     one.close(5, False, 10.0)
     assert one.due(10.0) == [], "c may contribute yet"
-    one.spoken(C, 5, True, True, 10.1)
+    one.slices_arrived(C, 5, True, True, 10.1)
     assert one.due(10.1) == [5]
 
 
@@ -132,14 +132,14 @@ def test_a_member_that_is_no_neighbour_and_a_neighbour_that_is_about_to_leave_ar
         number = round_of(one, mine=True)
         one.close(number, False, 10.0)
         assert one.due(10.0) == []
-        one.spoken(A, number, True, True, 10.1)
+        one.slices_arrived(A, number, True, True, 10.1)
         assert one.due(10.1) == [number]
 
 
 def test_it_waits_half_of_the_deadline_and_no_longer():
     one = reducing(a=seen(), b=seen())
     one.close(5, False, 10.0)
-    one.spoken(A, 5, True, True, 10.1)
+    one.slices_arrived(A, 5, True, True, 10.1)
     assert one.next_deadline() == 10.0 + HALF
     assert one.due(10.0 + HALF - 0.01) == []
     assert one.due(one.next_deadline()) == [5]
@@ -158,11 +158,11 @@ def test_who_was_drawn_by_others_only_begins_when_the_first_slices_come():
     one = reducing(A, B, C)
     number = round_of(one, mine=False)
     one.close(number, False, 10.0)
-    one.spoken(A, number, False, True, 10.5)
+    one.slices_arrived(A, number, False, True, 10.5)
     assert one.next_deadline() == INFINITE, "that somebody has nothing is no reason to begin"
-    one.spoken(B, number, True, True, 11.0)
+    one.slices_arrived(B, number, True, True, 11.0)
     assert one.next_deadline() == 11.0 + HALF
-    one.spoken(C, number, True, True, 12.0)
+    one.slices_arrived(C, number, True, True, 12.0)
     assert one.next_deadline() == 11.0 + HALF, "what comes later does not put it off"
     assert one.due(12.0) == [number]
 
@@ -170,7 +170,7 @@ def test_who_was_drawn_by_others_only_begins_when_the_first_slices_come():
 def test_slices_that_come_before_the_round_is_closed_here_wait_for_that():
     one = reducing(A, B, C)
     number = round_of(one, mine=False)
-    one.spoken(A, number, True, False, 1.0)
+    one.slices_arrived(A, number, True, False, 1.0)
     assert one.next_deadline() == INFINITE
     assert one.due(100.0) == []
     assert one.close(number, False, 100.0), "though it was not drawn"
@@ -180,19 +180,19 @@ def test_slices_that_come_before_the_round_is_closed_here_wait_for_that():
 def test_each_round_is_added_up_once():
     one = reducing(a=seen(), b=seen())
     one.close(5, False, 10.0)
-    one.spoken(A, 5, True, True, 10.1)
+    one.slices_arrived(A, 5, True, True, 10.1)
     assert one.takes(B, 5)
     assert not one.takes(A, 5), "nobody twice"
     assert one.due(20.0) == [5]
     assert not one.takes(B, 5), "too late"
-    one.spoken(B, 5, True, True, 20.1)
+    one.slices_arrived(B, 5, True, True, 20.1)
     assert one.due(99.0) == []
     assert one.next_deadline() == INFINITE
 
 
 def test_who_had_nothing_may_still_send_slices():
     one = reducing(a=seen())
-    one.spoken(A, 5, False, False, 1.0)
+    one.slices_arrived(A, 5, False, False, 1.0)
     assert one.takes(A, 5)
 
 
@@ -200,7 +200,7 @@ def test_rounds_under_way_wait_each_for_itself():
     one = reducing(a=seen())
     one.close(5, False, 10.0)
     one.close(6, False, 11.0)
-    one.spoken(A, 6, True, True, 11.1)
+    one.slices_arrived(A, 6, True, True, 11.1)
     assert one.due(11.1) == [6]
     assert one.due(10.0 + HALF) == [5]
 
@@ -209,7 +209,7 @@ def test_settled_rounds_are_forgotten():
     one = reducing(a=seen())
     for number in (5, 6, 7):
         one.close(number, False, 10.0)
-    one.spoken(A, 5, True, True, 10.0)
+    one.slices_arrived(A, 5, True, True, 10.0)
     assert one.due(10.0) == [5]
     one.forget_until(6)
     assert one.next_deadline() == 10.0 + HALF

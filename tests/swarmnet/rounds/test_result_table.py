@@ -174,8 +174,8 @@ def test_tokens_are_told_as_far_as_four_bytes_go(said, kept):
     assert named(0, said).tokens == kept
 
 
-def first_in(round, shard, makers):
-    return sorted(makers, key=lambda maker: DRAW.rank(round, shard, maker))
+def first_in(round, shard, contributors):
+    return sorted(contributors, key=lambda contributor: DRAW.rank(round, shard, contributor))
 
 
 def test_of_equally_large_results_that_share_somebody_the_run_and_the_round_decide():
@@ -207,7 +207,7 @@ def test_which_results_count_depends_on_how_many_contributors_they_have(results,
 
 def test_a_shard_is_measured_by_the_largest_result_of_all_shards():
     held = {"s0": (3, 4, 5, 6)}, {"s1": (3,)}, {"s2": (3, 4)}
-    results = {maker: table_of(**of) for maker, of in zip(PEERS, held, strict=False)}
+    results = {contributor: table_of(**of) for contributor, of in zip(PEERS, held, strict=False)}
     assert counting(results, DRAW, 0) == {0: (PEERS[0],), 1: (), 2: (PEERS[2],)}
     assert counting({}, DRAW, 0) == {}
 
@@ -218,14 +218,14 @@ def test_nobody_is_counted_twice_in_a_shard_and_nobody_is_left_out_for_nothing(r
     shuffled = list(results.items())
     chance.shuffle(shuffled)
     assert counting(dict(shuffled), DRAW, round) == counting(results, DRAW, round)
-    for shard, makers in counting(results, DRAW, round).items():
-        peers = [one.peer for maker in makers for one in results[maker].shards[shard]]
+    for shard, contributors in counting(results, DRAW, round).items():
+        peers = [one.peer for contributor in contributors for one in results[contributor].shards[shard]]
         assert len(peers) == len(set(peers))
-        assert all(2 * len(results[maker].shards[shard]) >= largest for maker in makers)
-        for maker, table in results.items():
+        assert all(2 * len(results[contributor].shards[shard]) >= largest for contributor in contributors)
+        for contributor, table in results.items():
             held = table.shards.get(shard, frozenset())
-            if 2 * len(held) >= largest and held and maker not in makers:
-                larger = [results[other].shards[shard] for other in makers if other != maker]
+            if 2 * len(held) >= largest and held and contributor not in contributors:
+                larger = [results[other].shards[shard] for other in contributors if other != contributor]
                 those = {one.peer for of in larger if len(of) >= len(held) for one in of}
                 assert {one.peer for one in held} & those, "it clashed with one that is as large"
 
@@ -268,10 +268,12 @@ def test_shards_are_spread_over_all_peers():
 
 
 def test_the_draw_of_a_run_is_that_of_its_id_its_blocks_and_its_shards():
-    manifest = Manifest("x", PeerId("owner"), sync=Sync(method="local-steps", exchange="sharded", shards=5))
+    manifest = Manifest(
+        "x", PeerId("owner"), sync=Sync(method="local-steps", topology="sharded-reduce", shards=5)
+    )
     draw = draw_of(manifest)
     rules = manifest.rounds
-    assert draw == Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_rounds, 5, rules.window)
+    assert draw == Draw(bytes.fromhex(manifest.run_id()), rules.snapshot_interval, 5, rules.window)
     place = draw.seed + VALUE + f"\n{20 // draw.block_rounds}\n3\n{PEERS[0]}".encode()
     assert draw.place(20, 3, PEERS[0], VALUE) == hashlib.sha256(place).digest(), "as docs/wire.md has it"
 

@@ -70,11 +70,11 @@ def test_nothing_is_left_undone_by_a_commit_that_is_only_counted(
 
 
 def test_a_round_is_closed_in_time_though_its_first_commit_comes_late_and_fills_little() -> None:
-    machine = GroupRounds(replace(RULES, target_tokens=10**6), PeerId("peer0"), -1, 0.0)
+    machine = GroupRounds(replace(RULES, global_batch_tokens=10**6), PeerId("peer0"), -1, 0.0)
     machine.handle(Tick(), 4.5)
     assert machine.next_deadline() > 5.0, "nothing is there that could be closed"
     assert machine.handle(Committed(10), 4.7) == []
-    assert machine.next_deadline() == 5.0 == RULES.longest_seconds
+    assert machine.next_deadline() == 5.0 == RULES.max_seconds
 
 
 def test_a_slow_peer_delays_a_round_only_until_the_deadline() -> None:

@@ -34,8 +34,10 @@ def mine(round: int) -> ContributionId:
     return ContributionId(round.to_bytes(8, "big") + b"of mine!")
 
 
-def result(round: int, maker: PeerId, number: int = 0) -> Reference:
-    return Reference(round, maker, ContributionId(f"{maker}{round:6}{number:6}".encode()[:16]), 100)
+def result(round: int, contributor: PeerId, number: int = 0) -> Reference:
+    return Reference(
+        round, contributor, ContributionId(f"{contributor}{round:6}{number:6}".encode()[:16]), 100
+    )
 
 
 def holding(round: int, *shards: int, others: tuple[int, ...] = ()) -> Table:
@@ -55,7 +57,7 @@ def offers_of(round: int, **results: Table) -> OwnContributions:
 
 
 def settle(offers: OwnContributions, round: int, **results: Table) -> None:
-    references = tuple(result(round, PeerId(maker)) for maker in sorted(results))
+    references = tuple(result(round, PeerId(contributor)) for contributor in sorted(results))
     offers.settled(round, references)
     for reference in references:
         offers.read(reference.id, results[reference.peer])
@@ -86,7 +88,7 @@ def test_where_it_is_in_no_shard_all_of_it_comes_back(results):
 
 
 def test_a_result_that_does_not_count_holds_nothing():
-    first, second = sorted((X, Y), key=lambda maker: DRAW.rank(3, 1, maker))
+    first, second = sorted((X, Y), key=lambda contributor: DRAW.rank(3, 1, contributor))
     third = Contributor.of(PeerId("third"), ContributionId(b"t" * 16), 10)
     within = holding(3, 1)
     without = Table({1: holding(3, others=(1,)).shards[1] | {third}})
@@ -106,11 +108,11 @@ def test_what_only_a_small_result_holds_comes_back():
     assert offers.decide(LATER, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 2))]
 
 
-def unread(*makers: PeerId) -> OwnContributions:
+def unread(*contributors: PeerId) -> OwnContributions:
     """The set is known, and nothing of who is in the results of these."""
     offers = OwnContributions(RULES, DRAW)
     offers.made(3, mine(3), 0.0)
-    offers.settled(3, tuple(result(3, maker) for maker in makers))
+    offers.settled(3, tuple(result(3, contributor) for contributor in contributors))
     return offers
 
 
@@ -143,7 +145,7 @@ def test_a_set_that_is_not_known_is_asked_for_before_its_results_are():
     offers.made(3, mine(3), 0.0)
     (ask,) = offers.decide(LATER, ALLIES, 0.0)
     assert isinstance(ask, RequestIds)
-    offers.told((3,), (result(3, X),))
+    offers.accept_sets((3,), (result(3, X),))
     (want,) = offers.decide(LATER, ALLIES, 0.5)
     assert (type(want), want.ids) == (Want, (result(3, X).id,))
     offers.read(result(3, X).id, holding(3, 0, 1, 2))
@@ -234,28 +236,28 @@ def test_only_results_of_rounds_with_an_open_contribution_are_wanted():
 
 def test_a_contribution_is_held_where_all_its_shards_are_in_an_open_rounds_results():
     offers, state = OwnContributions(RULES, DRAW), RoundSet()
-    for maker, table in ((X, holding(3, 0)), (Y, holding(3, 1, 2))):
+    for contributor, table in ((X, holding(3, 0)), (Y, holding(3, 1, 2))):
         assert not offers.is_held(mine(3), state)
-        state.add(result(3, maker))
+        state.add(result(3, contributor))
         assert not offers.is_held(mine(3), state), "in a result that nobody has read yet"
-        offers.read(result(3, maker).id, table)
+        offers.read(result(3, contributor).id, table)
     assert offers.is_held(mine(3), state)
 
 
 def test_the_makers_of_a_set_are_those_whose_slices_are_in_what_was_read():
     offers = unread(X, Y)
     references = (result(3, X), result(3, Y))
-    assert offers.makers(references) == frozenset()
+    assert offers.contributors(references) == frozenset()
     offers.read(result(3, X).id, holding(3, 0))
-    assert offers.makers(references) == {tag_of(ME), tag_of(OTHER)}
+    assert offers.contributors(references) == {tag_of(ME), tag_of(OTHER)}
 
 
 def test_only_so_many_tables_are_remembered():
     offers = OwnContributions(RULES, DRAW)
     for round in range(MAX_TABLES + 5):
         offers.read(result(round, X).id, holding(round, 0))
-    assert offers.makers([result(4, X)]) == frozenset()
-    assert offers.makers([result(5, X)])
+    assert offers.contributors([result(4, X)]) == frozenset()
+    assert offers.contributors([result(5, X)])
     assert len(offers._tables) == MAX_TABLES
 
 
@@ -291,7 +293,7 @@ STEPS = st.lists(
 @given(STEPS, st.booleans())
 def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
     """After every decision the next one is later: a peer whose timer finds nothing to do would spin."""
-    offers, now, allies = OwnContributions(RULES, DRAW), 0.0, ALLIES if has_allies else ()
+    offers, now, same_branch_peers = OwnContributions(RULES, DRAW), 0.0, ALLIES if has_allies else ()
     made: set[int] = set()
     for what, number in steps:
         match what:
@@ -303,19 +305,19 @@ def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
             case "read":
                 offers.read(result(number, X).id, holding(number, number % SHARDS))
             case "undo":
-                offers.give_up(Resync((X,), "forked", number), allies)
+                offers.give_up(Resync((X,), "forked", number), same_branch_peers)
             case "jumped":
                 offers.jumped(number)
             case "agree":
                 offers.agree(PeerId(f"away {number}"), number, now)
             case "wait":
                 now += number
-        offers.decide(12, allies, now)
+        offers.decide(12, same_branch_peers, now)
         assert offers.next_deadline() > now
     for _ in range(100 * MAX_ASKS):
         now = offers.next_deadline()
         if now == INFINITE:
             return
-        offers.decide(12, allies, now)
+        offers.decide(12, same_branch_peers, now)
         assert offers.next_deadline() > now
     assert not has_allies, "with somebody to ask all is decided in the end"

@@ -68,7 +68,7 @@ def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for
 
 def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
     round = 9
-    ways = Skipping(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm())
+    ways = Skipping(Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm())
     ways.round = lambda: round
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
@@ -78,7 +78,7 @@ def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
 
 
 def test_every_second_microbatch_may_be_whole():
-    ways = Skipping(Rules.of(6, 1 / 3, 0, whole_share=0.5), 0, swarm())
+    ways = Skipping(Rules.of(6, 1 / 3, 0, full_path_fraction=0.5), 0, swarm())
     lengths = []
     for counter in range(6):
         told = {peer[0] for peer in ways.candidates(None)}
@@ -90,7 +90,7 @@ def test_every_second_microbatch_may_be_whole():
 
 
 def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
-    ways = Skipping(Rules.of(6, 1 / 3, 0, whole_rounds=10), 0, swarm(1))
+    ways = Skipping(Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm(1))
     ways.start(KEY)
     assert ways.candidates(KEY) == ["2a", "2b"]
     assert ways.header_for(KEY, 2) == Header((0, 2), 2, 0, 3)

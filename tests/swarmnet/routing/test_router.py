@@ -34,7 +34,7 @@ def told(seed: int = 1, **seconds: float) -> Router:
 
 def meet(router: Router, peer: PeerId, compute: float, slots: int = 32, waiting: int = 0) -> None:
     router.choose([peer], 0.0)
-    router.told(peer, slots, compute, waiting)
+    router.on_credit(peer, slots, compute, waiting)
 
 
 def send(router: Router, peers: list[PeerId], count: int) -> Counter[PeerId]:
@@ -74,7 +74,7 @@ def test_a_distant_peer_gets_as_much_as_a_near_one_that_computes_as_fast():
 def test_a_peer_where_much_waits_gets_less():
     router = told(a=0.1, b=0.1)
     for _ in range(60):
-        router.told(B, 32, 0.1, 3)
+        router.on_credit(B, 32, 0.1, 3)
     done = send(router, [A, B], 500)
     assert 3.5 < done[A] / done[B] < 4.5
 
@@ -103,7 +103,7 @@ def test_a_peer_that_was_away_gets_no_more_than_a_few_at_once():
 
 def test_full_peers_and_those_to_avoid_are_left_out_but_the_avoided_are_better_than_none():
     router = told(a=0.1, b=1.0)
-    router.told(B, 4, 1.0, 0)
+    router.on_credit(B, 4, 1.0, 0)
     assert router.choose([A, B], 0.0, avoid={A}) == B
     assert router.choose([A], 0.0, avoid={A}) == A
     for _ in range(4):
@@ -117,7 +117,7 @@ def test_full_peers_and_those_to_avoid_are_left_out_but_the_avoided_are_better_t
 
 def test_credit_counts_from_those_that_were_sent_something_and_within_bounds():
     router = Router(Random(1))
-    router.told(A, 9, 0.1, 0)
+    router.on_credit(A, 9, 0.1, 0)
     assert not router.peers
     for _ in range(FIRST_SLOTS):
         assert router.choose([A], 0.0) == A
@@ -125,10 +125,10 @@ def test_credit_counts_from_those_that_were_sent_something_and_within_bounds():
     assert router.choose([A], 0.0) is None
     router.answered(A, 0.2)
     assert router.choose([A], 0.0) is None, "it takes no more"
-    router.told(A, FIRST_SLOTS + 1, 0.0, 2**60)
+    router.on_credit(A, FIRST_SLOTS + 1, 0.0, 2**60)
     assert router.choose([A], 0.0) == A
     assert router.peers[A].compute_seconds is None
-    router.told(A, 2**60, 0.5, 0)
+    router.on_credit(A, 2**60, 0.5, 0)
     assert router.peers[A].slots == MAX_SLOTS
     assert router.peers[A].waiting < MAX_SLOTS
 
@@ -266,7 +266,7 @@ def test_in_flight_is_never_negative_and_a_choice_always_has_room(happenings):
         elif what == "a":
             router.answered(peer, 0.3)
         elif what == "t":
-            router.told(peer, 3, 0.2, 1)
+            router.on_credit(peer, 3, 0.2, 1)
         else:
             router.forget_others({A, B, C} - {peer}, now)
         assert all(estimate.in_flight >= 0 for estimate in router.peers.values())

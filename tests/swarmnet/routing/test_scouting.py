@@ -32,7 +32,7 @@ def scouting(rules=RULES, **hops):
     """On the first stage; everybody is idle and has told so."""
     made = PathSearch(rules, 0)
     for peer in (B, C, C2):
-        made.told(peer, IDLE, TO_GO, 0.0, 0.0)
+        made.on_load_report(peer, IDLE, TO_GO, 0.0, 0.0)
         made.measured(peer, hops.get(peer, 1.0))
     made.quests[KEY] = PathQuery(begin(RULES), 0.0)
     return made
@@ -150,7 +150,7 @@ def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_f
 
 
 def test_the_more_microbatches_are_whole_the_more_evenly_the_others_leave_stages_out():
-    nearby, _ = visits_by_stage(1000, rules=Rules.of(4, 0.25, 0, whole_share=0.7), b=3.0)
+    nearby, _ = visits_by_stage(1000, rules=Rules.of(4, 0.25, 0, full_path_fraction=0.7), b=3.0)
     assert 0.35 <= nearby / 1000 <= 0.4
 
 
@@ -160,7 +160,7 @@ def test_stages_get_as_much_as_ways_lead_on_from_them():
     stages = {PeerId(str(stage)): stage for stage in (1, 2, 3)}
     for peer in stages:
         costs = {(stage, hops): 10.0 for stage in (1, 2, 3) for hops in (1, 2)}
-        made.told(peer, IDLE, costs, 0.0, 0.0)
+        made.on_load_report(peer, IDLE, costs, 0.0, 0.0)
         made.measured(peer, 1.0)
     visits = Counter()
     for number in range(600):
@@ -188,7 +188,7 @@ def test_whoever_is_there_and_whatever_they_answer_every_question_is_legal_and_q
         live.append((peer, stage))
         bookings = tuple(Booking(0.0, chance.uniform(1, 99)) for _ in range(held))
         table = {(f, h): chance.uniform(0, 9) for f in range(6) for h in range(6) if chance.random() < 0.8}
-        scouts.told(peer, Load(memory + 1, 1.0, 2.0, bookings), table, chance.uniform(0, 1), 0.0)
+        scouts.on_load_report(peer, Load(memory + 1, 1.0, 2.0, bookings), table, chance.uniform(0, 1), 0.0)
         if chance.random() < 0.7:
             scouts.measured(peer, hop)
     scouts.quests[KEY] = PathQuery(begin(rules), 3.0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from swarmnet.run import boundary, manifest_check
 
 MOST = 35
-SECTIONS = {"rounds", "paths", "data", "start", "lora", "experts"}
+SECTIONS = {"rounds", "paths", "data", "init_checkpoint", "lora", "experts"}
 """Each is one feature, with all of its keys."""
 FLAT = {"sync", "own", "model", "manifest"}
 """Each key of these is a feature of its own."""

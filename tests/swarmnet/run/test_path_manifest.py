@@ -11,7 +11,7 @@ from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths
 from swarmnet.run.manifest_check import check
 from swarmnet.run.path_rules import Rules
 
-SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))
+SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(num_hidden_layers=6))
 
 
 def test_a_manifest_without_paths_visits_every_stage_in_order():
@@ -34,11 +34,11 @@ def test_the_manifest_gives_the_rules():
         (Paths(0.1), "leaves none out"),
         (Paths(0.5, -1), "paths.swaps is -1"),
         (Paths(0.5, 7), "paths.swaps is 7"),
-        (Paths(0.5, whole_rounds=-1), "paths.whole_rounds is -1"),
-        (Paths(whole_rounds=5), "nothing is ever left out"),
-        (Paths(whole_share=0.5), "nothing is ever left out"),
-        (Paths(0.5, whole_share=1.0), r"paths.whole_share is 1; it must lie in \[0, 1\)"),
-        (Paths(0.5, whole_share=-0.1), "paths.whole_share is -0.1"),
+        (Paths(0.5, full_path_warmup_rounds=-1), "paths.full_path_warmup_rounds is -1"),
+        (Paths(full_path_warmup_rounds=5), "nothing is ever left out"),
+        (Paths(full_path_fraction=0.5), "nothing is ever left out"),
+        (Paths(0.5, full_path_fraction=1.0), r"paths.full_path_fraction is 1; it must lie in \[0, 1\)"),
+        (Paths(0.5, full_path_fraction=-0.1), "paths.full_path_fraction is -0.1"),
     ],
 )
 def test_paths_that_make_no_sense_are_refused(paths, message):

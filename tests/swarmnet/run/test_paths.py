@@ -169,7 +169,7 @@ def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales
 
 
 def test_a_run_begins_whole_for_as_many_rounds_as_it_says():
-    rules = Rules.of(6, 1 / 3, 0, whole_rounds=3)
+    rules = Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=3)
     assert [rules.length(round, 7) for round in range(5)] == [6, 6, 6, 4, 4]
     assert rules.skips, "questions run ahead from the first round on"
     assert Rules.of(6, 1 / 3, 0).length(0, 0) == 4
@@ -178,7 +178,7 @@ def test_a_run_begins_whole_for_as_many_rounds_as_it_says():
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9])
 def test_a_share_of_the_microbatches_is_whole_and_they_lie_evenly(share):
-    rules = Rules.of(6, 1 / 3, 0, whole_rounds=2, whole_share=share)
+    rules = Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=2, full_path_fraction=share)
     lengths = [rules.length(2, begun) for begun in range(1000)]
     for first in (0, 300, 990):
         part = lengths[first : first + 300]

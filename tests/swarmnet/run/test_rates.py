@@ -70,7 +70,7 @@ def test_an_order_of_a_rate_says_what_makes_no_sense():
     for round in range(MAX_RATES + 5):
         many = owner_orders.rate(many, HALF, round, "")
     assert [rate.from_round for rate in many.rates] == list(range(5, MAX_RATES + 5))
-    assert owner_orders.told(half, owner_orders.rate(half, 250, 90, "")) == [
+    assert owner_orders.describe_changes(half, owner_orders.rate(half, 250, 90, "")) == [
         "the learning rate is 0.25 times the manifest's from round 90 on"
     ]
 

@@ -44,7 +44,7 @@ class BenchConfig:
     late: float = 0.0
     rate: float | None = None
     """None: each method's is searched for."""
-    own_steps: int = 0
+    local_steps: int = 0
     """Of a round; 0: as each method has it."""
     device: torch.device = CPU
     """On a GPU in bfloat16 where that has it, as a peer."""
@@ -62,7 +62,7 @@ def bench(question: BenchConfig, said: Said) -> Report:
     steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * ground.count) // tokens_of_a_step)
     terms = Terms(
         manifest.run_id(), fingerprint(subject.texts().held_out.scored), question.peers, steps,
-        question.delay, question.away, question.late, question.own_steps,
+        question.delay, question.away, question.late, question.local_steps,
         "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
     )  # fmt: skip
     question.out.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def bench(question: BenchConfig, said: Said) -> Report:
 
 def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
     """Those that are asked for. Raises UserError."""
-    if manifest.start.path or manifest.sync.trainable:
+    if manifest.init_checkpoint.path or manifest.sync.trainable:
         raise UserError(
             f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "
             "sync.trainable out of the file"
@@ -125,5 +125,5 @@ def _kept(
 
 
 def _row(name: str, recipe: Recipe, question: BenchConfig, found: SearchResult) -> Row:
-    own_steps = recipe.own_steps and (question.own_steps or recipe.own_steps)
-    return row(name, recipe.told, own_steps, found.rates_tried, found.outcomes)
+    local_steps = recipe.local_steps and (question.local_steps or recipe.local_steps)
+    return row(name, recipe.told, local_steps, found.rates_tried, found.outcomes)

@@ -123,13 +123,13 @@ class Ground:
         self._publish(weights_P)
         microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
         inputs_BT, labels_BT = windows(
-            self._texts.corpus, self._starts(microbatch), self.manifest.data.sequence_tokens
+            self._texts.corpus, self._starts(microbatch), self.manifest.data.seq_len
         )
         hidden, path = inputs_BT, self._path(microbatch)
         for stage in path[:-1]:
             scale = self._rules.branch_scale(stage, len(path))
             sent = self._computes[stage].forward(0, hidden, scale, inputs_BT)
-            hidden = _carried(sent, self.manifest.hidden_codec)
+            hidden = _carried(sent, self.manifest.activation_codec)
         finished = self._computes[-1].finish(0, hidden, labels_BT, inputs_BT)
         back = finished.hidden_gradient
         for stage in reversed(path[:-1]):
@@ -151,7 +151,7 @@ class Ground:
         self._publish(weights_P)
         microbatches = [MicrobatchId(PeerId(f"peer {peer}"), counter) for peer in range(peers)]
         starts = tuple(start for one in microbatches for start in self._starts(one))
-        inputs_BT, labels_BT = windows(self._texts.corpus, starts, self.manifest.data.sequence_tokens)
+        inputs_BT, labels_BT = windows(self._texts.corpus, starts, self.manifest.data.seq_len)
         finished = self._computes[0].finish(0, inputs_BT, labels_BT, inputs_BT)
         summed_P = self._computes[0].use_gradient(torch.clone)
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
@@ -164,8 +164,8 @@ class Ground:
         """Where its sequences begin in the text."""
         data = self.manifest.data
         return window_starts(
-            RUN, self.seed, microbatch, len(self._texts.corpus), data.microbatch_sequences,
-            data.sequence_tokens,
+            RUN, self.seed, microbatch, len(self._texts.corpus), data.micro_batch_size,
+            data.seq_len,
         )  # fmt: skip
 
     def _path(self, microbatch: MicrobatchId) -> list[int]:
@@ -211,7 +211,7 @@ def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, token
         held_out = held_out_text()
     else:
         raise TextError(f"{run_file}: a text to judge by, which nobody trains on: --eval-text FILE")
-    window = min(data.sequence_tokens, manifest.model.context)
+    window = min(data.seq_len, manifest.model.max_position_embeddings)
     return Texts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
 
 

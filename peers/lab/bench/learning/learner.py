@@ -54,7 +54,7 @@ def scheduled(sync: Sync, peak: float, steps: int) -> Sync:
     """A method with the schedule that all methods have here."""
     return replace(
         sync, learning_rate=peak, warmup_rounds=max(1, round(WARMUP_SHARE * steps)), decay_rounds=steps,
-        final_ratio=FINAL_RATIO,
+        min_lr_ratio=FINAL_RATIO,
     )  # fmt: skip
 
 

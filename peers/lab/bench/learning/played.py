@@ -79,7 +79,7 @@ def player(subject: Subject, jobs: int, said: Said) -> Iterator[Play]:
         yield lambda trial: _in_this_process(subject, trial, said)
         return
     queue: SimpleQueue[tuple[Trial, int] | None] = get_context("spawn").SimpleQueue()
-    hears = Thread(target=_hear, args=(queue, said), name="hear of trials", daemon=True)
+    hears = Thread(target=_report_from_queue, args=(queue, said), name="hear of trials", daemon=True)
     hears.start()
     with pool(jobs, _take, queue) as workers:
         try:
@@ -119,6 +119,6 @@ def _in_a_pool(subject: Subject, trial: Trial) -> Outcome:
     return _outcome(subject, trial, said)
 
 
-def _hear(queue: SimpleQueue[tuple[Trial, int] | None], said: Said) -> None:
+def _report_from_queue(queue: SimpleQueue[tuple[Trial, int] | None], said: Said) -> None:
     while (told := queue.get()) is not None:
         said(*told)

@@ -27,13 +27,13 @@ class Setting:
     peers: int
     steps: int
     delay: int = 0
-    outer_rate: float | None = None
+    outer_lr: float | None = None
     """Of the optimizer outside, where a method has one; None: the paper's."""
     away: int = 0
     """So many of the peers compute nothing in the middle third of the steps."""
     late: float = 0.0
     """Share of the contributions that come when their round is applied."""
-    own_steps: int = 0
+    local_steps: int = 0
     """Of a round, where peers take any; 0: as the method has it."""
 
 
@@ -49,51 +49,64 @@ class Recipe:
     """What it is, in a few words."""
     begin_outer: float | None = None
     """Where the search for a rate outside begins: the paper's. None: it has none."""
-    own_steps: int = 0
+    local_steps: int = 0
     """That a peer takes in a round; 0: it takes none."""
 
 
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
     """All of them; `sync`: the run's own method."""
-    votes = replace(sync, method="demo-votes")
+    votes = replace(sync, method="demo-sign")
     own = partial(
-        Sync, learning_rate=8e-3, momentum=sync.momentum, clip=sync.clip, shards=sync.shards,
-        step_tokens=sync.step_tokens, expert_rate=sync.expert_rate,
-    )  # fmt: skip
+        Sync,
+        learning_rate=8e-3,
+        momentum=sync.momentum,
+        max_grad_norm=sync.max_grad_norm,
+        shards=sync.shards,
+        inner_batch_tokens=sync.inner_batch_tokens,
+        expert_lr_scale=sync.expert_lr_scale,
+    )
     diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
     streaming = own("streaming-diloco", learning_rate=2e-3)
-    average = own("diloco", outer_rate=1.0, outer_momentum=0.0)  # Without the optimizer outside.
+    average = own("diloco", outer_lr=1.0, outer_momentum=0.0)  # Without the optimizer outside.
     return {
         "adamw": _mean_gradient("adamw"),
         "muon": _mean_gradient("muon"),
         "demo": Recipe(_plain_demo, 2e-3, "DeMo as its paper has it, 32 of 4096 in floats"),
         "run": _rounds(sync, "the run's own method"),
-        "votes-top-k": _rounds(replace(votes, selection="top-k", kept=32), "votes, the largest 32 of 4096"),
-        "votes-group": _rounds(replace(votes, selection="group", kept=128), "votes, the largest of each 32"),
-        "float-demo": _rounds(replace(sync, method="demo-float"), "DeMo's values, exact"),
+        "votes-top-k": _rounds(
+            replace(votes, selection="top-k", topk_per_chunk=32), "votes, the largest 32 of 4096"
+        ),
+        "votes-group": _rounds(
+            replace(votes, selection="group", topk_per_chunk=128), "votes, the largest of each 32"
+        ),
+        "float-demo": _rounds(replace(sync, method="demo"), "DeMo's values, exact"),
         "float-demo-paper": Recipe(_as_the_paper(sync), 2e-3, "the product's DeMo, cut and set as demo"),
         "low-rank": _rounds(
             replace(sync, method="low-rank"), "of each matrix few directions, an orthogonal step"
         ),
         "hybrid": _rounds(replace(sync, method="hybrid"), "the same, and votes on what they left"),
         "local-steps": _own(own("local-steps"), "signs of a quarter"),
-        "local-steps-2": _own(own("local-steps", parts=2), "signs of a half"),
-        "local-steps-1": _own(own("local-steps", parts=1), "signs of all"),
-        "local-steps-adamw": _own(own("local-steps", inner="adamw"), "signs of a quarter"),
-        "local-steps-feedback": _own(own("local-steps", rest="feedback"), "the same, error feedback"),
-        "local-steps-four-bits": _own(own("local-steps", sent="four-bits"), "four bits of a quarter"),
-        "local-steps-sharded": _own(own("local-steps", exchange="sharded"), "the same, through reducers"),
-        "average-h8": _own(replace(average, inner="adamw"), "the mean of weights"),
-        "average-h8-muon": _own(replace(average, inner="muon"), "the mean of weights"),
+        "local-steps-2": _own(own("local-steps", fragments=2), "signs of a half"),
+        "local-steps-1": _own(own("local-steps", fragments=1), "signs of all"),
+        "local-steps-adamw": _own(own("local-steps", inner_optimizer="adamw"), "signs of a quarter"),
+        "local-steps-feedback": _own(
+            own("local-steps", residual="error-feedback"), "the same, error feedback"
+        ),
+        "local-steps-four-bits": _own(own("local-steps", delta_codec="e3m0"), "four bits of a quarter"),
+        "local-steps-sharded": _own(
+            own("local-steps", topology="sharded-reduce"), "the same, through reducers"
+        ),
+        "average-h8": _own(replace(average, inner_optimizer="adamw"), "the mean of weights"),
+        "average-h8-muon": _own(replace(average, inner_optimizer="muon"), "the mean of weights"),
         "diloco-h8": _own(diloco, "DiLoCo"),
-        "diloco-h8-muon": _own(replace(diloco, inner="muon"), "DiLoCo"),
+        "diloco-h8-muon": _own(replace(diloco, inner_optimizer="muon"), "DiLoCo"),
         "diloco-h30": _own(diloco, "DiLoCo", PAPER_STEPS),
-        "diloco-h30-muon": _own(replace(diloco, inner="muon"), "DiLoCo", PAPER_STEPS),
+        "diloco-h30-muon": _own(replace(diloco, inner_optimizer="muon"), "DiLoCo", PAPER_STEPS),
         "streaming-diloco-h32": _own(streaming, "Streaming DiLoCo, a quarter"),
         "sparse-loco-h8": _own(sparse, "SparseLoCo"),
         "sparse-loco-h30": _own(sparse, "SparseLoCo", PAPER_STEPS),
-        "sparse-loco-h30-muon": _own(replace(sparse, inner="muon"), "SparseLoCo", PAPER_STEPS),
-        "partitioned": _own(own("partitioned", learning_rate=4e-3), "the mean of a sixteenth of weights", 1),
+        "sparse-loco-h30-muon": _own(replace(sparse, inner_optimizer="muon"), "SparseLoCo", PAPER_STEPS),
+        "sparta": _own(own("sparta", learning_rate=4e-3), "the mean of a sixteenth of weights", 1),
     }
 
 
@@ -119,8 +132,8 @@ def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
     """DeMo's own settings, in the product."""
     return _rounds(
         replace(
-            sync, method="demo-float", selection="top-k", kept=KEPT, momentum=DECAY, transform="fine-dct",
-            cut="tiles",
+            sync, method="demo", selection="top-k", topk_per_chunk=KEPT, momentum=DECAY, transform="fine-dct",
+            chunking="tiled",
         ), "",
     ).make  # fmt: skip
 
@@ -130,20 +143,20 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         each = sync.step_microbatches(ground.manifest.microbatch_tokens)
-        every = 1 if sync.own_steps is None else (setting.own_steps or steps) * each
-        ours = sync if setting.outer_rate is None else replace(sync, outer_rate=setting.outer_rate)
+        every = 1 if sync.local_steps is None else (setting.local_steps or steps) * each
+        ours = sync if setting.outer_lr is None else replace(sync, outer_lr=setting.outer_lr)
         return Rounds(
             ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away, setting.late
         )
 
-    outer = sync.own_steps.outer_rate if sync.own_steps is not None and sync.outer_momentum else None
-    own_steps = steps if sync.own_steps else 0
+    outer = sync.local_steps.outer_lr if sync.local_steps is not None and sync.outer_momentum else None
+    local_steps = steps if sync.local_steps else 0
     return Recipe(
-        make, sync.learning_rate, told, outer if sync.method in MOMENTUM_PRESETS else None, own_steps
+        make, sync.learning_rate, told, outer if sync.method in MOMENTUM_PRESETS else None, local_steps
     )
 
 
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     """Of peers that take so many steps by themselves in a round."""
-    assert sync.own_steps is not None
-    return _rounds(sync, f"{told}, {sync.own_steps.inner} inside", steps)
+    assert sync.local_steps is not None
+    return _rounds(sync, f"{told}, {sync.local_steps.inner} inside", steps)

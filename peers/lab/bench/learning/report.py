@@ -23,8 +23,8 @@ class Row:
     method: str
     told: str
     rate: float
-    outer_rate: float | None
-    own_steps: int
+    outer_lr: float | None
+    local_steps: int
     """That a peer takes in a round; 0: none."""
     rates_tried: int
     loss: float
@@ -56,10 +56,10 @@ class Report:
     rows: tuple[Row, ...]
 
 
-def row(method: str, told: str, own_steps: int, rates_tried: int, outcomes: Sequence[Outcome]) -> Row:
+def row(method: str, told: str, local_steps: int, rates_tried: int, outcomes: Sequence[Outcome]) -> Row:
     loss, spread = mean_and_spread(each.loss for each in outcomes)
     return Row(
-        method, told, outcomes[0].trial.rate, outcomes[0].trial.outer_rate, own_steps, rates_tried,
+        method, told, outcomes[0].trial.rate, outcomes[0].trial.outer_lr, local_steps, rates_tried,
         loss, spread,
         mean_and_spread(each.bits_per_byte for each in outcomes)[0],
         mean_and_spread(each.bytes_per_token for each in outcomes)[0],
@@ -89,13 +89,13 @@ def render(report: Report) -> str:
         f"{'to adamw':>10}{'bytes/token':>13}{'fewer':>9}{'seconds':>9}  what",
     ]
     for each in sorted(report.rows, key=lambda found: found.loss):
-        beside, fewer, outer = "", "", "" if each.outer_rate is None else f"{each.outer_rate:g}"
-        own_steps = each.own_steps or ""
+        beside, fewer, outer = "", "", "" if each.outer_lr is None else f"{each.outer_lr:g}"
+        local_steps = each.local_steps or ""
         if baseline is not None:
             beside = f"{each.loss / baseline.loss - 1:+.1%}"
             fewer = f"{baseline.contribution_bytes / each.contribution_bytes:,.0f}"
         lines.append(
-            f"{each.method:<21}{each.rate:>9.2g}{outer:>7}{each.rates_tried:>6}{own_steps:>4}{each.loss:>9.4f}{each.spread:>8.4f}"
+            f"{each.method:<21}{each.rate:>9.2g}{outer:>7}{each.rates_tried:>6}{local_steps:>4}{each.loss:>9.4f}{each.spread:>8.4f}"
             f"{each.bits_per_byte:>11.4f}{beside:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
             f"{each.seconds:>9,.0f}  {each.told}"
         )

@@ -94,11 +94,11 @@ class Rounds:
             for replica, method, part in zip(
                 self._replicas, self._methods[0], self._ground.slices, strict=True
             ):
-                for maker, payload in set_of(method, told[part.start], round).items():
+                for contributor, payload in set_of(method, told[part.start], round).items():
                     if self._late and self._chance.random() < self._late:
-                        self._held_back.append((replica, round, maker, payload))
+                        self._held_back.append((replica, round, contributor, payload))
                     else:
-                        replica.add(round, maker, payload)
+                        replica.add(round, contributor, payload)
             self._end(round)
         return sum(losses) / len(losses)
 
@@ -108,8 +108,8 @@ class Rounds:
         due = round - self._delay
         if due < 0:
             return
-        for replica, of, maker, payload in [late for late in self._held_back if late[1] < due]:
-            replica.add(of, maker, payload)
+        for replica, of, contributor, payload in [late for late in self._held_back if late[1] < due]:
+            replica.add(of, contributor, payload)
         self._held_back = [late for late in self._held_back if late[1] >= due]
         for replica in self._replicas:
             if replica.applied_round > replica.settled_round:

@@ -45,10 +45,10 @@ class Trial:
     peers: int
     steps: int
     delay: int = 0
-    outer_rate: float | None = None
+    outer_lr: float | None = None
     away: int = 0
     late: float = 0.0
-    own_steps: int = 0
+    local_steps: int = 0
     """Of a round, where somebody asked for other than the method's."""
     computed: str = ""
     """Where and in what numbers; empty: on the processor, in float32."""
@@ -116,21 +116,21 @@ class Terms:
     delay: int = 0
     away: int = 0
     late: float = 0.0
-    own_steps: int = 0
+    local_steps: int = 0
     computed: str = ""
 
     def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
         """Of the method that is called so."""
         return Trial(
             self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
-            self.away, self.late, self.own_steps if recipe.own_steps else 0, self.computed,
+            self.away, self.late, self.local_steps if recipe.local_steps else 0, self.computed,
         )  # fmt: skip
 
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
     """Compute a trial from its beginning to its end, or to where it diverges."""
     setting = Setting(
-        trial.peers, trial.steps, trial.delay, trial.outer_rate, trial.away, trial.late, trial.own_steps
+        trial.peers, trial.steps, trial.delay, trial.outer_lr, trial.away, trial.late, trial.local_steps
     )  # fmt: skip
     learner = recipe.make(ground, setting, trial.rate)
     tokens_of_a_step = trial.peers * ground.manifest.microbatch_tokens

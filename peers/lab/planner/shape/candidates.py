@@ -37,12 +37,12 @@ VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
 PARTS = 0
 """A round exchanges one of so many parts of the parameters; 0: as the run or its method has it."""
 LONGER = 3
-"""rounds.longest_seconds, in the time that a round takes: it is for swarms that have shrunk."""
+"""rounds.max_seconds, in the time that a round takes: it is for swarms that have shrunk."""
 
 
 def own_method(sync: Sync) -> MethodName:
     """By which peers step by themselves: the run's own, if it is of that kind."""
-    return "local-steps" if sync.own_steps is None else sync.method
+    return "local-steps" if sync.local_steps is None else sync.method
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Shape:
     exchange: ExchangeName
     round_tokens: int
     """Of the whole group."""
-    step_tokens: int = 0
+    inner_batch_tokens: int = 0
     """Of one peer, after which it takes a step of its own; 0: a round is one step of all, by votes."""
     parts: int = PARTS
 
     @property
     def local(self) -> bool:
-        return self.step_tokens > 0
+        return self.inner_batch_tokens > 0
 
     def boundary(self, run: Manifest) -> Boundary:
         """The run's own, at the cuts of this shape."""
@@ -70,22 +70,25 @@ class Shape:
 
     def manifest(self, run: Manifest, round_seconds: float = inf) -> Manifest:
         """The run in this shape. `round_seconds`: how long a round will take; inf: as long as it likes."""
-        longest = max(run.rounds.longest_seconds, min(1e9, LONGER * round_seconds))
+        longest = max(run.rounds.max_seconds, min(1e9, LONGER * round_seconds))
         sync = run.sync
         if self.local:
             sync = replace(
-                sync, method=own_method(sync), step_tokens=self.step_tokens, exchange=self.exchange,
-                parts=self.parts or sync.parts,
-            )  # fmt: skip
-        elif sync.own_steps is not None:
-            sync = replace(sync, method="demo-votes", exchange="everyone")
+                sync,
+                method=own_method(sync),
+                inner_batch_tokens=self.inner_batch_tokens,
+                topology=self.exchange,
+                fragments=self.parts or sync.fragments,
+            )
+        elif sync.local_steps is not None:
+            sync = replace(sync, method="demo-sign", topology="all-gather")
         return replace(
             run,
             model=replace(run.model, boundary=self.boundary(run)),
             stages=self.stages,
             paths=Paths(),
-            data=replace(run.data, microbatch_sequences=self.sequences),
-            rounds=replace(run.rounds, target_tokens=self.round_tokens, longest_seconds=longest),
+            data=replace(run.data, micro_batch_size=self.sequences),
+            rounds=replace(run.rounds, global_batch_tokens=self.round_tokens, max_seconds=longest),
             sync=sync,
         )
 
@@ -119,7 +122,7 @@ class PeerGroup:
 
 def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
     """The model in so many stages: evenly, and with fewer layers beside the head where that costs much."""
-    layers = run.model.layers
+    layers = run.model.num_hidden_layers
     even = tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
     head = stage_work(replace(run, stages=even))[-1] - even[-1]
     thick = (layers + head) / stages
@@ -131,23 +134,23 @@ def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
 
 def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
     """All that are looked at."""
-    own = run.sync.own_steps
-    can_shard = own is None or own.sent != "largest"
-    for count in range(1, min(run.model.layers, peers) + 1):
+    own = run.sync.local_steps
+    can_shard = own is None or own.sent != "topk-2bit"
+    for count in range(1, min(run.model.num_hidden_layers, peers) + 1):
         for stages in sorted(cuts(run, count)):
             for sequences in SEQUENCES:
-                microbatch = sequences * run.data.sequence_tokens
+                microbatch = sequences * run.data.seq_len
                 for tokens in VOTED_TOKENS:
                     if tokens >= microbatch:
-                        yield Shape(stages, sequences, "everyone", tokens)
+                        yield Shape(stages, sequences, "all-gather", tokens)
                 replicas = max(1.0, peers / count)
-                best = laws.step_tokens(parameters, replicas)
+                best = laws.inner_batch_tokens(parameters, replicas)
                 step = max(1, round(best / microbatch)) * microbatch
                 for steps in LOCAL_STEPS:
                     tokens = int(steps * step * replicas)
-                    yield Shape(stages, sequences, "everyone", tokens, step)
+                    yield Shape(stages, sequences, "all-gather", tokens, step)
                     if can_shard:
-                        yield Shape(stages, sequences, "sharded", tokens, step)
+                        yield Shape(stages, sequences, "sharded-reduce", tokens, step)
 
 
 class Judge:
@@ -163,7 +166,7 @@ class Judge:
         manifest = shape.manifest(self.run)
         how = self._contribution(shape.stages, shape.sequences, shape.local)
         if shape.local:
-            how = replace(how, carried=shape.exchange, step_tokens=shape.step_tokens)
+            how = replace(how, carried=shape.exchange, inner_batch_tokens=shape.inner_batch_tokens)
         placement = self._placed(shape.stages, shape.sequences, shape.local, shape.exchange)
         if placement is None:
             return None
@@ -178,7 +181,7 @@ class Judge:
 
     def _contributions(self, stages: tuple[int, ...], sequences: int, local: bool) -> Exchange:
         """Without what shapes of the same stages differ in."""
-        shape = Shape(stages, sequences, "everyone", 1, 1 if local else 0)
+        shape = Shape(stages, sequences, "all-gather", 1, 1 if local else 0)
         return exchange_of(shape.manifest(self.run))
 
     def _place(

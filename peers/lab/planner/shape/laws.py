@@ -56,7 +56,7 @@ def tokens_factor(parameters: int, tokens: float, factor: float) -> float:
     return pow(TOKENS_TERM / left, 1 / TOKENS_EXPONENT) / tokens
 
 
-def step_tokens(parameters: int, replicas: float) -> float:
+def inner_batch_tokens(parameters: int, replicas: float) -> float:
     """The best step of each of the replicas, in tokens."""
     sequences = pow(parameters, BATCH_PARAMETERS_EXPONENT) * pow(replicas, BATCH_REPLICAS_EXPONENT)
     return BATCH_SEQUENCES * sequences * SEQUENCE_TOKENS / replicas

@@ -91,7 +91,7 @@ def exchange(one: PlayedShape) -> str:
 def local_steps(one: PlayedShape) -> int:
     """Of each peer in a round."""
     replicas = sum(one.answer.peers) / len(one.answer.peers)
-    return max(1, round(one.shape.round_tokens / one.shape.step_tokens / replicas))
+    return max(1, round(one.shape.round_tokens / one.shape.inner_batch_tokens / replicas))
 
 
 def duration(days: float) -> str:

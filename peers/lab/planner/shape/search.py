@@ -74,7 +74,7 @@ class Search:
 
 def search(run: Manifest, question: PlanRequest) -> Search:
     """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count."""
-    parameters = parameters_of(replace(run, stages=(run.model.layers,)), 0)
+    parameters = parameters_of(replace(run, stages=(run.model.num_hidden_layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
     judge = Judge(run, question, parameters, target)
     every = list(shapes(run, parameters, sum(one.count for one in question.classes)))
@@ -124,10 +124,10 @@ def _played(
 def _as_it_is(
     run: Manifest, question: PlanRequest, parameters: int, target: int
 ) -> tuple[PlayedShape | None, str]:
-    step = exchange_of(run).step_tokens
+    step = exchange_of(run).inner_batch_tokens
     shape = Shape(
-        run.stages, run.data.microbatch_sequences, run.sync.exchange, run.rounds.target_tokens, step,
-        run.sync.parts,
+        run.stages, run.data.micro_batch_size, run.sync.topology, run.rounds.global_batch_tokens, step,
+        run.sync.fragments,
     )  # fmt: skip
     try:
         return _found(run, question, shape, parameters, target), ""

@@ -61,15 +61,15 @@ def _values(search: Search, run: Manifest) -> dict[str, Any]:
     shape, seconds = best.shape, round_seconds(best)
     warmup = min(run.sync.warmup_rounds, ceil(WARMUP_SHARE * search.rounds))
     manifest = shape.manifest(run, seconds)
-    waits = best.exchange_seconds * (SHARDED_WAITS if shape.exchange == "sharded" else 1)
+    waits = best.exchange_seconds * (SHARDED_WAITS if shape.exchange == "sharded-reduce" else 1)
     return {
         **_boundary(shape, run),
         "stages": list(shape.stages),
-        "data": {"microbatch_sequences": shape.sequences},
+        "data": {"micro_batch_size": shape.sequences},
         "rounds": {
-            "target_tokens": shape.round_tokens,
-            "longest_seconds": float(ceil(manifest.rounds.longest_seconds)),
-            "deadline_seconds": float(ceil(max(run.rounds.deadline_seconds, waits))),
+            "global_batch_tokens": shape.round_tokens,
+            "max_seconds": float(ceil(manifest.rounds.max_seconds)),
+            "contribution_timeout_seconds": float(ceil(max(run.rounds.contribution_timeout_seconds, waits))),
         },
         "sync": {
             **_method(shape, run), "decay_rounds": search.rounds, "warmup_rounds": warmup,
@@ -81,16 +81,21 @@ def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:
     narrow = shape.boundary(run)
     if narrow == run.model.boundary:
         return {}
-    told = {"form": narrow.form, "width": narrow.width, "after": list(narrow.after)}
+    told = {"kind": narrow.kind, "width": narrow.width, "after": list(narrow.after)}
     return {"model": {"boundary": {**told, "anchor_rows": narrow.anchor_rows, "seed": narrow.seed}}}
 
 
 def _method(shape: Shape, run: Manifest) -> dict[str, Any]:
     if not shape.local:
         return {}
-    exchange = {"exchange": "sharded"} if shape.exchange == "sharded" else {}
-    parts = {"parts": shape.parts} if shape.parts else {}
-    return {"method": own_method(run.sync), "step_tokens": shape.step_tokens, **parts, **exchange}
+    exchange = {"topology": "sharded-reduce"} if shape.exchange == "sharded-reduce" else {}
+    parts = {"fragments": shape.parts} if shape.parts else {}
+    return {
+        "method": own_method(run.sync),
+        "inner_batch_tokens": shape.inner_batch_tokens,
+        **parts,
+        **exchange,
+    }
 
 
 def _reasons(search: Search) -> list[str]:
@@ -100,9 +105,9 @@ def _reasons(search: Search) -> list[str]:
         "Written by `swarmnet plan RUN.yaml --peers PEERS --shape`.",
         sentence(search),
         f"stages: {len(shape.stages)}. {_stages(search)}",
-        f"microbatch_sequences: {shape.sequences}. A peer needs {scaled(max(answer.memory))} of memory, with "
+        f"micro_batch_size: {shape.sequences}. A peer needs {scaled(max(answer.memory))} of memory, with "
         "one microbatch at a time.",
-        f"target_tokens: a round takes {round_seconds(best):,.0f} s, and its contributions "
+        f"global_batch_tokens: a round takes {round_seconds(best):,.0f} s, and its contributions "
         f"{best.exchange_seconds:,.0f} s of the slowest line; deadline_seconds waits for these.",
         f"decay_rounds: until {search.tokens:,} tokens; one alone takes {search.target:,} to its loss.",
         *warnings(search),
@@ -113,7 +118,7 @@ def _reasons(search: Search) -> list[str]:
             "rate is not that of votes: search for it with `swarmnet bench learning RUN.yaml` on a small "
             "model."
         )
-    if shape.exchange == "sharded":
+    if shape.exchange == "sharded-reduce":
         lines.append("exchange: each sends its contribution in slices to a few, who add them up for all.")
     return lines
 

@@ -21,7 +21,15 @@ from swarmnet.optimizer.replica import NOT_HASHED
 from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(vocabulary=256, width=64, layers=4, heads=4, head_width=16, feed_forward=192, context=256)
+SHAPE = ModelShape(
+    vocab_size=256,
+    hidden_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    head_dim=16,
+    intermediate_size=192,
+    max_position_embeddings=256,
+)
 RUN = Manifest("spread", PeerId("owner"), stages=(2, 2), model=SHAPE)
 ME, OTHER = PeerId("me"), PeerId("other")
 
@@ -38,7 +46,7 @@ def spread(manifest, stage, devices, computing=PLAIN):
 
 def microbatch(number, sequences=3):
     drawn = torch.Generator().manual_seed(number)
-    tokens = torch.randint(SHAPE.vocabulary, (sequences, 21), generator=drawn)
+    tokens = torch.randint(SHAPE.vocab_size, (sequences, 21), generator=drawn)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -61,14 +69,14 @@ def round_of(part, replica, round, payloads):
     for peer, payload in payloads.items():
         replica.add(round, peer, payload)
     replica.apply(round)
-    replica.concord(round, ME)
+    replica.vote_agreement(round, ME)
     part.compute.publish(replica.live_tiles(False))
     return replica.settle(round, hashed=round != 1)
 
 
 @pytest.mark.loopback
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "devices"), [("demo-votes", 4), ("local-steps", 2)])
+@pytest.mark.parametrize(("method", "devices"), [("demo-sign", 4), ("local-steps", 2)])
 def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(method, devices):
     manifest = replace(RUN, sync=Sync(method=method))
     alone = [real_part(manifest, stage) for stage in (0, 1)]
@@ -103,7 +111,7 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "stage", "layer"])
 def test_graphs_keep_the_weights_that_they_were_begun_with(recompute):
-    computing = Computing(recompute=recompute)
+    computing = Computing(activation_checkpointing=recompute)
     alone = real_part(RUN, 0, computing=computing)
     with spread(RUN, 0, 2, computing) as (together, _):
         gradients = []
@@ -173,9 +181,9 @@ def test_a_device_that_hangs_is_given_up_after_the_deadline(monkeypatch):
 @pytest.mark.parametrize(
     ("sync", "words"),
     [
-        (Sync(cut="tiles", transform="dct"), "sync.cut"),
+        (Sync(chunking="tiled", transform="dct"), "sync.chunking"),
         (Sync(method="low-rank"), "low-rank"),
-        (Sync(method="local-steps", exchange="sharded"), "reducers"),
+        (Sync(method="local-steps", topology="sharded-reduce"), "reducers"),
     ],
 )
 def test_runs_whose_contributions_need_a_whole_stage_are_refused_in_words(sync, words):

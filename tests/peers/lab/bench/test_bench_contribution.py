@@ -21,7 +21,9 @@ def test_a_million_parameters_fit_the_promised_bytes(
     selection, kept, most_bits_per_vote, least_times_below_dense
 ):
     layout = layout_of(model_shapes(1_000_000))
-    method = method_of(Manifest("test", PeerId("x"), sync=Sync(selection=selection, kept=kept)), layout)
+    method = method_of(
+        Manifest("test", PeerId("x"), sync=Sync(selection=selection, topk_per_chunk=kept)), layout
+    )
     total = method.payload_bytes + OVERHEAD
     assert 8 * total / method.votes <= most_bits_per_vote
     assert 4 * layout.parameters / total >= least_times_below_dense

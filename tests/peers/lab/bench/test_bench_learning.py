@@ -32,8 +32,8 @@ STEPS = 6
 
 def ground(stages=(1, 1, 1), codec="fp32", seed=0):
     manifest = Manifest(
-        "tiny", "owner", stages=stages, hidden_codec=codec, model=TINY_MODEL,
-        data=Data(sequence_tokens=16, microbatch_sequences=2),
+        "tiny", "owner", stages=stages, activation_codec=codec, model=TINY_MODEL,
+        data=Data(seq_len=16, micro_batch_size=2),
     )  # fmt: skip
     text = corpus()
     held_out = cut(bytes(text[-600:].tolist()), window=16, batch=8)
@@ -75,7 +75,7 @@ def test_every_method_learns_and_counts_what_it_sends():
     here = ground(codec="bf16")
     untrained = here.held_out_loss(here.initial_weights())
     for name, recipe in recipes(here.manifest.sync).items():
-        steps = 32 if recipe.own_steps > 8 else 16  # Rounds of thirty steps need one.
+        steps = 32 if recipe.local_steps > 8 else 16  # Rounds of thirty steps need one.
         learner = recipe.make(here, Setting(peers=2, steps=steps), recipe.begin_rate)
         for step in range(steps):
             learner.step(step)
@@ -143,7 +143,7 @@ def test_microbatches_leave_out_as_many_stages_as_the_run_says():
 
 def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_as_many_steps():
     here = ground()
-    sync = Sync(method="local-steps", step_tokens=2 * here.manifest.microbatch_tokens)
+    sync = Sync(method="local-steps", inner_batch_tokens=2 * here.manifest.microbatch_tokens)
     learner = recipes(sync)["local-steps"].make(here, Setting(peers=1, steps=32), 4e-3)
     own, stepped = learner._methods[0][0].own, []
     step = own.step
@@ -155,7 +155,7 @@ def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_a
     own.step = noted
     for number in range(16):
         learner.step(number)
-    assert stepped == [sync.step_tokens] * 8
+    assert stepped == [sync.inner_batch_tokens] * 8
     assert learner.sent_bytes == sum(method.payload_bytes for method in learner._methods[0]), "one round"
 
 
@@ -200,7 +200,7 @@ def test_the_rate_outside_is_searched_for_at_the_best_rate_inside():
         plan(Rates(4e-3, 0.7), 1, searches=True),
         lambda rates: far(rates.rate, 0.008) + far(rates.outer, 1.4),
     )
-    assert (found.outcomes[0].trial.rate, found.outcomes[0].trial.outer_rate) == (0.008, 1.4)
+    assert (found.outcomes[0].trial.rate, found.outcomes[0].trial.outer_lr) == (0.008, 1.4)
     assert found.rates_tried == len({rates for rates, _ in asked})
 
 
@@ -272,8 +272,8 @@ def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
 
 
 TINY_RUN = (
-    "name: tiny\nstages: [1]\nmodel: {width: 32, layers: 1, heads: 2, key_value_heads: 2, head_width: 16,"
-    " feed_forward: 64, context: 32}\ndata: {sequence_tokens: 32, microbatch_sequences: 1}\n"
+    "name: tiny\nstages: [1]\nmodel: {hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 16,"
+    " intermediate_size: 64, max_position_embeddings: 32}\ndata: {seq_len: 32, micro_batch_size: 1}\n"
 )
 
 

@@ -11,19 +11,29 @@ from peers.lab.bench.training import Plain, StagesInOneThread, bench, texts_of
 from swarmnet.model.state_layout import first_state
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds, Sync
 
-SHAPE = ModelShape(width=16, layers=2, heads=2, key_value_heads=2, head_width=8, feed_forward=32)
+SHAPE = ModelShape(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=32,
+)
 
 
 def run(stages=(1, 1), **sync):
     return Manifest(
-        "m", OWNER.peer_id, stages=stages, model=SHAPE, data=Data(sequence_tokens=16, microbatch_sequences=2),
-        rounds=Rounds(target_tokens=64), sync=Sync(**sync),
+        "m", OWNER.peer_id, stages=stages, model=SHAPE, data=Data(seq_len=16, micro_batch_size=2),
+        rounds=Rounds(global_batch_tokens=64), sync=Sync(**sync),
     )  # fmt: skip
 
 
 def test_the_plain_loop_and_the_peer_find_the_same_gradient():
     manifest = run((2,))
-    plain, peer = Plain(manifest, first_state(manifest, 0), step_tokens=1 << 20), StagesInOneThread(manifest)
+    plain, peer = (
+        Plain(manifest, first_state(manifest, 0), inner_batch_tokens=1 << 20),
+        StagesInOneThread(manifest),
+    )
     for tokens, labels in texts_of(manifest)[:1]:
         plain.microbatch(tokens, labels)
         peer.microbatch(tokens, labels)
@@ -35,7 +45,7 @@ def test_the_plain_loop_and_the_peer_find_the_same_gradient():
     assert work.gathered_tokens == 32
 
 
-@pytest.mark.parametrize("method", ["demo-votes", "local-steps"])
+@pytest.mark.parametrize("method", ["demo-sign", "local-steps"])
 def test_rounds_are_played_and_settle(method):
     peer = StagesInOneThread(run(method=method))
     manifest = run(method=method)
@@ -59,8 +69,8 @@ def test_its_ratios_are_of_neighbours():
 
 def test_the_command_prints_a_row_for_each_loop(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text(
-        "stages: [1, 1]\nmodel: {width: 16, layers: 2, heads: 2, key_value_heads: 2, head_width: 8, "
-        "feed_forward: 32}\ndata: {sequence_tokens: 16, microbatch_sequences: 2}\n"
+        "stages: [1, 1]\nmodel: {hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8, "
+        "intermediate_size: 32}\ndata: {seq_len: 16, micro_batch_size: 2}\n"
     )
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "training", str(tmp_path / "run.yaml"), "--microbatches", "1", "--repeats", "1"])

@@ -21,7 +21,7 @@ from peers.lab.faults.moves import LostStage, Move
 from peers.lab.faults.play import SHARDS, Options, Seen, play, small_manifest
 from peers.lab.faults.report import log_digest
 from peers.lab.faults.schedules import KINDS, schedule
-from peers.lab.faults.trees import makers, read, stages_of
+from peers.lab.faults.trees import read, stages_of, with_processes
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
 from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.lab.world.world import Note
@@ -204,13 +204,13 @@ def test_the_checker_finds_another_digest(quiet):
 
 
 def test_the_checker_finds_a_contribution_that_vanished(quiet):
-    made = next(note for note in quiet.notes if note.event == "made")
+    made = next(note for note in quiet.notes if note.event == "contribution_made")
     lost, payload = saying(made, id="01" * 16), Payload(made.what.round, b"nobody has it")
     first = quiet.notes.index(made)
     more = [replace(made, what=payload), lost]
     notes = [*quiet.notes[: first + 1], *more, *quiet.notes[first + 1 :]]
     assert "nothing vanishes" in [violation.rule for violation in check(replace_notes(quiet, notes))]
-    given_back = noted.GivenBack("given_back", lost.what.round, lost.what.id)
+    given_back = noted.ContributionReturned("contribution_returned", lost.what.round, lost.what.id)
     now = replace(lost, what=given_back, time=quiet.ended_at - 0.1)
     assert check(replace_notes(quiet, [*notes, now])) == [], "the compute thread will come to it"
 
@@ -301,10 +301,17 @@ def test_the_checker_finds_that_what_all_held_was_left_out_though_its_maker_is_g
     round, holders = last.fields["round"], [me for me, held in quiet.living.items() if held == stage]
     gone = [
         replace(last, time=0.0, name="gone", what=event)
-        for event in (noted.Assembled(stage), Payload(round, b"votes"), noted.Made(round, "01" * 16))
+        for event in (
+            noted.Assembled(stage),
+            Payload(round, b"votes"),
+            noted.ContributionMade(round, "01" * 16),
+        )
     ]
     names = [me.partition(".")[0] for me in holders]
-    taken = [replace(last, time=0.0, name=name, what=noted.Took(round, "01" * 16, "gone")) for name in names]
+    taken = [
+        replace(last, time=0.0, name=name, what=noted.ContributionAccepted(round, "01" * 16, "gone"))
+        for name in names
+    ]
     start = max(place for place, note in enumerate(quiet.notes) if note.event == "assembled") + 1
     notes = [*quiet.notes[:start], *gone, *taken, *quiet.notes[start:]]
     rules = [violation.rule for violation in check(replace_notes(quiet, notes))]
@@ -361,9 +368,9 @@ def test_a_peer_that_moved_works_in_its_new_stage_and_what_it_made_stays_in_the_
     stayed = [who for who in movers if who in moved.living]
     assert stayed
     for who in stayed:
-        of = [note.event for me, note in makers(moved.notes) if me == who]
+        of = [note.event for me, note in with_processes(moved.notes) if me == who]
         assert "committed" in of
-        assert "made" in of
+        assert "contribution_made" in of
     stages, problems = read(moved)
     assert problems == []
     for who, stage in stage_of.items():
@@ -376,7 +383,7 @@ def test_the_checker_finds_a_contribution_of_the_old_stage_in_the_new_one(moved)
     mover = next(who for who in stage_of if who.endswith("+1"))
     old = next(made.id for made in stages[stage_of[mover[:-2]]].made.values() if made.who == mover[:-2])
     digest = next(
-        note.fields["digest"] for who, note in makers(moved.notes)
+        note.fields["digest"] for who, note in with_processes(moved.notes)
         if note.event == "settled" and stage_of[who] == stage_of[mover]
     )  # fmt: skip
     notes = [
@@ -389,9 +396,9 @@ def test_the_checker_finds_a_contribution_of_the_old_stage_in_the_new_one(moved)
 
 def test_the_checker_finds_a_stage_that_a_move_emptied(moved):
     move, stage_of = moves_of(moved)[0], stages_of(moved.notes)
-    mover, left = next((who, stage_of[who]) for who, note in makers(moved.notes) if note is move)
+    mover, left = next((who, stage_of[who]) for who, note in with_processes(moved.notes) if note is move)
     others = [
-        note for who, note in makers(moved.notes)
+        note for who, note in with_processes(moved.notes)
         if note.event == "in_step" and stage_of[who] == left and note.name != move.name
     ]  # fmt: skip
     notes = [note for note in moved.notes if not any(note is other for other in others)]
@@ -437,11 +444,11 @@ def test_schedules_hold_with_a_real_model_too():
     assert rules == {"one digest soon after the last heal"}
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["everyone", "sharded"])
+@pytest.mark.parametrize("sharded-reduce", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_where_each_peer_trains_half_of_the_experts(sharded):
     seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded))
     assert check(seen) == []
-    notes = [saying(note, group=0) if note.event == "took_up" else note for note in seen.notes]
+    notes = [saying(note, group=0) if note.event == "experts_reassigned" else note for note in seen.notes]
     rules = {violation.rule for violation in check(replace(seen, notes=notes))}
     assert rules == {"every expert is trained in the end"}
 

@@ -25,11 +25,17 @@ from swarmnet.run.manifest import Data, Experts, Manifest, ModelShape, Rounds, S
 NEAR = (0.001, 0.01)
 THREE = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())
 ONE = replace(THREE, stages=(4,))
-WIDE = ModelShape(width=1024, layers=8, heads=8, feed_forward=1024, context=4096)
+WIDE = ModelShape(
+    hidden_size=1024,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    intermediate_size=1024,
+    max_position_embeddings=4096,
+)
 """Of which a microbatch of 4,096 tokens takes 8.4 MB from stage to stage."""
 EIGHT = Manifest("run", PeerId("owner"), stages=(1,) * 8, model=WIDE,
-                 data=Data(sequence_tokens=2048, microbatch_sequences=2),
-                 rounds=Rounds(target_tokens=10**7, longest_seconds=3600.0))  # fmt: skip
+                 data=Data(seq_len=2048, micro_batch_size=2),
+                 rounds=Rounds(global_batch_tokens=10**7, max_seconds=3600.0))  # fmt: skip
 
 SMALL = replace(EIGHT, data=Data())
 """The same with little of text at a time, so that its weights are what takes memory."""
@@ -77,15 +83,15 @@ def test_a_run_of_one_stage_is_as_fast_as_its_exchange_where_that_fills_the_line
     peers, up = 20, 1.0
     answer = plan(ONE, asked(f"{peers}x20ktps@100/{up}"))
     rounds = MAX_OF_A_LINE * up * MEGABIT / (4 * (peers - 1) / peers * contribution_bytes(ONE, 0))
-    assert answer.bounds.exchange == pytest.approx(rounds * ONE.rounds.target_tokens, rel=0.01)
+    assert answer.bounds.exchange == pytest.approx(rounds * ONE.rounds.global_batch_tokens, rel=0.01)
     assert answer.bounds.strongest == "lines: contributions"
     assert answer.tokens_per_second == pytest.approx(answer.bounds.exchange, rel=0.03)
 
 
 def test_what_reducers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
-    rounds = Rounds(target_tokens=10**6, longest_seconds=3600.0)
-    manifest = replace(ONE, rounds=rounds, sync=Sync(method="local-steps", step_tokens=1024))
-    reduced = replace(manifest, sync=replace(manifest.sync, exchange="sharded"))
+    rounds = Rounds(global_batch_tokens=10**6, max_seconds=3600.0)
+    manifest = replace(ONE, rounds=rounds, sync=Sync(method="local-steps", inner_batch_tokens=1024))
+    reduced = replace(manifest, sync=replace(manifest.sync, topology="sharded-reduce"))
     sharded, everyone = exchange_of(reduced), exchange_of(manifest)
     one, results = sharded.contribution[0], sharded.results[0]
     assert results == pytest.approx(RESULT_CONTRIBUTIONS * one, rel=0.02)
@@ -97,8 +103,8 @@ def test_what_reducers_add_up_costs_each_line_the_same_in_a_group_of_any_size():
 
 
 def test_results_speak_of_all_experts_and_a_contribution_of_one_group():
-    shape = ModelShape(qk_norm=True, feed_forward=512, experts=Experts(count=8, active=2, groups=4))
-    manifest = replace(ONE, model=shape, sync=Sync(method="local-steps", exchange="sharded"))
+    shape = ModelShape(qk_norm=True, intermediate_size=512, experts=Experts(num_experts=8, top_k=2, groups=4))
+    manifest = replace(ONE, model=shape, sync=Sync(method="local-steps", topology="sharded-reduce"))
     ungrouped = replace(manifest, model=replace(shape, experts=replace(shape.experts, groups=1)))
     of_groups, of_all = exchange_of(manifest), exchange_of(ungrouped)
     assert of_groups.results == of_all.results
@@ -106,14 +112,16 @@ def test_results_speak_of_all_experts_and_a_contribution_of_one_group():
     for found, how in ((manifest, of_groups), (ungrouped, of_all)):  # What a peer reckons before it begins.
         assert contribution_estimate(found, 0) == pytest.approx(how.contribution[0], rel=0.01)
         assert result_estimate(found, 0) == pytest.approx(how.results[0], rel=0.01)
-    direct = exchange_of(replace(manifest, sync=replace(manifest.sync, exchange="everyone")))
+    direct = exchange_of(replace(manifest, sync=replace(manifest.sync, topology="all-gather")))
     assert direct.per_round(0, 8) < of_groups.per_round(0, 8), "few hear everybody for less"
     assert of_groups.per_round(0, 64) < 0.5 * direct.per_round(0, 64)
 
 
 def test_who_has_not_enough_tokens_of_its_own_contributes_nothing_to_a_round():
-    rounds = Rounds(target_tokens=40_000, longest_seconds=3600.0)
-    everyone = exchange_of(replace(ONE, rounds=rounds, sync=Sync(method="local-steps", step_tokens=4000)))
+    rounds = Rounds(global_batch_tokens=40_000, max_seconds=3600.0)
+    everyone = exchange_of(
+        replace(ONE, rounds=rounds, sync=Sync(method="local-steps", inner_batch_tokens=4000))
+    )
     manifest = replace(ONE, rounds=rounds)
     assert everyone.contributions(manifest, 4000.0, 100) == 1.0, "ten of a hundred, each tenth second"
     assert everyone.contributions(manifest, 4000.0, 5) == pytest.approx(0.5)
@@ -160,9 +168,9 @@ def test_a_stage_that_nobody_has_memory_for_is_said():
 # -- lines ------------------------------------------------------------------------------------------
 
 FOUR = replace(
-    THREE, stages=(1, 1, 1, 1), model=ModelShape(width=512, heads=8, head_width=64),
-    data=Data(sequence_tokens=512, microbatch_sequences=1),
-    rounds=Rounds(target_tokens=10**8, longest_seconds=36_000.0),
+    THREE, stages=(1, 1, 1, 1), model=ModelShape(hidden_size=512, num_attention_heads=8, head_dim=64),
+    data=Data(seq_len=512, micro_batch_size=1),
+    rounds=Rounds(global_batch_tokens=10**8, max_seconds=36_000.0),
 )  # fmt: skip
 """Of which lines carry little, and contributions take next to nothing of them."""
 

@@ -13,9 +13,9 @@ from swarmnet.run.manifest import Data, Manifest, ModelShape, Rounds
 
 HALF = 0.005
 """What each of two lines loses of a way that loses a hundredth."""
-RUN = Manifest("run", PeerId("owner"), stages=(2, 2), model=ModelShape(width=512),
-               data=Data(sequence_tokens=256),
-               rounds=Rounds(target_tokens=10**7, longest_seconds=3600.0))  # fmt: skip
+RUN = Manifest("run", PeerId("owner"), stages=(2, 2), model=ModelShape(hidden_size=512),
+               data=Data(seq_len=256),
+               rounds=Rounds(global_batch_tokens=10**7, max_seconds=3600.0))  # fmt: skip
 
 
 def test_a_connection_carries_what_was_measured_of_bodies_both_ways():

@@ -27,7 +27,7 @@ from swarmnet.run.path_rules import Rules
 DAY = 86400.0
 CONFIGS = Path(__file__).parents[4] / "configs"
 MANIFEST = Manifest("run", PeerId("owner"), stages=(2, 1, 1), model=ModelShape())
-SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(layers=6))
+SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(num_hidden_layers=6))
 SKIPPING = replace(SIX, paths=Paths(skip_ratio=1 / 3))
 LINKS = """
 regions:
@@ -85,7 +85,7 @@ def test_too_few_peers_are_refused():
 
 
 def test_a_swarm_of_which_nothing_comes_is_refused():
-    model = ModelShape(layers=3, width=1024, feed_forward=4096)
+    model = ModelShape(num_hidden_layers=3, hidden_size=1024, intermediate_size=4096)
     large = Manifest("run", PeerId("owner"), stages=(1, 1, 1), model=model)
     with pytest.raises(UserError, match="with so much churn"):
         plan(large, PlanRequest(peer_classes("3x500tps@0.5/0.5"), churn=100.0))

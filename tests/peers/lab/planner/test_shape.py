@@ -53,7 +53,7 @@ def test_many_replicas_need_more_tokens_to_the_same_loss_and_too_many_never_get_
 def test_a_model_is_cut_evenly_and_with_less_beside_a_heavy_head():
     assert cuts(RUN, 1) == {(4,)}
     assert (2, 2) in cuts(RUN, 2)
-    heavy = replace(RUN, model=ModelShape(layers=8, vocabulary=4096))
+    heavy = replace(RUN, model=ModelShape(num_hidden_layers=8, vocab_size=4096))
     assert {sum(stages) for stages in cuts(heavy, 3)} == {8}
     assert any(stages[-1] < stages[0] for stages in cuts(heavy, 3))
     for count in range(1, 9):
@@ -63,7 +63,7 @@ def test_a_model_is_cut_evenly_and_with_less_beside_a_heavy_head():
 @pytest.mark.parametrize("peers", ["12x2ktps@1000/1000", "12x20ktps@20/2", "6x20ktps@100/10,6x2ktps@20/5"])
 @pytest.mark.parametrize("stages", [(4,), (2, 2), (2, 1, 1)])
 def test_the_arithmetic_of_thousands_is_that_of_the_plan(peers, stages):
-    question, shape = asked(peers), Shape(stages, 2, "everyone", 65_536)
+    question, shape = asked(peers), Shape(stages, 2, "all-gather", 65_536)
     manifest = shape.manifest(RUN)
     how, placement = exchange_of(manifest), placed(manifest, question)
     _, (*_, beside) = lay_out(manifest, question, how, placement.peers, None)
@@ -72,9 +72,9 @@ def test_the_arithmetic_of_thousands_is_that_of_the_plan(peers, stages):
 
 def test_shapes_that_no_peer_can_hold_are_left_out():
     judge = Judge(RUN, asked("8x2ktps:0.01GB"), PARAMETERS, 1e8)
-    assert judge.judged(Shape((4,), 1, "everyone", 65_536)) is None
+    assert judge.judged(Shape((4,), 1, "all-gather", 65_536)) is None
     judge = Judge(RUN, asked("8x2ktps:8GB"), PARAMETERS, 1e8)
-    assert judge.judged(Shape((4,), 1, "everyone", 65_536)).tokens_per_second == pytest.approx(16_000)
+    assert judge.judged(Shape((4,), 1, "all-gather", 65_536)).tokens_per_second == pytest.approx(16_000)
 
 
 # -- the search --------------------------------------------------------------------------------------
@@ -96,9 +96,9 @@ def test_on_thin_lines_the_whole_model_on_each_peer_wins_and_comes_sooner_than_o
 
 
 def test_a_model_that_fits_nobody_is_cut_in_as_few_stages_as_fit():
-    wide = ModelShape(width=512, layers=8, heads=8, feed_forward=2048)
+    wide = ModelShape(hidden_size=512, num_hidden_layers=8, num_attention_heads=8, intermediate_size=2048)
     run = Manifest("run", PeerId("owner"), stages=(8,), model=wide)
-    halves = Shape((4, 4), 4, "everyone", 65_536, step_tokens=512).manifest(run)
+    halves = Shape((4, 4), 4, "all-gather", 65_536, inner_batch_tokens=512).manifest(run)
     memory = max(needs_of(halves, stage, 0, CARD).least for stage in range(2))
     found = search(run, asked(f"16x2ktps@20/2:{memory / 1e9:.3f}GB"))
     assert len(found.found[0].shape.stages) == 2
@@ -126,12 +126,12 @@ def test_the_written_run_is_the_creators_own_in_the_shape_that_was_found(tmp_pat
     written.write_text(text)
     again = load_manifest(written, PeerId(""), {})
     assert again.stages == best.shape.stages
-    assert again.rounds.target_tokens == best.shape.round_tokens
-    assert again.rounds.longest_seconds > 2 * best.answer.round_seconds[0]
-    assert again.rounds.deadline_seconds >= best.exchange_seconds
+    assert again.rounds.global_batch_tokens == best.shape.round_tokens
+    assert again.rounds.max_seconds > 2 * best.answer.round_seconds[0]
+    assert again.rounds.contribution_timeout_seconds >= best.exchange_seconds
     assert again.sync.decay_rounds == found.rounds
     assert (again.sync.method == "local-steps") == best.shape.local
-    assert again.sync.step_tokens == best.shape.step_tokens
+    assert again.sync.inner_batch_tokens == best.shape.inner_batch_tokens
     assert (again.model, again.data.sources) == (run.model, run.data.sources)
     assert sentence(found) in text
     assert "my own remark" in text

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.lab.planner.visits import most_skipping, visit_shares
+from peers.lab.planner.visits import max_rate_with_skips, visit_shares
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=3, max_size=9), st.data())
 def test_so_many_microbatches_find_stages_and_no_more(capacities, data):
     between = capacities[1:-1]
     middle = data.draw(st.integers(1, len(between)))
-    most = most_skipping(capacities, middle)
+    most = max_rate_with_skips(capacities, middle)
     room = [sum(min(rate, one) for one in between) / middle for rate in (most, 1.001 * most)]
     assert room[0] >= most * 0.999999
     assert most <= min(capacities[0], capacities[-1])

@@ -19,7 +19,7 @@ from peers.telemetry.event_log import parse
 
 USUAL = {
     "committed": {"tokens": 32},
-    "given_back": {"code": "given_back"},
+    "contribution_returned": {"code": "contribution_returned"},
     "rerouted": {"code": "gone", "counter": 0, "to": "z"},
 }
 """What is not asked for."""
@@ -49,10 +49,10 @@ class Log:
         return self("settled", at, round=round, ids=ids, digest=digest or f"d{round}{ids}")
 
     def made(self, id, round, at=0.5):
-        return self("made", at, round=round, id=id)
+        return self("contribution_made", at, round=round, id=id)
 
-    def took(self, id, round, maker, at=0.6):
-        return self("took", at, round=round, id=id, maker=maker)
+    def took(self, id, round, contributor, at=0.6):
+        return self("contribution_accepted", at, round=round, id=id, contributor=contributor)
 
 
 def fate(folder, ended=()):
@@ -71,11 +71,11 @@ FATES = {
     "of results one in no set is left out": (lambda a, b: of_results(a), {"left_out": 1}),
     "held by no set though its maker lives": (lambda a, b: a.settled(0, []), {"lost": 1}),
     "given back": (
-        lambda a, b: a("given_back", 1, round=0, id="x").settled(0, []),
-        {"given_back": 1},
+        lambda a, b: a("contribution_returned", 1, round=0, id="x").settled(0, []),
+        {"contribution_returned": 1},
     ),
     "given back and settled": (
-        lambda a, b: a("given_back", 1, round=0, id="x").settled(0, []).settled(1, ["x"]),
+        lambda a, b: a("contribution_returned", 1, round=0, id="x").settled(0, []).settled(1, ["x"]),
         {"twice": 1},
     ),
     "undecided when its maker left": (lambda a, b: a.settled(0, [])("undecided", 1, ids=["x"]), {"open": 1}),
@@ -137,7 +137,7 @@ def test_a_thawed_peer_is_in_step_once_it_has_settled_nearly_what_its_stage_has(
     assert chaos_report.thawed_to_in_step(lives, frozen) == 3.0
     other.settled(40, [], 22.5)
     assert chaos_report.thawed_to_in_step(chaos_report.read(tmp_path), frozen) is None
-    log("stood_still", 20.1, seconds=10.0)
+    log("process_stalled", 20.1, seconds=10.0)
     assert [life.stood_still for life in chaos_report.read(tmp_path)] == [[], [10.0]]
 
 

@@ -34,7 +34,7 @@ REPORT = {
 def test_what_happened_is_told_once(tmp_path, terminal):
     demo = Demo(DemoOptions(), tmp_path)
     demo.console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    demo._say("a fresh peer joins")
+    demo._notify("a fresh peer joins")
     told_at_once = "a fresh peer joins" in demo.console.file.getvalue()
     assert told_at_once is not terminal, "a terminal shows it in the live table"
     demo._tell(REPORT, "pass", Path("model"), Path("report.json"))
@@ -72,9 +72,9 @@ def test_a_curve_is_of_what_the_first_stage_committed_in_the_order_of_time():
     assert curve([other]) == []
 
 
-@pytest.mark.parametrize(("exchange", "is_computed"), [("everyone", True), ("sharded", False)])
+@pytest.mark.parametrize(("exchange", "is_computed"), [("all-gather", True), ("sharded-reduce", False)])
 def test_what_contributions_took_is_computed_where_all_are_of_one_length(exchange, is_computed):
-    manifest = Manifest("demo", PeerId("o"), sync=Sync(method="local-steps", exchange=exchange))
+    manifest = Manifest("demo", PeerId("o"), sync=Sync(method="local-steps", topology=exchange))
     story = PeerStory("a", stage=0, took=[(1.0, "b"), (2.0, "b")])
     report = build(manifest, [story], None, None, 2.0, "", 3.0)
     assert report["contribution_bytes"]["computed"] == (

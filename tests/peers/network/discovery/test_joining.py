@@ -45,7 +45,7 @@ def joined(directory, cache, lan=None, bootstrap=()):
     """What was said while a peer joined."""
     said = []
     config = SimpleNamespace(bootstrap=list(bootstrap))
-    process = SimpleNamespace(config=config, say=lambda event, text: said.append((event, text)))
+    process = SimpleNamespace(config=config, notify=lambda event, text: said.append((event, text)))
     asyncio.run(Network(None, None, directory, cache, lan).join(process))
     return said
 

@@ -12,7 +12,7 @@ from peers.config.run_file import published_text
 from peers.network.addresses import tcp_port
 from peers.runtime.state_lock import only_one
 from peers.telemetry.event_log import EventLog, parts, read
-from peers.telemetry.events import Listening, Looked, Started
+from peers.telemetry.events import Listening, PlacementChecked, Started
 from peers.tools.doctor.swarm import NetworkChecks, logged_addresses
 
 
@@ -30,7 +30,7 @@ HERE = "listening on /ip4/8.8.4.4/tcp/2/p2p/12D3KooWme"
 def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_path):
     (tmp_path / "events.jsonl.old").write_text(event("started", peer="me") + event("listening", text=HERE))
     log = tmp_path / "events.jsonl"
-    for text in ("", event("looked")):
+    for text in ("", event("placement_checked")):
         log.write_text(text)
         assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
     log.unlink()
@@ -38,7 +38,7 @@ def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_p
         running.record(Started("12D3KooWme"))
         running.record(Listening(HERE))
         for _ in range(100):
-            running.record(Looked((), 1.0))
+            running.record(PlacementChecked((), 1.0))
     assert "listening" not in {one.name for file in parts(log) for one in read(file)}, "it moved often"
     assert logged_addresses(tmp_path, "12D3KooWme") == ["/ip4/8.8.4.4/tcp/2"]
 
@@ -46,7 +46,9 @@ def test_the_addresses_of_a_running_peer_are_known_after_its_log_has_moved(tmp_p
 def test_of_a_running_peer_whose_log_has_lost_its_start_no_address_is_known(tmp_path):
     assert logged_addresses(tmp_path, "12D3KooWme") is None
     for name in ("events.jsonl.old", "events.jsonl"):
-        (tmp_path / name).write_text(event("looked") + event("relayed", text="", relay="a", addresses=["/x"]))
+        (tmp_path / name).write_text(
+            event("placement_checked") + event("relayed", text="", relay="a", addresses=["/x"])
+        )
     assert logged_addresses(tmp_path, "12D3KooWme") is None
 
 
@@ -54,7 +56,7 @@ def test_of_a_running_peer_whose_log_has_lost_its_start_no_address_is_known(tmp_
 async def test_where_no_address_is_known_nobody_is_asked_to_dial_those_announced_apart(tmp_path, announce):
     wish = config(tmp_path, role="worker", run="ab" * 32, announce=announce)
     (wish.state / "events.jsonl").parent.mkdir(parents=True, exist_ok=True)
-    (wish.state / "events.jsonl").write_text(event("looked"))
+    (wish.state / "events.jsonl").write_text(event("placement_checked"))
     subject = SimpleNamespace(config=wish, identity=SimpleNamespace(peer_id="12D3KooWme"), running=True)
     told, asked = [], []
 

@@ -14,10 +14,10 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Data, Experts, Lora, Manifest, Sync
 
 HELD = replace(
-    LLAMA, qk_norm=True, norm_epsilon=1e-6, feed_forward=24,
-    experts=Experts(count=6, active=2, groups=3, merge_rounds=5, merge_nearest=2),
+    LLAMA, qk_norm=True, rms_norm_eps=1e-6, intermediate_size=24,
+    experts=Experts(num_experts=6, top_k=2, groups=3, merge_rounds=5, merge_nearest=2),
 )  # fmt: skip
-WITH_FACTORS = replace(HELD, experts=Experts(count=6, active=2), lora=Lora(rank=2))
+WITH_FACTORS = replace(HELD, experts=Experts(num_experts=6, top_k=2), lora=Lora(rank=2))
 SHAPES = pytest.mark.parametrize("shape", [HELD, WITH_FACTORS], ids=["groups", "lora"])
 
 
@@ -43,7 +43,7 @@ def test_what_is_read_back_is_the_same_model_and_says_nothing_of_how_it_was_trai
     export(tmp_path / "model", shape, stages)
     read = load_shape(tmp_path / "model")
     assert read == plain_shape(shape)
-    assert read.experts == Experts(count=6, active=2)
+    assert read.experts == Experts(num_experts=6, top_k=2)
     weights = {name: tensor for stage in stages for name, tensor in stage.items()}
     home = load_weights(tmp_path / "model")
     texts = [b"".join(generate(of, by, b"def ", 20, seed=1)) for of, by in ((weights, shape), (home, read))]
@@ -52,7 +52,7 @@ def test_what_is_read_back_is_the_same_model_and_says_nothing_of_how_it_was_trai
 
 def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(tmp_path, monkeypatch, capsys):
     manifest = Manifest(
-        "tiny", PeerId("owner"), stages=(1, 2), model=HELD, data=Data(sequence_tokens=32),
+        "tiny", PeerId("owner"), stages=(1, 2), model=HELD, data=Data(seq_len=32),
         sync=Sync(method="local-steps"),
     )  # fmt: skip
     page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)

@@ -16,8 +16,8 @@ from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import Experts, ModelShape
 
-QWEN = replace(LLAMA, qk_norm=True, norm_epsilon=1e-6)
-MIXED = replace(QWEN, feed_forward=24, experts=Experts(count=5, active=2, balance=0.0))
+QWEN = replace(LLAMA, qk_norm=True, rms_norm_eps=1e-6)
+MIXED = replace(QWEN, intermediate_size=24, experts=Experts(num_experts=5, top_k=2, aux_loss_coef=0.0))
 NAMES = {LLAMA: "LlamaForCausalLM", QWEN: "Qwen3ForCausalLM", MIXED: "Qwen3MoeForCausalLM"}
 
 
@@ -59,7 +59,7 @@ def as_one_tensor(name: str, gradients: Mapping[str, Tensor | None], shape: Mode
     """What transformers holds of all experts of a layer, gate and up one below the other."""
     layer, _, which = name.rpartition("experts.")
     parts = ["gate_proj", "up_proj"] if which == "gate_up_proj" else [which]
-    experts = range(shape.experts.count)
+    experts = range(shape.experts.num_experts)
     found = [[gradients[f"{layer}experts.{one}.{part}.weight"] for part in parts] for one in experts]
     return torch.stack([torch.cat([tensor for tensor in of_one if tensor is not None]) for of_one in found])
 

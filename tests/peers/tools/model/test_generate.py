@@ -18,7 +18,15 @@ from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import HEAD, whole
 from swarmnet.run.manifest import ModelShape
 
-SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=24)
+SHAPE = ModelShape(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    max_position_embeddings=24,
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +90,7 @@ def test_a_uniform_model_takes_eight_bits_per_byte(weights: dict[str, Tensor]) -
     assert score.bits_per_byte == pytest.approx(8.0, abs=1e-6)
     assert score.bytes == len(text)
     assert score.sha256 == hashlib.sha256(text).hexdigest()
-    assert score.window == SHAPE.context
+    assert score.window == SHAPE.max_position_embeddings
 
 
 def test_a_model_that_knows_the_next_byte_takes_no_bits() -> None:

@@ -19,7 +19,15 @@ from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import ModelShape
 
-SHAPE = ModelShape(width=32, layers=2, heads=4, key_value_heads=2, head_width=8, feed_forward=48, context=64)
+SHAPE = ModelShape(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    max_position_embeddings=64,
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from peers.lab.world.virtual_time import run
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.generate import generate
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, score, stream, told
+from peers.tools.model.swarm_session import Progress, caveats, score, stream
 from peers.worker.inference import visitor_links
 from peers.worker.inference.server import FORGET_SECONDS, MAX_WAITING
 from peers.worker.inference.visitor_links import IDLE_SECONDS, LOOK_SECONDS, MAX_VISITORS
@@ -31,7 +31,9 @@ from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import Lora, Manifest, Paths, Start
 
-SKIPPING = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(skip_ratio=1 / 4))
+SKIPPING = tiny_manifest(
+    (1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4), paths=Paths(skip_ratio=1 / 4)
+)
 PROMPTS = [b"def f", b"class ", b"import ", b"", b"x" * 40, b"return", b"\x00\x01", b"for i in"]
 
 
@@ -126,7 +128,7 @@ def test_a_score_is_the_local_one_to_the_last_bit_where_hidden_states_travel_exa
             local = bits_per_byte(logits_of, TEXT, window=16, batch=2)
             assert (through.sha256, through.bytes, through.window) == (local.sha256, len(TEXT), 16)
             found[exact] = through.perplexity / local.perplexity - 1
-            assert told(talk) == ["weights of settled rounds, by stage: 0: 4, 1: 4, 2: 4"]
+            assert caveats(talk) == ["weights of settled rounds, by stage: 0: 4, 1: 4, 2: 4"]
 
     play(story)
     assert found[True] == 0.0
@@ -186,7 +188,7 @@ def test_a_middle_stage_whose_only_peers_die_is_left_out_where_the_run_allows_it
             assert len(await began) == 40
             assert holders.loop.time() < died_at + LEAVE_OUT_SECONDS + 2.0
             assert 30 < talk.left_out[1] < 40
-            assert told(talk)[1] == (
+            assert caveats(talk)[1] == (
                 f"stage 1 had no live peer and was left out of {talk.left_out[1]} of 40 requests"
             )
             holders.add("g", 1)
@@ -271,7 +273,7 @@ def test_a_conversation_keeps_its_weights_while_the_run_goes_on_and_takes_new_on
             await asyncio.sleep(2 * FORGET_SECONDS)
             await text_of(client, b"def f", 4, talk)
             assert talk.rounds == {0: {4, 14}, 1: {4, 14}, 2: {4, 14}}
-            assert told(talk)[0].endswith("by stage: 0: 4 then 14, 1: 4 then 14, 2: 4 then 14")
+            assert caveats(talk)[0].endswith("by stage: 0: 4 then 14, 1: 4 then 14, 2: 4 then 14")
 
     play(story)
 

@@ -36,13 +36,20 @@ from swarmnet.run.manifest import Data, Lora, Manifest, ManifestError, ModelShap
 from swarmnet.run.manifest_check import check
 
 SHAPE = ModelShape(
-    width=16, layers=2, heads=2, key_value_heads=1, head_width=8, feed_forward=24, context=64, rope_theta=5e5
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    intermediate_size=24,
+    max_position_embeddings=64,
+    rope_theta=5e5,
 )
 SOURCES = (Source("books", "books", "CC0-1.0", "https://example.org/books"), Source("code", "code", "MIT"))
 OWNER = Identity.from_seed(bytes(32))
 MANIFEST = Manifest(
     "tiny", PeerId(OWNER.peer_id), stages=(1, 1), model=SHAPE, intended_use="to be tested",
-    contact="owner@example.org", data=Data(sources=SOURCES, sequence_tokens=32),
+    contact="owner@example.org", data=Data(sources=SOURCES, seq_len=32),
 )  # fmt: skip
 RUN = MANIFEST.run_id()
 PEERS = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(3)]
@@ -73,11 +80,13 @@ def leave_log(folder: Path, peer: str, stage: int, events: list[tuple[str, dict[
     return folder / "events.jsonl"
 
 
-def leave_receipts(folder: Path, maker: PeerId) -> None:
+def leave_receipts(folder: Path, contributor: PeerId) -> None:
     """Two peers have signed for one block, one of them for a second one, and there is what counts nothing."""
-    block = MANIFEST.rounds.snapshot_rounds
+    block = MANIFEST.rounds.snapshot_interval
     receipts = [
-        seal_receipt(signer, RUN, Receipt(PeerId(signer.peer_id), maker, 0, first, first + 1, count), 1.0)
+        seal_receipt(
+            signer, RUN, Receipt(PeerId(signer.peer_id), contributor, 0, first, first + 1, count), 1.0
+        )
         for signer, first, count in ((PEERS[0], 0, 2), (PEERS[2], 0, 2), (PEERS[2], block, 1))
     ]
     forged = receipts[0][:-1] + b"\x07"
@@ -100,17 +109,17 @@ def states(tmp_path: Path) -> Path:
     leave_log(folder / "one", ONE, 0, [
         ("committed", {"origin": ONE, "counter": 0, "tokens": 64}),
         ("committed", {"origin": ONE, "counter": 1, "tokens": 64}),
-        ("made", {"round": 0, "id": "aa", "tokens": 128}),
-        ("took", {"round": 0, "id": "bb", "maker": TWO}),
-        ("took", {"round": 1, "id": "cc", "maker": TWO}),
-        ("took", {"round": 2, "id": "dd", "maker": TWO}),  # never settled
+        ("contribution_made", {"round": 0, "id": "aa", "tokens": 128}),
+        ("contribution_accepted", {"round": 0, "id": "bb", "contributor": TWO}),
+        ("contribution_accepted", {"round": 1, "id": "cc", "contributor": TWO}),
+        ("contribution_accepted", {"round": 2, "id": "dd", "contributor": TWO}),  # never settled
         ("settled", {"round": 0, "digest": "00", "ids": ["aa", "bb"]}),
         ("settled", {"round": 1, "digest": "00", "ids": ["cc"]}),
     ])  # fmt: skip
     leave_log(folder / "three", THREE, 1, [
         ("committed", {"origin": ONE, "counter": 0, "tokens": 64}),
         ("committed", {"origin": TWO, "counter": 0, "tokens": 32}),
-        ("made", {"round": 0, "id": "ee", "tokens": 96}),
+        ("contribution_made", {"round": 0, "id": "ee", "tokens": 96}),
         ("settled", {"round": 0, "digest": "00", "ids": ["ee"]}),
     ])  # fmt: skip
     leave_receipts(folder / "two", PeerId(TWO))
@@ -160,7 +169,7 @@ def test_tokens_are_those_that_the_weights_have_settled_and_not_what_a_crash_has
     leave_checkpoint(states / "one", 0, 8, [], tokens=4000)
     leave_checkpoint(states / "three", 1, 9, [], tokens=5000)
     found = facts(states, MANIFEST)
-    assert (found.settled_tokens, found.tokens) == (4000, 160)
+    assert (found.finalized_tokens, found.tokens) == (4000, 160)
     page = card(MANIFEST, found, None, None, Path("model"))
     assert "| tokens | 4,000 in the settled rounds of the first stage |" in page
 
@@ -168,7 +177,7 @@ def test_tokens_are_those_that_the_weights_have_settled_and_not_what_a_crash_has
 START = Start("base", "cd" * 32, "https://example.org/base", ("ab" * 32,) * 2)
 CARDS = {
     "without-logs": MANIFEST,
-    "started": replace(MANIFEST, model=replace(SHAPE, lora=Lora(rank=2)), start=START),
+    "started": replace(MANIFEST, model=replace(SHAPE, lora=Lora(rank=2)), init_checkpoint=START),
     "skipping": replace(MANIFEST, stages=(1,) * 6, paths=Paths(skip_ratio=1 / 3)),
 }
 
@@ -207,7 +216,7 @@ def move(folder: Path, events: list[tuple[str, dict[str, object]]]) -> None:
 def test_a_log_that_has_moved_goes_on_in_the_next_file_as_the_same_peer_on_the_same_stage(states):
     move(states / "one", [
         committed(ONE, 64),
-        ("made", {"round": 2, "id": "ff", "tokens": 64}),
+        ("contribution_made", {"round": 2, "id": "ff", "tokens": 64}),
         ("settled", {"round": 2, "digest": "00", "ids": ["ff"]}),
     ])  # fmt: skip
     move(states / "three", [committed(ONE, 128)])
@@ -221,8 +230,8 @@ def test_what_a_log_without_its_beginning_cannot_tell_is_left_out(states):
     move(states / "one", [])
     move(states / "one", [
         committed(ONE, 999),
-        ("made", {"round": 0, "id": "aa", "tokens": 128}),
-        ("took", {"round": 1, "id": "cc", "maker": TWO}),
+        ("contribution_made", {"round": 0, "id": "aa", "tokens": 128}),
+        ("contribution_accepted", {"round": 1, "id": "cc", "contributor": TWO}),
         ("settled", {"round": 1, "digest": "00", "ids": ["aa", "cc"]}),
     ])  # fmt: skip
     found = facts(states, MANIFEST)
@@ -252,7 +261,7 @@ def test_a_log_that_has_moved_twice_says_itself_whose_it_is(tmp_path):
         running.record(noted.Assembled(1))
         for number in range(100):
             running.record(noted.Committed(TWO, number, 10))
-            running.record(noted.Made(number, f"{number}"))
+            running.record(noted.ContributionMade(number, f"{number}"))
         running.record(noted.Settled(99, "00", ["99"]))
     found = facts(tmp_path, MANIFEST)
     assert 0 < found.tokens < 1000

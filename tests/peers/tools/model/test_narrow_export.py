@@ -25,10 +25,10 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Data, Manifest
 
-FULL = replace(LLAMA, boundary=Boundary("anchored", width=8, after=(1, 2), seed=7))
+FULL = replace(LLAMA, boundary=Boundary("token-anchored", width=8, after=(1, 2), seed=7))
 HASHED = replace(FULL, boundary=replace(FULL.boundary, anchor_rows=32))
-SHARED = replace(LLAMA, boundary=Boundary("shared", width=8, after=(1, 2), seed=7))
-QWEN = replace(FULL, qk_norm=True, norm_epsilon=1e-6)
+SHARED = replace(LLAMA, boundary=Boundary("shared-subspace", width=8, after=(1, 2), seed=7))
+QWEN = replace(FULL, qk_norm=True, rms_norm_eps=1e-6)
 SHAPES = pytest.mark.parametrize("shape", [FULL, HASHED, QWEN], ids=["full", "hashed", "qwen"])
 
 
@@ -65,7 +65,7 @@ def test_transformers_computes_and_writes_the_same_when_told_what_it_is(shape, t
 
 @pytest.mark.parametrize("qk_norm", [False, True], ids=["llama", "qwen"])
 def test_shared_directions_are_multiplied_out_to_a_plain_model_for_transformers(qk_norm, tmp_path):
-    shape = replace(SHARED, qk_norm=qk_norm, norm_epsilon=1e-6 if qk_norm else 1e-5)
+    shape = replace(SHARED, qk_norm=qk_norm, rms_norm_eps=1e-6 if qk_norm else 1e-5)
     stages = stage_weights(shape, (1, 1, 1))
     export(tmp_path / "model", shape, stages)
     plain = replace(shape, boundary=Boundary())
@@ -115,7 +115,7 @@ def test_a_folder_without_its_boundaries_is_refused(name, tmp_path):
         ("form", "open", "boundaries of form 'open'"),
         ("after", [1, 5], "stands between two of 3 layers"),
         ("after", "many", "is not of an exported model"),
-        ("width", 64, "must lie between 1 and model.width"),
+        ("width", 64, "must lie between 1 and model.hidden_size"),
         ("width", None, "is not of an exported model"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_configuration_that_is_not_that_of_the_model_is_refused(key, value, sa
 
 
 def test_as_commands_export_generate_and_evaluate_say_what_the_checkpoint_says(tmp_path, monkeypatch, capsys):
-    manifest = Manifest("tiny", PeerId("owner"), stages=(1, 2), model=FULL, data=Data(sequence_tokens=32))
+    manifest = Manifest("tiny", PeerId("owner"), stages=(1, 2), model=FULL, data=Data(seq_len=32))
     page = page_of_what_commands_take_home(manifest, tmp_path, monkeypatch, capsys)
     assert "after layers 1 and 2 8 numbers per token go on" in page
     assert "from peers.tools.model.narrow_transformers import register" in page

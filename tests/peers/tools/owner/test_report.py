@@ -35,7 +35,7 @@ SOURCES = tuple(
     for kind, _ in KINDS
 )  # fmt: skip
 MANIFEST = tiny_manifest(
-    data=Data(SOURCES, sequence_tokens=16, microbatch_sequences=2), contact="owner@example.org",
+    data=Data(SOURCES, seq_len=16, micro_batch_size=2), contact="owner@example.org",
     intended_use="tests <script>",
 )  # fmt: skip
 SIGNED = sign(MANIFEST)
@@ -49,11 +49,11 @@ def facts(**changes) -> Facts:
 def started_from_a_model() -> Facts:
     start = Start("base", "cd" * 32, "https://example.org/base <b>", ("ab" * 32,) * 3)
     model = replace(MANIFEST.model, lora=Lora(rank=4))
-    return facts(signed=sign(replace(MANIFEST, start=start, model=model)))
+    return facts(signed=sign(replace(MANIFEST, init_checkpoint=start, model=model)))
 
 
 def read_in_epochs() -> Facts:
-    data = Data((Source("books", "books"),), order="epochs", sequence_tokens=16, microbatch_sequences=2)
+    data = Data((Source("books", "books"),), sampling="epoch", seq_len=16, micro_batch_size=2)
     made = from_manifest(sign(tiny_manifest(data=data)), Order(), 0.0)
     return replace(made, read=((100, 30), (40, 130)))
 
@@ -69,7 +69,7 @@ REPORTS = {
     "manifest": facts,
     "nothing-stated": lambda: from_manifest(sign(tiny_manifest()), Order(), 0.0),
     "started": started_from_a_model,
-    "epochs": read_in_epochs,
+    "epoch": read_in_epochs,
     "experts": of_experts,
 }
 
@@ -84,7 +84,7 @@ def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
     rounds = (99,) * len(MANIFEST.stages)
     told = json.loads(as_json(facts(rounds=rounds, contributors=(Contributor("peer", "attic", 5),))))
     compute = told["compute"]
-    assert compute["tokens"] == 100 * MANIFEST.rounds.target_tokens
+    assert compute["tokens"] == 100 * MANIFEST.rounds.global_batch_tokens
     assert compute["floating_point_operations"] == 6 * compute["parameters"] * compute["tokens"]
     assert compute["energy_kilowatt_hours"] > 0
     assert len(compute["assumptions"]) == 4
@@ -94,8 +94,8 @@ def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
 
 
 def test_the_tokens_are_those_that_were_counted_in_settled_rounds_and_else_said_to_be_a_bound():
-    rounds, target = (99, 99, 99), MANIFEST.rounds.target_tokens
-    counted, guessed = facts(rounds=rounds, settled_tokens=(7_000, 6_000, None)), facts(rounds=rounds)
+    rounds, target = (99, 99, 99), MANIFEST.rounds.global_batch_tokens
+    counted, guessed = facts(rounds=rounds, finalized_tokens=(7_000, 6_000, None)), facts(rounds=rounds)
     assert counted.tokens == 7_000
     assert "- Tokens: 7,000 in 100 settled rounds" in as_markdown(counted)
     assert "- Tokens: at most 25,600 in 100 settled rounds" in as_markdown(guessed)
@@ -121,7 +121,7 @@ def test_the_energy_is_that_of_the_devices_that_contributors_say_and_the_report_
 def test_the_energy_is_what_gpus_have_measured_and_assumed_only_of_the_others():
     def told(*joules):
         peers = tuple(Contributor(f"p{n}", "", 50, 0, "cuda", each) for n, each in enumerate(joules))
-        found = facts(rounds=(99,) * 3, settled_tokens=(10_000, 9_000, 8_000), contributors=peers)
+        found = facts(rounds=(99,) * 3, finalized_tokens=(10_000, 9_000, 8_000), contributors=peers)
         return found.kilowatt_hours * 3.6e6 / 1.5, as_markdown(found)
 
     measured, half, none = told(700, 300), told(700, 0), told(0, 0)
@@ -145,7 +145,10 @@ def test_a_stage_that_was_left_out_has_fewer_rounds_and_costs_less():
 def test_the_work_of_a_mixture_is_that_of_the_experts_that_a_token_takes():
     made = of_experts()
     model = made.signed.manifest.model
-    assert made.parameters - made.active_parameters == 4 * 3 * model.width * model.feed_forward * model.layers
+    assert (
+        made.parameters - made.active_parameters
+        == 4 * 3 * model.hidden_size * model.intermediate_size * model.num_hidden_layers
+    )
     compute = json.loads(as_json(made))["compute"]
     assert compute["floating_point_operations"] == 6 * compute["active_parameters"] * compute["tokens"]
 
@@ -257,7 +260,7 @@ def reached(monkeypatch, tmp_path):
     found = SimpleNamespace(signed=SIGNED, directory=network.directory("reader"), network=network, ways=ways)
 
     @asynccontextmanager
-    async def reaching(run, bootstraps, cache, say):
+    async def reaching(run, bootstraps, cache, notify):
         ways.append((run, bootstraps))
         await a_live_run(network)
         yield found

@@ -14,10 +14,10 @@ from swarmnet.run.manifest import Data, Manifest, Paths, Rounds, Sync
 RUN = """
 name: tiny
 stages: [2, 2]
-model: {vocabulary: 300}
+model: {vocab_size: 300}
 data:
   sources: [{name: books, path: books.txt}]
-  sequence_tokens: 8
+  seq_len: 8
 """
 TOKENIZER = RUN + "  tokenizer: tokenizer.json\n"
 STANDARD = Manifest("standard", PeerId("owner"))
@@ -89,12 +89,12 @@ def test_lines_without_a_text_are_counted_where_a_sequence_is_too_short(lab):
 
 
 def test_a_vocabulary_that_the_tokenizer_does_not_fit_into_is_refused(lab):
-    refused(lab(TOKENIZER.replace("300", "256")), "the model 256 tokens: set model.vocabulary: 277")
+    refused(lab(TOKENIZER.replace("300", "256")), "the model 256 tokens: set model.vocab_size: 277")
 
 
 def test_an_end_of_text_that_is_several_tokens_is_refused(lab):
-    run = TOKENIZER + "  end_of_text: <|endoftext|>\n"
-    refused(lab(run), "data.end_of_text '<|endoftext|>' is", "it must be one")
+    run = TOKENIZER + "  eos_token: <|endoftext|>\n"
+    refused(lab(run), "data.eos_token '<|endoftext|>' is", "it must be one")
 
 
 def test_a_tokenizer_elsewhere_is_named_by_an_option(lab, tokenizer_file):
@@ -131,14 +131,14 @@ def test_a_folder_without_any_text_is_refused(lab):
 
 
 def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(lab):
-    swarmnet = lab(RUN + "  order: epochs\n", text=None)
+    swarmnet = lab(RUN + "  sampling: epoch\n", text=None)
     Path("books.txt").mkdir()
     Path("books.txt/a.txt.zst").write_bytes(zstandard.compress(b"short"))
     refused(swarmnet, "the text has 5 tokens, and a sequence takes 9")
     Path("books.txt/a.txt.zst").write_bytes(zstandard.compress(b"long enough"))
     assert warnings(swarmnet) == []
     Path("tiny.run.json").unlink()
-    Path("tiny.yaml").write_text(RUN.replace(".txt}", f".txt, index: {'ab' * 32}}}") + "  order: epochs\n")
+    Path("tiny.yaml").write_text(RUN.replace(".txt}", f".txt, index: {'ab' * 32}}}") + "  sampling: epoch\n")
     refused_now = swarmnet("config", "check", "tiny.yaml")
     assert refused_now[0] == 2
     assert "the index of the source `books`, index.json in" in refused_now[2]
@@ -164,7 +164,7 @@ def test_a_usual_run_is_told_nothing(lab):
 
 def test_a_tokenizers_run_without_an_end_of_text_is_told_what_that_means(lab):
     (line,) = warnings(lab())
-    assert "data.end_of_text is empty: the model will not learn where a text ends" in line
+    assert "data.eos_token is empty: the model will not learn where a text ends" in line
 
 
 @pytest.mark.parametrize("rate", [50.0, HIGHEST_RATE, LOWEST_RATE / 2])
@@ -177,9 +177,13 @@ def test_a_learning_rate_at_which_nothing_was_ever_learnt_is_said_and_published(
     ("changes", "words"),
     [
         ({"sync": Sync(warmup_rounds=9, decay_rounds=9)}, "falls to its last value as soon as it has risen"),
-        ({"rounds": Rounds(target_tokens=511)}, "less than one microbatch of 512 tokens"),
+        ({"rounds": Rounds(global_batch_tokens=511)}, "less than one microbatch of 512 tokens"),
         (
-            {"stages": (1, 1, 1, 1), "paths": Paths(skip_ratio=0.3), "rounds": Rounds(target_tokens=2047)},
+            {
+                "stages": (1, 1, 1, 1),
+                "paths": Paths(skip_ratio=0.3),
+                "rounds": Rounds(global_batch_tokens=2047),
+            },
             "at least 4 should meet in a round",
         ),
     ],
@@ -190,4 +194,4 @@ def test_values_that_make_no_sense_together_are_named(changes, words):
 
 
 def test_one_microbatch_to_a_round_is_usual_where_all_take_one_way():
-    assert unusual(replace(STANDARD, data=Data(), rounds=Rounds(target_tokens=512))) == []
+    assert unusual(replace(STANDARD, data=Data(), rounds=Rounds(global_batch_tokens=512))) == []

@@ -15,17 +15,17 @@ from peers.state.start_folder import pinned
 RUN = """
 name: tiny
 stages: [1, 2]
-start: {path: model}
+init_checkpoint: {path: model}
 model:
-  width: 32
-  layers: 3
-  heads: 4
-  key_value_heads: 2
-  head_width: 8
-  feed_forward: 64
-  norm_epsilon: 1.0e-6
-  context: 64
-data: {sequence_tokens: 32}
+  hidden_size: 32
+  num_hidden_layers: 3
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  head_dim: 8
+  intermediate_size: 64
+  rms_norm_eps: 1.0e-6
+  max_position_embeddings: 64
+data: {seq_len: 32}
 """
 
 
@@ -66,10 +66,10 @@ def test_what_is_published_names_the_model_and_every_stage_and_how_to_begin(owne
     code, out, _ = swarmnet("publish", "tiny.yaml")
     assert code == 0
     manifest = load_signed(Path("tiny.run.json")).manifest
-    assert manifest.start == pinned(Path("model"), manifest)
-    assert len(manifest.start.digests) == 2
-    assert f"model  {manifest.start.sha256}" in out
-    assert f"--set start={Path.cwd() / 'model'}" in out
+    assert manifest.init_checkpoint == pinned(Path("model"), manifest)
+    assert len(manifest.init_checkpoint.digests) == 2
+    assert f"model  {manifest.init_checkpoint.sha256}" in out
+    assert f"--set init_checkpoint={Path.cwd() / 'model'}" in out
 
 
 def test_a_model_elsewhere_is_named_by_an_option_and_the_right_hash_passes(owner):
@@ -77,7 +77,7 @@ def test_a_model_elsewhere_is_named_by_an_option_and_the_right_hash_passes(owner
     Path("model").rename("elsewhere")
     refused(swarmnet, "start.path: model is not beside the run file", "--start DIR")
     assert swarmnet("publish", "tiny.yaml", "--start", "elsewhere", "--out", "first.json")[0] == 0
-    sha256 = load_signed(Path("first.json")).manifest.start.sha256
+    sha256 = load_signed(Path("first.json")).manifest.init_checkpoint.sha256
     Path("tiny.yaml").write_text(RUN.replace("path: model", f"path: model, sha256: {sha256}"))
     assert swarmnet("config", "check", "tiny.yaml", "--start", "elsewhere")[0] == 0
 
@@ -92,8 +92,8 @@ def test_a_wrong_hash_is_refused_with_the_right_one(owner):
     [
         ({"architectures": ["MistralForCausalLM"]}, ["architectures", "MistralForCausalLM"]),
         ({"tie_word_embeddings": True}, ["tie_word_embeddings: true"]),
-        ({"vocab_size": 512}, ["vocab_size: 512", "vocabulary: 256", "vocabulary: 512"]),
-        ({"hidden_size": 64}, ["width: 32", "width: 64"]),
+        ({"vocab_size": 512}, ["vocab_size: 512", "vocab_size: 256", "vocab_size: 512"]),
+        ({"hidden_size": 64}, ["hidden_size: 32", "hidden_size: 64"]),
     ],
 )
 def test_another_model_than_the_run_files_is_refused(owner, config, words):
@@ -117,18 +117,18 @@ def test_weights_that_do_not_fit_are_refused(owner, name, tensor, said):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"start: {path: model}": "start: {path: /srv/model}"}, ["start.path", "is a place on one machine"]),
-        ({"start: {path: model}": "start: {path: ../model}"}, ["start.path", "is a place on one machine"]),
+        ({"init_checkpoint: {path: model}": "init_checkpoint: {path: /srv/model}"}, ["init_checkpoint.path", "is a place on one machine"]),
+        ({"init_checkpoint: {path: model}": "init_checkpoint: {path: ../model}"}, ["init_checkpoint.path", "is a place on one machine"]),
         ({"path: model": f"path: model, digests: [{'ab' * 32}, {'ab' * 32}]"}, ["filled in by publishing"]),
         ({"path: model": "path: model, sha256: abc"}, ["start: sha256 is no SHA-256"]),
-        ({"start: {path: model}": "start: {sha256: " + "ab" * 32 + "}"}, ["say nothing without a path"]),
-        ({"start: {path: model}": ""}, ["--start"]),
+        ({"init_checkpoint: {path: model}": "init_checkpoint: {sha256: " + "ab" * 32 + "}"}, ["say nothing without a path"]),
+        ({"init_checkpoint: {path: model}": ""}, ["--start"]),
         (
-            {"start: {path: model}": "", "width: 32": "width: 32\n  lora: {rank: 4}"},
+            {"init_checkpoint: {path: model}": "", "hidden_size: 32": "hidden_size: 32\n  lora: {rank: 4}"},
             ["model.lora: needs a start"],
         ),
-        ({"width: 32": "width: 32\n  lora: {rank: 4, targets: [router]}"}, ["model.lora.targets"]),
-        ({"width: 32": "width: 32\n  lora: {alpha: 4.0}"}, ["alpha and targets say nothing without a rank"]),
+        ({"hidden_size: 32": "hidden_size: 32\n  lora: {rank: 4, targets: [router]}"}, ["model.lora.targets"]),
+        ({"hidden_size: 32": "hidden_size: 32\n  lora: {alpha: 4.0}"}, ["alpha and targets say nothing without a rank"]),
         ({"name: tiny": "name: tiny\nsync: {trainable: [nothing]}"}, ["no parameter is called 'nothing'"]),
         ({"name: tiny": "name: tiny\nsync: {trainable: [lm_head.weight]}"}, ["stage 0 has nothing to train"]),
     ],

@@ -26,7 +26,7 @@ from swarmnet.run.path_rules import begin, visit
 
 Kind = TypeVar("Kind", bound=Swarm)
 PEERS = {"a": 0, "a2": 0, "b": 1, "b2": 1, "c": 2, "c2": 2, "d": 3}
-MANIFEST = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, layers=4), paths=Paths(0.25))
+MANIFEST = tiny_manifest((1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4), paths=Paths(0.25))
 NAMES = [Identity.from_seed(name.encode()).peer_id for name in (*PEERS, "liar")]
 
 

@@ -33,7 +33,7 @@ def test_a_gradient_beyond_the_codecs_end_is_sent_as_the_largest_there_is(codec)
     largest = torch.finfo(torch.float32).max
     gradient = torch.tensor([[[1.0, -largest, largest, 0.0]]])
     stage = SimpleNamespace(backward=lambda key, below: gradient, device=torch.device("cpu"))
-    work = MicrobatchWork(tiny_manifest(hidden_codec=codec), 1, stage)
+    work = MicrobatchWork(tiny_manifest(activation_codec=codec), 1, stage)
     below = activation_codec.encode(torch.zeros(1, 1, 4), codec)
     done = work.backward(
         KEY, MicrobatchState(text=None, output=b"", shape=(1, 1, 4), gradient=below, tokens=1)
@@ -124,16 +124,20 @@ def test_from_the_first_stage_only_its_origin_sends_a_microbatch():
 )  # fmt: skip
 def test_the_manifest_says_how_long_a_body_is(sequences, tokens, width, codec):
     manifest = Manifest(
-        "run", PeerId("owner"), stages=(1, 1), hidden_codec=codec, model=ModelShape(layers=2, width=width),
-        data=Data(sequence_tokens=tokens, microbatch_sequences=sequences),
-    )  # fmt: skip
+        "run",
+        PeerId("owner"),
+        stages=(1, 1),
+        activation_codec=codec,
+        model=ModelShape(num_hidden_layers=2, hidden_size=width),
+        data=Data(seq_len=tokens, micro_batch_size=sequences),
+    )
     labels = 4 * sequences * tokens
     assert manifest.body_bytes == encoded_bytes((sequences, tokens, width), codec) + labels
 
 
 def test_a_run_whose_microbatches_no_link_could_carry_is_refused():
-    model = ModelShape(layers=2, width=4096, context=4096)
-    data = Data(sequence_tokens=2048, microbatch_sequences=4)
+    model = ModelShape(num_hidden_layers=2, hidden_size=4096, max_position_embeddings=4096)
+    data = Data(seq_len=2048, micro_batch_size=4)
     large = Manifest("run", PeerId("owner"), stages=(1, 1), model=model, data=data)
     assert large.body_bytes > MAX_BODY_BYTES
     with pytest.raises(ManifestError, match="from stage to stage"):

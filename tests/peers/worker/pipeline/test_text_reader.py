@@ -46,8 +46,8 @@ def fill(folder, shards=10, windows=8):
     return folder
 
 
-def run_of(*sources, order="epochs"):
-    data = Data(tuple(sources), sequence_tokens=LENGTH, microbatch_sequences=2, order=order)
+def run_of(*sources, order="epoch"):
+    data = Data(tuple(sources), seq_len=LENGTH, micro_batch_size=2, sampling=order)
     return sign(tiny_manifest(data=data))
 
 
@@ -58,7 +58,8 @@ class Peer:
         self.withdrawn, self.opened, self.ended = frozenset(withdrawn), asyncio.Event(), asyncio.Event()
         places = {name: str(place) for name, place in places.items()}
         self.process = TextProcess(
-            PeerFile(run="ab" * 32, state=state, text=places, **keys), Identity.from_seed(origin.encode())
+            PeerFile(run="ab" * 32, state=state, data_paths=places, **keys),
+            Identity.from_seed(origin.encode()),
         )
         self.text = TextReader(self.process, signed, self.opened.set, lambda _: self.ended.set())
         self.start = partial(self.text.open, self.withdrawn)
@@ -201,7 +202,7 @@ async def test_a_file_that_is_shorter_than_a_sequence_is_read_with_others(tmp_pa
     await peer.text.close()
 
 
-@pytest.mark.parametrize("order", ["drawn", "epochs"])
+@pytest.mark.parametrize("order", ["drawn", "epoch"])
 async def test_a_text_without_one_sequence_says_so(tmp_path, order):
     (tmp_path / "a.txt").write_text("short")
     peer = Peer(tmp_path / "state", run_of(Source("b", "b"), order=order), {"b": tmp_path / "a.txt"})
@@ -318,7 +319,7 @@ async def test_text_that_is_missing_is_said_before_anything_is_read(tmp_path, bo
     with pytest.raises(UserError, match="source `books` is not on this machine"):
         await Peer(tmp_path, signed, {"books": tmp_path / "nowhere"}).start()
     here, at_a_url = (
-        PeerFile(run="ab" * 32, state=tmp_path, text={"books": str(place)})
+        PeerFile(run="ab" * 32, state=tmp_path, data_paths={"books": str(place)})
         for place in (books, "https://example.org/books")
     )
     assert missing_text(signed.manifest, here) == ""
@@ -327,7 +328,7 @@ async def test_text_that_is_missing_is_said_before_anything_is_read(tmp_path, bo
 
 def test_who_looks_whether_the_text_can_be_read_reads_the_first_shard(tmp_path, books):
     manifest = run_of(Source("books", "books")).manifest
-    config = PeerFile(run="ab" * 32, state=tmp_path / "state", text={"books": str(books)})
+    config = PeerFile(run="ab" * 32, state=tmp_path / "state", data_paths={"books": str(books)})
     first, shards = first_shard_here(manifest, config, b"", silent)
     assert text_line(first, shards).startswith("the first of 3 shards: ")
     assert "notes.doc" in first.reading.first_left_out

@@ -19,7 +19,6 @@ from reducer_world import (
     C,
     World,
     body_of,
-    contributor,
     evidence_of,
     played,
     slices_of,
@@ -40,10 +39,10 @@ DRAWN_FOR = 4
 """Rounds, as the world's draw has it."""
 
 
-def result_of(maker: Identity, contributors=(B, D), lies: bool = False, round: int = 0):
+def result_of(contributor: Identity, contributors=(B, D), lies: bool = False, round: int = 0):
     """As it travels, and its name. A lie: the first contributor's slice of SHARD stands there as another."""
     held = {
-        shard: {contributor(who, round, maker): slices_of(who, round)[shard] for who in contributors}
+        shard: {contributor(who, round, contributor): slices_of(who, round)[shard] for who in contributors}
         for shard in ALL
     }
     sums = b""
@@ -53,7 +52,7 @@ def result_of(maker: Identity, contributors=(B, D), lies: bool = False, round: i
             slices[0] = bytes(len(slices[0]) - 1) + bytes([shard])
         sums += b"".join(slices)
     head = head_of(Table({shard: frozenset(of) for shard, of in held.items()}), sums)
-    data = seal(maker, RUN, EnvelopeKind.CONTRIBUTION, 0, round, round, head)
+    data = seal(contributor, RUN, EnvelopeKind.CONTRIBUTION, 0, round, round, head)
     return data + sums, open_envelope(data, RUN, EnvelopeKind.CONTRIBUTION, len(head)).id
 
 
@@ -105,7 +104,7 @@ async def test_a_result_that_its_slices_do_not_give_is_undone_and_its_maker_part
     world.answer(C, name, reversed(HONEST))
     assert world.codes() == ["lied"]
     assert world.audits.convicted.keys() == {C.peer_id}
-    assert world.parted == [(C.peer_id, "false_sums")]
+    assert world.parted == [(C.peer_id, "invalid_reduction")]
     assert world.path.rounds.rounds[0].held == {}
     told = [(peer, message) for peer, message, _ in world.posted if isinstance(message, FraudProof)]
     assert (B.peer_id, FraudProof(C.peer_id, 0, name, SHARD)) in told
@@ -196,7 +195,7 @@ async def test_who_does_not_give_the_slices_is_no_liar_but_reduces_nothing_here_
     current = world.path.rounds.current
     _, name = world.took(lies=True)
     world.answer(C, name, bodies)
-    await asyncio.sleep(2 * world.path.manifest.rounds.deadline_seconds)
+    await asyncio.sleep(2 * world.path.manifest.rounds.contribution_timeout_seconds)
     world.path.counted(3)
     assert world.codes() == [code]
     assert world.parted == []

@@ -43,34 +43,34 @@ from swarmnet.rounds.receipts import (
     check,
 )
 
-SIGNED = sign(tiny_manifest())  # snapshot_rounds: 4
+SIGNED = sign(tiny_manifest())  # snapshot_interval: 4
 ME, A, B = (Identity.from_seed(name.encode() * 8) for name in ("mine", "aaaa", "bbbb"))
 RUN = SIGNED.run_id
 
 
-def receipt(signer=A, maker=ME, first=0, last=3, contributions=4, stage=0):
-    return Receipt(signer.peer_id, maker.peer_id, stage, first, last, contributions)
+def receipt(signer=A, contributor=ME, first=0, last=3, contributions=4, stage=0):
+    return Receipt(signer.peer_id, contributor.peer_id, stage, first, last, contributions)
 
 
 # -- what is signed ---------------------------------------------------------------------------------------
 
 
 def test_at_the_end_of_a_block_every_other_maker_gets_what_was_counted():
-    makers = SettledMakers(A.peer_id, 2, 4)
+    contributors = SettledMakers(A.peer_id, 2, 4)
     sets = [[ME.peer_id, A.peer_id], [ME.peer_id], [B.peer_id, ME.peer_id], []]
-    due = [makers.settled(round, makers_of) for round, makers_of in enumerate(sets)]
+    due = [contributors.settled(round, makers_of) for round, makers_of in enumerate(sets)]
     assert due[:3] == [[], [], []]
-    assert {(r.maker, r.first, r.last, r.contributions, r.stage) for r in due[3]} == {
+    assert {(r.contributor, r.first, r.last, r.contributions, r.stage) for r in due[3]} == {
         (ME.peer_id, 0, 3, 3, 2),
         (B.peer_id, 0, 3, 1, 2),
     }
 
 
 def test_a_newcomer_signs_from_where_it_came_and_a_round_that_settles_again_counts_once():
-    makers = SettledMakers(A.peer_id, 0, 4)
-    makers.settled(6, [ME.peer_id])
-    makers.settled(6, [ME.peer_id])
-    (due,) = makers.settled(7, [ME.peer_id])
+    contributors = SettledMakers(A.peer_id, 0, 4)
+    contributors.settled(6, [ME.peer_id])
+    contributors.settled(6, [ME.peer_id])
+    (due,) = contributors.settled(7, [ME.peer_id])
     assert (due.first, due.last, due.contributions) == (6, 7, 2)
 
 
@@ -169,8 +169,8 @@ class Posts:
         self.refusals.append((peer, code))
 
 
-def one(identity, path=None, posts=None, stage=0, note=lambda _: None):
-    return Receipts(identity, SIGNED, stage, path, posts or Posts(), lambda: 1000.0, note)
+def one(identity, path=None, posts=None, stage=0, log_event=lambda _: None):
+    return Receipts(identity, SIGNED, stage, path, posts or Posts(), lambda: 1000.0, log_event)
 
 
 def contributed(path=None, posts=None, rounds=range(4)):
@@ -180,11 +180,13 @@ def contributed(path=None, posts=None, rounds=range(4)):
     return mine
 
 
-def settle(receipts, rounds, makers):
+def settle(receipts, rounds, contributors):
     for round in rounds:
-        references = tuple(Reference(round, peer.peer_id, ContributionId(b"x" * 16), 1) for peer in makers)
+        references = tuple(
+            Reference(round, peer.peer_id, ContributionId(b"x" * 16), 1) for peer in contributors
+        )
         names = tuple(reference.peer for reference in references)
-        receipts.settled(Settled(round, b"", b"", references, makers=names))
+        receipts.settled(Settled(round, b"", b"", references, contributors=names))
 
 
 def test_a_receipt_reaches_its_maker_also_when_that_is_linked_only_later():
@@ -207,7 +209,7 @@ def test_one_for_somebody_else_or_not_by_its_sender_is_refused_and_counted():
     posts = Posts()
     mine = contributed(posts=posts)
     mine.message(B.peer_id, ReceiptMessage(sealed(A)))
-    mine.message(A.peer_id, ReceiptMessage(sealed(A, maker=B)))
+    mine.message(A.peer_id, ReceiptMessage(sealed(A, contributor=B)))
     mine.message(A.peer_id, ReceiptMessage(b"noise"))
     assert [code for _, code in posts.refusals] == ["malformed"] * 3
     assert summary(mine.kept)["accepted"] == 0
@@ -509,7 +511,7 @@ def test_the_file_and_the_memory_stay_bounded_while_the_peer_lives(tmp_path, mon
 
 def test_a_disk_that_was_full_costs_no_receipt_once_there_is_room(tmp_path):
     room, notes = tmp_path / "state", []
-    mine = one(ME, room / "receipts.jsonl", note=lambda event: notes.append(event.name))
+    mine = one(ME, room / "receipts.jsonl", log_event=lambda event: notes.append(event.name))
     room.write_text("a file where the folder belongs")
     settle(mine, range(4), [ME])
     mine.message(A.peer_id, of_block(0))

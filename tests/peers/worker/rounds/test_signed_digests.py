@@ -123,7 +123,7 @@ def test_a_peer_whose_weights_go_wrong_learns_it_and_fetches_those_of_the_others
     note = swarm.of("digest_differs", "b")[-1]
     assert note.fields["code"] == "in_minority"
     assert {entry.name for entry in swarm.of("digest_differs")} == {"a", "b", "c"}
-    (wish,) = {note.fields["reason"] for note in swarm.of("resynchronise", "b")}
+    (wish,) = {note.fields["reason"] for note in swarm.of("resync", "b")}
     assert "2 peers agree on other weights" in wish
     digests, last = swarm.digests(0), note.fields["round"]
     assert digests["b"][last + 8] == digests["a"][last + 8] == digests["c"][last + 8]
@@ -225,16 +225,18 @@ def test_words_between_snapshots_displace_none_and_two_of_each_peer_are_passed_o
                   for chain in (digests._chains[between[-1]], b"another one!")]  # fmt: skip
         told, post = {}, worker.neighbourhood.post
         worker.neighbourhood.post = lambda peer, lane, message: told.setdefault(peer, []).append(message)
-        forked, ally = swarm.members["c"].peer, friend.peer_id
+        forked, branch_peer = swarm.members["c"].peer, friend.peer_id
         digests.sign((forked,))
-        for peer in (forked, ally):
+        for peer in (forked, branch_peer):
             own, others = told[peer]
             assert len(own.statements) == 1
             assert {*newest} <= {*others.statements}
         digests._newest[friend.peer_id].pop(True)
         told.clear()
         digests.sign((forked,))
-        assert [len(told[peer]) for peer in (forked, ally)] == [2, 1], "its own side has heard it itself"
+        assert [len(told[peer]) for peer in (forked, branch_peer)] == [2, 1], (
+            "its own side has heard it itself"
+        )
         worker.neighbourhood.post = post
 
     trio(story)

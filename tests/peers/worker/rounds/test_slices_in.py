@@ -199,7 +199,7 @@ async def test_a_result_enters_the_set_of_its_round():
     world.hear(B, Contribution(), data)
     assert world.path.outcomes == {"accepted": 1}
     assert [reference.id for reference in world.path.rounds.rounds[0].held.values()] == [name]
-    assert world.offers.makers([Reference(0, C.peer_id, name, len(data))]), "and is read"
+    assert world.offers.contributors([Reference(0, C.peer_id, name, len(data))]), "and is read"
     world.path.close()
 
 
@@ -264,13 +264,13 @@ async def test_a_settled_result_is_read_when_it_was_asked_for_and_only_then(whol
     references = (Reference(1, C.peer_id, name, len(data)),)
     world.hear(B, Contribution(), data)
     assert world.path.outcomes == {"late": 1}
-    assert not world.offers.makers(references)
+    assert not world.offers.contributors(references)
     world.offers.made(1, ContributionId(b"my contribution."), 0.0)
     world.offers.settled(1, references)
     world.hear(B, Contribution(), data)
-    assert world.offers.makers(references), "now it is known who is in it"
+    assert world.offers.contributors(references), "now it is known who is in it"
     assert not world.path.stored, "and nothing else is done with it"
-    assert world.path.outcomes == {"late": 1, "given_back": 1}, "none of it was mine"
+    assert world.path.outcomes == {"late": 1, "contribution_returned": 1}, "none of it was mine"
     world.path.close()
 
 

@@ -48,12 +48,12 @@ class World:
             transport=SimpleNamespace(peer=ME.peer_id),
             post=lambda peer, lane, message, body=b"": self.posted.append((peer, message)),
             refused=lambda peer, code, reason: self.refused.append((peer, code)),
-            queued_bytes=lambda peer, lane: 0, introduce=lambda maker, peers: None,
+            queued_bytes=lambda peer, lane: 0, introduce=lambda contributor, peers: None,
         )  # fmt: skip
         compute = SimpleNamespace(submit=lambda kind, job, done: self.done.extend(job.args[0]))
         self.path = RoundService(
             manifest, work, compute, around, Weights(None, -1, START), OwnContributions(manifest.rounds),
-            lambda maker, round: True, lambda wish: None, lambda *_, **__: None,
+            lambda contributor, round: True, lambda wish: None, lambda *_, **__: None,
         )  # fmt: skip
         for peer in (B, C):
             self.path.joined(peer)

@@ -10,8 +10,16 @@ from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Experts, ModelShape
 
-LLAMA = ModelShape(vocabulary=256, width=96, layers=3, heads=4, head_width=24, feed_forward=200, context=64)
-EXPERTS = replace(LLAMA, qk_norm=True, experts=Experts(count=4, active=2))
+LLAMA = ModelShape(
+    vocab_size=256,
+    hidden_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    head_dim=24,
+    intermediate_size=200,
+    max_position_embeddings=64,
+)
+EXPERTS = replace(LLAMA, qk_norm=True, experts=Experts(num_experts=4, top_k=2))
 
 
 def layout(shape: ModelShape) -> Layout:

@@ -220,7 +220,7 @@ def test_the_owners_rate_scales_own_steps_and_not_the_sum():
     half.own.step(gradient_of(LAYOUT, 0), 1, 0, factor=500)
     assert torch.allclose(moved_by(half, LAYOUT), 0.5 * moved_by(whole, LAYOUT))
     tally = whole.tally(0)
-    tally.add(PEERS[0], whole.own.tell(0, PEERS[0]))
+    tally.add(PEERS[0], whole.own.encode_delta(0, PEERS[0]))
     assert torch.equal(dense(tally.step(factor=500), LAYOUT), dense(tally.step(), LAYOUT))
 
 
@@ -237,7 +237,7 @@ def test_more_parts_than_a_small_chunk_has_numbers_are_as_many_as_it_has():
     method = method_of(replace(RUN, sync=replace(RUN.sync, parts=64)), layout)
     method.own.step(gradient_of(layout, 0), 1, 0)
     for round in range(64):
-        assert len(method.own.tell(round, PEERS[0])) == method.payload_bytes
+        assert len(method.own.encode_delta(round, PEERS[0])) == method.payload_bytes
     assert plane_of(torch.zeros(layout.size), layout.planes[-1]).shape[1] == 64
 
 

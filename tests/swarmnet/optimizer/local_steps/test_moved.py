@@ -31,34 +31,34 @@ def drawn(chunks=3, width=4096, seed=0, deviation=1e-3):
     return deviation * torch.randn(chunks, width, generator=torch.Generator().manual_seed(seed))
 
 
-def told(code, moved_CM):
+def told(code, delta_CM):
     """float32: what others make of it."""
-    return code.say(moved_CM, DRAW).units() * UNIT
+    return code.encode(delta_CM, DRAW).units() * UNIT
 
 
 def read(code, data, chunks, width):
-    return code.read(memoryview(bytes(data)), chunks, width, CPU)
+    return code.decode(memoryview(bytes(data)), chunks, width, CPU)
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize(("chunks", "width"), [(1, 1), (3, 1), (3, 64), (2, 4096)])
 def test_what_is_written_is_read_and_has_the_promised_length(code, chunks, width):
-    moves = code.say(drawn(chunks, width), DRAW)
+    moves = code.encode(drawn(chunks, width), DRAW)
     data = moves.written()
     assert len(data) == bytes_of(code, chunks, width)
     code.check(memoryview(data), chunks, width)
     assert torch.equal(read(code, data, chunks, width).units(), moves.units())
     assert read(code, data, chunks, width).written() == data
     assert read(code, data, chunks, width).rows(slice(0, 1)).written() == moves.rows(slice(0, 1)).written()
-    assert (moves.units().abs() <= moves.loudest()).all()
+    assert (moves.units().abs() <= moves.max_abs()).all()
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("width", [1, 64, 1024])
 def test_a_plane_is_told_and_read_part_by_part_as_at_once(code, width):
     moved, parts = drawn(19, width), [slice(0, 8), slice(8, 16), slice(16, 19)]
-    moves = code.say(moved, DRAW)
-    told = [(rows.stop - rows.start, code.say(moved[rows], DRAW).written()) for rows in parts]
+    moves = code.encode(moved, DRAW)
+    told = [(rows.stop - rows.start, code.encode(moved[rows], DRAW).written()) for rows in parts]
     assert joined(code, told) == moves.written()
     for rows, (chunks, data) in zip(parts, told, strict=True):
         assert cut(code, memoryview(moves.written()), 19, width, rows) == data
@@ -68,7 +68,7 @@ def test_a_plane_is_told_and_read_part_by_part_as_at_once(code, width):
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("deviation", [0.0, 1e-9, 1e-7, 1.0, 1e9])
 def test_no_move_is_too_small_or_too_large_to_be_told(code, deviation):
-    moves = code.say(drawn(deviation=deviation), DRAW)
+    moves = code.encode(drawn(deviation=deviation), DRAW)
     assert int(moves.units().abs().max()) <= LARGEST
     data = moves.written()
     assert torch.equal(read(code, data, 3, 4096).units(), moves.units())
@@ -76,7 +76,7 @@ def test_no_move_is_too_small_or_too_large_to_be_told(code, deviation):
 
 @pytest.mark.parametrize(("chunks", "width"), [(1, 1), (3, 5), (3, 64), (2, 4096)])
 def test_bits_are_packed_where_they_lie_as_in_the_machine(chunks, width):
-    signs = SignCodec().say(drawn(chunks, width), DRAW)
+    signs = SignCodec().encode(drawn(chunks, width), DRAW)
     packed = packed_there(signs.negative)
     assert packed.numpy().tobytes() == signs.written()[chunks:]
     assert torch.equal(unpacked_there(packed, chunks, width), signs.negative)
@@ -113,12 +113,12 @@ def test_of_the_largest_two_sizes_are_told_and_nothing_of_the_others():
 
 @pytest.mark.parametrize("code", CODES)
 def test_nobody_counts_for_more_than_twice_what_the_others_say(code):
-    honest = [code.say(drawn(seed=seed), DRAW) for seed in range(4)]
-    loud = code.say(drawn(seed=9, deviation=0.2), DRAW)
-    most = LOUDER * torch.stack([moves.loudest() for moves in (*honest, loud)]).median(dim=0).values
+    honest = [code.encode(drawn(seed=seed), DRAW) for seed in range(4)]
+    loud = code.encode(drawn(seed=9, deviation=0.2), DRAW)
+    most = LOUDER * torch.stack([moves.max_abs() for moves in (*honest, loud)]).median(dim=0).values
     moved = sum_of([*honest, loud]) - sum_of(honest)
     assert (moved.abs() <= most).all()
-    assert int(loud.loudest().min()) > 20 * int(most.max())
+    assert int(loud.max_abs().min()) > 20 * int(most.max())
 
 
 def test_a_mean_is_rounded_as_everywhere():
@@ -140,7 +140,7 @@ def test_a_mean_is_rounded_as_everywhere():
     ],
 )
 def test_what_no_honest_peer_can_have_told_is_refused(code, place, value, reason):
-    data = bytearray(code.say(drawn(1, 64), DRAW).written())
+    data = bytearray(code.encode(drawn(1, 64), DRAW).written())
     if reason.startswith("small"):
         data[4:8] = bytes(4)
     data[place] = value
@@ -152,7 +152,7 @@ def test_what_no_honest_peer_can_have_told_is_refused(code, place, value, reason
 
 def test_places_that_are_none_are_refused():
     code = TopKCodec(4096 // 2)
-    data = bytearray(code.say(drawn(1, 64), DRAW).written())
+    data = bytearray(code.encode(drawn(1, 64), DRAW).written())
     data[8:16] = bytes(8)
     with pytest.raises(ContributionError, match="exactly 32 votes"):
         code.check(memoryview(bytes(data)), 1, 64)
@@ -166,7 +166,7 @@ def test_the_step_outside_is_nesterovs_to_the_rounding():
     )
     for round in range(30):
         mean = (drawn(2, 64, seed=round) / UNIT).to(torch.int32)
-        step = outer.moved(mean, momentum)
+        step = outer.step(mean, momentum)
         known = 0.9 * known + mean
         assert step.dtype == torch.int32
         assert float((step - 0.7 * (mean + 0.9 * known)).abs().max()) < 10
@@ -177,12 +177,12 @@ def test_a_momentum_comes_to_rest_when_nobody_moves_any_more():
     outer, momentum = OuterOptimizer(700, 900), torch.tensor([[12345, -12345, 5, -5, 1]], dtype=torch.int32)
     nothing = torch.zeros_like(momentum)
     for _ in range(100):
-        outer.moved(nothing, momentum)
+        outer.step(nothing, momentum)
     assert not momentum.any()
-    assert not outer.moved(nothing, momentum).any()
+    assert not outer.step(nothing, momentum).any()
 
 
 def test_a_mean_without_momentum_is_the_step_itself():
     mean = torch.tensor([[5, -7]], dtype=torch.int32)
-    assert OuterOptimizer(1000, 0).moved(mean, None) is mean
-    assert OuterOptimizer(500, 0).moved(mean, None).tolist() == [[3, -3]], "halves upwards"
+    assert OuterOptimizer(1000, 0).step(mean, None) is mean
+    assert OuterOptimizer(500, 0).step(mean, None).tolist() == [[3, -3]], "halves upwards"

@@ -21,9 +21,15 @@ from swarmnet.run.manifest import Experts, Manifest, ManifestError, ModelShape, 
 from swarmnet.run.manifest_check import check
 
 SHAPE = ModelShape(
-    width=32, layers=2, heads=2, key_value_heads=2, head_width=16, feed_forward=48, qk_norm=True,
-    experts=Experts(count=4, active=2, groups=2),
-)  # fmt: skip
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=48,
+    qk_norm=True,
+    experts=Experts(num_experts=4, top_k=2, groups=2),
+)
 RUN = Manifest(
     "experts", PEERS[0], stages=(2,), model=SHAPE, sync=Sync(method="local-steps", warmup_rounds=1)
 )  # fmt: skip
@@ -73,7 +79,7 @@ def test_a_peer_trains_what_is_shared_and_its_group_and_nothing_else():
 
 
 def test_experts_may_be_stepped_by_less_than_what_is_shared():
-    half = replace(RUN, sync=replace(RUN.sync, expert_rate=0.5))
+    half = replace(RUN, sync=replace(RUN.sync, expert_lr_scale=0.5))
     whole, less = method(group=1), method(group=1, run=half)
     for made in (whole, less):
         made.step(made.of(gradient_of(LAYOUT, 1)), 7, 0)
@@ -124,7 +130,7 @@ def test_experts_that_nobody_holds_stay_as_they_are():
     assert of_expert(round, 2).any()
 
 
-@pytest.mark.parametrize("name", ["local-steps", "diloco", "streaming-diloco", "sparse-loco", "partitioned"])
+@pytest.mark.parametrize("name", ["local-steps", "diloco", "streaming-diloco", "sparse-loco", "sparta"])
 def test_only_the_set_counts_whatever_the_order_and_who_came_in_between(name):
     run = replace(RUN, sync=replace(RUN.sync, method=name))
     payloads = {peer: told(number % 2, peer, seed=number, run=run) for number, peer in enumerate(PEERS[:3])}
@@ -276,12 +282,12 @@ def test_a_hostile_payload_is_refused_or_counts_and_moves_by_bounded_numbers(dat
     [
         ({"groups": 3}, {}, "divide the count"),
         ({"groups": 0}, {}, "in 1 to 256"),
-        ({"groups": 2}, {"method": "demo-votes"}, "step by themselves"),
-        ({"groups": 2}, {"exchange": "sharded", "sent": "largest"}, "leave sharded out"),
+        ({"groups": 2}, {"method": "demo-sign"}, "step by themselves"),
+        ({"groups": 2}, {"topology": "sharded-reduce", "delta_codec": "topk-2bit"}, "leave sharded out"),
         ({"merge_rounds": 5, "merge_nearest": 4}, {}, "merge_nearest"),
         ({"merge_rounds": -1}, {}, "negative"),
-        ({"groups": 2}, {"expert_rate": 0.0}, "must lie above 0, up to 10"),
-        ({"groups": 1}, {"expert_rate": 0.5}, "says nothing where model.experts.groups is 1"),
+        ({"groups": 2}, {"expert_lr_scale": 0.0}, "must lie above 0, up to 10"),
+        ({"groups": 1}, {"expert_lr_scale": 0.5}, "says nothing where model.experts.groups is 1"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(experts, sync, message):

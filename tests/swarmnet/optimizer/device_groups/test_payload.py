@@ -19,12 +19,12 @@ from swarmnet.run.local_steps import PRESETS
 
 LAYOUT = layout_of(shapes_of(3, width=72))
 CASES = [
-    {"method": "demo-votes", "selection": "top-k", "transform": "dct"},
-    {"method": "demo-votes", "selection": "group"},
-    {"method": "demo-float", "selection": "top-k", "transform": "fine-dct"},
-    {"method": "demo-float", "selection": "group"},
+    {"method": "demo-sign", "selection": "top-k", "transform": "dct"},
+    {"method": "demo-sign", "selection": "group"},
+    {"method": "demo", "selection": "top-k", "transform": "fine-dct"},
+    {"method": "demo", "selection": "group"},
     *({"method": method} for method in PRESETS),
-    {"method": "local-steps", "inner": "adamw", "parts": 1},
+    {"method": "local-steps", "inner_optimizer": "adamw", "fragments": 1},
 ]
 CALM = 1e-4
 """A gradient that no clip touches: else the norm of all shares, added in another order, may differ by a
@@ -41,7 +41,7 @@ class Devices:
         self.methods = [method_of(manifest, self.shares.layout(device)) for device in range(count)]
         for device, method in enumerate(self.methods):
             assert isinstance(method, Divisible)
-            method.divide(MultiDevice(self.shares, device, partial(self._sum, device)))
+            method.use_device_group(MultiDevice(self.shares, device, partial(self._sum, device)))
         self.replicas = [
             Replica(self.shares.layout(device), method, torch.zeros(method.state.size, dtype=torch.int32))
             for device, method in enumerate(self.methods)

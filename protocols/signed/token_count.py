@@ -9,7 +9,7 @@ from __future__ import annotations
 _TOLD = 1 << 63
 
 
-def told(tokens: int | None, round: int) -> int:
+def encode_tokens(tokens: int | None, round: int) -> int:
     """Return the envelope's sequence. If `tokens` is None (not known), it is the round, as in earlier
     programs."""
     return round if tokens is None else _TOLD | min(tokens, _TOLD - 1)

@@ -49,7 +49,7 @@ def test_after_a_round_a_peer_goes_on_from_where_the_group_is(name):
 
 
 def test_sparse_loco_tells_the_rest_later_and_loses_nothing_of_it():
-    method = stepped(run("sparse-loco", feedback_decay=1.0), LAYOUT)
+    method = stepped(run("sparse-loco", error_feedback_decay=1.0), LAYOUT)
     moved, told = moved_by(method, LAYOUT), torch.zeros(LAYOUT.size)
     gone = []
     for round in range(12):
@@ -61,7 +61,7 @@ def test_sparse_loco_tells_the_rest_later_and_loses_nothing_of_it():
 
 
 def test_what_waits_fades():
-    method = stepped(run("sparse-loco", feedback_decay=0.5), LAYOUT)
+    method = stepped(run("sparse-loco", error_feedback_decay=0.5), LAYOUT)
     sizes = []
     for round in range(4):
         method.own.tell(round, PEERS[0])
@@ -139,7 +139,7 @@ def test_a_state_without_momentum_lies_as_the_weights_do():
 
 def test_streaming_of_one_part_in_eight_bits_is_diloco():
     diloco = stepped(run("diloco"), LAYOUT)
-    streaming = stepped(run("streaming-diloco", parts=1, sent="eight-bits", outer_rate=0.7), LAYOUT)
+    streaming = stepped(run("streaming-diloco", parts=1, sent="int8", outer_lr=0.7), LAYOUT)
     payload = diloco.own.tell(0, PEERS[0])
     assert streaming.own.tell(0, PEERS[0]) == payload
     assert torch.equal(mean_told(diloco, {PEERS[0]: payload}), mean_told(streaming, {PEERS[0]: payload}))
@@ -154,7 +154,7 @@ def test_streamings_parts_have_their_turns_at_equal_distances():
 
 
 def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
-    settings = run("partitioned")
+    settings = run("sparta")
     methods = {peer: stepped(settings, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
     stood = torch.stack([moved_by(method, LAYOUT) for method in methods.values()])
     payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
@@ -185,25 +185,25 @@ def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
 
 
 def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
-    assert run("diloco").sync.own_steps == PRESETS["diloco"]
-    assert run("demo-votes").sync.own_steps is None
-    mine = run("sparse-loco", inner="muon", parts=2, rest="live").sync.own_steps
-    assert mine == replace(PRESETS["sparse-loco"], inner="muon", parts=2, rest="live")
-    assert run("streaming-diloco", outer_rate=0.5).sync.own_steps.outer_thousandths == (500, 900)
-    assert run("streaming-diloco").sync.own_steps.outer_thousandths == (400, 900)
+    assert run("diloco").sync.local_steps == PRESETS["diloco"]
+    assert run("demo-sign").sync.local_steps is None
+    mine = run("sparse-loco", inner="muon", parts=2, rest="local").sync.local_steps
+    assert mine == replace(PRESETS["sparse-loco"], inner="muon", parts=2, rest="local")
+    assert run("streaming-diloco", outer_lr=0.5).sync.local_steps.outer_thousandths == (500, 900)
+    assert run("streaming-diloco").sync.local_steps.outer_thousandths == (400, 900)
 
 
 @pytest.mark.parametrize(
     ("sync", "reason"),
     [
-        ({"method": "local-steps", "outer_rate": 0.5}, "are for diloco and streaming-diloco"),
+        ({"method": "local-steps", "outer_lr": 0.5}, "are for diloco and streaming-diloco"),
         ({"method": "diloco", "outer_momentum": 1.0}, r"must lie in \[0, 0.99\]"),
-        ({"method": "diloco", "outer_rate": -0.7}, "must lie in 0.001 to 2"),
-        ({"method": "demo-votes", "sent": "bit"}, "for peers that step by themselves"),
-        ({"method": "sparse-loco", "sparse_kept": 63}, "power of two"),
-        ({"method": "sparse-loco", "exchange": "sharded"}, "set sync.sent"),
-        ({"method": "demo-float", "exchange": "sharded"}, "local-steps, diloco"),
-        ({"method": "sparse-loco", "feedback_decay": 1.5}, "feedback_decay"),
+        ({"method": "diloco", "outer_lr": -0.7}, "must lie in 0.001 to 2"),
+        ({"method": "demo-sign", "delta_codec": "sign"}, "for peers that step by themselves"),
+        ({"method": "sparse-loco", "sparse_topk": 63}, "power of two"),
+        ({"method": "sparse-loco", "topology": "sharded-reduce"}, "set sync.delta_codec"),
+        ({"method": "demo", "topology": "sharded-reduce"}, "local-steps, diloco"),
+        ({"method": "sparse-loco", "error_feedback_decay": 1.5}, "error_feedback_decay"),
     ],
 )
 def test_what_contradicts_a_method_is_said(sync, reason):
@@ -213,5 +213,5 @@ def test_what_contradicts_a_method_is_said(sync, reason):
 
 def test_a_run_that_names_none_of_this_keeps_its_id():
     known = Manifest("test", PEERS[0]).canonical()
-    for key in (b"outer", b"sent", b"rest", b"parts", b"inner", b"feedback", b"sparse"):
+    for key in (b"outer", b"sent", b"rest", b"parts", b"inner", b"error-feedback", b"sparse"):
         assert key not in known

@@ -25,7 +25,7 @@ from swarmnet.rounds.result_table import Contributor, Table, head_of, tag_of
 PARTS = 4
 SHARDS = 3
 RUN = manifest(
-    method="local-steps", exchange="sharded", shards=SHARDS, learning_rate=2.0**-7, decay_rounds=10**9,
+    method="local-steps", exchange="sharded-reduce", shards=SHARDS, learning_rate=2.0**-7, decay_rounds=10**9,
     parts=PARTS,
 )  # fmt: skip
 LAYOUT = layout_of(shapes_of(2))
@@ -85,7 +85,7 @@ def real_ones(layout):
 
 def test_a_manifest_that_says_sharded_gets_this_method_and_no_other_does():
     assert isinstance(method_of(RUN, LAYOUT), ReducedSteps)
-    plain = method_of(replace(RUN, sync=replace(RUN.sync, exchange="everyone")), LAYOUT)
+    plain = method_of(replace(RUN, sync=replace(RUN.sync, exchange="all-gather")), LAYOUT)
     assert isinstance(plain, LocalSteps)
     assert plain.reduced is None
     assert method_of(RUN, LAYOUT).reduced is not None
@@ -247,7 +247,7 @@ def test_of_equally_large_results_that_share_a_contributor_only_one_counts():
         REDUCERS[0]: method.reduce(cut(method, {peer: payloads[peer] for peer in PEERS[:2]}, (0,))),
         REDUCERS[1]: method.reduce(cut(method, {peer: payloads[peer] for peer in PEERS[1:3]}, (0,))),
     }
-    winner = min(results, key=lambda maker: method.draw.rank(0, 0, maker))
+    winner = min(results, key=lambda contributor: method.draw.rank(0, 0, contributor))
     assert torch.equal(step_of(method, results), step_of(method, {winner: results[winner]}))
 
 
@@ -388,7 +388,7 @@ def test_tiny_layouts_go_through_all_of_it_though_some_shards_have_nothing_to_sa
         half = range(run.sync.shards // 2)
         other_half = range(run.sync.shards // 2, run.sync.shards)
         replica = Replica(TINY, method, torch.zeros(TINY.size, dtype=torch.int32))
-        for round in range(run.sync.own_steps.parts):
+        for round in range(run.sync.local_steps.parts):
             payloads = {peer: of.own.tell(round, peer) for peer, of in methods.items()}
             for reducer, shards in zip(REDUCERS, (half, other_half), strict=False):
                 result = method.reduce(cut(method, payloads, shards))

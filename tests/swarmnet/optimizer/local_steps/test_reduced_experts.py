@@ -35,13 +35,19 @@ from swarmnet.rounds.result_table import (
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Sync
 
 SHAPE = ModelShape(
-    width=32, layers=2, heads=2, key_value_heads=2, head_width=16, feed_forward=48, qk_norm=True,
-    experts=Experts(count=6, active=2, groups=3),
-)  # fmt: skip
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=48,
+    qk_norm=True,
+    experts=Experts(num_experts=6, top_k=2, groups=3),
+)
 SHARDS = 3
 RUN = Manifest(
     "experts", PEERS[0], stages=(2,), model=SHAPE,
-    sync=Sync(method="local-steps", warmup_rounds=1, exchange="sharded", shards=SHARDS),
+    sync=Sync(method="local-steps", warmup_rounds=1, topology="sharded-reduce", shards=SHARDS),
 )  # fmt: skip
 LAYOUT = layout_of(parameter_shapes(SHAPE, whole(SHAPE)))
 REDUCERS = [PeerId(f"reducer {number}") for number in range(4)]
@@ -113,7 +119,7 @@ PAYLOADS = {peer: told(peer) for peer in PEERS}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["local-steps", "partitioned"])
+@pytest.mark.parametrize("name", ["local-steps", "sparta"])
 def test_the_step_is_to_the_bit_the_mean_of_those_who_speak_of_it_in_the_numbers_of_results(count, name):
     run = replace(RUN, sync=replace(RUN.sync, method=name))
     payloads = {peer: told(peer, 3, run) for peer in PEERS[:count]}
