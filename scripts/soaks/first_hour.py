@@ -248,7 +248,7 @@ class Play:
         hour.show(command, text_of(hour, victim), last=5)
         hour.run([SWARMNET, "pause", f"states/{survivor}"], 60)
         hour.run([SWARMNET, "resume", f"states/{survivor}"], 60)
-        hour.run([SWARMNET, "me", f"states/{survivor}"], 60)
+        hour.run([SWARMNET, "credit", f"states/{survivor}"], 60)
 
     def take_home(self) -> None:
         hour = self.hour
