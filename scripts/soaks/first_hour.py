@@ -380,7 +380,7 @@ def main() -> int:
             return 1
         finally:
             hour.close()
-        (given.out / "pictures").mkdir(exist_ok=True)
+        (given.out / "pictures").mkdir(parents=True, exist_ok=True)
         for picture in (hour.folder / "pictures").iterdir():
             shutil.copy(picture, given.out / "pictures" / picture.name)
         (given.out / "first-hour.md").write_text("\n".join(hour.lines))
