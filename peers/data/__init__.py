@@ -1,1 +1,1 @@
-"""A run's text on this machine: which files, which documents in them, and their tokens on the disk."""
+"""A run's text on this machine: its files, documents and stored tokens."""

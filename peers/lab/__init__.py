@@ -1,1 +1,1 @@
-"""What judges the product; nothing else imports it."""
+"""Tests and measurements of the product. No other package imports it."""

@@ -1,1 +1,1 @@
-"""What a peer tells: events and their reasons, metrics, the console, the snapshot of a swarm."""
+"""Events and their reasons, metrics, the console, and the snapshot of a swarm."""

@@ -1,1 +1,1 @@
-"""What a person runs beside a peer."""
+"""Programs for users in addition to a running peer."""

@@ -1,1 +1,1 @@
-"""A worker: one stage, held and trained."""
+"""A worker: one stage, its microbatches, rounds and inference."""

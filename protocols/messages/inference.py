@@ -1,4 +1,4 @@
-"""Messages of inference: a visitor, a peer without a stage, requests forward passes from each stage.
+"""Messages of inference: a client, a peer without a stage, requests forward passes from each stage.
 
 See table.py and docs/wire.md for the message numbers and other properties.
 """
@@ -11,7 +11,7 @@ from protocols.fields import Message, Name, Nats, Number, Reason, RoundNumber, S
 
 
 class ForwardRequest(Message, frozen=True, tag=50):
-    """A visitor's request for a forward pass at one stage. Body for stage 0: tokens as int32 [B, T]. For
+    """A client's request for a forward pass at one stage. Body for stage 0: tokens as int32 [B, T]. For
     later stages: hidden states [B, T, D], followed by their tokens if the boundary is narrow. On the last
     stage with `scores`, labels as int32 [B, T] come last."""
 
@@ -20,7 +20,7 @@ class ForwardRequest(Message, frozen=True, tag=50):
     body: ClassVar[bool] = True
     request: Number
     attempt: Number
-    """Counts the visitor's attempts of this request, so that late answers to old attempts are recognized."""
+    """Counts the client's attempts of this request, so that late answers to old attempts are recognized."""
     stage: StageNumber
     round: RoundNumber
     """Round of the snapshot whose weights are used; -1 for the newest one held."""
@@ -34,9 +34,9 @@ class ForwardRequest(Message, frozen=True, tag=50):
     exact: bool
     """True if hidden states travel as fp32 instead of the manifest's codec."""
     scores: bool
-    """True if the visitor wants the loss of the labels instead of the logits."""
+    """True if the client wants the loss of the labels instead of the logits."""
     deadline_seconds: Seconds
-    """How long the visitor waits for the answer, from the time of sending."""
+    """How long the client waits for the answer, from the time of sending."""
 
 
 class Forwarded(Message, frozen=True, tag=51):

@@ -1,7 +1,7 @@
 """The rounds of one group, as one peer sees them: when to contribute, apply, correct and settle.
 
-A round is the *set* of contributions made for it, by contributors that have weight (makers.py). If a peer
-made two, every peer picks the smaller id. The life of a round:
+A round is the *set* of contributions made for it, by contributors that have weight (contributors.py). If a
+peer made two, every peer picks the smaller id. The life of a round:
 
     current  --enough tokens, time up, or others continue-->  closed: own contribution made and announced
     closed   --expected contributions are in, or deadline-->  applied: its step is in the live weights
@@ -13,8 +13,7 @@ the group only through peers that have not sealed the round. A round settles whe
 it with the same set, as far as neighbours report (settlement.py). A settled set can therefore not grow,
 unless a peer was silent for `finality_timeout_seconds` (docs/consistency.md). Contributions are announced
 and then fetched. What an announcement missed is found by comparing the digests of sets in Progress. A peer
-that is behind adopts the settled sets of its allies, round by round, and needs nothing else to catch up.
-Allies are neighbours on the same branch.
+that is behind adopts the settled sets of neighbours on the same branch, round by round, to catch up.
 
 No IO: `handle(event, now)` returns what the caller must do, in that order. `next_deadline()` says when to
 come back with a Tick. All times are in seconds on the caller's clock.

@@ -24,9 +24,15 @@ RUN = {
     "rounds": {"global_batch_tokens": 512, "snapshot_interval": 4, "finality_timeout_seconds": 2},
 }  # fmt: skip
 SHAPE = {
-    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64,
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+}
 
 
 def digests(peer) -> dict[int, str]:

@@ -1,1 +1,1 @@
-"""Timings and sizes as ratios against a baseline in the same run."""
+"""Timings and sizes as ratios to a baseline of the same run."""

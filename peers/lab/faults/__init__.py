@@ -1,1 +1,1 @@
-"""Faults from a seed, played on that world, and what must hold of every play."""
+"""Faults drawn from a seed, injected into that world, and the invariants of every trial."""

@@ -1,1 +1,1 @@
-"""What a swarm could carry: discrete events on the real pipeline and router."""
+"""Capacity planning: discrete-event simulation of the real pipeline and router."""

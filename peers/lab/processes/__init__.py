@@ -1,1 +1,1 @@
-"""Swarms of real processes on this computer: shown, set under fire, reported."""
+"""Swarms of real processes on this computer: demo, fault injection, reports."""

@@ -1,1 +1,1 @@
-"""Real workers on a clock that jumps, in a network in memory."""
+"""Real workers on a virtual clock and an in-memory network."""

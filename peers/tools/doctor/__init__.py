@@ -1,1 +1,1 @@
-"""`swarmnet doctor`: what on this machine and its line keeps it from taking part, each with the fix."""
+"""`swarmnet doctor`: what keeps this machine from taking part, each with a fix."""

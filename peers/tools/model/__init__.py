@@ -1,1 +1,1 @@
-"""The model: from live peers or at home, to generate, evaluate and export."""
+"""The trained model: generate, evaluate and export, from live peers or from files."""

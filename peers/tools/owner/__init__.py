@@ -1,1 +1,1 @@
-"""What a run's owner does with it: try it, order, invite, list, report."""
+"""Tools of a run's owner: try, order, invite, list, report."""

@@ -1,1 +1,1 @@
-"""Watching: one picture of a swarm, from a running peer, from the directory or from event logs."""
+"""Live view of a swarm, from a running peer, the directory or event logs."""

@@ -1,1 +1,1 @@
-"""A worker that rests: until when, and what stays of it meanwhile."""
+"""Pause and resume a worker, and what it keeps meanwhile."""

@@ -1,1 +1,1 @@
-"""A worker's microbatches: the shell of the machine in swarmnet/pipeline."""
+"""Drives the state machine in swarmnet/pipeline: a worker's microbatches."""

@@ -93,7 +93,9 @@ def further_manifest() -> Manifest:
     """Of a run that trains a part of a model that it starts from."""
     model = replace(TINY_MODEL, lora=Lora(rank=2, targets=("q_proj",)))
     sync = Sync(trainable=("model.layers.*.mlp.*", "*norm*"))
-    return tiny_manifest(model=model, sync=sync, start=Start("model", "ab" * 32, "", ("cd" * 32,) * 3))
+    return tiny_manifest(
+        model=model, sync=sync, init_checkpoint=Start("model", "ab" * 32, "", ("cd" * 32,) * 3)
+    )
 
 
 # -- runs -------------------------------------------------------------------------------------------------

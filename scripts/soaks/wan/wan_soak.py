@@ -43,7 +43,9 @@ def main():
     parser.add_argument("--sharded", action="store_true", help="tokens --stages 1: through reducers")
     parser.add_argument("--local-steps", action="store_true", help="tokens: own steps, in stages as well")
     parser.add_argument("--parts", type=int, default=4, help="tokens, local steps: sync.fragments")
-    parser.add_argument("--boundary", type=int, default=0, help="tokens: model.boundary.width (token-anchored)")
+    parser.add_argument(
+        "--boundary", type=int, default=0, help="tokens: model.boundary.width (token-anchored)"
+    )
     parser.add_argument("--sequence-tokens", type=int, default=0, help="tokens; 0: the default")
     parser.add_argument("--quic", action="store_true", help="tokens: QUIC instead of TCP on the WAN")
     parser.add_argument("--paced", type=float, default=0.0, help="tokens: scripts/soaks/wan/wan_paced.py")

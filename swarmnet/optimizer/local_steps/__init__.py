@@ -1,1 +1,1 @@
-"""Methods whose peers step by themselves between rounds, and what they tell of it."""
+"""Methods with local optimizer steps between rounds, and the deltas that they send."""

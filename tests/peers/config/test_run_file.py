@@ -58,7 +58,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: x\nmodel:\n  widht: 3\n", "3: model.widht: unknown key; did you mean 'width'?"),
+        (
+            "name: x\nmodel:\n  hiden_size: 3\n",
+            "3: model.hiden_size: unknown key; did you mean 'hidden_size'?",
+        ),
         ("name: x\nmodle: {}\n", "2: modle: unknown key; did you mean 'model'?"),
         (
             "sync:\n  transform: fft\n",
@@ -74,7 +77,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ("rounds: {max_seconds: .inf}\n", "1: rounds.max_seconds: is inf; expected a finite number"),
         ("owner: me\n", "1: owner: is filled in by publishing; leave it out"),
         ("name: x\nstages: [1, 1]\n", "2: stages hold 2 layers together, model.num_hidden_layers is 4"),
-        ("model:\n  num_hidden_layers: 5\n", "2: stages hold 4 layers together, model.num_hidden_layers is 5"),
+        (
+            "model:\n  num_hidden_layers: 5\n",
+            "2: stages hold 4 layers together, model.num_hidden_layers is 5",
+        ),
         (
             "sync:\n  warmup_rounds: 1\n  topk_per_chunk: 100\n",
             "3: sync.topk_per_chunk is 100; it must be a power of two up to 4096",
@@ -91,7 +97,10 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
         ("sync:\n  shards: 65\n", "2: sync.shards is 65; it must lie in 1 to 64"),
-        ("sync:\n  topology: all\n", "2: sync.topology: is the text 'all'; expected 'all-gather' or 'sharded-reduce'"),
+        (
+            "sync:\n  topology: all\n",
+            "2: sync.topology: is the text 'all'; expected 'all-gather' or 'sharded-reduce'",
+        ),
     ],
 )
 def test_every_mistake_in_a_run_file_has_its_place(run_yaml, text, expected):
@@ -194,7 +203,7 @@ def tampered(tmp_path, change):
         (lambda it: it["manifest"].update(owner="nobody"), "the signature is not the owner's"),
         (lambda it: it["manifest"].update(code="import os"), "code: "),
         (lambda it: it["manifest"].pop("seed"), "not in canonical form"),
-        (lambda it: it["manifest"]["model"].update(width="128"), "model.hidden_size: "),
+        (lambda it: it["manifest"]["model"].update(hidden_size="128"), "model.hidden_size: "),
         (lambda it: it["manifest"]["model"].update(rope_theta=10000), "not in canonical form"),
         (lambda it: it.update(manifest=[]), "expected exactly"),
     ],
@@ -214,7 +223,9 @@ def test_a_publication_that_contradicts_itself_is_refused_though_signed(tmp_path
         from_wire(bad.wire())
 
 
-@pytest.mark.parametrize("size", ["vocabulary", "width", "heads", "num_key_value_heads", "intermediate_size"])
+@pytest.mark.parametrize(
+    "size", ["vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"]
+)
 def test_a_size_of_zero_is_a_mistake_and_no_fault(size):
     with pytest.raises(ManifestError, match="sizes must be at least 1"):
         check(Manifest("x", OWNER.peer_id, model=replace(ModelShape(), **{size: 0})))
@@ -265,19 +276,20 @@ def test_garbage_from_peers_is_refused(data):
 
 
 FIRST_RUN = (
-    b'{"access":"open","contact":"","data":{"micro_batch_size":4,"seq_len":128,'
-    b'"sources":[{"bytes":0,"collected":"","kind":"other","languages":"","licence":"PSF-2.0",'
-    b'"name":"python-stdlib","origin":"the Python installation of each peer","path":"python-stdlib",'
-    b'"processing":"","sha256":""}],"tokenizer":"bytes"},"activation_codec":"bf16","intended_use":"",'
-    b'"listed":false,"model":{"residual_init_scale":0.0,"max_position_embeddings":2048,"intermediate_size":384,"head_dim":32,'
-    b'"num_attention_heads":4,"initializer_range":0.05,"num_key_value_heads":4,"num_hidden_layers":4,"rms_norm_eps":1e-05,'
-    b'"qk_norm":false,"rope_theta":10000.0,"vocab_size":256,"hidden_size":128},"name":"first","owner":"owner",'
-    b'"paths":{"skip_ratio":0.0,"swaps":0,"full_path_warmup_rounds":0,"full_path_fraction":0.0},'
-    b'"rounds":{"contribution_timeout_seconds":2.0,"max_seconds":30.0,"finality_timeout_seconds":10.0,'
-    b'"snapshot_interval":16,"global_batch_tokens":2048,"window":4},"seed":0,"stages":[2,1,1],'
-    b'"sync":{"max_grad_norm":1.0,"decay_rounds":2000,"min_lr_ratio":0.1,"topk_per_chunk":128,"learning_rate":0.004,'
-    b'"method":"demo-sign","momentum":0.95,"selection":"group","transform":"hadamard",'
-    b'"warmup_rounds":20},"wire_version":1}'
+    b'{"access":"open","activation_codec":"bf16","contact":"","data":{"micro_batch_size":4,'
+    b'"seq_len":128,"sources":[{"bytes":0,"collected":"","kind":"other","languages":"",'
+    b'"licence":"PSF-2.0","name":"python-stdlib","origin":"the Python installation of each peer",'
+    b'"path":"python-stdlib","processing":"","sha256":""}],"tokenizer":"bytes"},"intended_use":"",'
+    b'"listed":false,"model":{"head_dim":32,"hidden_size":128,"initializer_range":0.05,'
+    b'"intermediate_size":384,"max_position_embeddings":2048,"num_attention_heads":4,'
+    b'"num_hidden_layers":4,"num_key_value_heads":4,"qk_norm":false,"residual_init_scale":0.0,'
+    b'"rms_norm_eps":1e-05,"rope_theta":10000.0,"vocab_size":256},"name":"first","owner":"owner",'
+    b'"paths":{"full_path_fraction":0.0,"full_path_warmup_rounds":0,"skip_ratio":0.0,"swaps":0},'
+    b'"rounds":{"contribution_timeout_seconds":2.0,"finality_timeout_seconds":10.0,'
+    b'"global_batch_tokens":2048,"max_seconds":30.0,"snapshot_interval":16,"window":4},"seed":0,'
+    b'"stages":[2,1,1],"sync":{"decay_rounds":2000,"learning_rate":0.004,"max_grad_norm":1.0,'
+    b'"method":"demo-sign","min_lr_ratio":0.1,"momentum":0.95,"selection":"group","topk_per_chunk":128,'
+    b'"transform":"hadamard","warmup_rounds":20},"wire_version":2}'
 )
 """The canonical form of a run from before keys were added; another WIRE_VERSION has runs of its own."""
 
@@ -297,7 +309,7 @@ def test_a_key_that_was_added_later_changes_no_run_that_does_not_use_it():
     assert parse(ending.canonical()) == ending
     assert ending.run_id() != plain.run_id()
     written = plain.canonical().replace(b'"data":{', b'"data":{"eos_token":"",')
-    signed = published_text(sign(plain)).replace.replace('"data": {', '"data": {"eos_token": "",')
+    signed = published_text(sign(plain)).replace('"data": {', '"data": {"eos_token": "",')
     with pytest.raises(RunFileError, match="not in canonical form"):
         from_published(signed.encode(), "x.run.json")
     assert parse(written) == plain

@@ -186,7 +186,7 @@ async def test_who_closes_takes_acknowledgements_until_the_other_side_has_ended_
 
 
 async def test_who_closes_does_not_wait_for_ever_for_one_that_does_not_end(world, monkeypatch):
-    monkeypatch.setattr(multipath_link, "PARTING_SECONDS", 0.05)
+    monkeypatch.setattr(multipath_link, "DEPARTURE_GRACE_SECONDS", 0.05)
     link = await world.link()
     link.close()
     async with asyncio.timeout(DEADLINE):

@@ -37,7 +37,7 @@ EXACT = {"activation_codec": "fp32"}
 
 
 def from_model(folder: Path, shape: ModelShape, **changes: Any) -> Manifest:
-    manifest = tiny_manifest(model=shape, start=Start("model"), **EXACT, **changes)
+    manifest = tiny_manifest(model=shape, init_checkpoint=Start("model"), **EXACT, **changes)
     return replace(manifest, init_checkpoint=pinned(folder, manifest))
 
 

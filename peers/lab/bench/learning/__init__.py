@@ -1,1 +1,1 @@
-"""What a run learns by each method, beside optimizers that everybody knows: swarmnet bench learning."""
+"""Learning curves of each method against standard optimizers (`swarmnet bench learning`)."""

@@ -1,1 +1,1 @@
-"""Which shape of a run suits given peers: searched by arithmetic, the best few played, and written down."""
+"""Search for the best shape of a run for given peers: by arithmetic, then by simulation."""

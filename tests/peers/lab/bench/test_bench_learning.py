@@ -272,14 +272,29 @@ def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
 
 
 TINY_RUN = (
-    "name: tiny\nstages: [1]\nmodel: {hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 16,"
+    "name: tiny\nstages: [1]\nmodel: "
+    "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 16,"
     " intermediate_size: 64, max_position_embeddings: 32}\ndata: {seq_len: 32, micro_batch_size: 1}\n"
 )
 
 
 def asking(tmp_path, *words):
-    return ["bench", "learning", tmp_path / "tiny.yaml", "--tokens", "128", "--peers", "2", "--rate", "4e-3",
-            "--method", "adamw", "--method", "run", *words]  # fmt: skip
+    return [
+        "bench",
+        "learning",
+        tmp_path / "tiny.yaml",
+        "--tokens",
+        "128",
+        "--peers",
+        "2",
+        "--rate",
+        "4e-3",
+        "--method",
+        "adamw",
+        "--method",
+        "run",
+        *words,
+    ]
 
 
 def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):

@@ -69,7 +69,9 @@ def test_its_ratios_are_of_neighbours():
 
 def test_the_command_prints_a_row_for_each_loop(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text(
-        "stages: [1, 1]\nmodel: {hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8, "
+        "stages: [1, 1]\nmodel: "
+        "{hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, "
+        "num_key_value_heads: 2, head_dim: 8, "
         "intermediate_size: 32}\ndata: {seq_len: 16, micro_batch_size: 2}\n"
     )
     with pytest.raises(SystemExit) as ended:
