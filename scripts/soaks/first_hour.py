@@ -162,7 +162,7 @@ class Play:
         self.hour.tell(
             "Six peers train on this computer. One is killed, and a new one joins. You should see:"
         )
-        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=28)
+        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=18)
 
     def start(self, name: str, file: str, *settings: str) -> str:
         """A peer from a file of configs/, its state in a folder of its name. What a person would type."""
@@ -207,7 +207,9 @@ class Play:
     def doctor(self) -> None:
         self.hour.title("Check the computer")
         self.hour.tell("Each problem comes with its fix. A warning does not stop a peer.")
-        self.hour.run([SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180)
+        self.hour.run(
+            [SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180, last=9
+        )
 
     def watch(self, pictures: Path) -> None:
         hour = self.hour
