@@ -126,7 +126,7 @@ class WorkerRole(Role):
             resume=self._asked_to_resume,
             checkpoint=self._asked_to_save,
             status=self._asked_how_it_is,
-            me=self._asked_what_it_did,
+            credit=self._asked_what_it_did,
         )
 
     async def run(self, network: Network) -> None:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.request
 from collections.abc import Callable
@@ -29,6 +30,8 @@ BIN = ROOT / ".venv" / "bin"
 QUIET = ["--set", "relay=false", "--set", "nat=false", "--set", "listen=[/ip4/127.0.0.1/tcp/0]"]
 """Loopback only: the files in configs/ listen to the world."""
 SWARMNET = str(BIN / "swarmnet")
+MAX_COLUMNS = 110
+"""Length at which the page cuts a line of output."""
 WORKERS = 4
 OBSERVED = "http://127.0.0.1:9420/swarm.json"
 LOAD = """
@@ -53,18 +56,27 @@ class Hour:
                             "COLUMNS": "100", "NO_COLOR": "1"}  # fmt: skip
 
     def tell(self, text: str) -> None:
-        self.lines += [text, ""]
+        """Append a paragraph to the page."""
+        self.lines += [text if text.startswith(("#", "!")) else textwrap.fill(text, 100), ""]
 
     def title(self, text: str) -> None:
         print(f"== {text}", flush=True)
         self.tell(f"## {text}")
 
-    def show(self, command: str, output: str, last: int = 40) -> None:
-        """A command and what it printed, at most the last lines of it."""
-        told = output.rstrip().splitlines()
-        cut = ["..."] * (len(told) > last)
-        text = "\n".join([f"$ {command}", *cut, *told[-last:]])
-        self.lines += ["```", self.plain(text), "```", ""]
+    def show(self, command: str, output: str, last: int = 40, first: int = 0) -> None:
+        """Append a command and its output to the page: the `first` lines or, if that is 0, the `last` lines.
+
+        Lines are cut at MAX_COLUMNS.
+        """
+        lines = [
+            line if len(line) <= MAX_COLUMNS else line[:MAX_COLUMNS] + " ..."
+            for line in self.plain(output).rstrip().splitlines()
+        ]
+        if first:
+            shown = lines[:first] + ["..."] * (len(lines) > first)
+        else:
+            shown = ["..."] * (len(lines) > last) + lines[-last:]
+        self.lines += ["```", "\n".join([self.plain(f"$ {command}"), *shown]), "```", ""]
 
     def plain(self, text: str) -> str:
         """Without what is of this machine alone."""
@@ -72,12 +84,18 @@ class Hour:
         return text.expandtabs()
 
     def run(
-        self, command: list[str], seconds: float, given: str = "", last: int = 40, expect: int = 0
+        self,
+        command: list[str],
+        seconds: float,
+        given: str = "",
+        last: int = 40,
+        expect: int = 0,
+        first: int = 0,
     ) -> str:
         done = subprocess.run(command, cwd=self.folder, env=self.environment, input=given, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)  # fmt: skip
         told = self.written(command)
-        self.show(told if not given else f"echo {given.splitlines()[0]!r} | {told}", done.stdout, last)
+        self.show(told if not given else f"echo {given.splitlines()[0]!r} | {told}", done.stdout, last, first)
         if done.returncode != expect:
             raise Failed(f"{told} ended with {done.returncode}, not {expect}:\n{done.stdout[-3000:]}")
         return done.stdout
@@ -140,8 +158,11 @@ class Play:
         self.workers = [f"worker-{number}" for number in range(1, WORKERS + 1)]
 
     def demo(self, seconds: int) -> None:
-        self.hour.title("The demo of the README")
-        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=30)
+        self.hour.title("Watch the demo")
+        self.hour.tell(
+            "Six peers train on this computer. One is killed, and a new one joins. You should see:"
+        )
+        self.hour.run([SWARMNET, "demo", "--seconds", str(seconds)], seconds + 240, last=18)
 
     def start(self, name: str, file: str, *settings: str) -> str:
         """A peer from a file of configs/, its state in a folder of its name. What a person would type."""
@@ -160,18 +181,21 @@ class Play:
 
     def publish(self) -> None:
         hour = self.hour
-        hour.title("A run of one's own: publish it, start a bootstrap and an observer")
+        hour.title("Publish a run and start a bootstrap")
+        hour.tell("`publish` signs the run with your key and prints its id:")
         hour.run([SWARMNET, "publish", "configs/demo-run.yaml"], 60)
         command = self.start("bootstrap", "bootstrap.yaml", "metrics.listen=off")
         self.bootstrap = str(hour.until("the bootstrap tells how to join", 60, lambda: join_line(hour)))
-        hour.tell("The bootstrap prints the line with which others join:")
+        hour.tell("The bootstrap prints the command with which others join:")
         hour.show(command, text_of(hour, "bootstrap"))
+        hour.tell("An observer starts the same way from `configs/observer.yaml`.")
         self.start("observer", "observer.yaml", self.way_in, "metrics.listen=off")
         hour.until("the observer's page answers", 60, answers)
 
     def train(self) -> None:
         hour = self.hour
-        hour.title("Four workers join")
+        hour.title("Start four workers")
+        hour.tell("Each worker chooses its stage. This one is the fourth:")
         for name in self.workers:
             command = self.worker(name)
         hour.until("all four train", 180, lambda: all(trains(hour, name) for name in self.workers))
@@ -181,53 +205,67 @@ class Play:
         time.sleep(self.train_seconds)  # Training is what is waited for: the model is to be taken home.
 
     def doctor(self) -> None:
-        self.hour.title("Is this machine fit? The doctor")
-        self.hour.run([SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180)
+        self.hour.title("Check the computer")
+        self.hour.tell("Each problem comes with its fix. A warning does not stop a peer.")
+        self.hour.run(
+            [SWARMNET, "doctor", "--run", str(self.run), "--bootstrap", self.bootstrap], 180, last=9
+        )
 
     def watch(self, pictures: Path) -> None:
         hour = self.hour
-        hour.title("Watching: top on one peer, and the observer's page for everybody")
-        hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60)
+        hour.title("Watch one peer, and the whole swarm")
+        hour.tell("`top` shows a peer of this computer and its neighbours:")
+        hour.run([SWARMNET, "top", f"states/{self.workers[0]}"], 60, first=16)
+        hour.tell("With `--run` it shows all peers, as their records describe them:")
         hour.run([SWARMNET, "top", "--run", str(self.run), "--bootstrap", self.bootstrap], 90)
         hour.until("the observer sees four workers", 60, lambda: counted_workers() == WORKERS)
-        photograph(hour, pictures / "observer.png", "The observer's page with four workers:")
+        photograph(hour, pictures / "observer.png", "The observer's page shows the same in a browser:")
 
     def kill(self) -> tuple[str, str]:
         """(who was killed, who holds the same stage)."""
         hour = self.hour
-        hour.title("One worker is killed: the others go on, its stage thins on the page")
+        hour.title("Kill a worker")
         pair = hour.until("two workers hold the same stage", 60, of_one_stage)
         assert isinstance(pair, list)
         victim, survivor = pair
         rounds = newest_round(hour, survivor)
         hour.running[victim].send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        hour.tell(f"{victim} gets SIGKILL; {survivor} holds the same stage.")
+        hour.tell(f"{victim} is killed with SIGKILL. {survivor} has the same stage and continues.")
         hour.until("the observer sees three", 60, lambda: counted_workers() == WORKERS - 1)
         thinned = time.monotonic() - killed
-        hour.until("rounds go on", 130, lambda: newest_round(hour, survivor) > rounds)
-        hour.tell(f"The page showed it {thinned:.1f} s after the SIGKILL, and the rounds went on.")
-        hour.run([SWARMNET, "top", f"states/{survivor}"], 60)
+        hour.until("rounds continue", 130, lambda: newest_round(hour, survivor) > rounds)
+        hour.tell(
+            f"The observer's page showed the loss {thinned:.1f} s later. You should see the peer as `gone`:"
+        )
+        hour.run([SWARMNET, "top", f"states/{survivor}"], 60, first=8)
         return victim, survivor
 
     def come_back(self, victim: str, survivor: str) -> None:
         hour = self.hour
-        hour.title("It comes back with the same command, another one is paused and resumed")
+        hour.title("Start it again; pause and resume another")
+        hour.tell("The same command starts it from its checkpoint:")
         command = self.worker(victim)
         hour.until("it trains again", 120, lambda: trains(hour, victim))
-        hour.show(command, text_of(hour, victim))
+        hour.show(command, text_of(hour, victim), last=5)
         hour.run([SWARMNET, "pause", f"states/{survivor}"], 60)
         hour.run([SWARMNET, "resume", f"states/{survivor}"], 60)
-        hour.run([SWARMNET, "me", f"states/{survivor}"], 60)
+        hour.run([SWARMNET, "credit", f"states/{survivor}"], 60)
 
     def take_home(self) -> None:
         hour = self.hour
-        hour.title("Taking the model home")
+        hour.title("Take the model home")
+        hour.tell("Stop the workers; the other three leave in the same way:")
         for name in self.workers:
+            before = len(hour.lines)
             hour.run([SWARMNET, "leave", f"states/{name}"], 90)
             del hour.running[name]
+            if name != self.workers[0]:
+                del hour.lines[before:]
+        hour.tell("The export is checked against transformers and scored:")
         hour.run([SWARMNET, "export", "--from", "states", "--hf", "model"], 240)
-        hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text(), last=70)
+        hour.tell("It has a model card:")
+        hour.show("cat model/README.md", (hour.folder / "model" / "README.md").read_text(), first=22)
         loaded = hour.run([str(BIN / "python"), "-c", LOAD.strip()], 180)
         if "LlamaForCausalLM" not in loaded:
             raise Failed("transformers did not load the model")
@@ -324,8 +362,9 @@ def main() -> int:
         (hour.folder / "pictures").mkdir()
         hour.tell("# The first hour")
         hour.tell(
-            "Made by `scripts/first-hour`, which plays all of it and fails where a step does not show what "
-            "it must; do not edit. Options that only keep the peers on 127.0.0.1 are left out."
+            "This page shows the commands of a first hour with their real output, on one computer. It is "
+            "made by `scripts/first-hour`; do not edit it. Options that only keep the peers on 127.0.0.1 "
+            "are left out, and long lines are cut."
         )
         try:
             shutil.copytree(ROOT / "configs", hour.folder / "configs")
@@ -343,7 +382,7 @@ def main() -> int:
             return 1
         finally:
             hour.close()
-        (given.out / "pictures").mkdir(exist_ok=True)
+        (given.out / "pictures").mkdir(parents=True, exist_ok=True)
         for picture in (hour.folder / "pictures").iterdir():
             shutil.copy(picture, given.out / "pictures" / picture.name)
         (given.out / "first-hour.md").write_text("\n".join(hour.lines))

@@ -117,7 +117,7 @@ async def play(folder: Path, elsewhere: bool) -> dict[str, object]:
         await asyncio.sleep(WAIT_SECONDS)
         by_run = ("top", "--run", str(folder / "run.json"), "--bootstrap", boot.addresses[0])
         said = {
-            "me": other.says("me", str(other.state)),
+            "me": other.says("credit", str(other.state)),
             "top": other.says("top", str(other.state)), "top --run": other.says(*by_run),
         }  # fmt: skip
         began = time.time()
