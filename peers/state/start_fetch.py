@@ -56,6 +56,7 @@ WAIT_SECONDS = 0.5
 
 
 async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | None:
+    """
     """Return the folder that a peer file's `init_checkpoint` names, or None if it names none. If it is a URL, its
     model is downloaded into a folder that all peers of this machine share. Raises StartError."""
     local = folder_of(place)
@@ -147,7 +148,8 @@ def _fetch(
         found, wanted = hash_of(hashes), manifest.init_checkpoint.sha256
         if wanted not in ("", found):
             raise StartError(
-                f"{source.url} is not the model that init_checkpoint.sha256 names: that is {wanted[:16]}..., its hash "
+                f"{source.url} is not the model that init_checkpoint.sha256 names: that is "
+                f"{wanted[:16]}..., its hash "
                 f"is {found}; nothing of it was kept"
             )
         source.copy_if_there(TOKENIZER, part, budget)

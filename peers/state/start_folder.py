@@ -121,7 +121,8 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
     if digests and state_digest(-1, units).hex() != digests[stage]:
         raise StartError(
             f"{path} holds other weights than those that the run starts from (stage {stage}); get "
-            f"{manifest.init_checkpoint.origin or 'the model'} again, or leave `init_checkpoint` out of the peer "
+            f"{manifest.init_checkpoint.origin or 'the model'} again, or leave `init_checkpoint` out of "
+            "the peer "
             "file: others "
             "that have it give it"
         )
@@ -143,7 +144,8 @@ def require_hash(model: Folder, manifest: Manifest) -> str:
     sha256, wanted = model.sha256(), manifest.init_checkpoint.sha256
     if wanted not in ("", sha256):
         raise StartError(
-            f"{model.path} is not the model that init_checkpoint.sha256 names: that is {wanted[:16]}..., the folder's "
+            f"{model.path} is not the model that init_checkpoint.sha256 names: that is "
+            f"{wanted[:16]}..., the folder's "
             f"is {sha256} (`sha256sum {CONFIG} *.safetensors | sha256sum` in it)"
         )
     return sha256

@@ -24,7 +24,7 @@ COMMANDS = typer.main.get_command(cli.application())
 WORD = "1"
 """In the place of a value, and of a number that the reader fills in: an integer is a path and a name, too."""
 CHOICES = {
-    "command": ("pause", "resume", "leave", "me", "top", "doctor"),
+    "command": ("pause", "resume", "leave", "credit", "top", "doctor"),
 }
 """Values that are commands themselves: callers of peers/runtime/find_running.py pass them."""
 QUOTED = re.compile(r"`swarmnet\s([^`]*)`")

@@ -106,7 +106,8 @@ def start_beside(
     wanted, folder = manifest.init_checkpoint.path, run_file.parent
     if wanted != without_secret(wanted):
         raise ConfigError([
-            f"{run_file}: init_checkpoint.path: it would be published with the name and the password in it; write the "
+            f"{run_file}: init_checkpoint.path: it would be published with the name and the password in "
+            "it; write the "
             f"folder's name, and give the URL to `swarmnet publish {run_file} --start URL`"
         ])  # fmt: skip
     if not wanted:
@@ -123,7 +124,8 @@ def start_beside(
         return None, [f"init_checkpoint: the model was not looked at: publishing fetches it from {wanted}"]
     if place is None:
         raise ConfigError([
-            f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in {folder.absolute()}: put the "
+            f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in "
+            f"{folder.absolute()}: put the "
             "model's folder there, or say where it is: --start DIR"
         ])  # fmt: skip
     used = tokenizer or folder / manifest.data.tokenizer

@@ -55,7 +55,8 @@ class Running:
         (folder / "run.json").write_text(published_text(swarm.signed))
         config = SimpleNamespace(
             run=str(folder / "run.json"), archive=str(folder / "archive"), state=folder, name="",
-            invite_bytes=invite, archiving=SimpleNamespace(seconds=5.0, newest=2, every=0), init_checkpoint=None,
+            invite_bytes=invite, archiving=SimpleNamespace(seconds=5.0, newest=2, every=0),
+            init_checkpoint=None,
         )  # fmt: skip
         log = SimpleNamespace(record=self.note, flush=lambda: None)
         process = SimpleNamespace(
