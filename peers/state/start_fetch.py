@@ -56,9 +56,10 @@ WAIT_SECONDS = 0.5
 
 
 async def model_here(place: str, manifest: Manifest, notify: Notify) -> Path | None:
-    """
-    """Return the folder that a peer file's `init_checkpoint` names, or None if it names none. If it is a URL, its
-    model is downloaded into a folder that all peers of this machine share. Raises StartError."""
+    """Return the folder that a peer file's `init_checkpoint` names, or None if it names none.
+
+    If it is a URL, its model is downloaded into a folder that all peers of this machine share. Raises
+    StartError."""
     local = folder_of(place)
     if local is not None or not place or not manifest.init_checkpoint.path:
         return local

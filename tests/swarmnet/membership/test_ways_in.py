@@ -24,7 +24,7 @@ def ask_until(ways, table, away_until, end, remembered=()):
         for peer in ways.look(held, remembered, now):
             if peer == BOOT:
                 asked.append(now)
-            ways.asked(peer, peer == BOOT and now >= away_until, now)
+            ways.record_answer(peer, peer == BOOT and now >= away_until, now)
         lost.append(ways.lost)
         now += 1.0
     return asked, lost

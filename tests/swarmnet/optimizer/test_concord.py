@@ -83,7 +83,7 @@ def test_the_float_baseline_has_no_votes():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_gradients_norm_is_that_of_the_mean_over_the_tokens_however_much_is_clipped(method):
-    made = method_of(manifest(method=method, clip=1e-3), LAYOUT)
+    made = method_of(manifest(method=method, max_grad_norm=1e-3), LAYOUT)
     assert made.gradient_norm is None
     assert made.momentum_norm == 0.0
     made.contribute(gradient(1), 8, 0, ME)
@@ -93,7 +93,7 @@ def test_the_gradients_norm_is_that_of_the_mean_over_the_tokens_however_much_is_
 
 
 def test_the_momentums_norm_is_what_was_not_sent():
-    run = manifest(selection="top-k", kept=32, momentum=0.0, clip=1e9)
+    run = manifest(selection="top-k", topk_per_chunk=32, momentum=0.0, max_grad_norm=1e9)
     made = method_of(run, LAYOUT)
     made.contribute(gradient(1), 1, 0, ME)
     sent = torch.cat([own.values.flatten() for own in made.sent(0)])

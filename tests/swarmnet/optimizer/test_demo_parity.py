@@ -96,13 +96,13 @@ def agreement(shapes, **sync):
 
 @pytest.mark.parametrize("cut", ["flat", "tiled"])
 def test_where_a_run_of_the_vector_is_a_tile_the_steps_are_the_papers(cut):
-    mean, least = agreement(SQUARE, transform="fine-dct", cut=cut)
+    mean, least = agreement(SQUARE, transform="fine-dct", chunking=cut)
     assert mean >= 0.9999
     assert least >= 0.999
 
 
 def test_matrices_of_any_shape_step_as_in_the_paper():
-    mean, least = agreement(ANY, transform="fine-dct", cut="tiled")
+    mean, least = agreement(ANY, transform="fine-dct", chunking="tiled")
     assert mean >= 0.9999
     assert least >= 0.999
 

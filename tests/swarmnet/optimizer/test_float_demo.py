@@ -20,7 +20,7 @@ def manifest(**sync):
 
 def test_float_values_beyond_the_clip_or_not_numbers_are_refused():
     layout = layout_of({"lm_head.weight": (64, 64)})
-    method = method_of(manifest(clip=0.5), layout)
+    method = method_of(manifest(max_grad_norm=0.5), layout)
     payload = method.contribute(torch.ones(layout.size), 1, 0, PEERS[0])
     method.check(payload)
     for value in (0.51, -0.51, float("nan"), float("inf")):
@@ -38,7 +38,7 @@ def spike(layout, value):
 def test_the_float_mean_is_over_the_senders_of_a_coefficient():
     """One large value against two small opposite ones: the mean follows the large one, votes would not."""
     layout = layout_of({"lm_head.weight": (64, 64)})
-    settings_ = manifest(selection="group", kept=4096, clip=1.0)
+    settings_ = manifest(selection="group", topk_per_chunk=4096, max_grad_norm=1.0)
     tally = method_of(settings_, layout).tally(0)
     for peer, value in zip(PEERS, (0.01, -0.002, -0.003), strict=False):
         gradient = spike(layout, value)
@@ -50,7 +50,7 @@ def test_the_float_mean_is_over_the_senders_of_a_coefficient():
 def test_values_weigh_by_the_tokens_that_they_are_of(tokens):
     """A mean gradient of 1 over the first peer's tokens, of -1 over the others': the tokens decide."""
     layout = layout_of({"lm_head.weight": (64, 64)})
-    settings_ = manifest(selection="group", kept=4096, clip=1e4)
+    settings_ = manifest(selection="group", topk_per_chunk=4096, max_grad_norm=1e4)
     tally = method_of(settings_, layout).tally(0)
     for peer, sign, count in zip(PEERS, (1.0, -1.0, -1.0), tokens, strict=True):
         gradient = spike(layout, sign * count)
@@ -61,7 +61,7 @@ def test_values_weigh_by_the_tokens_that_they_are_of(tokens):
 def test_a_round_that_was_thin_weighs_little_in_what_is_sent_later():
     """One token of a gradient of 3, then a thousand of -1: what is kept of both follows the tokens, too."""
     layout = layout_of({"lm_head.weight": (64, 64)})
-    method = method_of(manifest(selection="group", kept=128, clip=1e4), layout)
+    method = method_of(manifest(selection="group", topk_per_chunk=128, max_grad_norm=1e4), layout)
     method.contribute(spike(layout, 3.0), 1, 0, PEERS[0])
     method.contribute(spike(layout, -1000.0), 1000, 1, PEERS[0])
     (left_CN,) = method._momentum.planes()
@@ -70,7 +70,7 @@ def test_a_round_that_was_thin_weighs_little_in_what_is_sent_later():
 
 def test_more_tokens_than_a_round_has_are_no_more_than_a_round():
     layout = layout_of({"lm_head.weight": (64, 64)})
-    settings_ = manifest(selection="group", kept=4096, clip=0.5, momentum=0.0)
+    settings_ = manifest(selection="group", topk_per_chunk=4096, max_grad_norm=0.5, momentum=0.0)
     method = method_of(settings_, layout)
     count = 5 * settings_.rounds.global_batch_tokens
     one_coefficient = torch.full((layout.size,), 10.0 * count)
@@ -94,7 +94,7 @@ class TwoBytes:
 
 def test_another_codec_of_values_is_a_method_of_fewer_bytes_with_the_same_step():
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (64,)})
-    run = manifest(selection="top-k", kept=1024, momentum=0.5)
+    run = manifest(selection="top-k", topk_per_chunk=1024, momentum=0.5)
     plain, short = method_of(run, layout), FloatMethod(run, layout, torch.device("cpu"), TwoBytes())
     tokens = run.rounds.global_batch_tokens
     gradient = tokens * torch.tensor([-(2.0**-8), 2.0**-7, 2.0**-6, -(2.0**-5)]).repeat(layout.size // 4)
@@ -124,7 +124,7 @@ def test_a_coefficient_weighs_by_its_mean_and_not_by_its_number_of_senders():
 def test_values_are_added_in_the_order_of_peer_ids():
     """0.5 + 2**-70 - 0.5 is 0 in float64, and 0.5 - 0.5 + 2**-70 is not: only a fixed order gives one bit."""
     layout = layout_of({"model.norm.weight": (64,)})
-    settings = manifest(selection="group", kept=4096)
+    settings = manifest(selection="group", topk_per_chunk=4096)
     method = method_of(settings, layout)
     payloads = {
         peer: np.full(64, value, "<f4").tobytes()

@@ -28,7 +28,7 @@ BOTH = ["low-rank", "hybrid"]
 
 
 def run(method, **sync):
-    return manifest(method=method, rank=8, clip=1e3, **sync)
+    return manifest(method=method, rank=8, max_grad_norm=1e3, **sync)
 
 
 def of(flat, name):
@@ -151,7 +151,7 @@ def test_what_hybrid_told_leaves_its_momentum_and_can_be_given_back():
 
 def test_the_votes_of_hybrid_are_of_what_the_directions_left():
     """Of a matrix that lies in the round's directions little is left: a vote is on others beside it, too."""
-    settings_ = run("hybrid", momentum=0.0, kept=1)
+    settings_ = run("hybrid", momentum=0.0, topk_per_chunk=1)
     method = method_of(settings_, LAYOUT)
     tokens, gradient = settings_.rounds.global_batch_tokens, gradient_of(LAYOUT, 1)
     entry = next(entry for entry in method.matrices if entry.name == UP)
@@ -167,7 +167,7 @@ def test_the_votes_of_hybrid_are_of_what_the_directions_left():
 
 @pytest.mark.parametrize("method_name", BOTH)
 def test_lookahead_is_the_step_of_a_round_of_the_own_contribution(method_name):
-    settings_ = run(method_name, selection="top-k", kept=4096)
+    settings_ = run(method_name, selection="top-k", topk_per_chunk=4096)
     method = method_of(settings_, LAYOUT)
     payload = method.contribute(gradient_of(LAYOUT, 1), 8, 0, PEERS[0])
     ahead, step = dense(method.lookahead(0), LAYOUT), step_of(method, {PEERS[0]: payload})

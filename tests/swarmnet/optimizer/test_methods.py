@@ -97,7 +97,7 @@ def test_what_ends_a_branch_is_stepped_by_its_share_of_the_learning_rate(method_
         intermediate_size=64,
     )
     layout = layout_of(parameter_shapes(shape, whole(shape)))
-    small = replace(manifest(method=method_name, kept=4096, learning_rate=2.0**-6), model=shape)
+    small = replace(manifest(method=method_name, topk_per_chunk=4096, learning_rate=2.0**-6), model=shape)
     method = method_of(small, layout)
     tally = method.tally(0)
     tally.add(PEERS[0], method.contribute(gradient_of(layout, 1), 7, 0, PEERS[0]))
@@ -191,7 +191,7 @@ def test_an_unusable_gradient_is_refused_and_changes_nothing(method_name):
 @given(st.sampled_from(SELECTIONS), st.data())
 def test_bent_payloads_are_refused_by_the_check_and_by_the_tally_alike(method_name, selection, data):
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (60,)})
-    method = method_of(manifest(selection=selection, kept=64, method=method_name), layout)
+    method = method_of(manifest(selection=selection, topk_per_chunk=64, method=method_name), layout)
     payload = bent(taken(method, PEERS[0], method.contribute(gradient_of(layout, 0), 1, 0, PEERS[0])), data)
     tally = method.tally(0)
     try:
@@ -223,7 +223,7 @@ def test_a_peer_counts_once(method_name):
 @pytest.mark.parametrize(("method_name", "transform"), list(product(SIGNED, TRANSFORMS)))
 def test_lookahead_is_the_step_of_a_swarm_of_equals_while_the_round_is_open(method_name, transform):
     layout = layout_of({"lm_head.weight": (64, 64)})
-    settings_ = manifest(method=method_name, transform=transform, selection="top-k", kept=4096)
+    settings_ = manifest(method=method_name, transform=transform, selection="top-k", topk_per_chunk=4096)
     method = method_of(settings_, layout)
     gradient = gradient_of(layout, 0)
     payload = method.contribute(gradient, 1, 0, PEERS[0])
@@ -244,8 +244,8 @@ def test_every_selection_and_transform_descends(method_name, selection, transfor
     """Three peers with noisy gradients of a quadratic reach a tenth of the first loss and stay there."""
     layout = layout_of({"lm_head.weight": (70, 64), "model.norm.weight": (40,)})
     settings_ = manifest(
-        method=method_name, selection=selection, transform=transform, kept=1024, momentum=0.8,
-        learning_rate=0.02, decay_rounds=120, clip=100.0,
+        method=method_name, selection=selection, transform=transform, topk_per_chunk=1024, momentum=0.8,
+        learning_rate=0.02, decay_rounds=120, max_grad_norm=100.0,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     target = gradient_of(layout, 5) * 0.3

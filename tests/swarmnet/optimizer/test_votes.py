@@ -20,14 +20,14 @@ SIZES = [("top-k", 32, 10), ("top-k", 128, 8), ("group", 128, 6)]
 @pytest.mark.parametrize(("selection", "kept", "bits_per_vote"), SIZES)
 def test_the_sizes_at_a_million_parameters_are_what_the_codes_promise(selection, kept, bits_per_vote):
     layout = layout_of({"model.embed_tokens.weight": (8192, 128)})
-    method = method_of(manifest(selection=selection, kept=kept), layout)
+    method = method_of(manifest(selection=selection, topk_per_chunk=kept), layout)
     assert method.votes == 256 * kept
     assert method.payload_bytes * 8 == bits_per_vote * method.votes
 
 
 def test_exact_zeros_get_pseudo_random_signs():
     layout = layout_of({"lm_head.weight": (64, 64)})
-    method = method_of(manifest(selection="group", kept=1024), layout)
+    method = method_of(manifest(selection="group", topk_per_chunk=1024), layout)
     votes = set()
     for round in range(4):
         payload = method.contribute(torch.zeros(layout.size), 1, round, PEERS[0])
@@ -39,7 +39,7 @@ def test_exact_zeros_get_pseudo_random_signs():
 @given(st.sampled_from(SELECTIONS), st.data())
 def test_bent_payloads_are_refused_or_count_as_one_vote_each(selection, data):
     layout = layout_of({"lm_head.weight": (64, 64), "model.norm.weight": (60,)})
-    method = method_of(manifest(selection=selection, kept=64), layout)
+    method = method_of(manifest(selection=selection, topk_per_chunk=64), layout)
     payload = bent(method.contribute(gradient_of(layout, 0), 1, 0, PEERS[0]), data)
     try:
         method.check(payload)
@@ -61,7 +61,7 @@ def test_random_bytes_are_refused_for_their_length(selection, payload):
 
 def test_the_majority_decides_and_ties_and_silence_leave_a_weight():
     layout = layout_of({"lm_head.weight": (64, 64)})
-    settings_ = manifest(selection="group", kept=4096, learning_rate=2.0**-10)
+    settings_ = manifest(selection="group", topk_per_chunk=4096, learning_rate=2.0**-10)
     method = method_of(settings_, layout)
     tally = method.tally(0)
     assert not dense(tally.step(), layout).any()
@@ -90,7 +90,7 @@ def test_another_run_gives_exact_zeros_other_signs():
 def test_many_equal_votes_do_not_overflow():
     """Nine voters on all coefficients of a single spike add up to 36864 in its place: beyond 16 bits."""
     layout = layout_of({"lm_head.weight": (64, 64)})
-    settings_ = manifest(selection="group", transform="hadamard", kept=4096)
+    settings_ = manifest(selection="group", transform="hadamard", topk_per_chunk=4096)
     spike = torch.zeros(layout.size)
     spike[0] = 1.0
     tally = method_of(settings_, layout).tally(0)

@@ -51,7 +51,7 @@ def test_a_no_with_the_news_that_explain_it_leads_to_the_next_best():
     scouts = scouting(b=9.0, c=1.0, c2=2.0)
     first = scouts.seek(KEY, LIVE, 0.0)
     full = (Booking(0.0, 40.0), Booking(0.0, 40.0))
-    scouts.told(C, Load(2, 1.0, 2.0, full), TO_GO, 0.0, 0.0)
+    scouts.on_load_report(C, Load(2, 1.0, 2.0, full), TO_GO, 0.0, 0.0)
     assert scouts.answered(C, KEY, first.question, None).granted is None
     assert scouts.seek(KEY, LIVE, 0.0).peer == C2
 
@@ -87,7 +87,7 @@ def test_the_loss_of_a_peer_concerns_those_that_asked_it_or_have_a_place_there_a
 
 def test_bookings_are_told_in_seconds_from_when_they_were_said():
     scouts = scouting()
-    scouts.told(C, Load(2, 1.0, 2.0, (Booking(-1.0, 5.0),)), TO_GO, 0.1, 100.0)
+    scouts.on_load_report(C, Load(2, 1.0, 2.0, (Booking(-1.0, 5.0),)), TO_GO, 0.1, 100.0)
     assert scouts.seen[C].load.bookings == (Booking(98.9, 104.9),)
 
 
@@ -107,7 +107,7 @@ def test_one_slow_answer_keeps_nobody_away_and_who_was_far_is_tried_again():
 def test_an_unknown_peer_is_tried_once_and_not_by_all_at_the_same_time():
     scouts = scouting(c=1.0, c2=1.0)
     new = PeerId("new")
-    scouts.told(new, IDLE, TO_GO, 0.0, 0.0)
+    scouts.on_load_report(new, IDLE, TO_GO, 0.0, 0.0)
     asked = []
     for number in range(3):
         key = MicrobatchId(KEY.origin, number)
@@ -121,7 +121,7 @@ def visits_by_stage(microbatches, whole=0, rules=RULES, **hops):
     leave nothing out."""
     scouts = scouting(rules, **hops)
     for peer, _ in LIVE:
-        scouts.told(peer, IDLE, {(1, 1): 10.0, (1, 2): 10.0, (2, 1): 10.0}, 0.0, 0.0)
+        scouts.on_load_report(peer, IDLE, {(1, 1): 10.0, (1, 2): 10.0, (2, 1): 10.0}, 0.0, 0.0)
     visits = []
     for number in range(microbatches * (whole + 1)):
         key = MicrobatchId(KEY.origin, number)

@@ -20,7 +20,7 @@ from swarmnet.optimizer.tiling import plane_of
 RATE = 2.0**-7
 PARTS = 4
 LAYOUT = layout_of(shapes_of(2))
-RUN = manifest(method="local-steps", learning_rate=RATE, decay_rounds=10**9, parts=PARTS)
+RUN = manifest(method="local-steps", learning_rate=RATE, decay_rounds=10**9, fragments=PARTS)
 
 
 def spoken_of(method, payload, round):
@@ -87,7 +87,7 @@ def test_what_was_not_sent_works_on_in_the_peers_own_weights():
     method = stepped(RUN, LAYOUT)
     replica = replica_of(method, LAYOUT)
     before = replica.live_floats(ahead=False)
-    payload = method.own.tell(0, PEERS[0])
+    payload = method.own.encode_delta(0, PEERS[0])
     assert torch.allclose(replica.live_floats(ahead=False), before, atol=UNIT), "what is on its way counts in"
     replica.add(0, PEERS[0], payload)
     replica.apply(0)
@@ -103,7 +103,7 @@ def test_the_rest_shrinks_from_round_to_round_when_nothing_more_is_moved():
     method = stepped(RUN, LAYOUT)
     sizes = [float(moved_by(method, LAYOUT).norm())]
     for round in range(3 * PARTS):
-        method.own.tell(round, PEERS[0])
+        method.own.encode_delta(round, PEERS[0])
         sizes.append(float(moved_by(method, LAYOUT, applied=round).norm()))
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < 0.5 * sizes[0]
@@ -114,8 +114,8 @@ def test_each_number_is_spoken_of_once_in_a_cycle_and_by_all_peers_at_once():
     for first in (0, PARTS, 5 * PARTS):
         times = torch.zeros(LAYOUT.size, dtype=torch.int32)
         for round in range(first, first + PARTS):
-            mine = spoken_of(one, one.own.tell(round, PEERS[0]), round)
-            assert torch.equal(mine, spoken_of(other, other.own.tell(round, PEERS[1]), round))
+            mine = spoken_of(one, one.own.encode_delta(round, PEERS[0]), round)
+            assert torch.equal(mine, spoken_of(other, other.own.encode_delta(round, PEERS[1]), round))
             times += mine
         for start, stop in LAYOUT.padding:
             assert not times[start:stop].any()
@@ -128,14 +128,14 @@ def test_the_order_of_parts_differs_between_cycles():
     orders = set()
     for cycle in range(16):
         rounds = range(cycle * PARTS, (cycle + 1) * PARTS)
-        spoken = [spoken_of(method, method.own.tell(round, PEERS[0]), round)[:PARTS] for round in rounds]
+        spoken = [spoken_of(method, method.own.encode_delta(round, PEERS[0]), round)[:PARTS] for round in rounds]
         orders.add(tuple(int(part.nonzero()[0]) for part in spoken))
     assert len(orders) > 4
 
 
 def test_a_step_is_the_mean_of_what_was_told():
     methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
-    payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
+    payloads = {peer: method.own.encode_delta(0, peer) for peer, method in methods.items()}
     tally = methods[PEERS[0]].tally(0)
     alone = []
     for peer, payload in payloads.items():
@@ -151,7 +151,7 @@ def test_what_a_peer_tells_points_where_it_moved():
     method = stepped(RUN, LAYOUT)
     moved = moved_by(method, LAYOUT)
     tally = method.tally(0)
-    tally.add(PEERS[0], method.own.tell(0, PEERS[0]))
+    tally.add(PEERS[0], method.own.encode_delta(0, PEERS[0]))
     told = to_floats(dense(tally.step(), LAYOUT))
     spoken = told != 0
     assert (torch.sign(told[spoken]) == torch.sign(moved[spoken])).float().mean() > 0.999
@@ -161,7 +161,7 @@ def test_what_a_peer_tells_points_where_it_moved():
 def test_nobody_is_much_louder_than_the_others():
     """One of five says the largest exponent everywhere: the step is at most twice an honest one."""
     methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS)}
-    payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
+    payloads = {peer: method.own.encode_delta(0, peer) for peer, method in methods.items()}
     honest = methods[PEERS[0]].tally(0)
     for peer in PEERS[:4]:
         honest.add(peer, payloads[peer])
@@ -182,7 +182,7 @@ def loud(payload):
 def test_a_contribution_that_comes_back_is_in_the_own_weights_again():
     method = stepped(RUN, LAYOUT)
     before = moved_by(method, LAYOUT)
-    payload = method.own.tell(0, PEERS[0])
+    payload = method.own.encode_delta(0, PEERS[0])
     assert not torch.allclose(moved_by(method, LAYOUT, applied=0), before, atol=10 * UNIT)
     method.give_back(payload, 0, PEERS[0])
     assert torch.allclose(moved_by(method, LAYOUT, applied=0), before, atol=UNIT)
@@ -192,7 +192,7 @@ def test_two_rounds_on_their_way_are_both_in_the_own_weights():
     method = stepped(RUN, LAYOUT)
     before = moved_by(method, LAYOUT)
     for round in (0, 1):
-        method.own.tell(round, PEERS[0])
+        method.own.encode_delta(round, PEERS[0])
     assert torch.allclose(moved_by(method, LAYOUT), before, atol=UNIT)
     assert not torch.allclose(moved_by(method, LAYOUT, applied=0), before, atol=10 * UNIT)
 
@@ -234,7 +234,7 @@ def test_a_payload_is_one_bit_a_number_and_one_byte_a_chunk():
 
 def test_more_parts_than_a_small_chunk_has_numbers_are_as_many_as_it_has():
     layout = layout_of({"model.norm.weight": (60,), "lm_head.weight": (64, 64)})
-    method = method_of(replace(RUN, sync=replace(RUN.sync, parts=64)), layout)
+    method = method_of(replace(RUN, sync=replace(RUN.sync, fragments=64)), layout)
     method.own.step(gradient_of(layout, 0), 1, 0)
     for round in range(64):
         assert len(method.own.encode_delta(round, PEERS[0])) == method.payload_bytes
@@ -243,7 +243,7 @@ def test_more_parts_than_a_small_chunk_has_numbers_are_as_many_as_it_has():
 
 def test_replicas_that_hear_of_a_contribution_late_are_equal_to_those_that_heard_in_time():
     methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
-    payloads = {round: {peer: m.own.tell(round, peer) for peer, m in methods.items()} for round in range(3)}
+    payloads = {round: {peer: m.own.encode_delta(round, peer) for peer, m in methods.items()} for round in range(3)}
     early, late = replica_of(stepped(RUN, LAYOUT, 7), LAYOUT), replica_of(stepped(RUN, LAYOUT, 8), LAYOUT)
     for round, told in payloads.items():
         for peer, payload in told.items():

@@ -38,7 +38,7 @@ def test_after_a_round_a_peer_goes_on_from_where_the_group_is(name):
     method = stepped(run(name), LAYOUT)
     before = moved_by(method, LAYOUT)
     replica = replica_of(method, LAYOUT)
-    payload = method.own.tell(0, PEERS[0])
+    payload = method.own.encode_delta(0, PEERS[0])
     assert torch.equal(moved_by(method, LAYOUT), before), "until then it goes on from where it was"
     method.own.step(gradient_of(LAYOUT, 77), 7, 1)
     since = moved_by(method, LAYOUT) - before
@@ -53,7 +53,7 @@ def test_sparse_loco_tells_the_rest_later_and_loses_nothing_of_it():
     moved, told = moved_by(method, LAYOUT), torch.zeros(LAYOUT.size)
     gone = []
     for round in range(12):
-        told += mean_told(method, {PEERS[0]: method.own.tell(round, PEERS[0])}, round)
+        told += mean_told(method, {PEERS[0]: method.own.encode_delta(round, PEERS[0])}, round)
         gone.append(float((moved - told).norm()))
         assert method.momentum_norm == pytest.approx(gone[-1], rel=1e-3)
     assert gone == sorted(gone, reverse=True)
@@ -64,7 +64,7 @@ def test_what_waits_fades():
     method = stepped(run("sparse-loco", error_feedback_decay=0.5), LAYOUT)
     sizes = []
     for round in range(4):
-        method.own.tell(round, PEERS[0])
+        method.own.encode_delta(round, PEERS[0])
         sizes.append(method.momentum_norm)
     assert all(later < 0.55 * earlier for earlier, later in pairwise(sizes[1:]))
 
@@ -77,7 +77,7 @@ def test_diloco_steps_by_nesterovs_momentum_of_the_means():
     for round in range(4):
         moved = torch.stack([moved_by(each, LAYOUT, applied=round - 1) for each in methods.values()]).mean(0)
         for peer, method in methods.items():
-            replica.add(round, peer, method.own.tell(round, peer))
+            replica.add(round, peer, method.own.encode_delta(round, peer))
             method.own.step(gradient_of(LAYOUT, 50 + round), 7, round)
         replica.apply(round)
         replica.settle(round)
@@ -95,7 +95,7 @@ def test_a_late_contribution_corrects_what_the_momentum_made_of_later_rounds():
     for round in range(3):
         for peer, method in methods.items():
             method.own.step(gradient_of(LAYOUT, 50 + round), 7, round)
-            payload = method.own.tell(round, peer)
+            payload = method.own.encode_delta(round, peer)
             early.add(round, peer, payload)
             if (round, peer) == (0, PEERS[1]):
                 waits[round] = payload
@@ -113,7 +113,7 @@ def test_a_momentum_is_part_of_what_is_settled_and_a_replica_begins_with_all_of_
     method = stepped(run("diloco"), LAYOUT)
     replica = replica_of(method, LAYOUT)
     still = replica.digest()
-    replica.add(0, PEERS[0], method.own.tell(0, PEERS[0]))
+    replica.add(0, PEERS[0], method.own.encode_delta(0, PEERS[0]))
     replica.apply(0)
     assert replica.settle(0) != still
     state = replica.settled_units()
@@ -139,9 +139,9 @@ def test_a_state_without_momentum_lies_as_the_weights_do():
 
 def test_streaming_of_one_part_in_eight_bits_is_diloco():
     diloco = stepped(run("diloco"), LAYOUT)
-    streaming = stepped(run("streaming-diloco", parts=1, sent="int8", outer_lr=0.7), LAYOUT)
-    payload = diloco.own.tell(0, PEERS[0])
-    assert streaming.own.tell(0, PEERS[0]) == payload
+    streaming = stepped(run("streaming-diloco", fragments=1, delta_codec="int8", outer_lr=0.7), LAYOUT)
+    payload = diloco.own.encode_delta(0, PEERS[0])
+    assert streaming.own.encode_delta(0, PEERS[0]) == payload
     assert torch.equal(mean_told(diloco, {PEERS[0]: payload}), mean_told(streaming, {PEERS[0]: payload}))
 
 
@@ -157,7 +157,7 @@ def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
     settings = run("sparta")
     methods = {peer: stepped(settings, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
     stood = torch.stack([moved_by(method, LAYOUT) for method in methods.values()])
-    payloads = {peer: method.own.tell(0, peer) for peer, method in methods.items()}
+    payloads = {peer: method.own.encode_delta(0, peer) for peer, method in methods.items()}
     group = mean_told(methods[PEERS[0]], payloads)
     part = torch.zeros(LAYOUT.size, dtype=torch.bool)
     for plane in LAYOUT.planes:
@@ -174,7 +174,7 @@ def test_partitioned_averaging_is_the_mean_of_the_peers_weights():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
     method = stepped(run(name), LAYOUT)
-    payload = method.own.tell(0, PEERS[0])
+    payload = method.own.encode_delta(0, PEERS[0])
     without, told = moved_by(method, LAYOUT, applied=0), torch.zeros(LAYOUT.size)
     for plane, moves in zip(LAYOUT.planes, method.moves_of(payload), strict=True):
         method.part(told, plane, 0).copy_(moves.units() * UNIT)
@@ -187,8 +187,8 @@ def test_a_contribution_that_comes_back_is_in_the_own_weights_again(name):
 def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
     assert run("diloco").sync.local_steps == PRESETS["diloco"]
     assert run("demo-sign").sync.local_steps is None
-    mine = run("sparse-loco", inner="muon", parts=2, rest="local").sync.local_steps
-    assert mine == replace(PRESETS["sparse-loco"], inner="muon", parts=2, rest="local")
+    mine = run("sparse-loco", inner_optimizer="muon", fragments=2, residual="local").sync.local_steps
+    assert mine == replace(PRESETS["sparse-loco"], inner_optimizer="muon", fragments=2, residual="local")
     assert run("streaming-diloco", outer_lr=0.5).sync.local_steps.outer_thousandths == (500, 900)
     assert run("streaming-diloco").sync.local_steps.outer_thousandths == (400, 900)
 

@@ -25,13 +25,13 @@ from swarmnet.rounds.result_table import Contributor, Table, head_of, tag_of
 PARTS = 4
 SHARDS = 3
 RUN = manifest(
-    method="local-steps", exchange="sharded-reduce", shards=SHARDS, learning_rate=2.0**-7, decay_rounds=10**9,
-    parts=PARTS,
+    method="local-steps", topology="sharded-reduce", shards=SHARDS, learning_rate=2.0**-7, decay_rounds=10**9,
+    fragments=PARTS,
 )  # fmt: skip
 LAYOUT = layout_of(shapes_of(2))
 TINY = layout_of({"model.norm.weight": (3,), "lm_head.weight": (2, 5)})
 """Fewer chunks than shards: some of these have nothing to say."""
-WIDE = replace(RUN, sync=replace(RUN.sync, parts=64))
+WIDE = replace(RUN, sync=replace(RUN.sync, fragments=64))
 """One number of the smallest chunks, so that an odd number of four bits is left over."""
 REDUCERS = [PeerId(f"reducer {number}") for number in range(4)]
 
@@ -43,7 +43,7 @@ def contributor(peer, tokens=100):
 def told_by(count=3, layout=LAYOUT, run=RUN, round=0):
     """Payloads by peer."""
     peers = PEERS[:count]
-    return {peer: stepped(run, layout, n).own.tell(round, peer) for n, peer in enumerate(peers)}
+    return {peer: stepped(run, layout, n).own.encode_delta(round, peer) for n, peer in enumerate(peers)}
 
 
 def cut(method, payloads, shards=None):
@@ -85,7 +85,7 @@ def real_ones(layout):
 
 def test_a_manifest_that_says_sharded_gets_this_method_and_no_other_does():
     assert isinstance(method_of(RUN, LAYOUT), ReducedSteps)
-    plain = method_of(replace(RUN, sync=replace(RUN.sync, exchange="all-gather")), LAYOUT)
+    plain = method_of(replace(RUN, sync=replace(RUN.sync, topology="all-gather")), LAYOUT)
     assert isinstance(plain, LocalSteps)
     assert plain.reduced is None
     assert method_of(RUN, LAYOUT).reduced is not None
@@ -94,7 +94,7 @@ def test_a_manifest_that_says_sharded_gets_this_method_and_no_other_does():
 @pytest.mark.parametrize(("layout", "run"), [(LAYOUT, RUN), (LAYOUT, WIDE), (TINY, RUN), (TINY, WIDE)])
 def test_slices_say_together_what_the_contribution_says(layout, run):
     method = stepped(run, layout)
-    payload = method.own.tell(0, PEERS[0])
+    payload = method.own.encode_delta(0, PEERS[0])
     slices = method.slices(payload)
     assert [len(data) for data in slices] == list(method.slice_bytes)
     for shard, data in enumerate(slices):
@@ -389,7 +389,7 @@ def test_tiny_layouts_go_through_all_of_it_though_some_shards_have_nothing_to_sa
         other_half = range(run.sync.shards // 2, run.sync.shards)
         replica = Replica(TINY, method, torch.zeros(TINY.size, dtype=torch.int32))
         for round in range(run.sync.local_steps.parts):
-            payloads = {peer: of.own.tell(round, peer) for peer, of in methods.items()}
+            payloads = {peer: of.own.encode_delta(round, peer) for peer, of in methods.items()}
             for reducer, shards in zip(REDUCERS, (half, other_half), strict=False):
                 result = method.reduce(cut(method, payloads, shards))
                 assert len(result) <= method.longest_result
@@ -410,7 +410,7 @@ def own_moves(method, applied):
 def test_shards_that_come_back_are_in_the_own_weights_again_and_the_others_are_not():
     method = stepped(RUN, LAYOUT)
     before = own_moves(method, -1)
-    payload = method.own.tell(0, PEERS[0])
+    payload = method.own.encode_delta(0, PEERS[0])
     gone = own_moves(method, 0)
     method.give_back(payload, 0, PEERS[0], (0, 2))
     after = own_moves(method, 0)
@@ -426,8 +426,8 @@ def test_shards_that_come_back_are_in_the_own_weights_again_and_the_others_are_n
 
 def test_what_came_back_in_all_its_shards_is_what_comes_back_at_once():
     by_shard, at_once = stepped(RUN, LAYOUT), stepped(RUN, LAYOUT)
-    payload = by_shard.own.tell(0, PEERS[0])
-    assert at_once.own.tell(0, PEERS[0]) == payload
+    payload = by_shard.own.encode_delta(0, PEERS[0])
+    assert at_once.own.encode_delta(0, PEERS[0]) == payload
     for shard in range(SHARDS):
         by_shard.give_back(payload, 0, PEERS[0], (shard,))
     at_once.give_back(payload, 0, PEERS[0])
