@@ -79,10 +79,10 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     layout = held_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size
     if (own := sync.local_steps) is not None:
-        if own.sent == "topk-2bit":  # Indices, signs, which of two sizes; and the two sizes for each chunk.
-            kept = max(1, sync.sparse_topk // own.parts)
+        if own.delta_codec == "topk-2bit":  # Indices, signs, which of two sizes; and the two sizes for each chunk.
+            kept = max(1, sync.sparse_topk // own.fragments)
             return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_topk)) / 8 + 8)
-        return parameters / own.parts * BITS[own.sent] / 8 + parameters / CHUNK
+        return parameters / own.fragments * BITS[own.delta_codec] / 8 + parameters / CHUNK
     direction_bytes = 0
     if sync.method in ("low-rank", "hybrid"):  # A byte for each number of the directions.
         matrices = [entry for entry in layout.entries if is_muons(entry.name, entry.shape)]
@@ -97,4 +97,4 @@ def result_bytes(manifest: Manifest, stage: int) -> float:
     """Estimate the bytes of a round's results if reducers sum and contributions cover the whole stage."""
     own, size = manifest.sync.local_steps, trained_layout(manifest, stage).size
     assert own is not None, "only own steps go through reducers"
-    return size / own.parts * RESULT_BITS / 8 + size / CHUNK
+    return size / own.fragments * RESULT_BITS / 8 + size / CHUNK

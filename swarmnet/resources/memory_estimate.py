@@ -109,7 +109,7 @@ def needs_of(
     weights += _at_work(manifest, layout, trained, work, not process_bytes)
     weights += _of_method(manifest, stage, layout, trained, is_small)
     if own is not None and (process_bytes or computing.optimizer_state == "device"):
-        weights += _moments(own.inner, trained)
+        weights += _moments(own.inner_optimizer, trained)
     # Frozen weights: kept as units in host memory, copied for the disk, and used for computing.
     fixed = work + ((GRID_BYTES + COPY_BYTES + FREED_BYTES) if process_bytes else 0)
     weights += frozen_layout(manifest, stage).size * fixed
@@ -157,8 +157,8 @@ def _at_work(manifest: Manifest, layout: Layout, trained: Layout, work: int, on_
     tile = TILE_BYTES * (GPU_TIMES if on_card else 1)
     gradient = work * max((entry.size for entry in trained.entries), default=0)
     is_sharded = manifest.sync.topology == "sharded-reduce"
-    results = RESULT_AT_WORK_BYTES * layout.size // own.parts if is_sharded else 0
-    if own.inner != "muon":
+    results = RESULT_AT_WORK_BYTES * layout.size // own.fragments if is_sharded else 0
+    if own.inner_optimizer != "muon":
         return max(tile, gradient, results)
     shapes = Counter(entry.shape for entry in trained.entries if is_muons(entry.name, entry.shape))
     numbers = 0
@@ -176,9 +176,9 @@ def _of_method(manifest: Manifest, stage: int, layout: Layout, trained: Layout, 
         at_times = BOTH_BYTES * (sync.method == "hybrid") + CUT_BYTES * (sync.chunking == "tiled")
         return layout.size * (SIGN_BYTES * rounds + at_times)
     kept = layout.size * MOMENTUM_BYTES * own.settles_momentum
-    kept += trained.size * UNSENT_BYTES * (own.rest == "error-feedback")
-    each_round = _open_bytes(manifest, own, layout, trained, is_small and own.sent == "sign")
-    return kept + ceil(each_round * rounds / own.parts)
+    kept += trained.size * UNSENT_BYTES * (own.residual == "error-feedback")
+    each_round = _open_bytes(manifest, own, layout, trained, is_small and own.delta_codec == "sign")
+    return kept + ceil(each_round * rounds / own.fragments)
 
 
 def _open_bytes(
@@ -188,7 +188,7 @@ def _open_bytes(
     results."""
     is_sharded = manifest.sync.topology == "sharded-reduce"
     found = RESULT_BYTES * layout.size if is_sharded else 0
-    if own.rest != "local":  # Its numbers are kept until the round is applied.
+    if own.residual != "local":  # Its numbers are kept until the round is applied.
         return FLOAT_BYTES * trained.size + FEW_BYTES * (layout.size - trained.size) + found
     in_groups = manifest.model.experts.groups > 1
     few = sum(
@@ -196,7 +196,7 @@ def _open_bytes(
         for plane in layout.planes
         if is_sharded or by_few or (in_groups and plane.expert is not None)
     )
-    return FEW_BYTES * few + MOVES_BYTES[own.sent] * (layout.size - few) + found
+    return FEW_BYTES * few + MOVES_BYTES[own.delta_codec] * (layout.size - few) + found
 
 
 def _moments(inner: InnerName, layout: Layout) -> int:

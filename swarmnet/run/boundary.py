@@ -70,7 +70,7 @@ def contradictions(
         )
     rows, half = boundary.anchor_rows, boundary.anchor_rows // 2
     if rows and boundary.kind == "shared-subspace":
-        yield "model.boundary.anchor_rows: in form shared what is fixed of a token takes no table"
+        yield "model.boundary.anchor_rows: with kind shared-subspace no table holds the fixed part of a token"
     if rows < 0 or rows != 2 * half or (rows > 0 and half * half < vocabulary):
         yield (
             f"model.boundary.anchor_rows is {rows}; it must be even, and the square of its half at least "

@@ -25,11 +25,11 @@ BITS: Mapping[SentName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
 class LocalStepConfig:
     """The configuration of one method with local steps."""
 
-    inner: InnerName
-    parts: int
+    inner_optimizer: InnerName
+    fragments: int
     """Number of parts of the weights. Each round covers one of them, in turn."""
-    sent: SentName
-    rest: RestName
+    delta_codec: SentName
+    residual: RestName
     outer_lr: float = 1.0
     """Factor on the mean delta in the group's step."""
     outer_momentum: float = 0.0

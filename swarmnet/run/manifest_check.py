@@ -245,7 +245,7 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
             f"{', '.join(PRESETS)}",
         ),
         (
-            sync.topology == "sharded-reduce" and own is not None and own.sent == "topk-2bit",
+            sync.topology == "sharded-reduce" and own is not None and own.delta_codec == "topk-2bit",
             "sync.topology: the largest of different peers are at different places, so their mean takes more "
             "bytes than they do; leave sharded out, or set sync.delta_codec",
         ),

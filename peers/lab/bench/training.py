@@ -135,7 +135,7 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
     own, inner_batch_tokens = manifest.sync.local_steps, step_tokens_of(manifest)
     first = first_state(alone, 0)
     loops: dict[Loop, _Trains] = {"plain": Plain(alone, first, inner_batch_tokens, place)}
-    if own is not None and own.inner == "muon":
+    if own is not None and own.inner_optimizer == "muon":
         loops["plain-muon"] = Plain(alone, first, inner_batch_tokens, place, is_muon=True)
     peers: dict[Loop, StagesInOneThread] = {"peer": StagesInOneThread(alone, place)}
     if len(manifest.stages) > 1:

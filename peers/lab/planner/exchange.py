@@ -88,7 +88,7 @@ def exchange_of(manifest: Manifest) -> Exchange:
     """As the run says."""
     sync, own, stages = manifest.sync, manifest.sync.local_steps, range(len(manifest.stages))
     step = (sync.inner_batch_tokens or manifest.microbatch_tokens) if own is not None else 0
-    can_shard = own is not None and own.sent != "topk-2bit"
+    can_shard = own is not None and own.delta_codec != "topk-2bit"
     return Exchange(
         tuple(contribution_bytes(manifest, stage) for stage in stages),
         tuple(result_bytes(manifest, stage) for stage in stages) if can_shard else (),

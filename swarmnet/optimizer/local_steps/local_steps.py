@@ -63,12 +63,12 @@ class LocalSteps:
         self.how = sync.local_steps
         self._sync, self._run_id = sync, manifest.run_id()
         self.layout, self.state, self.device = layout, state_of(layout, sync), device
-        self.code, self.outer = code_of(self.how.sent, sync), OuterOptimizer.of(self.how)
+        self.code, self.outer = code_of(self.how.delta_codec, sync), OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.max_grad_norm, device)
-        self._inner = InnerOptimizer(self.how.inner, layout, sync.momentum)
+        self._inner = InnerOptimizer(self.how.inner_optimizer, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
-        self._waiting = torch.zeros(layout.size, device=device) if self.how.rest == "error-feedback" else None
+        self._waiting = torch.zeros(layout.size, device=device) if self.how.residual == "error-feedback" else None
         """Outside of them. In float32, as what it is a rest of: it is added to each time."""
         self._sent: dict[int, dict[int, EncodedDelta | Tensor]] = {}
         """Of rounds that may not be applied yet, what the own weights hold meanwhile, by where a tile begins:
@@ -133,7 +133,7 @@ class LocalSteps:
         if self._waiting is not None:
             waiting_CM.copy_(offered_CM - said_CM)
         held: EncodedDelta | Tensor = moves
-        if self.how.rest == "local":
+        if self.how.residual == "local":
             delta_CM -= said_CM
         else:
             held = delta_CM.clone()
@@ -230,7 +230,7 @@ class LocalSteps:
 
     def width(self, plane: Plane) -> int:
         """M: of a small chunk there may be fewer parts, each of one number."""
-        return max(1, plane.chunk // self.how.parts)
+        return max(1, plane.chunk // self.how.fragments)
 
     def bytes_of(self, rows: Sequence[int]) -> int:
         """Of what is said of so many chunks of each plane."""

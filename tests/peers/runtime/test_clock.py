@@ -129,7 +129,7 @@ def most_stand_still(folder, seconds, sharded):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "sharded-reduce"),
+    ("seconds", "sharded"),
     [(8.0, False), (8.0, True), (40.0, False)],
     ids=["8 s", "8 s, sharded", "40 s"],
 )

@@ -121,7 +121,7 @@ def body_of(who: Identity, round: int = 0, shards=tuple(ALL), **of) -> bytes:
     return signature_of(who, ME, round, shards, **of) + evidence_of(who, round, shards, **of)
 
 
-def contributor(
+def as_contributor(
     who: Identity, round: int = 0, reducer: Identity = ME, shards=tuple(ALL), serial: int = 1
 ) -> Contributor:
     grant = grant_of(who.peer_id, signature_of(who, reducer, round, shards, serial=serial))
@@ -140,7 +140,7 @@ def result_of(
     granted = grants_to or contributor
     held = {
         shard: {
-            contributor(who, round, granted, shards): slices_of(who, round)[shard] for who in contributors
+            as_contributor(who, round, granted, shards): slices_of(who, round)[shard] for who in contributors
         }
         for shard in shards
     }

@@ -97,7 +97,7 @@ async def test_from_the_seed_nobody_works_in_the_shadow():
     await swarm.close()
 
 
-SHARDED = local_manifest(exchange="sharded-reduce", shards=4)
+SHARDED = local_manifest(topology="sharded-reduce", shards=4)
 
 
 def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_comes():
@@ -157,7 +157,7 @@ def test_a_swarm_with_reducers_learns_though_one_of_them_crashes_and_a_newcomer_
 @pytest.mark.parametrize("shards", [1, 64])
 @on_virtual_clock
 async def test_any_number_of_shards_settles(shards):
-    swarm = Swarm(local_manifest(exchange="sharded-reduce", shards=shards))
+    swarm = Swarm(local_manifest(topology="sharded-reduce", shards=shards))
     swarm.open()
     for name, stage in SIX.items():
         swarm.start(name, stage, in_flight=2)

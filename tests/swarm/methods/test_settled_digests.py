@@ -86,11 +86,11 @@ def experts() -> Manifest:
 
 SWARMS: dict[str, Callable[[], Manifest]] = {
     "demo-sign, skipping": skipping,
-    "demo": lambda: of_method("demo", transform="dct", selection="top-k", cut="tiles"),
+    "demo": lambda: of_method("demo", transform="dct", selection="top-k", chunking="tiled"),
     "low-rank": lambda: of_method("low-rank"),
     "hybrid": lambda: of_method("hybrid"),
     "local-steps": lambda: of_method("local-steps"),
-    "local-steps, sharded": lambda: of_method("local-steps", exchange="sharded-reduce", shards=4),
+    "local-steps, sharded": lambda: of_method("local-steps", topology="sharded-reduce", shards=4),
     "diloco": lambda: of_method("diloco"),
     "streaming-diloco": lambda: of_method("streaming-diloco"),
     "sparse-loco": lambda: of_method("sparse-loco"),

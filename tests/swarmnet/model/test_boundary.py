@@ -279,8 +279,8 @@ def boundary(**changes: object) -> Boundary:
         (boundary(anchor_rows=33), "it must be even"),
         (boundary(anchor_rows=256), "0 gives each of 256 tokens a row"),
         (
-            boundary(form="shared-subspace", anchor_rows=64),
-            "in form shared what is fixed of a token takes no table",
+            boundary(kind="shared-subspace", anchor_rows=64),
+            "with kind shared-subspace no table holds the fixed part of a token",
         ),
     ],
 )

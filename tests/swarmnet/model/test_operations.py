@@ -48,7 +48,7 @@ def test_they_are_those_of_the_matrix_products_that_torch_makes(monkeypatch, sha
         compute = StageCompute(shape, span, layout)
         compute.publish(copied(to_floats(initial_units(shape, span, layout, 0))))
         tokens_BT = torch.zeros(DATA.micro_batch_size, DATA.seq_len, dtype=torch.int64)
-        inputs = tokens_BT if stage == 0 else torch.randn(*tokens_BT.shape, shape.width)
+        inputs = tokens_BT if stage == 0 else torch.randn(*tokens_BT.shape, shape.hidden_size)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             if stage == 2:
                 compute.finish("one", inputs, tokens_BT)

@@ -159,4 +159,4 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
     """Of peers that take so many steps by themselves in a round."""
     assert sync.local_steps is not None
-    return _rounds(sync, f"{told}, {sync.local_steps.inner} inside", steps)
+    return _rounds(sync, f"{told}, {sync.local_steps.inner_optimizer} inside", steps)

@@ -135,7 +135,7 @@ def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
 def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
     """All that are looked at."""
     own = run.sync.local_steps
-    can_shard = own is None or own.sent != "topk-2bit"
+    can_shard = own is None or own.delta_codec != "topk-2bit"
     for count in range(1, min(run.model.num_hidden_layers, peers) + 1):
         for stages in sorted(cuts(run, count)):
             for sequences in SEQUENCES:

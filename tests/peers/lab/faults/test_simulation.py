@@ -444,7 +444,7 @@ def test_schedules_hold_with_a_real_model_too():
     assert rules == {"one digest soon after the last heal"}
 
 
-@pytest.mark.parametrize("sharded-reduce", [False, True], ids=["all-gather", "sharded-reduce"])
+@pytest.mark.parametrize("sharded", [False, True], ids=["all-gather", "sharded-reduce"])
 def test_schedules_hold_where_each_peer_trains_half_of_the_experts(sharded):
     seen = play(Options(2, peers=4, stages=2, real=True, rounds=20, experts=True, sharded=sharded))
     assert check(seen) == []

@@ -42,7 +42,7 @@ DRAWN_FOR = 4
 def result_of(contributor: Identity, contributors=(B, D), lies: bool = False, round: int = 0):
     """As it travels, and its name. A lie: the first contributor's slice of SHARD stands there as another."""
     held = {
-        shard: {contributor(who, round, contributor): slices_of(who, round)[shard] for who in contributors}
+        shard: {as_contributor(who, round, contributor): slices_of(who, round)[shard] for who in contributors}
         for shard in ALL
     }
     sums = b""

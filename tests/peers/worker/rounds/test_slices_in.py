@@ -15,7 +15,7 @@ from reducer_world import (
     C,
     World,
     body_of,
-    contributor,
+    as_contributor,
     evidence_of,
     head_only,
     result_of,
@@ -42,8 +42,8 @@ async def test_slices_are_kept_until_everybody_has_spoken_and_added_up_then():
     assert world.added_up() == []
     world.hear(C, Slices(0, [0, 2]), body_of(C, shards=(0, 2)))
     of_b, of_c = slices_of(B), slices_of(C)
-    both = {shard: {contributor(B): of_b[shard], contributor(C): of_c[shard]} for shard in (0, 2)}
-    assert world.added_up() == [ReduceShards(0, {**both, 1: {contributor(B): of_b[1]}})]
+    both = {shard: {as_contributor(B): of_b[shard], as_contributor(C): of_c[shard]} for shard in (0, 2)}
+    assert world.added_up() == [ReduceShards(0, {**both, 1: {as_contributor(B): of_b[1]}})]
     assert world.nothing_is_kept()
     assert world.path.outcomes == {}
     assert world.refused == []
@@ -55,7 +55,7 @@ async def test_a_word_of_nothing_is_heard_and_keeps_nothing():
     world = World()
     world.hear(B, Slices(0, []))
     world.hear(C, Slices(0, ALL), body_of(C))
-    assert [set(found.slices[0]) for found in world.added_up()] == [{contributor(C)}]
+    assert [set(found.slices[0]) for found in world.added_up()] == [{as_contributor(C)}]
     world.hear(C, Slices(1, []))
     world.hear(B, Slices(1, []))
     assert world.nothing_is_kept()
@@ -137,7 +137,7 @@ async def test_slices_without_a_grant_for_just_these_are_refused(signature):
 
 
 @pytest.mark.parametrize(
-    ("what", "other"), [("MAX_CONTRIBUTORS", 1), ("tag_of", lambda peer: contributor(B).peer)],
+    ("what", "other"), [("MAX_CONTRIBUTORS", 1), ("tag_of", lambda peer: as_contributor(B).peer)],
     ids=["too many", "two keys with one tag"],
 )  # fmt: skip
 @on_virtual_clock
@@ -148,7 +148,7 @@ async def test_only_slices_are_taken_that_a_table_can_name(monkeypatch, what, ot
     world.hear(B, Slices(0, ALL), body_of(B))
     world.hear(C, Slices(0, ALL), body_of(C))
     assert world.path.outcomes == {"not_counted": 1}
-    assert set(world.path.reducers.kept[0][0]) == {contributor(B)}
+    assert set(world.path.reducers.kept[0][0]) == {as_contributor(B)}
     world.path.close()
 
 
@@ -312,7 +312,7 @@ async def test_an_own_contribution_goes_to_its_reducers_each_slice_to_one():
     sent = [(peer, message, body) for peer, message, body in world.posted if isinstance(message, Slices)]
     body = grants[B.peer_id] + head + slices[0] + slices[2]
     assert sent == [(B.peer_id, Slices(0, [0, 2]), body)]
-    assert world.path.reducers.kept[0] == {1: {contributor(ME): slices[1]}}
+    assert world.path.reducers.kept[0] == {1: {as_contributor(ME): slices[1]}}
     assert list(world.offers.open) == [name]
     world.path.close()
 

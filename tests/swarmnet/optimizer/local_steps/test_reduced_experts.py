@@ -67,7 +67,7 @@ def told(peer, round=0, run=RUN, group=None):
     return made.contribute(made.held.of(gradient_of(LAYOUT, PEERS.index(peer))), 7, round, peer)
 
 
-def contributor(peer):
+def as_contributor(peer):
     return Contributor.of(peer, ContributionId(tag_of(peer)), 100)
 
 
@@ -75,7 +75,7 @@ def cut(payloads, shards=range(SHARDS), run=RUN):
     """Slices by shard and contributor."""
     made = method(run=run)
     slices = {peer: made.slices(payload) for peer, payload in payloads.items()}
-    return {shard: {contributor(peer): of[shard] for peer, of in slices.items()} for shard in shards}
+    return {shard: {as_contributor(peer): of[shard] for peer, of in slices.items()} for shard in shards}
 
 
 def step_of(results, round=0, run=RUN, group=0):
@@ -176,7 +176,7 @@ def test_a_result_is_a_function_of_the_slices_and_can_be_made_again_shard_by_sha
 
 
 def test_whoever_says_another_group_in_each_slice_is_no_proof_against_an_honest_reducer():
-    slices, liar = cut(PAYLOADS), contributor(PEERS[0])
+    slices, liar = cut(PAYLOADS), as_contributor(PEERS[0])
     for shard, held in slices.items():
         held[liar] = bytes([shard]) + held[liar][1:]
     made = method()

@@ -36,7 +36,7 @@ WIDE = replace(RUN, sync=replace(RUN.sync, fragments=64))
 REDUCERS = [PeerId(f"reducer {number}") for number in range(4)]
 
 
-def contributor(peer, tokens=100):
+def as_contributor(peer, tokens=100):
     return Contributor.of(peer, ContributionId(tag_of(peer)), tokens)
 
 
@@ -52,7 +52,7 @@ def cut(method, payloads, shards=None):
     for peer, payload in payloads.items():
         for shard, data in enumerate(method.slices(payload)):
             if shards is None or shard in shards:
-                found.setdefault(shard, {})[contributor(peer)] = data
+                found.setdefault(shard, {})[as_contributor(peer)] = data
     return found
 
 
@@ -370,13 +370,13 @@ def test_four_bits_past_the_end_are_zero():
 def test_bent_slices_are_refused_or_can_be_added_up(shard, data):
     method, payloads = method_of(WIDE, SMALL), FROM[SMALL]
     slices = cut(method, payloads)
-    honest = slices[shard][contributor(PEERS[0])]
+    honest = slices[shard][as_contributor(PEERS[0])]
     changed = bent(honest, data) if honest else data.draw(st.binary(max_size=3))
     try:
         method.check_slice(shard, changed)
     except ContributionError:
         return
-    slices[shard][contributor(PEERS[0])] = changed
+    slices[shard][as_contributor(PEERS[0])] = changed
     method.check(method.reduce(slices))
 
 
