@@ -79,7 +79,9 @@ def contribution_bytes(manifest: Manifest, stage: int) -> float:
     layout = held_part(trained_layout(manifest, stage), manifest.model.experts)
     parameters = layout.size
     if (own := sync.local_steps) is not None:
-        if own.delta_codec == "topk-2bit":  # Indices, signs, which of two sizes; and the two sizes for each chunk.
+        if (
+            own.delta_codec == "topk-2bit"
+        ):  # Indices, signs, which of two sizes; and the two sizes for each chunk.
             kept = max(1, sync.sparse_topk // own.fragments)
             return parameters / CHUNK * (kept * (4 + log2(CHUNK / sync.sparse_topk)) / 8 + 8)
         return parameters / own.fragments * BITS[own.delta_codec] / 8 + parameters / CHUNK

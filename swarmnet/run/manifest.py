@@ -387,7 +387,9 @@ class Sync:
             told = replace(told, outer_lr=self.outer_lr or told.outer_lr, outer_momentum=self.outer_momentum)
         return replace(
             told,
-            inner_optimizer=told.inner_optimizer if self.inner_optimizer == "method" else self.inner_optimizer,
+            inner_optimizer=told.inner_optimizer
+            if self.inner_optimizer == "method"
+            else self.inner_optimizer,
             fragments=self.fragments or told.fragments,
             delta_codec=told.delta_codec if self.delta_codec == "method" else self.delta_codec,
             residual=told.residual if self.residual == "method" else self.residual,

@@ -116,7 +116,7 @@ def test_a_stage_that_lost_its_peers_is_helped_within_a_minute_to_93_percent_of_
     mover = moved[0].name
     assert any(note.time > moved[0].time for note in moving.of("committed", mover)), "it works there"
     assert len(agreed(moving, mover)) > 5
-    assert len(moving.of("moving")) <= 3
+    assert len(moving.of("stage_change_started")) <= 3
 
 
 def agreed(swarm: Uneven, mover: str) -> set[int]:
@@ -197,8 +197,8 @@ async def test_a_pause_that_comes_when_a_move_was_announced_does_not_become_the_
     swarm.speeds["c"] = 0.1
     swarm.open()
     swarm.begin({"a": 0, "b": 0, "c": 1, "d": 2}, moves=True)
-    await swarm.until(lambda: swarm.of("moving"), 90.0)
-    name = swarm.of("moving")[0].name
+    await swarm.until(lambda: swarm.of("stage_change_started"), 90.0)
+    name = swarm.of("stage_change_started")[0].name
     paused, worker = swarm.members[name], swarm.members[name].worker
     worker.leave(60.0, "pausing")  # What waits for c takes longer than confirming a move.
     await swarm.until(lambda: paused.task.done() or paused.worker is not worker, 90.0)

@@ -17,6 +17,7 @@ from peers.state.archive_store import StoreUnreachable
 from peers.worker.rounds import update_compute
 from protocols.messages.table import GetManifest, Hello, ManifestResponse, Refuse
 from swarmnet.identifiers import PeerId
+from swarmnet.run.manifest import WIRE_VERSION
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 FETCH_ROUNDS = 20
@@ -201,7 +202,7 @@ def test_peers_of_another_run_are_refused_and_its_manifest_is_not_taken_for_ours
         target = swarm.members["a"]
         link = await transport.open(target.peer, "group", 5.0)
         link.post(GetManifest())
-        link.post(Hello(1, bytes.fromhex(other.run_id), b""))
+        link.post(Hello(WIRE_VERSION, bytes.fromhex(other.run_id), b""))
         await swarm.during(2.0)
         assert target.worker.neighbourhood.traffic.refused["wrong_run"] == 1
         assert fixture.OWNER.peer_id not in target.worker.neighbourhood.membership.peers

@@ -68,7 +68,9 @@ class LocalSteps:
         self._inner = InnerOptimizer(self.how.inner_optimizer, layout, sync.momentum)
         self._moved = torch.zeros(layout.size, device=device)
         """In the peer's own weights, and not told yet."""
-        self._waiting = torch.zeros(layout.size, device=device) if self.how.residual == "error-feedback" else None
+        self._waiting = (
+            torch.zeros(layout.size, device=device) if self.how.residual == "error-feedback" else None
+        )
         """Outside of them. In float32, as what it is a rest of: it is added to each time."""
         self._sent: dict[int, dict[int, EncodedDelta | Tensor]] = {}
         """Of rounds that may not be applied yet, what the own weights hold meanwhile, by where a tile begins:

@@ -89,7 +89,7 @@ async def test_one_forged_record_brings_no_end():
     remembering = await remembered(swarm, 2**31)
     await swarm.give(owner_orders.end(NO_ORDER, 10**6, ""), "a")
     await swarm.until(lambda: settled(swarm) >= 40, 120.0)
-    assert not swarm.of("ended")
+    assert not swarm.of("run_ended")
     remembering.cancel()
     await swarm.close()
 

@@ -339,7 +339,7 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.stage_compute import StageCompute, copied
-shape = ModelShape(layers=2)
+shape = ModelShape(num_hidden_layers=2)
 tokens = torch.zeros(1, 4, dtype=torch.int64)
 first, last = Span(0, 1, True, False), Span(1, 2, False, True)
 stages = []

@@ -37,7 +37,7 @@ def test_what_happened_is_told_once(tmp_path, terminal):
     demo._notify("a fresh peer joins")
     told_at_once = "a fresh peer joins" in demo.console.file.getvalue()
     assert told_at_once is not terminal, "a terminal shows it in the live table"
-    demo._tell(REPORT, "pass", Path("model"), Path("report.json"))
+    demo._print_report(REPORT, "pass", Path("model"), Path("report.json"))
     assert demo.console.file.getvalue().count("a fresh peer joins") == 1
 
 

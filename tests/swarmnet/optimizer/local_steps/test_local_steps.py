@@ -128,7 +128,9 @@ def test_the_order_of_parts_differs_between_cycles():
     orders = set()
     for cycle in range(16):
         rounds = range(cycle * PARTS, (cycle + 1) * PARTS)
-        spoken = [spoken_of(method, method.own.encode_delta(round, PEERS[0]), round)[:PARTS] for round in rounds]
+        spoken = [
+            spoken_of(method, method.own.encode_delta(round, PEERS[0]), round)[:PARTS] for round in rounds
+        ]
         orders.add(tuple(int(part.nonzero()[0]) for part in spoken))
     assert len(orders) > 4
 
@@ -243,7 +245,9 @@ def test_more_parts_than_a_small_chunk_has_numbers_are_as_many_as_it_has():
 
 def test_replicas_that_hear_of_a_contribution_late_are_equal_to_those_that_heard_in_time():
     methods = {peer: stepped(RUN, LAYOUT, number) for number, peer in enumerate(PEERS[:3])}
-    payloads = {round: {peer: m.own.encode_delta(round, peer) for peer, m in methods.items()} for round in range(3)}
+    payloads = {
+        round: {peer: m.own.encode_delta(round, peer) for peer, m in methods.items()} for round in range(3)
+    }
     early, late = replica_of(stepped(RUN, LAYOUT, 7), LAYOUT), replica_of(stepped(RUN, LAYOUT, 8), LAYOUT)
     for round, told in payloads.items():
         for peer, payload in told.items():
