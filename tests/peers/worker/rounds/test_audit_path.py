@@ -18,6 +18,7 @@ from reducer_world import (
     B,
     C,
     World,
+    as_contributor,
     body_of,
     evidence_of,
     played,

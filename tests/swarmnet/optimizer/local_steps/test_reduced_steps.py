@@ -146,7 +146,7 @@ def test_a_result_is_a_function_of_the_slices_whatever_the_order_of_their_arriva
     (result,) = results
     method.check(result)
     assert len(result) <= method.longest_result
-    assert method.table(result).contributors == tuple(sorted(map(contributor, payloads)))
+    assert method.table(result).contributors == tuple(sorted(map(as_contributor, payloads)))
 
 
 def test_shards_of_which_nothing_came_are_in_no_table():
