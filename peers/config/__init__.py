@@ -1,1 +1,1 @@
-"""What people type: peer file and run file, their checks with line numbers, and their explanation."""
+"""Peer files, run files and their keys: reading, validation with line numbers, and explanations."""

@@ -1,4 +1,4 @@
-"""Configuration for people: `swarmnet config explain` and `check`, and docs/configuration.md."""
+"""Describe all configuration keys for `swarmnet config explain` and docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILLED_IN = ("owner", "wire_version")
 
 @dataclass(frozen=True, slots=True)
 class ExplainedKey:
-    """One key, by its full name (`metrics.listen`, `data.sources[].name`)."""
+    """One key with its full name (`metrics.listen`, `data.sources[].name`)."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class ExplainedKey:
 
 
 def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
-    """Every key below a class, sections opened."""
+    """Yield every key of a class and of the sections in it."""
     for key in keys(cls):
         name = prefix + key.name
         if not prefix and cls is Manifest and key.name in FILLED_IN:
@@ -46,7 +46,7 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
 
 
 def explain(which: Literal["peer", "run"]) -> str:
-    """Every key with its type, default and meaning, for a terminal."""
+    """Return every key with its type, default and meaning, for a terminal."""
     text = []
     for line in lines(PeerFile if which == "peer" else Manifest):
         text.append(f"{line.name}: {line.kind} (default: {line.default})")
@@ -56,7 +56,7 @@ def explain(which: Literal["peer", "run"]) -> str:
 
 
 def explain_file(path: Path, environment: Mapping[str, str], overrides: Mapping[str, str]) -> str:
-    """Every key of a peer file with the value it gets, and its meaning."""
+    """Return every key of a peer file with its current value and its meaning. Raises ConfigError."""
     config = load(path, environment, overrides)
     text = []
     for line in lines(PeerFile):
@@ -69,14 +69,14 @@ def explain_file(path: Path, environment: Mapping[str, str], overrides: Mapping[
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether more of the typed keys belong to a run file than to a peer file."""
+    """Return whether more of the file's keys belong to a run file than to a peer file."""
     typed = set(read(path).data)
     run, peer = ({key.name for key in keys(cls)} for cls in (Manifest, PeerFile))
     return len(typed & (run - peer)) > len(typed & (peer - run))
 
 
 def document() -> str:
-    """docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     return "\n".join([
         "# Configuration",
         "",
@@ -104,6 +104,7 @@ def document() -> str:
 
 
 def _table(cls: type) -> Iterator[str]:
+    """Yield the lines of a Markdown table of all keys of a class."""
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for line in lines(cls):
@@ -112,5 +113,6 @@ def _table(cls: type) -> Iterator[str]:
 
 
 def _code(default: str) -> str:
+    """Return a default as code, unless it is a phrase."""
     plain = " " in default and not default.startswith(("[", "{"))
     return default if plain or default == "required" else f"`{default}`"

@@ -140,7 +140,8 @@ def test_explain_takes_settings_as_check_does(swarmnet):
 
 def test_a_run_file_and_a_published_run_are_told_from_a_peer_file(swarmnet, started):
     publish(swarmnet)
-    refused(swarmnet("run", "tiny.run.json"), "is a published run, no peer file: swarmnet join tiny.run.json")
+    join = "join it with `swarmnet join tiny.run.json"
+    refused(swarmnet("run", "tiny.run.json"), f"is a published run, not a peer file; {join}")
     refused(swarmnet("join", "tiny.yaml"), "is a run file; publish it first: `swarmnet publish tiny.yaml`")
     write("p.yaml", "role: bootstrap\n")
     refused(swarmnet("join", "p.yaml"), "started with `swarmnet run p.yaml`")

@@ -261,7 +261,7 @@ def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/run.json#" + "ab" * 32, ["not " + "ab" * 32, "ask whoever gave you the URL"]),
+        ("/run.json#" + "ab" * 32, ["not " + "ab" * 32, "ask the person who gave you the URL"]),
         ("/run.json#abc", ["expected the run id"]),
         ("/nothing.json", ["answers 404"]),
         ("/endless.json", ["longer than a published run may be"]),
@@ -388,7 +388,7 @@ def dripping(start):
 def test_a_server_that_drips_is_given_up(monkeypatch, start):
     monkeypatch.setattr(run_url, "FETCH_SECONDS", 0.3)
     with dripping(start) as (url, finished):
-        with pytest.raises(UserError, match="is not there after"):
+        with pytest.raises(UserError, match="is not downloaded after"):
             fetch_run(url)
         assert not finished(), "it was not waited for"
         for thread in threading.enumerate():

@@ -51,7 +51,7 @@ def test_as_the_vector_lies_nothing_is_moved():
 
 def test_tiles_of_any_sides_cannot_go_through_hadamards_matrices():
     check(Manifest("test", PeerId("owner"), sync=Sync(chunking="tiled", transform="dct")))
-    with pytest.raises(ManifestError, match=r"sync\.cut"):
+    with pytest.raises(ManifestError, match=r"sync\.chunking"):
         check(Manifest("test", PeerId("owner"), sync=Sync(chunking="tiled")))
     with pytest.raises(ManifestError, match=r"sync\.rank"):
         check(Manifest("test", PeerId("owner"), sync=Sync(rank=0)))
