@@ -1,1 +1,1 @@
-"""Methods whose peers step by themselves between rounds, and what they tell of it."""
+"""Sync methods with local steps: each peer runs an optimizer of its own and sends weight deltas."""
