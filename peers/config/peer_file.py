@@ -194,7 +194,7 @@ class ArchivingFile(BaseModel):
     newest: Annotated[int, Field(ge=1, le=10000)] = 4
     """Newest checkpoints to keep, per stage."""
     every: Annotated[int, Field(ge=0, le=1000000)] = 0
-    """Of older checkpoints, keep one per this many snapshots of the run. 0: none."""
+    """Of older checkpoints, keep one per this many snapshots of the run. `0`: none."""
 
 
 class EvaluatingFile(BaseModel):
@@ -207,7 +207,7 @@ class EvaluatingFile(BaseModel):
     )
     """File or folder that is not part of the training text. 64 KiB, spread over it, are scored."""
     seconds: Annotated[Seconds, Field(ge=0)] = 0.0
-    """Time between two scores, such as 10min; at least twice what a score takes. 0: never."""
+    """Time between two scores, such as 10min; at least twice what a score takes. `0`: never."""
 
 
 class PeerFile(BaseModel):
@@ -244,8 +244,8 @@ class PeerFile(BaseModel):
     announce: tuple[Multiaddr, ...] = ()
     """Public addresses of this peer, if they differ from `listen` (forwarded port, host name)."""
     relay: bool = True
-    """Use relays: be reachable through the bootstraps if no port is open. A bootstrap with true relays for
-    others, within `limits.upload`."""
+    """Use the bootstraps as relays, to be reachable without an open port and to reach such peers. A bootstrap
+    itself relays for others, within `limits.upload`."""
     nat: bool = True
     """Ask the router to forward a port (UPnP)."""
     lan: bool | Literal["auto"] = "auto"

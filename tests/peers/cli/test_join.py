@@ -80,7 +80,7 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     (config,) = started
     text = (config.state / "peer.yaml").read_text()
     assert "# limits:" in text
-    assert "# whom to find the others through" in text
+    assert "# peers through which to find others" in text
     assert "Ctrl+C leaves politely" in err
     assert load(config.state / "peer.yaml").bootstrap == (BOOTSTRAP,)
     assert (config.state / "run.json").read_text() == published_text(SIGNED)
