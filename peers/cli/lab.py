@@ -246,13 +246,13 @@ def _learned(question: BenchConfig) -> Learned:
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), transient=True
     ) as progress:
 
-        def said(trial: Trial, done: int) -> None:
+        def show_progress(trial: Trial, done: int) -> None:
             if trial not in bars:
-                words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
-                bars[trial] = progress.add_task(words, total=trial.steps)
+                label = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
+                bars[trial] = progress.add_task(label, total=trial.steps)
             progress.update(bars[trial], completed=done, visible=done < trial.steps)
 
-        return bench(question, said)
+        return bench(question, show_progress)
 
 
 MAX_PEERS = 64

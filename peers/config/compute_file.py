@@ -35,5 +35,5 @@ class ComputeFile(BaseModel):
     """Compile layers with torch.compile at each start, before joining. GPU only; layers with experts are not
     compiled."""
     optimizer_state: OptimizerStateDevice = "device"
-    """Where local-step methods keep optimizer moments, 2 to 4 bytes per parameter. cpu saves GPU memory and
+    """Memory for the moments of local-step methods, 2 to 4 bytes per parameter. `cpu` saves GPU memory and
     costs a transfer per local step."""

@@ -40,6 +40,8 @@ def lines(cls: type, prefix: str = "") -> Iterator[ExplainedKey]:
         default = "required" if key.default is None else key.default
         if cls is Manifest and key.name == "name":
             default = "the file's name"
+        if name == "data.sources":
+            default = "modules of each peer's Python"
         yield ExplainedKey(name, kind_text(key.kind), default, key.meaning)
         if items is not None:
             yield from lines(items, f"{name}[].")

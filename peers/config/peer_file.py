@@ -194,7 +194,7 @@ class ArchivingFile(BaseModel):
     newest: Annotated[int, Field(ge=1, le=10000)] = 4
     """Newest checkpoints to keep, per stage."""
     every: Annotated[int, Field(ge=0, le=1000000)] = 0
-    """Of older checkpoints, keep one per this many snapshots of the run. `0`: none."""
+    """Keep one older checkpoint per this many snapshots of the run. `0`: none."""
 
 
 class EvaluatingFile(BaseModel):
@@ -259,9 +259,9 @@ class PeerFile(BaseModel):
     compute: ComputeFile = ComputeFile()
     """How this peer computes its stage."""
     metrics: MetricsFile = MetricsFile()
-    """Where Prometheus metrics of this peer are served."""
+    """Address and settings of this peer's Prometheus metrics."""
     observer: ObserverFile = ObserverFile()
-    """Where an observer serves its page."""
+    """Address and settings of an observer's page."""
     limits: LimitsFile = LimitsFile()
     """Which resources of this machine the swarm may use, and when."""
     in_flight: Annotated[int, Field(ge=1, le=1024)] = 32

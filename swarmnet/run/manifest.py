@@ -105,7 +105,7 @@ class ModelShape:
     """Shape of a decoder of the Llama family (with `qk_norm`: Qwen3)."""
 
     vocab_size: int = 256
-    """Tokens in the vocabulary. 256: bytes."""
+    """Tokens in the vocabulary. Byte-level text needs 256."""
     hidden_size: int = 128
     """Width of the hidden states."""
     num_hidden_layers: int = 4
@@ -142,7 +142,7 @@ class ModelShape:
     @property
     def crossing(self) -> int:
         """Number of values per token that cross between stages."""
-        return self.boundary.width or self.hidden_size  # An open boundary has no width of its own.
+        return self.boundary.width or self.hidden_size  # A full boundary has no width of its own.
 
     @property
     def active_feed_forward(self) -> int:
@@ -169,7 +169,7 @@ class Source:
     licence: str = "unknown"
     """SPDX name of the text's licence."""
     origin: str = ""
-    """Where the text came from: a URL or a sentence."""
+    """Origin of the text: a URL or a sentence."""
     kind: SourceKind = "other"
     """Category in the EU's template for the summary of training content."""
     collected: str = ""
@@ -205,7 +205,7 @@ class Start:
     """SHA-256 of the output of `sha256sum config.json *.safetensors` in that folder. Publishing fills it
     in."""
     origin: str = ""
-    """Where the model comes from: a URL or a sentence."""
+    """Origin of the model: a URL or a sentence."""
     digests: tuple[str, ...] = ()
     """Digest of each stage's initial weights, which every peer checks. Publishing fills it in."""
 
@@ -317,7 +317,7 @@ class Sync:
     topk_per_chunk: int = 128
     """Coefficients sent per chunk of 4096; a power of two. More costs upload."""
     momentum: float = 0.95
-    """Fraction of the momentum kept from round to round."""
+    """Fraction of the momentum kept per round; with Muon, per local step."""
     learning_rate: float = 4e-3
     """Peak learning rate. demo-sign changes each weight by this much per round."""
     warmup_rounds: int = 20
@@ -416,10 +416,10 @@ class Manifest:
     stages: tuple[int, ...] = (2, 1, 1)
     """Decoder layers of each stage."""
     activation_codec: Codec = "bf16"
-    """Encoding of hidden states and their gradients: 2, about 1, 4, 0.6 or 0.9 bytes per value. Smaller suits
-    slow links."""
+    """Encoding of hidden states and their gradients: 2, about 1, 4, 0.6 or 0.9 bytes per value. Choose a
+    small one for slow links."""
     gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
-    """Encoding of the gradients, which tolerate fewer bits less well. `same`: `activation_codec`."""
+    """Encoding of the gradients, which tolerate fewer bits less well. `same`: as `activation_codec`."""
     gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
     """Rounding of int8 and tile-encoded gradients. `stochastic`: unbiased."""
     wire_version: int = WIRE_VERSION

@@ -2,16 +2,16 @@
 experts.
 
 Every peer has the whole stage and computes with all experts. A round changes an expert by the mean delta of
-the peers that train its group. (In the paper a server copies it from a single trainer.) A contribution is a
-byte with the group, then the encoded deltas of the shared planes and of the group's planes
-(`local_steps.py`).
+the peers that train its group. In the paper a server copies it from a single trainer. A contribution is a
+byte with the group, then two encoded deltas (`local_steps.py`): of the shared planes, and of the group's
+planes.
 
 No server assigns the groups. The sets of contributions show which peer trains which group. If one group has
 two trainers more than another, one of them, drawn from the round, switches. A group that lost its trainers is
 taken over in this way, because every peer has its weights.
 
-Shapes: H numbers that a peer trains, of the stage's flat vector: the shared planes, then those of its group;
-C chunks of a plane, N numbers of a chunk.
+Shapes: C chunks of a plane, N numbers of a chunk, H numbers that a peer trains. The H numbers are those of
+the shared planes, then those of its group, in the order of the stage's flat vector.
 """
 
 from __future__ import annotations
