@@ -307,7 +307,7 @@ def test_a_directory_that_falls_silent_makes_no_report(reached, tmp_path, capsys
         (("order", "pause", "{run}", "--key", "{tmp}/none.key", "--bootstrap", "x"), "cannot read identity"),
         (("order", "pause", "{run}", "--key", "{key}"), "add --bootstrap MULTIADDR: this machine"),
         (("orders", "{run}"), "add --bootstrap MULTIADDR: this machine remembers no peer"),
-        (("registry", "list"), "needs a --bootstrap"),
+        (("registry", "list"), "needs --bootstrap MULTIADDR"),
         (("registry", "list", "--bootstrap", "x"), "is no multiaddr"),
         (("join",), "name the run"),
         (("join", "--from-archive", "{tmp}/nowhere"), "is no archive"),
