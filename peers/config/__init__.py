@@ -1,1 +1,1 @@
-"""Peer files, run files and their keys: reading, validation with line numbers, and explanations."""
+"""Peer file and run file: their checks with line numbers, and their explanation."""

@@ -1,1 +1,1 @@
-"""Sync methods with local steps: each peer runs an optimizer of its own and sends weight deltas."""
+"""Methods with local optimizer steps between rounds, and the deltas that they send."""
