@@ -1,1 +1,1 @@
-"""Peer file and run file: their checks with line numbers, and their explanation."""
+"""What people type: peer file and run file, their checks with line numbers, and their explanation."""

@@ -1,1 +1,1 @@
-"""Methods with local optimizer steps between rounds, and the deltas that they send."""
+"""Methods whose peers step by themselves between rounds, and what they tell of it."""
