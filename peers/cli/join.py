@@ -336,7 +336,7 @@ _OPTIONAL = """
 #   only_when_idle: true               # paused while other programs use this machine
 #   only_when_plugged_in: true         # paused while this machine runs on its battery
 # compute:
-#   activation_checkpointing: layer    # less memory, for a third more compute
+#   activation_checkpointing: layer     # less memory, for a third more compute
 """
 
 

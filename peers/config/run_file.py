@@ -276,7 +276,9 @@ def _require_digests(manifest: Manifest) -> None:
     """Raise ManifestError if the digests of the initial weights are missing, so that no peer could check
     them."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
-        raise ManifestError("init_checkpoint.digests is empty; publishing fills it in")
+        raise ManifestError(
+            "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"
+        )
 
 
 def _refuse_another_run(path: Path, run_id: RunId) -> None:
