@@ -1,4 +1,4 @@
-"""What every command does that reaches a run from outside: where to enter, what to say, what can go wrong."""
+"""Shared code of commands that contact a run: addresses, messages to the user, and expected errors."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from peers.telemetry.console import shown
 from protocols.errors import CannotStart
 
 NOT_REACHED = (NoAnswer, RunFileError, CannotStart)
-"""What a person can mend."""
+"""Errors that the user can correct."""
 
 
 def notify(_event: str, text: str) -> None:
-    """Progress and trouble go to standard error, so that the text can be piped."""
+    """Print progress or a problem to standard error, so that standard output can be piped."""
     typer.echo(shown(text, sys.stderr), err=True)
 
 
 def check_bootstraps(bootstraps: Sequence[str]) -> None:
-    """UserError where one is no address, before anybody is asked."""
+    """Raise UserError if an address is invalid."""
     with as_user_errors(ValueError):
         for address in bootstraps:
             bootstrap_multiaddr(address)
 
 
 def ways_in(run: str, bootstraps: Sequence[str]) -> PeerCache:
-    """The peers that this machine remembers of the run, if it took part. UserError without any way in."""
+    """Return the remembered peers of a run, which are none if this machine never took part. Raises UserError
+    if there is no address at all."""
     check_bootstraps(bootstraps)
     run_id = run_id_of(run) or load_signed(Path(run)).run_id
     cache = PeerCache(default_state(os.environ, sys.platform) / run_id[:16] / "peers.json")
     if not bootstraps and not cache.read():
-        raise UserError("name a way in: --bootstrap MULTIADDR; this machine remembers no peer of that run")
+        raise UserError("add --bootstrap MULTIADDR: this machine remembers no peer of that run")
     return cache

@@ -1,4 +1,4 @@
-"""Commands for a peer that runs: pause, resume, leave, me."""
+"""Commands for a running peer: pause, resume, leave, credit."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from peers.runtime.state_lock import is_held
 Where = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[STATE|PEER.yaml]", help="A peer's state folder or peer file. [default: the one that runs]"
+        metavar="[STATE|PEER.yaml]", help="State folder or peer file. [default: the running peer]"
     ),
 ]
 ANSWER_SECONDS = 15.0
-"""For a machine that swaps."""
+"""Time limit of a response, long enough for a machine that swaps."""
 PAUSE_SECONDS = 65.0
-"""About five, unless the peer is alone with its weights and first brings them to disk; the peer itself
-answers after a minute at the latest, and pauses all the same."""
+"""Time limit of pausing. It takes about 5 s, unless the peer is the only one with its weights and saves them
+first. The peer responds after a minute at the latest, and pauses in any case."""
 LEAVE_SECONDS = 15.0
-"""Besides the time that the peer file gives it to finish."""
+"""Time limit of leaving, in addition to `drain_seconds` of the peer file."""
 
 
 def pause(where: Where = None) -> None:
-    """Stop taking part and free the memory within seconds; the peer stays to be resumed."""
+    """Pause a peer and free its memory within seconds."""
     answer = ask(state_of(where, "pause"), {"do": "pause"}, PAUSE_SECONDS)
     before, held = answer["bytes_before"] / 1e6, answer["bytes"] / 1e6
     typer.echo(
         f"paused after {answer['seconds']:.1f} s; memory {before:,.0f} MB -> {held:,.0f} MB; "
-        "`swarmnet resume` goes on"
+        "`swarmnet resume` continues"
     )
 
 
 def resume(where: Where = None) -> None:
-    """Take part again after `swarmnet pause`."""
+    """Resume a peer after `swarmnet pause`."""
     still = ask(state_of(where, "resume"), {"do": "resume"}, ANSWER_SECONDS)["paused"]
     if not still:
         typer.echo("resumes: joins its stage again")
@@ -52,7 +52,7 @@ def resume(where: Where = None) -> None:
 
 
 def leave(where: Where = None) -> None:
-    """End a peer politely, as Ctrl+C does: what is under way is finished and handed over."""
+    """Stop a peer cleanly, as Ctrl+C does: it finishes its work and hands it over."""
     state = state_of(where, "leave")
     if not runs(state) and is_held(state):
         raise UserError(f"the peer of {state} is just starting or ending; ask again in some seconds")
@@ -63,20 +63,20 @@ def leave(where: Where = None) -> None:
 
 def credit(
     where: Where = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Am I counted? What this peer contributed, by the signed receipts of others."""
+    """Show what this peer contributed, by the signed receipts of other peers."""
     from peers.telemetry.console import shown
-    from peers.tools.credit import from_disk, lines  # torch, by way of the receipts
+    from peers.tools.credit import from_disk, lines  # Loads torch, through the receipts.
 
     state = state_of(where, "credit", at_rest=True)
     found = ask(state, {"do": "credit"}, ANSWER_SECONDS) if runs(state) else from_disk(state)
     text = json.dumps(found, indent=1) if as_json else "\n".join(lines(found))
-    typer.echo(shown(text, sys.stdout))  # The run's name is its owner's.
+    typer.echo(shown(text, sys.stdout))  # The run's name is from its owner, who is not trusted.
 
 
 def _until_ended(state: Path, seconds: float) -> None:
-    """Wait for the state folder's lock, which a peer holds as long as it lives."""
+    """Wait until the state folder is unlocked; a peer locks it while it runs. Raises UserError."""
     until = time.monotonic() + seconds
     while is_held(state):
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""The command that looks for what is wrong: doctor."""
+"""The command `doctor`, which looks for problems."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="[STATE|PEER.yaml]",
-            help="The peer to look at, running or not. [default: the one that runs, else a newcomer]",
+            help="Peer to check, running or not. [default: the running one, else a new peer]",
         ),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Without a peer file: the run, as for join.")] = None,
+    run: Annotated[str | None, typer.Option(help="Without a peer file: the run to join.")] = None,
     bootstrap: Bootstraps = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this check, such as reachability. Repeatable.")
+        list[str] | None, typer.Option(help="Run only this check, such as reachability. Repeatable.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document instead of lines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: Settings = None,
 ) -> None:
-    """What keeps this machine from taking part, each with the fix. Exit code 1 if something fails."""
+    """Show what keeps this machine from taking part, each with a fix. Exit code 1 if a check fails."""
     if peer_file is not None and (run is not None or bootstrap):
-        raise UserError("either a peer file, or --run and --bootstrap; a peer file names both itself")
+        raise UserError("a peer file already names run and bootstrap: leave --run and --bootstrap out")
     newcomer = run is not None or bool(bootstrap) or (peer_file is None and not running_here())
     if newcomer:
         config = _newcomer(run, bootstrap, settings)
@@ -46,29 +46,29 @@ def doctor(
     swarm = not newcomer or run is not None or bool(config.bootstrap)
     if only and not swarm and not wanted - NETWORK:
         raise UserError(
-            f"--only {only[0]}: is looked at in a swarm, and none is named: add --run RUN --bootstrap "
-            "ADDRESS, or name a peer file"
+            f"--only {only[0]}: needs a swarm: add --run RUN --bootstrap ADDRESS, or name a peer file"
         )
     must = not newcomer and config.role == "bootstrap"
     raise typer.Exit(run_doctor(config, must_be_reached=must, swarm=swarm, only=only or (), as_json=json))
 
 
 def _newcomer(run: str | None, bootstrap: list[str] | None, settings: list[str] | None) -> PeerFile:
-    """The peer that `swarmnet join` would make here."""
+    """Return the configuration of a peer that `swarmnet join` would create here."""
     typed = Typed(
         "doctor", {"bootstrap": list(bootstrap or ())}, {("bootstrap",): "--bootstrap", ("run",): "--run"}
     )
     if run is not None:
         typed.data["run"] = run
     else:
-        typed.data["role"] = "bootstrap"  # the one role that needs no run
+        typed.data["role"] = "bootstrap"  # The only role that needs no run.
     wanted = overrides(settings)
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in wanted.items()})
     return check_typed(typed, Path().absolute(), _state_name(run), os.environ)
 
 
 def _state_name(run: str | None) -> str:
-    """Of the folder that `swarmnet join` takes for this run, where it has memories of it."""
+    """Return the name of the state folder that `swarmnet join` uses for this run, which may have remembered
+    peers."""
     if run is None:
         return "newcomer"
     if run_id_of(run):

@@ -1,4 +1,4 @@
-"""The command `join`: a run file, a URL or a run id becomes a peer file for people, and a peer that runs."""
+"""The command `join`: turn a run file, a URL or a run id into a peer file, and start the peer."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
 
 MEANINGS = {
-    "run": "what to take part in",
+    "run": "the run to join",
     "state": "the folder of this file: identity, checkpoints, receipts",
-    "bootstrap": "whom to find the others through",
+    "bootstrap": "peers through which to find others",
     "stage": "auto: the one that needs a peer most",
     "name": "shown on the swarm's page",
-    "archive": "where to start from if nobody trains",
+    "archive": "where to start from if no peer is online",
     "invite": "from the run's owner",
 }
-"""What stands above a key in the peer file that `join` writes."""
+"""Comments above the keys of the peer file that `join` writes."""
 ANSWERED = "bootstraps.json"
-"""Beside the peer file: the bootstraps that have answered, as a PeerCache keeps addresses."""
+"""File next to the peer file with the bootstraps that responded, in the format of a PeerCache."""
 MAX_STAGE_DIGITS = 5
-"""As in the names of archived checkpoints (peers/state/archive.py)."""
+"""Maximum digits of a stage, as in the names of archived checkpoints (`peers/state/archive.py`)."""
 NAME_CHARACTERS = 6
-"""Of a peer id's end: 38 thousand million different ones."""
+"""Characters at the end of a peer id that are its default name: 38 thousand million different ones."""
 
 
 def join(
@@ -48,26 +48,32 @@ def join(
         str | None, typer.Argument(metavar="RUN", help="A run id, a published run file, or its URL.")
     ] = None,
     bootstrap: Bootstraps = None,
-    stage: Annotated[str, typer.Option(help="The stage to hold; auto: where it helps most.")] = "auto",
+    stage: Annotated[
+        str, typer.Option(help="Stage to train. auto: the one that needs a peer most.")
+    ] = "auto",
     state: Annotated[
-        Path | None, typer.Option(help="Folder of this peer. [default: the run's, among states]")
+        Path | None, typer.Option(help="State folder of this peer. [default: by run id, in the state home]")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Shown to people.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this peer, shown to people.")] = None,
     invite: InviteText = None,
     from_archive: Annotated[
-        str | None, typer.Option(help="Folder or URL of the run's archive: start there if nobody trains.")
+        str | None,
+        typer.Option(help="Folder or URL of the run's archive: start from it if no peer is online."),
     ] = None,
-    alone: Annotated[bool, typer.Option("--alone", help="Start without an address of others.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Start without the address of another peer, and wait.")
+    ] = False,
     settings: Settings = None,
 ) -> None:
-    """Take part in a run: writes peer.yaml into the state folder, then runs it. Again: goes on with it."""
+    """Join a run: write peer.yaml into the state folder and start the peer. A later call continues with
+    it."""
     from peers.runtime.state_lock import make_private
 
     if run is None and from_archive is None:
         run, state = _resumed(state)
     known = RunId(_whole_id(run or "", state).rpartition("#")[2])
     if not is_there(_folder(state, known) / PEER_FILE) or not run_id_of(known):
-        known = RunId("")  # Of a URL with its run id, nothing is needed that is not here already.
+        known = RunId("")  # A URL without a known run id must be fetched.
     signed = None if known else _named(run, from_archive)
     run_id = signed.run_id if signed is not None else known or RunId(run or "")
     folder = _folder(state, run_id)
@@ -98,33 +104,38 @@ def join(
         typed.data["name"] = _own_name(config)
     _write(file, typed, signed)
     if not typed.data.get("bootstrap") and from_archive is None:
-        typer.echo("alone  this peer has no address of another one: it waits until others dial it", err=True)
+        typer.echo(
+            "alone  this peer knows no address of another one: it waits until others dial it", err=True
+        )
     typer.echo("start  Ctrl+C leaves politely (again: at once); `swarmnet top` shows more", err=True)
     _start_first(file, is_new)
 
 
 def _start_again(file: Path, run_id: RunId, wanted: dict[str, str], invite: str | None) -> None:
-    """Start the peer of an earlier `join` with what this command changes for once; an invite is kept."""
+    """Start the peer of an earlier `join`. The options of this command apply only once, except for an invite,
+    which is saved."""
     config = _again(file, run_id, wanted)
     if invite and set_private(file, "invite", invite, MEANINGS["invite"]):
-        typer.echo(f"wrote  the invite into {file}: it is shown at every start from now on", err=True)
+        typer.echo(f"wrote  the invite into {file}: it is used at every start from now on", err=True)
     start(config, _keeping(file, config.bootstrap))
 
 
 def _write(file: Path, typed: Typed, signed: SignedManifest | None) -> None:
-    """Write the peer file, and the run beside it where it is known. Raises UserError."""
+    """Write the peer file, and next to it the run if it is known. Raises UserError."""
     from peers.config.run_file import published_text
 
     if signed is not None:
         write_atomically(file.with_name("run.json"), published_text(signed).encode())
         typed.data["run"] = "run.json"
-    write_atomically(file, peer_yaml(typed.data).encode(), private=True)  # An invite, a password.
+    write_atomically(
+        file, peer_yaml(typed.data).encode(), private=True
+    )  # It may contain an invite or a password.
     typer.echo(f"wrote  {file}   yours to edit; `swarmnet config explain` has all keys", err=True)
 
 
 def _only_state() -> Path | None:
-    """The state folder of the only peer that joined here; None: there is none. UserError with all of them
-    where there are several."""
+    """Return the state folder of the only peer that joined here, or None. Raises UserError, which lists them,
+    if there are several."""
     there = [state for state in states_here() if is_there(state / PEER_FILE)]
     if len(there) > 1:
         commands = ", ".join(f"`swarmnet join --state {shlex.quote(str(state))}`" for state in there)
@@ -133,8 +144,8 @@ def _only_state() -> Path | None:
 
 
 def _resumed(state: Path | None) -> tuple[str | None, Path | None]:
-    """The run and the state folder of the peer that joined here, in `state` where that is given; no run where
-    none has joined. Raises UserError."""
+    """Return the run and the state folder of the peer that joined here, in `state` if given. The run is None
+    if there is no such peer. Raises UserError."""
     from peers.config.run_file import load_signed
 
     state = state or _only_state()
@@ -149,7 +160,7 @@ def _resumed(state: Path | None) -> tuple[str | None, Path | None]:
 
 
 def _no_address(signed: SignedManifest | None) -> str:
-    """Why a peer cannot find the others, and what to ask for."""
+    """Return why a peer cannot find others, and what to do."""
     lacks = "a run id alone names no peer" if signed is None else "the published file names no bootstrap"
     return (
         f"{lacks}, so this computer cannot find the run. Ask for the whole join line; it has "
@@ -158,8 +169,10 @@ def _no_address(signed: SignedManifest | None) -> str:
 
 
 def _start_first(file: Path, is_new: bool) -> None:
-    """As it was just written. A folder that was made for a run that nobody knows is removed again: it would
-    be found as a second peer's by all commands that look for the only one."""
+    """Start the new peer. If no peer knows the run, its new folder is removed.
+
+    Otherwise commands that look for the only peer of this machine would find it as a second one.
+    """
     config = load(file, os.environ)
     try:
         start(config, _keeping(file, config.bootstrap))
@@ -171,7 +184,9 @@ def _start_first(file: Path, is_new: bool) -> None:
         remove_state(file.parent)
         raise UserError(f"{error} (nothing is kept of this try)") from None
     except typer.Exit:
-        if is_new and not is_there(file.with_name("run.json")):  # It was stopped before a peer knew the run.
+        if is_new and not is_there(
+            file.with_name("run.json")
+        ):  # It stopped before any peer sent the manifest.
             from peers.tools.leftovers import remove_state
 
             remove_state(file.parent)
@@ -179,36 +194,40 @@ def _start_first(file: Path, is_new: bool) -> None:
 
 
 def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
-    """Called when one of the bootstraps that were `tried` has answered: they are noted beside the file, and
-    stand in it from now on unless those that stand there have answered before."""
+    """Return a function to call when one of the bootstraps `tried` has responded. It returns a notice for the
+    user.
+
+    They are saved next to the peer file. They replace those in the file, unless one of these has responded
+    before.
+    """
     noted = file.with_name(ANSWERED)
 
     def keep() -> str:
-        from peers.network.discovery.bootstrap import (  # hivemind, which runs by now
+        from peers.network.discovery.bootstrap import (  # Loads hivemind, which is running by now.
             REMEMBERED_PEERS,
             PeerCache,
         )
 
         try:
             before, named = PeerCache(noted).read(), load(file, os.environ).bootstrap
-            told = ""
+            notice = ""
             if set(named) >= set(tried):
                 pass
             elif set(named) & set(before):
-                told = f"for this start only: {file} names another bootstrap, which has answered before"
+                notice = f"for this start only: {file} names another bootstrap, which has answered before"
             elif set_private(file, "bootstrap", list(tried), MEANINGS["bootstrap"]):
-                told = f"wrote  the bootstrap into {file}: it is asked at every start from now on"
+                notice = f"wrote  the bootstrap into {file}: it is used at every start from now on"
             addresses = {"addresses": list(dict.fromkeys([*tried, *before]))[:REMEMBERED_PEERS]}
             write_atomically(noted, json.dumps(addresses, indent=1).encode())
         except UserError as error:
             return f"the bootstrap that answered is not kept: {error}"
-        return told
+        return notice
 
     return keep
 
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
-    """UserError where the run has not the stage that is asked for, or this machine not what it needs."""
+    """Raise UserError if the run lacks the requested stage, or this machine lacks what the stage needs."""
     from peers.config.run_file import check_wish
     from peers.data.local_text import require_text
 
@@ -217,11 +236,13 @@ def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
 
 
 def _folder(state: Path | None, run_id: RunId) -> Path:
+    """Return the absolute path of the state folder for a run."""
     return (state or default_state(os.environ, sys.platform) / run_id[:RUN_DIGITS]).absolute()
 
 
 def _whole_id(run: str, state: Path | None) -> str:
-    """Return `run`, or the id of which it is the first digits, where this machine took part in that run."""
+    """Return `run`. If it is the first digits of a run id in which this machine took part, return the whole
+    id."""
     from peers.config.run_file import load_signed
 
     if not re.fullmatch(f"[0-9a-f]{{{RUN_DIGITS}}}", run) or is_there(Path(run)):
@@ -232,7 +253,8 @@ def _whole_id(run: str, state: Path | None) -> str:
 
 
 def _named(run: str | None, archive: str | None) -> SignedManifest | None:
-    """The run that a person means; None where only its id is known, and peers must be asked for it."""
+    """Return the run that the user named; None if only its id is known, so that peers must send the manifest.
+    Raises UserError."""
     from peers.config.run_file import load_signed
     from peers.config.run_url import fetch_run, is_url
 
@@ -245,14 +267,14 @@ def _named(run: str | None, archive: str | None) -> SignedManifest | None:
     if not is_there(Path(run)) and Path(run).suffix != ".json":
         raise UserError(
             f"{_shortened(run)} is neither a run id (64 hexadecimal digits, lower case), nor a published run "
-            "file, nor a URL of one; whoever published the run can tell you any of them"
+            "file, nor a URL of one; the person who published the run can give you any of them"
         )
     _refuse_unpublished(Path(run))
     return load_signed(Path(run))
 
 
 def _refuse_unpublished(path: Path) -> None:
-    """What is YAML is no published run; say what it is. Raises UserError."""
+    """Raise UserError, which names the right command, if `path` is a run file or a peer file."""
     from peers.config.explain import is_run_file
 
     if path.suffix not in (".yaml", ".yml") or not is_file(path):
@@ -263,12 +285,12 @@ def _refuse_unpublished(path: Path) -> None:
 
 
 def _shortened(text: str) -> str:
-    """An invite, or a whole file, may stand where the run belongs."""
+    """Return a text for an error message; users may paste an invite or a whole file by mistake."""
     return text if len(text) <= 100 else f"{text[:80]!r}... ({len(text)} characters)"
 
 
 def _archived(archive: str | None) -> SignedManifest:
-    """The run that an archive is of. Raises UserError."""
+    """Return the run of an archive. Raises UserError."""
     from peers.state.archive import Archive
     from peers.state.archive_store import open_store
 
@@ -278,7 +300,7 @@ def _archived(archive: str | None) -> SignedManifest:
 
 
 def _own_name(config: PeerFile) -> str:
-    """Tells the peers of a run apart and says nothing of who runs them: the end of the own peer id. Makes the
+    """Return a default name that reveals nothing about the user: the end of the peer id. Creates the
     identity, as the first start would."""
     from protocols.signed.identity import IdentityError, load_or_create
 
@@ -287,11 +309,13 @@ def _own_name(config: PeerFile) -> str:
 
 
 def _plain(stage: str) -> int | str:
+    """Return a stage number, or the text if it is none."""
     return int(stage) if stage.isdecimal() and len(stage) <= MAX_STAGE_DIGITS else stage
 
 
 def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:
-    """The peer file of an earlier `join`, with what this command says over it."""
+    """Return the peer file of an earlier `join`, overridden by the options of this command. Raises UserError
+    if it is for another run."""
     from peers.config.run_file import load_signed
 
     config = load(file, os.environ, wanted)
@@ -304,11 +328,11 @@ def _again(file: Path, run_id: RunId, wanted: dict[str, str]) -> PeerFile:
 
 
 _OPTIONAL = """
-# Take the `#` away from what you want:
+# Uncomment what you want:
 # limits:
-#   upload: 20Mbit/s                   # all that this peer sends
-#   memory: 8GiB                       # of the GPU, where it computes on one
-#   hours: "22:00-08:00"               # paused outside of them
+#   upload: 20Mbit/s                   # all uploads of this peer
+#   memory: 8GiB                       # GPU memory, if it computes on a GPU
+#   hours: "22:00-08:00"               # paused outside of these times
 #   only_when_idle: true               # paused while other programs use this machine
 #   only_when_plugged_in: true         # paused while this machine runs on its battery
 # compute:
@@ -317,7 +341,7 @@ _OPTIONAL = """
 
 
 def peer_yaml(data: dict[str, object]) -> str:
-    """A peer file for people: JSON's values are YAML's."""
+    """Return a commented peer file. JSON values are valid YAML."""
     lines = ["# Written by `swarmnet join`; yours to edit. All keys: swarmnet config explain"]
     for key, value in data.items():
         if key in MEANINGS:

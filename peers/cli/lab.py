@@ -1,4 +1,4 @@
-"""Commands of the laboratory: the benchmarks, and simulate, plan and chaos."""
+"""Commands of the laboratory: bench, simulate, plan and chaos."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ TABLE_COLUMNS = 200  # The table of paths does not fit in fewer.
 
 
 def contribution(
-    parameters: Annotated[int, typer.Option(min=4096, help="Size of the model, about.")] = 1_000_000,
+    parameters: Annotated[int, typer.Option(min=4096, help="Approximate number of parameters.")] = 1_000_000,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Repeats per figure.")] = 9,
-    device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
+    device: Annotated[DeviceName, typer.Option(help="`device` of the peer file.")] = "cpu",
 ) -> None:
-    """Bytes and time of a contribution, beside a straightforward float DeMo."""
+    """Measure bytes and time of a contribution, compared with a plain float implementation of DeMo."""
     from peers.compute.stage_part import device_of
     from peers.lab.bench.contribution import bench, render
     from protocols.framing.frames import wire_bytes
@@ -53,19 +53,21 @@ def contribution(
 
 
 def memory(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
-    stage: Annotated[int, typer.Option(min=0, help="Which of its stages.")] = 0,
-    dtype: Annotated[DtypeName, typer.Option(help="As compute.dtype of the peer file.")] = "fp32",
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run file.")],
+    stage: Annotated[int, typer.Option(min=0, help="Stage to measure.")] = 0,
+    dtype: Annotated[DtypeName, typer.Option(help="`compute.dtype` of the peer file.")] = "fp32",
     activation_checkpointing: Annotated[
-        ActivationCheckpointing, typer.Option(help="As compute.activation_checkpointing.")
+        ActivationCheckpointing, typer.Option(help="`compute.activation_checkpointing` of the peer file.")
     ] = "none",
-    devices: Annotated[int, typer.Option(min=1, max=64, help="As compute.devices, on the processor.")] = 1,
-    device: Annotated[DeviceName, typer.Option(help="As in a peer file; of a GPU, its memory.")] = "cpu",
+    devices: Annotated[
+        int, typer.Option(min=1, max=64, help="`compute.devices` of the peer file, on the CPU.")
+    ] = 1,
+    device: Annotated[DeviceName, typer.Option(help="`device` of the peer file.")] = "cpu",
     optimizer_state: Annotated[
-        OptimizerStateDevice, typer.Option(help="As compute.optimizer_state.")
+        OptimizerStateDevice, typer.Option(help="`compute.optimizer_state` of the peer file.")
     ] = "device",
 ) -> None:
-    """Bytes per parameter that a stage takes in this machine's memory, beside what peers say before."""
+    """Measure a stage's memory per parameter on this machine, compared with the estimate that peers use."""
     from peers.compute.stage_part import device_of
     from peers.config.run_file import load_manifest
     from peers.lab.bench.memory import bench, bench_devices, render, render_devices
@@ -82,20 +84,26 @@ def memory(
 
 
 def training(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
-    microbatches: Annotated[int, typer.Option(min=1, max=10_000, help="In each turn of each loop.")] = 16,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Turns.")] = 7,
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run file.")],
+    microbatches: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Microbatches per repeat of each loop.")
+    ] = 16,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Number of repeats.")] = 7,
     processes: Annotated[
-        bool, typer.Option("--processes", help="Real peers on this machine, each a process.")
+        bool, typer.Option("--processes", help="Measure real peers on this machine, one process each.")
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=5, max=3600, help="With --processes: of each of two swarms.")
+        float, typer.Option(min=5, max=3600, help="With --processes: duration of each of two swarms.")
     ] = 60.0,
-    device: Annotated[DeviceName, typer.Option(help="As in a peer file; one process only.")] = "cpu",
-    compiled: Annotated[bool, typer.Option("--compile", help="As compute.compile: all loops.")] = False,
+    device: Annotated[DeviceName, typer.Option(help="`device` of the peer file; one process only.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="`compute.compile` of the peer file, for all loops.")
+    ] = False,
 ) -> None:
-    """Tokens per second of a peer with the whole model, and of all stages together, beside a plain loop of
-    PyTorch with the same model and microbatches."""
+    """Measure tokens per second of one peer with the whole model, and of all stages together.
+
+    The baseline is a plain PyTorch loop with the same model and microbatches.
+    """
     import asyncio
 
     from peers.compute.stage_part import computing_of, device_of
@@ -116,39 +124,38 @@ def training(
 
 def group(
     peers: Annotated[
-        list[int] | None, typer.Option(min=2, max=2048, help="Size of a group; may be repeated.")
+        list[int] | None, typer.Option(min=2, max=2048, help="Size of a group. Repeatable.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=15.0, max=600.0, help="On the groups' own clock.")] = 21.0,
+    seconds: Annotated[float, typer.Option(min=15.0, max=600.0, help="Duration in virtual time.")] = 21.0,
     contribution_bytes: Annotated[
         int, typer.Option(min=100, max=10_000_000, help="Size of each contribution.")
     ] = 24_000,
-    seed: Annotated[int, typer.Option(min=0, max=255, help="Of delays and times.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=255, help="Seed of delays and times.")] = 1,
     shards: Annotated[
-        int, typer.Option(min=0, max=64, help="Through reducers, of so many shards; 0: everybody hears all.")
+        int, typer.Option(min=0, max=64, help="Shards of a sharded reduction. 0: all-gather.")
     ] = 0,
-    kills: Annotated[
-        bool, typer.Option("--kills", help="In every round the first reducer that has to add up dies.")
-    ] = False,
+    kills: Annotated[bool, typer.Option("--kills", help="Kill the first reducer of every round.")] = False,
 ) -> None:
-    """How fast contributions reach everybody in groups of 8, 64 and 512 peers, and what that costs."""
+    """Measure how fast contributions reach all peers in groups of 8, 64 and 512, and at what cost."""
     from peers.lab.bench.group import bench, render
 
     if kills and not shards:
-        raise UserError("--kills: only an exchange through reducers has any; add --shards")
+        raise UserError("--kills: only a sharded reduction has reducers; add --shards")
     typer.echo(render(bench(peers or [8, 64, 512], contribution_bytes, seconds, seed, shards, kills)))
 
 
 def paths(
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Topologies.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of topologies.")] = 3,
     memory: Annotated[
         list[int] | None, typer.Option(min=1, max=64, help="Microbatches per peer. Repeatable. [default: 3]")
     ] = None,
-    first: Annotated[int, typer.Option(min=0, help="Of the topologies; the next ones count on.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first topology; the others follow.")] = 0,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Bodies between two peers go one after the other.")
+        bool,
+        typer.Option("--shared", help="Microbatches between two peers share the link, one after the other."),
     ] = False,
 ) -> None:
-    """Real workers that skip a third of the stages on a map of 12 cities, beside the router by itself."""
+    """Let real workers skip a third of the stages on a map of 12 cities, compared with the router alone."""
     from rich.console import Console
 
     from peers.lab.bench.paths_in_peers import Lines, bench, render
@@ -160,38 +167,55 @@ def paths(
 
 
 def learning(
-    run_files: Annotated[list[Path], typer.Argument(metavar="RUN.yaml...", help="Runs of several sizes.")],
-    method: Annotated[list[str] | None, typer.Option(help="Repeatable. [default: all]")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of all peers, in each trial. [default: 20 per parameter]")
+    run_files: Annotated[
+        list[Path], typer.Argument(metavar="RUN.yaml...", help="Run files of several sizes.")
+    ],
+    method: Annotated[
+        list[str] | None, typer.Option(help="Method to compare. Repeatable. [default: all]")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best rate.")] = 3,
-    peers: Annotated[int, typer.Option(min=1, max=1024, help="Each computes one microbatch a step.")] = 4,
-    delay: Annotated[int, typer.Option(min=0, max=16, help="Rounds later that a round is applied.")] = 0,
-    away: Annotated[int, typer.Option(min=0, help="So many peers compute nothing in the middle third.")] = 0,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per trial, all peers together. [default: 20 per parameter]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Trials at the best learning rate.")] = 3,
+    peers: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of peers; each computes a microbatch per step.")
+    ] = 4,
+    delay: Annotated[int, typer.Option(min=0, max=16, help="Delay in rounds until a round is applied.")] = 0,
+    away: Annotated[int, typer.Option(min=0, help="Number of peers that pause in the middle third.")] = 0,
     late: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of contributions that come after their round's end.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Fraction of contributions that arrive after the end of their round."
+        ),
     ] = 0.0,
-    rate: Annotated[float | None, typer.Option(min=0, help="Of every method, instead of a search.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0, help="Learning rate of all methods. [default: searched]")
+    ] = None,
     local_steps: Annotated[
         int,
-        typer.Option(
-            "--steps", min=0, help="That a peer takes in a round, where it takes any. [default: the method's]"
-        ),
+        typer.Option("--steps", min=0, help="Local steps per round. [default: the method's]"),
     ] = 0,
-    device: Annotated[DeviceName, typer.Option(help="As in a peer file.")] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes: trials at a time.")] = 1,
-    eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="To judge by.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="If not beside the run.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Trials, reports, pictures.")] = Path("learning"),
+    device: Annotated[DeviceName, typer.Option(help="`device` of the peer file.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Trials to run in parallel.")] = 1,
+    eval_text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to score on.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The runs' tokenizer.json. [default: next to the run file]"),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for trials, reports and pictures.")] = Path(
+        "learning"
+    ),
     pictures: Annotated[bool, typer.Option("--pictures", help="Draw curves (extra `pictures`).")] = False,
     demo: Annotated[
         list[Path] | None,
-        typer.Option(metavar="REPORT", help="Of `swarmnet demo --report REPORT`: drawn beside. Repeatable."),
+        typer.Option(
+            metavar="REPORT", help="Also draw this report of `swarmnet demo --report REPORT`. Repeatable."
+        ),
     ] = None,
 ) -> None:
-    """What a run learns by each method, beside AdamW, Muon and DeMo at equal tokens. Interrupted, it goes on
-    where it was."""
+    """Compare what a run learns with each method, and with AdamW, Muon and DeMo, at equal tokens. An
+    interrupted benchmark continues."""
     from peers.compute.stage_part import device_of
     from peers.lab.bench.learning.bench import BenchConfig
     from peers.lab.bench.learning.report import as_json, demo_curve, draw, render
@@ -212,7 +236,7 @@ def learning(
 
 
 def _learned(question: BenchConfig) -> Learned:
-    """With a bar for each trial that is played."""
+    """Run the benchmark with a progress bar for each trial."""
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from peers.lab.bench.learning.bench import bench
@@ -222,48 +246,56 @@ def _learned(question: BenchConfig) -> Learned:
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), transient=True
     ) as progress:
 
-        def said(trial: Trial, done: int) -> None:
+        def show_progress(trial: Trial, done: int) -> None:
             if trial not in bars:
-                words = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
-                bars[trial] = progress.add_task(words, total=trial.steps)
+                label = f"{trial.method} at {trial.rate:.2g}, seed {trial.seed}"
+                bars[trial] = progress.add_task(label, total=trial.steps)
             progress.update(bars[trial], completed=done, visible=done < trial.steps)
 
-        return bench(question, said)
+        return bench(question, show_progress)
 
 
 MAX_PEERS = 64
-"""Of one world; groups of hundreds are measured by scripts/bench."""
+"""Maximum peers of a simulated swarm. scripts/bench measures groups of hundreds."""
 
 
 def simulate(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="RUN.yaml", help="Whose stages and round times to use.")
+        Path | None,
+        typer.Argument(metavar="RUN.yaml", help="Run file with the stages and round times to use."),
     ] = None,
-    peers: Annotated[int | None, typer.Option(help="[default: 8 to 16, from the seed]")] = None,
-    stages: Annotated[int | None, typer.Option(help="[default: 2 to 4, from the seed]")] = None,
-    seed: Annotated[int, typer.Option(help="Of the first schedule; the next ones count on.")] = 1,
-    schedules: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Settled by every stage, at least.")] = 50,
+    peers: Annotated[
+        int | None, typer.Option(help="Number of peers. [default: 8 to 16, from the seed]")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="Number of stages. [default: 2 to 4, from the seed]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first schedule; the others follow.")] = 1,
+    schedules: Annotated[int, typer.Option(min=1, help="Number of schedules to simulate.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Schedules to simulate in parallel.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that every stage must settle.")] = 50,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only faults of this kind. Repeatable. `move` and `lost stage` only if named."),
+        typer.Option(help="Only faults of this kind. Repeatable. `move` and `lost stage` must be named."),
     ] = None,
     moves: Annotated[
-        bool, typer.Option("--moves", help="Peers move between stages, by their own decision and ordered.")
+        bool, typer.Option("--moves", help="Let peers move between stages, on their own and on request.")
     ] = False,
-    sharded: Annotated[bool, typer.Option("--sharded", help="Peers exchange through reducers.")] = False,
-    real: Annotated[bool, typer.Option("--real", help="Compute with a real, tiny model: slower.")] = False,
-    method: Annotated[
-        MethodName | None, typer.Option(help="With --real: how its peers learn together.")
-    ] = None,
+    sharded: Annotated[bool, typer.Option("--sharded", help="Use a sharded reduction.")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="Compute with a real, tiny model, which is slower.")
+    ] = False,
+    method: Annotated[MethodName | None, typer.Option(help="With --real: sync.method of the run.")] = None,
     experts: Annotated[
-        bool, typer.Option("--experts", help="With --real: each peer trains half of the experts.")
+        bool,
+        typer.Option("--experts", help="With --real: two groups of experts, of which each peer trains one."),
     ] = False,
-    report: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a JSON report to this file.")] = None,
 ) -> None:
-    """Play faults from a seed against real peers on a virtual clock, and check that nothing is lost, nothing
-    counted twice, and all agree in the end. Exit code 1 if not."""
+    """Simulate faults from a seed with real peer code on a virtual clock.
+
+    Checks that nothing is lost or counted twice and that all peers agree in the end. Exit code 1 if not.
+    """
     from peers.lab.faults.play import Options
     from peers.lab.faults.report import again, played
 
@@ -300,7 +332,7 @@ def simulate(
 
 
 def _check_size(peers: int | None, stages: int | None) -> None:
-    """Raises UserError."""
+    """Raise UserError if the numbers of peers and stages do not fit."""
     if (peers is not None and not 2 <= peers <= MAX_PEERS) or (stages is not None and stages < 1):
         raise UserError(f"a world has 2 to {MAX_PEERS} peers and at least one stage")
     if peers is not None and peers < 2 * (stages or 1):
@@ -308,26 +340,27 @@ def _check_size(peers: int | None, stages: int | None) -> None:
 
 
 def _check_model(real: bool, method: MethodName | None, experts: bool) -> None:
-    """Raises UserError."""
+    """Raise UserError if the options of the model do not fit together."""
     if method is not None and not real:
-        raise UserError(f"--method {method}: without a model nobody learns; add --real")
+        raise UserError(f"--method {method} needs a model; add --real")
     if experts and (not real or method not in (None, *PRESETS)):
-        raise UserError("--experts: goes with --real and a --method whose peers step by themselves")
+        raise UserError("--experts needs --real and a local-step method, such as --method local-steps")
 
 
 def _check_kinds(typed: Sequence[str], moves: bool) -> None:
-    """Raises UserError."""
+    """Raise UserError if a kind of fault is unknown or needs another option."""
     from peers.lab.faults.schedules import KINDS, NAMED_KINDS
 
     kinds = [*KINDS, *NAMED_KINDS]
     wrong = sorted(set(typed).difference(kinds))
     if wrong:
-        raise UserError(f"--kind {wrong[0]}: there are {', '.join(kinds)}")
+        raise UserError(f"--kind {wrong[0]}: unknown; write one of {', '.join(kinds)}")
     if "lost stage" in typed and not moves:
-        raise UserError("--kind 'lost stage': nobody takes a lost stage up without --moves; add it")
+        raise UserError("--kind 'lost stage': no peer takes over a lost stage without --moves; add it")
 
 
 def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
+    """Return the rounds and the number of stages of a run file."""
     if run_file is None:
         return None, None
     from peers.config.run_file import load_manifest
@@ -338,6 +371,7 @@ def _of_run(run_file: Path | None) -> tuple[Rounds | None, int | None]:
 
 
 def _show(result: Result, again: str) -> None:
+    """Print one schedule's result."""
     from peers.lab.faults.report import row
 
     seed, peers, stages, rounds, faults, verdict = row(result)
@@ -349,38 +383,52 @@ def _show(result: Result, again: str) -> None:
 
 
 def plan(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run file.")],
     peers: Annotated[
         str,
         typer.Option(
-            help="Classes of peers, COUNTxSPEED@DOWN/UP:MEMORY with commas: tokens per second of the whole "
-            "model on one of them, Mbit/s (DOWN/UP/0.5% loses packets); :REGION with --links. "
-            "9000x500tps@100/20:24GB,1000x20ktps@1000/1000."
+            help="Classes of peers, separated by commas: COUNTxSPEED@DOWN/UP:MEMORY. SPEED: tokens per "
+            "second with the whole model; DOWN/UP: Mbit/s (DOWN/UP/0.5% adds packet loss); with --links, "
+            ":REGION. Example: 9000x500tps@100/20:24GB,1000x20ktps@1000/1000."
         ),
     ],
-    churn: Annotated[float, typer.Option(min=0, max=100, help="Share of peers that leave per hour.")] = 0.0,
+    churn: Annotated[
+        float, typer.Option(min=0, max=100, help="Fraction of the peers that leave per hour.")
+    ] = 0.0,
     latency: Annotated[
-        str | None, typer.Option(help="One way between two peers, from-to. [default: 5ms-150ms]")
+        str | None, typer.Option(help="Range of one-way latencies. [default: 5ms-150ms]")
     ] = None,
     links: Annotated[
-        Path | None, typer.Option(metavar="LINKS.yaml", help="Instead: a table of regions and their links.")
+        Path | None,
+        typer.Option(metavar="LINKS.yaml", help="Table of regions and links, instead of --latency."),
     ] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Target. [default: the decay's end]")] = None,
-    cores: Annotated[int, typer.Option(min=0, help="All peers share so many; 0: each has its own.")] = 0,
-    slots: Annotated[int, typer.Option(min=1, max=1024, help="And in_flight, of the peer files.")] = 32,
-    simulate: Annotated[
-        int, typer.Option(min=0, max=100_000, help="So many peers; 0: as many as a minute is enough for.")
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to train. [default: to the end of the decay]")
+    ] = None,
+    cores: Annotated[
+        int, typer.Option(min=0, help="CPU cores that all peers share. 0: each has its own.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the simulation.")] = 0,
+    slots: Annotated[
+        int, typer.Option(min=1, max=1024, help="`slots` and `in_flight` of the peer files.")
+    ] = 32,
+    simulate: Annotated[
+        int,
+        typer.Option(min=0, max=100_000, help="Number of peers to simulate. 0: as many as take a minute."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 0,
     shape: Annotated[
-        bool, typer.Option("--shape", help="Search stages, microbatch, exchange and rounds for these peers.")
+        bool,
+        typer.Option(
+            "--shape", help="Search the best stages, microbatches, topology and rounds for these peers."
+        ),
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --shape: write the run file of the best.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="With --shape: run file to write.")] = None,
 ) -> None:
-    """What given peers would make of a run: tokens/s beside one alone, days, bytes, what bounds it, the price
-    of churn; and with --shape, how the run should be cut for them."""
+    """Estimate what given peers achieve in a run: tokens/s compared with a single peer, days, bytes,
+    bottleneck and cost of churn.
+
+    With --shape, searches how the run should be divided for them.
+    """
     from peers.config.run_file import load_manifest
     from peers.lab.planner.plan import plan as answer
     from peers.lab.planner.plan_request import PlanRequest
@@ -388,7 +436,7 @@ def plan(
     from swarmnet.identifiers import PeerId
 
     if out is not None and not shape:
-        raise UserError("--out writes the shape that was found: add --shape")
+        raise UserError("--out writes the shape that was found; add --shape")
     classes, between, table = _swarm(peers, latency, links)
     manifest = load_manifest(run_file, PeerId(""), {})
     question = PlanRequest(
@@ -403,12 +451,13 @@ def plan(
 def _swarm(
     peers: str, latency: str | None, links: Path | None
 ) -> tuple[tuple[PeerClass, ...], tuple[float, float], Links | None]:
-    """Who is there, and what lies between them."""
+    """Return the classes of peers, the range of latencies in seconds, and the table of links. Raises
+    UserError."""
     from peers.lab.planner import links as tables
     from peers.lab.planner.speeds import peer_classes
 
     if links is not None and latency is not None:
-        raise UserError("--links says what lies between peers: leave --latency out")
+        raise UserError("--links replaces --latency: leave one of them out")
     table = tables.load(links) if links is not None else None
     try:
         classes = peer_classes(peers, table.lines if table is not None else None)
@@ -418,6 +467,7 @@ def _swarm(
 
 
 def _find_shape(manifest: Manifest, question: Asked, run_file: Path, out: Path | None) -> None:
+    """Search the best shape, print it, and write it to `out`."""
     from peers.lab.planner.shape.report import render
     from peers.lab.planner.shape.search import search
     from peers.lab.planner.shape.writing import require_new, write
@@ -432,16 +482,20 @@ def _find_shape(manifest: Manifest, question: Asked, run_file: Path, out: Path |
 
 
 def chaos(
-    seed: Annotated[int, typer.Option(min=0, help="Chooses faults, their times and their victims.")] = 0,
-    report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
-    seconds: Annotated[float, typer.Option(min=30, max=86400, help="How long to train under fire.")] = 75.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of faults, their times and their victims.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write a JSON report to this file.")] = None,
+    seconds: Annotated[
+        float, typer.Option(min=30, max=86400, help="Seconds of training with faults.")
+    ] = 75.0,
     peers: Annotated[int, typer.Option(min=6, max=64, help="Peers that train.")] = 8,
-    stages: Annotated[int, typer.Option(min=1, max=16, help="Stages the model is cut in.")] = 2,
-    undisturbed: Annotated[int, typer.Option(min=0, max=16, help="Runs without faults to compare.")] = 3,
-    sharded: Annotated[bool, typer.Option("--sharded", help="They exchange through reducers.")] = False,
-    keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
+    stages: Annotated[int, typer.Option(min=1, max=16, help="Pipeline stages.")] = 2,
+    undisturbed: Annotated[
+        int, typer.Option(min=0, max=16, help="Number of runs without faults, for comparison.")
+    ] = 3,
+    sharded: Annotated[bool, typer.Option("--sharded", help="Use a sharded reduction.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep the peers' state in this folder.")] = None,
 ) -> None:
-    """Kill half of a real swarm, freeze a peer, kill a p2pd; then compare with undisturbed runs."""
+    """Kill half of a real swarm, freeze a peer, kill a p2pd, and compare with undisturbed runs."""
     if peers < 3 * stages:
         raise UserError(f"--peers {peers}: {stages} stages need three peers each, so that some can be killed")
     if report is not None and not report.absolute().parent.is_dir():

@@ -1,4 +1,5 @@
-"""The command line. A command parses, calls and prints; it alone loads the heavy libraries it needs."""
+"""The command line. A command parses options, calls the code below, and prints. Each loads the heavy
+libraries that it needs."""
 
 from __future__ import annotations
 
@@ -32,28 +33,28 @@ from peers.cli import (
 from peers.errors import ConfigError, UserError
 
 ERROR_EXIT = 2
-"""Exit code of everything a person can cause and mend."""
+"""Exit code of errors that the user can cause and correct."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `swarmnet`; exits the process."""
+    """The console script `swarmnet`. Exits the process."""
     prepare_for_torch(os.environ)
     terminated: list[int] = []
 
     def as_interrupted(number: int, frame: FrameType | None) -> None:
-        """SIGTERM takes the way of Ctrl+C, so that what was made for a while is removed, keys among it. A
-        peer that runs has its own answer (process/process.py)."""
+        """Handle SIGTERM like Ctrl+C, so that temporary files are removed, among them keys. A running peer
+        has a handler of its own (`process/process.py`)."""
         terminated.append(number)
         interrupt = signal.getsignal(signal.SIGINT)
-        if isinstance(interrupt, partial):  # asyncio's: it cancels what it runs.
+        if isinstance(interrupt, partial):  # asyncio's handler, which cancels its task.
             interrupt(number, frame)
         else:
             raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGTERM, as_interrupted)
-    if before[signal.SIGINT] is signal.SIG_IGN:  # In the background of a script, where a peer takes it, too:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio ends in order only with this one.
+    if before[signal.SIGINT] is signal.SIG_IGN:  # In a script's background job. A peer handles it, too;
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio ends cleanly only with this one.
     try:
         result = application()(
             args=list(arguments) if arguments is not None else None,
@@ -68,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TyperException as error:
         sys.exit(_usage(error))
     except BrokenPipeError:
-        # The reader of our output has left (`| head`): nothing to say, and nobody to say it to.
+        # The reader of our output has ended (`| head`), so nothing more can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
-        result = 128 + signal.SIGINT  # as shells report it
+        result = 128 + signal.SIGINT  # As shells report it.
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -82,18 +83,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def prepare_for_torch(environment: MutableMapping[str, str]) -> None:
-    """Must come before torch is imported: OpenMP reads these once.
+    """Set the environment of OpenMP, which reads it once. Called before torch is imported.
 
-    Its threads otherwise spin while they wait, and the peers of one machine take each other's cores: four
-    peers with two threads each on two cores did 7 steps in 34 s, with one thread each 378 in 50 s.
-    `threads` of the peer file still decides how many torch uses.
+    By default its threads spin while they wait, and peers on one machine block each other. Four peers with
+    two threads each on two cores did 7 steps in 34 s; with one thread each, 378 in 50 s. `threads` of the
+    peer file still sets the number of torch's threads.
     """
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def application() -> typer.Typer:
-    """All commands."""
+    """Return the Typer application with all commands."""
     app = _group("Train one language model together over the internet, without a server.")
     commands: dict[str, Callable[..., None]] = {
         "run": run.run,
@@ -127,7 +128,7 @@ def application() -> typer.Typer:
 
 
 def _add_groups(app: typer.Typer) -> None:
-    """Commands of two words."""
+    """Add the commands of two words."""
     order: dict[str, Callable[..., None]] = {
         "pause": owner.pause,
         "resume": owner.resume,
@@ -152,21 +153,23 @@ def _add_groups(app: typer.Typer) -> None:
         "training": lab.training,
         "learning": lab.learning,
     }
-    ordering = _group("Order something in a run of your own; all its peers see it, and that it is yours.")
+    ordering = _group("Give an order in a run that you own. All its peers obey it; your signature proves it.")
     app.add_typer(_add(ordering, order), name="order")
-    app.add_typer(_add(_group("Runs that want to be found."), registry), name="registry")
-    app.add_typer(_add(_group("Look at configuration without starting anything."), config), name="config")
-    measuring = _add(_group("Measure; each figure beside a baseline from the same run."), measure)
+    app.add_typer(_add(_group("Find public runs."), registry), name="registry")
+    app.add_typer(_add(_group("Check and explain configuration files."), config), name="config")
+    measuring = _add(_group("Run benchmarks; each figure is shown with a baseline."), measure)
     app.add_typer(measuring, name="bench")
 
 
 def _add(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """Add commands to a group."""
     for name, command in commands.items():
         group.command(name)(command)
     return group
 
 
 def _group(help: str) -> typer.Typer:
+    """Return an empty command group."""
     return typer.Typer(
         help=help,
         no_args_is_help=True,
@@ -177,31 +180,33 @@ def _group(help: str) -> typer.Typer:
 
 
 def config_check(
-    file: Annotated[Path, typer.Argument(help="A peer file, a run file or a published run.")],
+    file: Annotated[Path, typer.Argument(help="Peer file, run file or published run file.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A run file's tokenizer.json. [default: beside it]")
+        Path | None,
+        typer.Option(metavar="FILE", help="The tokenizer.json of a run file. [default: in its folder]"),
     ] = None,
     start: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The model it starts from. [default: beside it]")
+        Path | None,
+        typer.Option(metavar="DIR", help="The initial model of a run file. [default: in its folder]"),
     ] = None,
     settings: run.Settings = None,
 ) -> None:
-    """Say whether a file is right: a peer file, a run file, or a published run."""
+    """Check a peer file, a run file or a published run file."""
     from peers.tools.owner.run_check import check_file
 
     typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn, start))
 
 
 def config_explain(
-    file: Annotated[Path | None, typer.Argument(help="A peer file, to show what it sets.")] = None,
-    of_run: Annotated[bool, typer.Option("--run", help="A run file's keys instead.")] = False,
+    file: Annotated[Path | None, typer.Argument(help="Peer file whose values to show.")] = None,
+    of_run: Annotated[bool, typer.Option("--run", help="Explain the keys of a run file instead.")] = False,
     settings: run.Settings = None,
 ) -> None:
-    """Each key: type, default, meaning; with a peer file, the value that it gets."""
+    """Explain all configuration keys: type, default, meaning; with a peer file, their values."""
     from peers.config.explain import explain, explain_file
 
     if file is None and settings:
-        raise UserError("--set changes what a peer file sets: name one, as in: config explain PEER.yaml")
+        raise UserError("--set needs a peer file: swarmnet config explain PEER.yaml --set KEY=VALUE")
     text = (
         explain_file(file, os.environ, run.overrides(settings))
         if file is not None
@@ -211,7 +216,7 @@ def config_explain(
 
 
 def version() -> None:
-    """Versions of this program, its wire format, and what it runs on."""
+    """Print the versions of this program, its wire format, Python and the main libraries."""
     from swarmnet.run.manifest import WIRE_VERSION
 
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))
@@ -222,15 +227,17 @@ def version() -> None:
 
 
 def _fail(problems: Sequence[str]) -> int:
+    """Print problems and return the exit code."""
     from peers.telemetry.console import printable
 
-    for problem in problems:  # A run's owner wrote some of it.
+    for problem in problems:  # Some of it is from a run's owner, who is not trusted.
         print(f"error: {printable(problem)}", file=sys.stderr)
     return ERROR_EXIT
 
 
 def _usage(error: TyperException) -> int:
-    """One line for a wrong command; the help text where there was no command at all."""
+    """Print one line for a wrong command, or the help text if there is no command, and return the exit
+    code."""
     lines = error.format_message().strip().splitlines()
     if len(lines) > 1:
         print("\n".join(lines), file=sys.stderr)

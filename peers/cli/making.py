@@ -1,4 +1,4 @@
-"""Commands that make what the files of a run name before anything is started: tokenizer, identity."""
+"""Commands that create what the files of a run name: tokenizer, index, identity."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 def tokenizer(
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Files or folders of text.")],
-    vocabulary: Annotated[int, typer.Option(min=257, max=1 << 20, help="Most tokens.")] = 8192,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write.")] = Path("tokenizer.json"),
+    vocabulary: Annotated[int, typer.Option(min=257, max=1 << 20, help="Maximum number of tokens.")] = 8192,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("tokenizer.json"),
     eos_token: Annotated[
-        str, typer.Option(metavar="TOKEN", help="Stands between two documents.")
+        str, typer.Option(metavar="TOKEN", help="Token that separates documents.")
     ] = "<|endoftext|>",
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Make a tokenizer.json (byte-level BPE) from a text, of more than 64 MiB a random part."""
+    """Train a tokenizer.json (byte-level BPE) on a text, or on a random part of one above 64 MiB."""
     import time
 
     from peers.cli.model import warn
@@ -49,17 +49,16 @@ def tokenizer(
     typer.echo(f"read   {text.reading.bytes:,} bytes of text, {text.reading.documents:,} documents")
     typer.echo(f"wrote  {out}: {tokens:,} tokens")
     if tokens < vocabulary:
-        typer.echo(f"       fewer than {vocabulary:,}: the text holds no more pairs that come twice")
+        typer.echo(f"       fewer than {vocabulary:,}: no other pair of tokens occurs twice in the text")
     typer.echo(f"run    model: {{vocab_size: {tokens}}}")
     typer.echo(f"       data: {{tokenizer: {out.name}, eos_token: '{eos_token}'}}")
 
 
 def index(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of text.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the index if it is there.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of text.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the index if it exists.")] = False,
 ) -> None:
-    """Name the files of a text with their SHA-256, in FOLDER/index.json: so a run can say what exactly it is
-    read from."""
+    """Write FOLDER/index.json with the SHA-256 of each text file, so that a run can name its exact text."""
     import hashlib
     import time
 
@@ -82,23 +81,23 @@ def index(
         warn(warning)
     files = parsed(made)
     typer.echo(f"read   {sum(file.bytes for file in files):,} bytes in {len(files):,} files")
-    typer.echo(f"wrote  {out}: hand it out with them")
+    typer.echo(f"wrote  {out}: distribute it with the files")
     name = folder.resolve().name
     typer.echo(f"run    data: {{sampling: epoch, sources: [{{name: {name}, path: {name},")
     typer.echo(f"         index: {hashlib.sha256(made).hexdigest()}}}]}}")
 
 
 def identity(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A peer file (.yaml), or an identity file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Peer file (.yaml) or identity file.")],
     settings: Settings = None,
 ) -> None:
-    """Make a peer's key if there is none yet, and print its id and the addresses by which others name it."""
+    """Create a peer's key if there is none, and print its peer id and addresses."""
     from protocols.signed.identity import IdentityError, load_or_create
 
     with as_user_errors(IdentityError):
         if file.suffix not in (".yaml", ".yml"):
             if settings:
-                raise UserError("--set changes what a peer file sets: name one, as in: identity PEER.yaml")
+                raise UserError("--set needs a peer file: swarmnet identity PEER.yaml --set KEY=VALUE")
             typer.echo(f"peer     {load_or_create(file).peer_id}")
             typer.echo(f"address  /ip4/ADDRESS/tcp/PORT/p2p/{load_or_create(file).peer_id}")
             return
@@ -113,9 +112,9 @@ _ANYWHERE = {"/ip4/0.0.0.0/": "/ip4/ADDRESS/", "/ip6/::/": "/ip6/ADDRESS/"}
 
 
 def _addresses(config: PeerFile) -> Iterator[str]:
-    """Where others reach it, as far as its file tells; ADDRESS and PORT stand for what that leaves open."""
+    """Yield the addresses of a peer as far as its file gives them. ADDRESS and PORT replace unknown parts."""
     for address in config.announce or config.listen:
-        told = address
+        shown = address
         for anywhere, open_to_all in _ANYWHERE.items():
-            told = told.replace(anywhere, open_to_all)
-        yield f"{told.removesuffix('/0')}/PORT" if told.endswith("/0") else told
+            shown = shown.replace(anywhere, open_to_all)
+        yield f"{shown.removesuffix('/0')}/PORT" if shown.endswith("/0") else shown

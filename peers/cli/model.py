@@ -1,4 +1,4 @@
-"""Commands about a trained model: export, generate, evaluate."""
+"""Commands for a trained model: export, generate, evaluate."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 Source = Annotated[
     Path | None,
-    typer.Option("--from", help="A checkpoint, a folder of them, or an exported model. [default: .]"),
+    typer.Option("--from", help="Checkpoint, folder of checkpoints, or exported model. [default: .]"),
 ]  # fmt: skip
 Run = Annotated[
-    str | None, typer.Option("--run", help="Ask the live peers of this run: its published file, or its id.")
+    str | None, typer.Option("--run", help="Use the live peers of this run (published file or run id).")
 ]
 Bootstraps = Annotated[
     list[str] | None,
@@ -30,36 +30,40 @@ InviteText = Annotated[
     str | None,
     typer.Option(
         "--invite", metavar="TEXT|@FILE", callback=text_or_file,
-        help="With --run: from the run's owner, where it asks for one. @FILE reads it from a file.",
+        help="With --run: invite from the run's owner, if required. @FILE reads it from a file.",
     ),
 ]  # fmt: skip
-Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")]
-TopK = Annotated[int, typer.Option(min=0, help="Only among the likeliest so many tokens; 0: among all.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")]
-EvalText = Annotated[Path | None, typer.Option(help="A text. [default: held-out modules]")]
+Temperature = Annotated[
+    float, typer.Option(min=0, help="Sampling temperature. 0: always the most likely token.")
+]
+TopK = Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens. 0: from all.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling; the same seed gives the same text.")]
+EvalText = Annotated[Path | None, typer.Option(help="Text to score. [default: held-out modules of Python]")]
 TokenizerFile = Annotated[
     Path | None,
     typer.Option(
-        "--tokenizer", metavar="FILE", help="The run's tokenizer.json here, where its tokens are not bytes."
+        "--tokenizer", metavar="FILE", help="The run's tokenizer.json, if its tokens are not bytes."
     ),
 ]  # fmt: skip
 ToScore = Annotated[
     bool | None,
     typer.Option(
         "--score/--no-score",
-        help="Score it on held-out text for the card. [default: if the run read only python-stdlib]",
+        help="Score on held-out text for the model card. [default: if the run read only python-stdlib]",
     ),
 ]
 DEFAULT_WINDOW = 128
-"""Tokens, where nobody knows how long the sequences were that a model was trained on."""
+"""Tokens of context if the sequence length of the training is unknown."""
 OWN_TEXT = (
     "the held-out modules of Python's library may be in the text that this run was trained on; name a text "
     "that was kept from it: --eval-text TEXT"
 )
-"""Only the source python-stdlib leaves them out."""
+"""Warning for runs that do not keep the held-out modules out of their text; only the source python-stdlib
+does."""
 
 
 def warn(text: str) -> None:
+    """Print a warning to standard error."""
     from peers.telemetry.console import shown
 
     typer.echo(shown(f"warning: {text}", sys.stderr), err=True)
@@ -71,12 +75,12 @@ def export(
     run: Run = None,
     bootstrap: Bootstraps = None,
     invite: InviteText = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the folder if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the folder if it exists.")] = False,
     score: ToScore = None,
     eval_text: EvalText = None,
     tokenizer_path: TokenizerFile = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face model with a model card, checked against transformers."""
+    """Write a Hugging Face model with a model card, from a checkpoint, and check it against transformers."""
     live = asks_peers(source, run, bootstrap, invite)
     _require_sense(hf, replace, eval_text, score)
     if not live:
@@ -97,7 +101,7 @@ def _write_export(
     eval_text: Path | None,
     tokenizer_path: Path | None,
 ) -> None:
-    """The options of `export`, of checkpoints on this disk. Raises UserError."""
+    """Export from checkpoints on this disk. Raises UserError."""
     from peers.data.documents import TextError
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
     from peers.state import checkpoint_file
@@ -138,8 +142,8 @@ def _write_export(
     passed_over = [f"passed over: {trouble}" for trouble in model.passed_over]
     left_out = [f"left out of the model card: {trouble}" for trouble in known.troubles]
     switched_off = [tokenizer.warning] if tokenizer.warning else []
-    for told in [*passed_over, *switched_off, *left_out, *([unchecked] if unchecked else [])]:
-        warn(told)
+    for warning in [*passed_over, *switched_off, *left_out, *([unchecked] if unchecked else [])]:
+        warn(warning)
     if scored is not None:
         of = "held-out text" if eval_text is None else eval_text
         typer.echo(f"score  {scored.bits_per_byte:.4f} bits per byte of {of}")
@@ -147,7 +151,8 @@ def _write_export(
 
 
 def _require_sense(hf: Path, replace: bool, eval_text: Path | None, score: bool | None) -> None:
-    """What can be told before torch is imported and a model read, which takes seconds to minutes."""
+    """Check the options before torch is imported and a model is read, which takes seconds to minutes. Raises
+    UserError."""
     from peers.config.atomic_files import is_there
     from peers.tools.model.export_folder import ExportError, require_replaceable
 
@@ -161,14 +166,15 @@ def _require_sense(hf: Path, replace: bool, eval_text: Path | None, score: bool 
 
 def generate(
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT...", help="Texts to continue, all at once.")
+        list[str] | None,
+        typer.Argument(metavar="PROMPT...", help="Texts to continue; several only with --run."),
     ] = None,
     source: Source = None,
     run: Run = None,
     bootstrap: Bootstraps = None,
     invite: InviteText = None,
-    prompt: Annotated[str, typer.Option(help="Text to continue, where no PROMPT is given.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many tokens to write.")] = 200,
+    prompt: Annotated[str, typer.Option(help="Text to continue, if no PROMPT is given.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of tokens to generate.")] = 200,
     temperature: Temperature = 0.8,
     top_k: TopK = 40,
     seed: Seed = 0,
@@ -191,7 +197,7 @@ def generate(
         through_swarm(run, bootstrap or [], invite, texts, tokens, style, tokenizer)
         return
     if len(texts) > 1:
-        raise UserError(f"{len(texts)} prompts: several at once are for --run; give one")
+        raise UserError(f"{len(texts)} prompts: several need --run; give one")
     with as_user_errors(ExportError, TextError):
         model, readable = held(source, warn, tokenizer), Readable()
         typer.echo(texts[0], nl=False)
@@ -212,15 +218,15 @@ def evaluate(
     eval_text: EvalText = None,
     tasks: Annotated[
         str | None,
-        typer.Option(help="Tasks of lm-evaluation-harness instead of a text, with commas between them."),
+        typer.Option(help="Tasks of lm-evaluation-harness instead of a text, separated by commas."),
     ] = None,
     tasks_folder: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="With --tasks: a folder of own tasks.")
+        Path | None, typer.Option(exists=True, file_okay=False, help="With --tasks: folder of custom tasks.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: documents of each.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: documents per task.")] = None,
     tokenizer: TokenizerFile = None,
 ) -> None:
-    """Score a trained model, or a run's live peers, on text they have not seen: perplexity, bits per byte."""
+    """Score a trained model, or a run's live peers, on held-out text: perplexity and bits per byte."""
     from peers.data.documents import TextError
     from peers.tools.model.evaluate import score_weights
     from peers.tools.model.export_folder import ExportError
@@ -228,7 +234,7 @@ def evaluate(
 
     live = asks_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
-        raise UserError("--tasks-folder and --limit are for --tasks, which names what is to be evaluated")
+        raise UserError("--tasks-folder and --limit need --tasks, which names the tasks to evaluate")
     if tasks is not None:
         if live or eval_text is not None:
             raise UserError("--tasks reads a checkpoint (--from) and brings its own texts: leave out --run, "
@@ -256,7 +262,8 @@ def evaluate(
 
 
 def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) -> bytes | None:
-    """What an export is scored on; None: nothing. `score`: what a person said. Raises TextError."""
+    """Return the text on which an export is scored; None if it is not scored. `score` is the user's choice.
+    Raises TextError."""
     only_the_library = manifest.data.is_library_alone
     wanted = score if score is not None else chosen is not None or only_the_library
     text = _text_to_score(chosen) if wanted else None
@@ -266,7 +273,7 @@ def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) 
 
 
 def _text_to_score(chosen: Path | None) -> bytes:
-    """Raises TextError where there is none, UserError where nobody may look."""
+    """Return the text to score. Raises TextError if there is none, UserError if it cannot be read."""
     from peers.config.atomic_files import is_there
     from peers.data.documents import TextError, held_out_text, read_text
 
@@ -298,7 +305,7 @@ def _evaluate_tasks(
 
     names = [task.strip() for task in tasks.split(",") if task.strip()]
     if not names:
-        raise UserError("--tasks names no task, as in --tasks arc_easy,piqa")
+        raise UserError("--tasks names no task; write, for instance, --tasks arc_easy,piqa")
     if find_spec("lm_eval") is None:
         raise UserError(
             f"--tasks needs lm-evaluation-harness, which is not installed: {how_to_install('eval')}"
@@ -318,10 +325,10 @@ def _evaluate_tasks(
 def asks_peers(
     source: Path | None, run: str | None, bootstrap: list[str] | None, invite: str | None = None
 ) -> bool:
-    """Whether live peers are to be asked. Raises UserError for options that do not fit together."""
+    """Return whether live peers are used. Raises UserError for options that exclude each other."""
     for option, given in (("--bootstrap", bootstrap), ("--invite", invite)):
         if run is None and given:
-            raise UserError(f"{option} is for --run, which names the run whose peers are to be asked")
+            raise UserError(f"{option} needs --run, which names the run")
     if run is not None and source is not None:
-        raise UserError("--run asks live peers and --from reads a checkpoint: give one of them")
+        raise UserError("--run uses live peers and --from reads a checkpoint: give one of them")
     return run is not None

@@ -1,4 +1,4 @@
-"""Commands of a run's creator: order, orders, invite, registry, report."""
+"""Owner's commands: order, orders, invite, registry, report."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
     from swarmnet.identifiers import PeerId
     from swarmnet.run.owner_orders import Order
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run id, or a published run file.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id or published run file.")]
 Bootstraps = Annotated[
     list[str] | None,
     typer.Option("--bootstrap", help="Multiaddr of a peer to find the run through. Repeatable."),
 ]
 Key = Annotated[
-    Path | None, typer.Option(help="The owner's identity file. [default: owner.key among states]")
+    Path | None, typer.Option(help="The owner's identity file. [default: owner.key in the state home]")
 ]
-Reason = Annotated[str, typer.Option(help="Why, for everybody in the run to read; one line.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON.")]
+Reason = Annotated[str, typer.Option(help="Reason, in one line, which all peers of the run can read.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pause(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
-    """Everybody finishes what is under way and starts nothing new, until `resume`."""
+    """Pause the run: peers finish current work and start nothing new until `resume`."""
     from swarmnet.run import owner_orders
 
     _order(run, key, bootstrap, lambda held: owner_orders.pause(held, reason))
 
 
 def resume(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
-    """The run goes on."""
+    """Resume a paused run."""
     from swarmnet.run import owner_orders
 
     _order(run, key, bootstrap, lambda held: owner_orders.resume(held, reason))
 
 
 def checkpoint(run: Run, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
-    """Everybody writes its newest settled weights to its disk."""
+    """Let all peers write their newest settled weights to disk."""
     from swarmnet.run import owner_orders
 
     _order(run, key, bootstrap, lambda held: owner_orders.checkpoint(held, reason))
 
 
-Peer = Annotated[str, typer.Argument(metavar="PEER", help="Its peer id, 12D3Koo...")]
+Peer = Annotated[str, typer.Argument(metavar="PEER", help="Peer id, 12D3Koo...")]
 
 
 def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
-    """Nobody keeps a link to that peer any more."""
+    """Ban a peer: all peers close their links to it."""
     from swarmnet.run import owner_orders
 
     banned = _peer(peer)
@@ -69,7 +69,7 @@ def ban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: B
 
 
 def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap: Bootstraps = None) -> None:
-    """That peer may come back."""
+    """Lift the ban of a peer."""
     from swarmnet.run import owner_orders
 
     banned = _peer(peer)
@@ -78,12 +78,14 @@ def unban(run: Run, peer: Peer, reason: Reason = "", key: Key = None, bootstrap:
 
 def withdraw(
     run: Run,
-    document: Annotated[str, typer.Argument(metavar="SHA256", help="Of the document, as sha256sum says.")],
+    document: Annotated[
+        str, typer.Argument(metavar="SHA256", help="SHA-256 of the document, as sha256sum prints it.")
+    ],
     reason: Reason = "",
     key: Key = None,
     bootstrap: Bootstraps = None,
 ) -> None:
-    """A document is left out of the text from now on."""
+    """Exclude a document from the training text from now on."""
     from swarmnet.run import owner_orders
 
     _order(run, key, bootstrap, lambda held: owner_orders.withdraw(held, document.lower(), reason))
@@ -96,21 +98,21 @@ def revoke(
     key: Key = None,
     bootstrap: Bootstraps = None,
 ) -> None:
-    """An invite counts no more, and who came with it is sent away."""
+    """Revoke an invite, and disconnect peers that joined with it."""
     from swarmnet.run import owner_orders
 
     _order(run, key, bootstrap, lambda held: owner_orders.revoke(held, invite.lower(), reason))
 
 
 def _echo(text: str) -> None:
-    """Print what a run's owner or strangers wrote some of."""
+    """Print text that may contain words of a run's owner or of strangers."""
     from peers.telemetry.console import shown
 
     typer.echo(shown(text, sys.stdout))
 
 
 def _owner(key: Path | None) -> tuple[Path, Identity]:
-    """The owner's key file and what is in it. Raises UserError."""
+    """Return the owner's key file and the key. Raises UserError."""
     from protocols.signed.identity import IdentityError, load
 
     path = key or _states() / "owner.key"
@@ -119,6 +121,8 @@ def _owner(key: Path | None) -> tuple[Path, Identity]:
 
 
 def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[Order], Order]) -> None:
+    """Give an order."""
+
     async def planned(found: Reached) -> Callable[[Order], Order]:
         return change
 
@@ -129,7 +133,7 @@ def order_as_planned(
     run: str, key: Path | None, bootstrap: list[str] | None,
     planned: Callable[[Reached], Awaitable[Callable[[Order], Order]]],
 ) -> None:  # fmt: skip
-    """Give an order that depends on what is found of the run."""
+    """Give an order that depends on the state of the run, which `planned` receives. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.give_order import check_owner, give, newest
@@ -149,16 +153,18 @@ def order_as_planned(
         for line in describe_changes(given.before, given.order.order):
             _echo(f"order  {line}")
         keeps = "keeps" if given.stored else "does not keep"
-        typer.echo(f"told   {given.told} peers; the directory {keeps} it")
+        typer.echo(f"sent   to {given.told} peers; the directory {keeps} it")
         if not given.told and not given.stored:
-            raise UserError("nobody has it yet: give it again when peers are there (nothing of it is lost)")
+            raise UserError(
+                "no peer has it yet: repeat the command when peers are online (the order is saved)"
+            )
 
     with as_user_errors(*NOT_REACHED, WireError):
         asyncio.run(whole())
 
 
 def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False) -> None:
-    """What the run's owner has ordered: pause, bans, withdrawn documents, revoked invites."""
+    """Show the current orders of a run's owner: pause, bans, withdrawn documents, revoked invites."""
     from dataclasses import asdict
 
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
@@ -179,6 +185,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
 
 
 def _words(order: Order) -> str:
+    """Return an order as text."""
     from swarmnet.run.rates import in_words
 
     if not order.sequence:
@@ -197,25 +204,25 @@ def _words(order: Order) -> str:
 
 def invite(
     run: Annotated[Path, typer.Argument(metavar="RUN.json", help="The published run file.")],
-    peer: Annotated[str, typer.Option(help="Whom it lets in; its peer id, 12D3Koo...")] = "",
-    anyone: Annotated[bool, typer.Option("--anyone", help="Lets in any peer that has its text.")] = False,
-    days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it counts.")] = 30.0,
+    peer: Annotated[str, typer.Option(help="Peer id of the invited peer, 12D3Koo...")] = "",
+    anyone: Annotated[bool, typer.Option("--anyone", help="Admit any peer that has the invite.")] = False,
+    days: Annotated[float, typer.Option(min=0.01, max=3650, help="Days until it expires.")] = 30.0,
     key: Key = None,
 ) -> None:
-    """Sign an invite to a run. Its peer starts with `swarmnet join RUN --invite @FILE`."""
+    """Sign an invite to a run. The invited peer starts with `swarmnet join RUN --invite @FILE`."""
     from peers.config.run_file import load_signed
     from peers.tools.owner.give_order import check_owner
     from protocols.signed.invites import invite_text, open_invite, prove_invite, seal_invite
 
     if bool(peer) == anyone:
-        raise UserError("say whom it is for: --peer 12D3Koo..., or --anyone")
+        raise UserError("name the invited peer with --peer 12D3Koo..., or add --anyone")
     signed = load_signed(run)
     path, identity = _owner(key)
     check_owner(signed, identity, path)
     whom, now = (_peer(peer) if peer else None), time.time()
     data = seal_invite(identity, signed.run_id, whom, now + 86400 * days, now)
     if signed.manifest.access == "open":
-        typer.echo(f"note   {signed.manifest.name} is open to all: nobody needs an invite", err=True)
+        typer.echo(f"note   {signed.manifest.name} is open to all: no peer needs an invite", err=True)
     shown = prove_invite(data, signed.run_id, identity.peer_id)
     opened = open_invite(shown, signed.run_id, identity.peer_id, identity.peer_id)
     typer.echo(f"id     {opened.id}", err=True)
@@ -224,10 +231,10 @@ def invite(
 
 def registry_list(
     bootstrap: Bootstraps = None,
-    limit: Annotated[int, typer.Option(min=1, max=768, help="Most runs to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=768, help="Maximum number of runs to show.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Runs that want to be found."""
+    """List public runs."""
     from random import Random
 
     from peers.cli.connecting import NOT_REACHED, check_bootstraps, notify
@@ -237,7 +244,7 @@ def registry_list(
     from protocols.errors import WireError
 
     if not bootstrap:
-        raise UserError("registry needs a --bootstrap MULTIADDR: of any peer of any run")
+        raise UserError("registry needs --bootstrap MULTIADDR of any peer of any run")
     check_bootstraps(bootstrap)
 
     async def whole() -> tuple[list[SignedManifest], int]:
@@ -263,7 +270,7 @@ def registry_list(
 
 
 def registry_show(run: Run, bootstrap: Bootstraps = None) -> None:
-    """One run's manifest, as published: checked, readable JSON."""
+    """Print a run's manifest as verified, readable JSON."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.config.run_file import published_text
     from peers.network.discovery.visitor_session import reaching
@@ -284,14 +291,14 @@ def report(
         str,
         typer.Argument(
             metavar="RUN|ARCHIVE",
-            help="A published run file, an archive's folder or URL, or, with --bootstrap, a run id.",
+            help="Published run file, folder or URL of an archive, or, with --bootstrap, a run id.",
         ),
     ],
     bootstrap: Bootstraps = None,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option(help="Write it there.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
 ) -> None:
-    """The public summary of training content that the EU AI Act asks for: sources, compute, contributors."""
+    """Write the public summary of training content for the EU AI Act: sources, compute, contributors."""
     from peers.config.atomic_files import is_file, write_atomically
     from peers.config.run_file import load_signed
     from peers.state.archive import Archive
@@ -322,6 +329,7 @@ def report(
 
 
 def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
+    """Return the facts of a run from its live peers. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
     from peers.tools.owner.run_facts import from_directory
@@ -334,17 +342,21 @@ def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
             try:
                 return await from_directory(found.signed, found.directory)
             except WireError as error:
-                raise UserError(f"{error}; a report needs every stage and the orders: ask again") from None
+                raise UserError(
+                    f"{error}; a report needs every stage and the orders: repeat the command"
+                ) from None
 
     with as_user_errors(*NOT_REACHED):
         return asyncio.run(whole())
 
 
 def _states() -> Path:
+    """Return the folder that contains the state folders."""
     return default_state(os.environ, sys.platform)
 
 
 def _peer(text: str) -> PeerId:
+    """Return a peer id. Raises UserError if it is invalid."""
     from protocols.signed.identity import public_key_bytes
     from swarmnet.identifiers import PeerId
 
@@ -356,5 +368,5 @@ def _peer(text: str) -> PeerId:
 
 
 def _plain(text: str) -> str:
-    """For a terminal: strangers chose it."""
+    """Return untrusted text for a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)[:100]

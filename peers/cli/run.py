@@ -1,4 +1,4 @@
-"""Commands that start peers: run, publish, join, demo."""
+"""Commands that start peers: run and demo; and publish, which signs a run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ if TYPE_CHECKING:
     from peers.role import Process, Role
 
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Set one key, as metrics.listen=off. Repeatable.")
+    list[str] | None, typer.Option("--set", help="Set one key, such as metrics.listen=off. Repeatable.")
 ]
 Bootstraps = Annotated[
     list[str] | None,
     typer.Option("--bootstrap", help="Multiaddr of a peer to find others through. Repeatable."),
 ]
 TEXT_LIMIT = 64 * 1024
-"""Characters of a file that an option names: invites of a hundred stages, and no device without an end."""
+"""Maximum characters of a file that an option names. Invites need less, and endless devices are cut."""
 
 
 def text_or_file(text: str | None) -> str | None:
-    """The text of an option, or for `@FILE` the text in that file: all users of a machine can read arguments
-    in its process list. Raises UserError where the file cannot be read."""
+    """Return the text of an option, or for `@FILE` that of the file. Raises UserError if the file cannot be
+    read.
+
+    All users of a machine can read arguments in its process list, so that secrets are better in files.
+    """
     if text is None or not text.startswith("@"):
         return text
     try:
@@ -47,13 +50,13 @@ InviteText = Annotated[
     str | None,
     typer.Option(
         "--invite", metavar="TEXT|@FILE", callback=text_or_file,
-        help="From the run's owner, where it asks for one. @FILE reads it from a file.",
+        help="Invite from the run's owner, if the run requires one. @FILE reads it from a file.",
     ),
 ]  # fmt: skip
 
 
 def overrides(settings: Sequence[str] | None) -> dict[str, str]:
-    """`KEY=VALUE` texts as a map. Raises ConfigError."""
+    """Return `KEY=VALUE` texts as a mapping. Raises ConfigError."""
     found: dict[str, str] = {}
     for setting in settings or ():
         key, equals, value = setting.partition("=")
@@ -64,22 +67,24 @@ def overrides(settings: Sequence[str] | None) -> dict[str, str]:
 
 
 def run(
-    peer_file: Annotated[Path, typer.Argument(metavar="PEER.yaml", help="What to start.")],
+    peer_file: Annotated[Path, typer.Argument(metavar="PEER.yaml", help="Peer file.")],
     settings: Settings = None,
 ) -> None:
-    """Start one peer and keep it running. Ctrl+C leaves politely, a second one at once."""
+    """Start one peer and keep it running. Ctrl+C leaves cleanly; a second one stops at once."""
     start(load(peer_file, os.environ, overrides(settings)))
 
 
 def start(config: PeerFile, joined: Callable[[], str] = str) -> None:
-    from peers.process.process import run_peer_file  # torch and hivemind
+    """Run a peer until it ends, and exit with its code."""
+    from peers.process.process import run_peer_file  # Loads torch and hivemind.
 
     others = {"observer": _evaluating_observer} if config.evaluating.seconds else {}
     raise typer.Exit(run_peer_file(config, joined, others))
 
 
 def _evaluating_observer(process: Process) -> Role:
-    """Evaluating visits as `swarmnet evaluate` does and loads torch, so it stands above the process."""
+    """Return an observer that evaluates. It uses the code of `swarmnet evaluate` and loads torch, so it is
+    created here and not in the process."""
     from peers.observer.role import ObserverRole
     from peers.tools.model.evaluator import SwarmEvaluator
 
@@ -87,31 +92,34 @@ def _evaluating_observer(process: Process) -> Role:
 
 
 def publish(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="Run file.")],
     key: Annotated[
         Path | None,
-        typer.Option(help="The owner's identity file, made if missing. [default: owner.key among states]"),
+        typer.Option(
+            help="The owner's identity file, created if missing. [default: owner.key in the state home]"
+        ),
     ] = None,
     bootstrap: Bootstraps = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write. [default: NAME.run.json beside it]")
+        Path | None, typer.Option(help="File to write. [default: NAME.run.json in the same folder]")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The run's tokenizer.json. [default: beside RUN.yaml]")
+        Path | None,
+        typer.Option(metavar="FILE", help="The run's tokenizer.json. [default: next to RUN.yaml]"),
     ] = None,
     start: Annotated[
         str | None,
         typer.Option(
             metavar="DIR|URL",
-            help="The model that the run starts from; a URL's is fetched beside RUN.yaml. [default: there]",
+            help="Initial model. A URL is fetched next to RUN.yaml. [default: next to RUN.yaml]",
         ),
     ] = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Sign without opening text and tokenizer here.")
+        bool, typer.Option("--unchecked", help="Sign without checking text and tokenizer.")
     ] = False,
     settings: Settings = None,
 ) -> None:
-    """Sign a run and write its published file; prints the run id and the line with which others join."""
+    """Sign a run and write its published file. Prints the run id and the command with which others join."""
     from peers.cli.model import warn
     from peers.config import run_file as runs
     from peers.data.documents import TextError
@@ -122,7 +130,7 @@ def publish(
     wanted = overrides(settings)
     _checked_bootstraps(bootstrap)
     manifest = runs.load_manifest(run_file, PeerId(""), wanted)
-    # Here, for no key is made for a file with mistakes in it.
+    # Before the key: none is created for an invalid file.
     for unusual in check_run(run_file, manifest, tokenizer, opened=not unchecked):
         warn(unusual)
     model = model_beside(run_file, manifest, start, typer.echo)
@@ -142,17 +150,19 @@ def publish(
     typer.echo(f"first  swarmnet join {path} --bootstrap {through}{text}{begin}")
     typer.echo(f"join   swarmnet join {signed.run_id} --bootstrap {through}")
     if text:
-        typer.echo("text   whoever may hold the first stage says where their copy is, as `first` does")
+        typer.echo("text   peers of the first stage name their copy of the text, as `first` does")
     if begin:
         typer.echo(f"model  {signed.manifest.init_checkpoint.sha256}")
-        typer.echo("start  one peer of each stage or an archivist says where the model is, as `first` does")
+        typer.echo(
+            "start  one peer of each stage, or an archivist, names its copy of the model, as `first` does"
+        )
 
 
 def _print_run(signed: SignedManifest, owner_key: Path, path: Path) -> None:
-    """Print what was published, and where it lies."""
+    """Print what was published, and where it is."""
     typer.echo(f"run    {signed.run_id}")
     typer.echo(f"owner  {signed.manifest.owner}")
-    typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it nobody can give orders in this run")
+    typer.echo(f"key    {owner_key}: keep a copy elsewhere; without it no orders can be given in this run")
     typer.echo(f"file   {path}")
     for source in signed.manifest.data.sources:
         if source.documents:
@@ -160,46 +170,43 @@ def _print_run(signed: SignedManifest, owner_key: Path, path: Path) -> None:
 
 
 def _checked_bootstraps(bootstrap: Sequence[str] | None) -> None:
+    """Raise ConfigError if an address is invalid."""
     typed = Typed("--bootstrap", {"role": "bootstrap", "state": ".", "bootstrap": list(bootstrap or ())})
     check_typed(typed, Path(), "bootstrap", {})
 
 
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=64, help="Peers that train.")] = 6,
-    stages: Annotated[int, typer.Option(min=1, max=64, help="Stages the model is cut in.")] = 3,
+    stages: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages.")] = 3,
     seconds: Annotated[float, typer.Option(min=10, max=86400, help="How long to train.")] = 90.0,
-    report: Annotated[Path | None, typer.Option(help="Write the JSON report here.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses weights, text and who is killed.")] = 0,
-    keep: Annotated[Path | None, typer.Option(help="Keep the peers' folders here.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a JSON report to this file.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, text and the peer to kill.")] = 0,
+    keep: Annotated[Path | None, typer.Option(help="Keep the peers' state in this folder.")] = None,
     method: Annotated[
         MethodName | None,
-        typer.Option(help="How its peers learn together. [default: demo-sign; with --experts local-steps]"),
+        typer.Option(help="sync.method of the run. [default: demo-sign; with --experts local-steps]"),
     ] = None,
     sharded: Annotated[
         bool,
-        typer.Option("--sharded", help="Where peers step by themselves: they exchange through reducers."),
+        typer.Option("--sharded", help="Set sync.topology: sharded-reduce (local-step methods)."),
     ] = False,
     experts: Annotated[
         bool,
-        typer.Option("--experts", help="Each layer has four experts; a peer trains two and has all."),
+        typer.Option("--experts", help="Four experts per layer, of which a peer trains two."),
     ] = False,
-    undisturbed: Annotated[
-        bool, typer.Option("--undisturbed", help="Nobody is killed, and nobody joins.")
-    ] = False,
+    undisturbed: Annotated[bool, typer.Option("--undisturbed", help="Kill no peer and add none.")] = False,
 ) -> None:
-    """Several peers train a model on this machine: one is killed, one joins, and the model writes text."""
+    """Train a model with several peers on this machine: one is killed, one joins, and the model writes
+    text."""
     if peers < stages:
         raise UserError(f"--peers {peers} cannot hold --stages {stages}; every stage needs a peer")
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"--report {report}: its folder does not exist")
     method = method or ("local-steps" if experts else "demo-sign")
     if experts and method not in PRESETS:
-        raise UserError("--experts: goes with a --method whose peers step by themselves, as local-steps")
+        raise UserError(f"--experts needs a local-step method: add --method with one of {', '.join(PRESETS)}")
     if sharded and method not in PRESETS:
-        raise UserError(
-            "--sharded: only what peers that step by themselves contribute can be sharded; add "
-            "--method local-steps"
-        )
+        raise UserError("--sharded needs a local-step method: add --method local-steps")
     from peers.lab.processes.demo import run_demo
 
     options = DemoOptions(peers, stages, seconds, report, seed, keep, method, sharded, experts, undisturbed)

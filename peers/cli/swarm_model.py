@@ -1,4 +1,4 @@
-"""What export, generate and evaluate do with --run: ask the live peers of a run."""
+"""The option --run of export, generate and evaluate: use the live peers of a run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from protocols.daemon.temporary import prefix
 from protocols.errors import Malformed
 from protocols.signed.invites import invite_bytes
 
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
+"""Seconds between two reports of progress."""
 STOPPED = 130
-"""Exit code of what a signal ended, as shells have it for Ctrl+C."""
+"""Exit code after a signal, as shells report it for Ctrl+C."""
 EXPECTED = (*NOT_REACHED, TextError)
-"""What a person can mend."""
+"""Errors that the user can correct."""
 
 
 class Style(TypedDict):
-    """How the next token is chosen (tools/model/generate.py)."""
+    """How the next token is sampled (`tools/model/generate.py`)."""
 
     temperature: float
     top_k: int
@@ -44,7 +45,7 @@ class Style(TypedDict):
 
 
 def invite_of(text: str | None) -> bytes:
-    """What to show; empty: nothing. UserError for what is no invite."""
+    """Return the bytes of an invite; empty for None. Raises UserError."""
     with as_user_errors(Malformed):
         return invite_bytes(text) if text else b""
 
@@ -68,7 +69,8 @@ def generate(
     style: Style,
     tokenizer: Path | None = None,
 ) -> None:
-    """One prompt streams; of several each text is printed when it is whole."""
+    """Continue the prompts. A single one is streamed; of several, each text is printed when it is complete.
+    Raises UserError."""
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
     out = Beside(sys.stdout, sys.stderr, shutil.get_terminal_size().columns)
@@ -85,13 +87,14 @@ def generate(
             for line in dict.fromkeys(line for talk in talks for line in caveats(talk)):
                 notify("told", line)
             per_token = (client.sent_bytes + client.received_bytes) / count
-            notify("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this line")
+            notify("rate", f"{count / seconds:.1f} tokens/s, {per_token:,.0f} bytes per token on this link")
 
     with as_user_errors(*EXPECTED):
         asyncio.run(whole())
 
 
 async def _one(client: SwarmClient, prompt: str, tokens: int, style: Style, out: Beside) -> Conversation:
+    """Stream the continuation of one prompt."""
     talk, readable = Conversation(), Readable()
     out.write(prompt)
     try:
@@ -105,6 +108,8 @@ async def _one(client: SwarmClient, prompt: str, tokens: int, style: Style, out:
 async def _several(
     client: SwarmClient, prompts: Sequence[str], tokens: int, style: Style
 ) -> list[Conversation]:
+    """Continue several prompts at the same time."""
+
     async def text(prompt: str) -> Conversation:
         talk, pieces = Conversation(), []
         async for piece in stream(client, prompt.encode(), tokens, conversation=talk, **style):
@@ -124,8 +129,11 @@ def evaluate(
     run: str, bootstraps: Sequence[str], invite: str | None, text: bytes, tokenizer: Path | None = None,
     *, found: Callable[[bool], None] = lambda _: None,
 ) -> Score:  # fmt: skip
-    """The score of the model that the run's live peers hold. Ctrl+C and SIGTERM end it with what it has so
-    far. `found`: hears whether the run reads Python's library and nothing else."""
+    """Return the score of the model that the run's live peers hold. Raises UserError.
+
+    After Ctrl+C or SIGTERM, prints the score so far and exits. `found` is called with whether the run reads
+    only Python's library.
+    """
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
     progress, talk = Progress(), Conversation()
@@ -133,13 +141,13 @@ def evaluate(
     async def whole() -> Score:
         async with visiting(run, bootstraps, cache, notify, invite=shown, tokenizer=tokenizer) as client:
             found(client.manifest.data.is_library_alone)
-            telling = asyncio.create_task(_show_progress(progress))
+            reporting = asyncio.create_task(_show_progress(progress))
             try:
                 return await score(client, text, conversation=talk, progress=progress)
             finally:
-                telling.cancel()
+                reporting.cancel()
 
-    async def until_told_to_stop() -> Score | None:
+    async def until_stopped() -> Score | None:
         work, loop = asyncio.create_task(whole()), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, work.cancel)
@@ -147,7 +155,7 @@ def evaluate(
         return None if work.cancelled() else work.result()
 
     with as_user_errors(*EXPECTED):
-        scored = asyncio.run(until_told_to_stop())
+        scored = asyncio.run(until_stopped())
     for line in caveats(talk) if talk.rounds else ():
         notify("told", line)
     if scored is None:
@@ -157,10 +165,10 @@ def evaluate(
 
 
 async def _show_progress(progress: Progress) -> None:
-    """How far it is, for as long as it takes."""
+    """Report progress until cancelled."""
     before = 0
     while True:
-        await asyncio.sleep(TELL_SECONDS)
+        await asyncio.sleep(REPORT_SECONDS)
         if progress.done != before:
             before = progress.done
             notify("progress", progress.line())

@@ -16,20 +16,22 @@ from peers.runtime.find_running import state_of
 def top(
     state: Annotated[
         Path | None,
-        typer.Argument(metavar="STATE", help="Of a running peer: its state folder or peer file."),
+        typer.Argument(metavar="STATE", help="State folder or peer file of a running peer."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="A run id or published file: watch the swarm instead of a peer.")
+        str | None,
+        typer.Option(help="Watch the swarm of this run (run id or published file) instead of a peer."),
     ] = None,
     bootstrap: Annotated[
         list[str] | None, typer.Option(help="Multiaddr of a peer to find the swarm through. Repeatable.")
     ] = None,
 ) -> None:
-    """Watch: stages, peers, rounds, loss, traffic and events, live. Without a terminal: one frame."""
+    """Watch a peer or a swarm live: stages, peers, rounds, loss, traffic and events. Without a terminal: one
+    frame."""
     from rich.console import Console
 
     if state is not None and run is not None:
-        raise UserError("name one thing to watch: a state folder, or --run RUN")
+        raise UserError("a state folder and --run cannot be combined: name one of them")
     console = Console(highlight=False, markup=False, emoji=False)
     if run is not None:
         _swarm(console, run, bootstrap or ())

@@ -1,4 +1,4 @@
-"""The command `uninstall`: all that peers left on this machine, named and then removed."""
+"""The command `uninstall`: list what peers left on this machine, and remove it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def uninstall(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     state: Annotated[
-        list[Path] | None, typer.Option(help="A state folder that lies elsewhere. Repeatable.")
+        list[Path] | None, typer.Option(help="State folder in another place. Repeatable.")
     ] = None,
     owner_key: Annotated[
-        list[Path] | None, typer.Option(help="An owner's key that is to go, too. Repeatable.")
+        list[Path] | None, typer.Option(help="Owner's key to remove, too. Repeatable.")
     ] = None,
 ) -> None:
-    """Remove the states that peers left here. Asks before it does."""
+    """Remove the state that peers left on this machine, after confirmation."""
     from peers.tools import leftovers
 
     home = default_state(os.environ, sys.platform)
@@ -35,12 +35,12 @@ def uninstall(
     if not dry_run:
         leftovers.require_rest(found)
         if not (yes or found.empty or sys.stdin.isatty()):
-            raise UserError("nothing was removed: there is nobody to ask; --yes removes it all the same")
+            raise UserError("nothing was removed: this is no terminal, so nobody can confirm; add --yes")
     for line in _lines(found):
         typer.echo(line)
     if dry_run or found.empty:
         return
-    if not yes and not typer.confirm("Remove all of this? It cannot be had back"):
+    if not yes and not typer.confirm("Remove all of this? It cannot be restored"):
         raise UserError("nothing was removed")
     for line in leftovers.remove(found):
         typer.echo(line)
@@ -49,11 +49,12 @@ def uninstall(
 
 
 def _lines(found: Leftovers) -> list[str]:
-    lines = ["to remove:" if not found.empty else "nothing is there to remove"]
+    """Return the list of what is removed and what stays."""
+    lines = ["to remove:" if not found.empty else "there is nothing to remove"]
     for state in found.states:
         runs = "   a peer runs there" if state.running else ""
         lines.append(f"  state    {state.folder}   {state.bytes / 1e6:,.2f} MB{runs}")
-    lines += [f"  key      {path}   an owner's, as it was named" for path in found.keys]
+    lines += [f"  key      {path}   owner's key" for path in found.keys]
     lines.append("stays:")
     lines += [f"  {path}   {why}" for path, why in found.stays if path not in found.keys]
     lines.append(f"  {sys.prefix}   this program; remove it by hand, with the folder it was cloned into")

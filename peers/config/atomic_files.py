@@ -1,4 +1,5 @@
-"""Files: what is at a path; and writing that leaves either the old one or the new one, never half of one."""
+"""Find out what is at a path, and write files so that a crash leaves the old or the new content, never a
+mixture."""
 
 from __future__ import annotations
 
@@ -11,28 +12,28 @@ from pathlib import Path
 from peers.errors import UserError
 
 _NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG}
-"""A name that no file can have (a long text where a path belongs) is as good as one that none has."""
+"""System errors that mean that no file can exist at a path, such as a name that is too long."""
 
 _OTHERS = "name another path, or ask as the user whose it is"
 
 
 def is_file(path: Path) -> bool:
-    """As Path.is_file, which raises in a folder of another user. Raises UserError there."""
+    """Return whether `path` is a file. Raises UserError if a folder on the way cannot be read."""
     return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: Path) -> bool:
-    """See `is_file`."""
+    """Return whether `path` is a folder. Raises UserError as `is_file` does."""
     return stat.S_ISDIR(_mode(path))
 
 
 def is_there(path: Path) -> bool:
-    """See `is_file`; whatever it is."""
+    """Return whether anything is at `path`. Raises UserError as `is_file` does."""
     return _mode(path) != 0
 
 
 def require_free(folder: Path, option: str) -> None:
-    """Nothing, or an empty folder. Raises UserError, which names the option that said it."""
+    """Raise UserError, which names the command-line option, unless `folder` is absent or empty."""
     if not is_there(folder):
         return
     if not is_folder(folder):
@@ -46,7 +47,7 @@ def require_free(folder: Path, option: str) -> None:
 
 
 def _mode(path: Path) -> int:
-    """What stands there; 0: nothing."""
+    """Return the mode of what is at `path`; 0 if nothing is."""
     try:
         return path.stat().st_mode
     except ValueError:  # A zero byte in it.
@@ -58,8 +59,8 @@ def _mode(path: Path) -> int:
 
 
 def write_atomically(path: Path, data: bytes, private: bool = False) -> None:
-    """Write beside `path`, sync, and rename over it; `private`: for nobody else to read. Raises UserError
-    where the disk refuses."""
+    """Write a temporary file next to `path`, sync it, and rename it to `path`. `private`: only the owner may
+    read it. Raises UserError if the system refuses."""
     if not path.name:
         raise UserError(f"{path}: cannot be written: it is a folder; name a file in it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")

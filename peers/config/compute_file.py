@@ -1,4 +1,4 @@
-"""Key `compute` of the peer file: how this peer computes its stage."""
+"""Define the key `compute` of the peer file: how this peer computes its stage."""
 
 from __future__ import annotations
 
@@ -12,31 +12,28 @@ DeviceName = Literal["cpu", "cuda", "auto"]
 
 
 class ComputeFile(BaseModel):
-    """How this peer computes its stage. What settles does not depend on it: peers of one group may differ."""
+    """How this peer computes its stage. Settled weights do not depend on it, so peers of a stage may
+    differ."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Numbers that matrices are multiplied in; fp32 is the whole of it, without TF32. auto: bf16 on a GPU
-    that has it, else fp32. In bf16 the weights that are computed with take 2 bytes a parameter instead of 4;
-    settled weights, what was not sent yet and sums of several gradients stay as they are. Processors without
-    instructions for bf16 are slower with it."""
+    """Number format of matrix multiplications. `auto`: bf16 on a GPU that supports it, else fp32 (without
+    TF32). bf16 stores the computing weights in 2 bytes instead of 4. It is slower on CPUs without bf16
+    instructions."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """What the backward pass computes once more, for a third more compute, to keep less of each
-    microbatch: stage keeps its inputs while it waits for its gradient; layer keeps the inputs of each layer,
-    and no more than one layer's insides are there at a time."""
+    """What the backward pass recomputes, which saves memory and costs a third more compute. `stage`:
+    everything, so a waiting microbatch keeps only its inputs. `layer`: one layer at a time; keeps each
+    layer's inputs."""
     devices: (
         Annotated[int, Field(ge=1, le=64)] | Literal["all"]
         | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     ) = 1  # fmt: skip
-    """On how many devices to hold the stage, each with its part of weights, gradients and optimizer and a
-    process of its own: the first so many GPUs, all of them, or a list of their numbers; on a processor,
-    processes. To others it stays one peer. Not with compile, sync.topology: sharded-reduce, or a
-    method for whole matrices."""
+    """GPUs to split the stage over: a number, all, or a list of GPU numbers; on a CPU, processes. Other peers
+    see one peer. Not with `compile`, `sync.topology: sharded-reduce` or low-rank and hybrid."""
     compile: bool = False
-    """Have torch.compile make programs for this GPU of the run's layers, each time the peer starts, before it
-    takes part. Only on a GPU, and not layers of experts."""
+    """Compile layers with torch.compile at each start, before joining. GPU only; layers with experts are not
+    compiled."""
     optimizer_state: OptimizerStateDevice = "device"
-    """Where a peer that steps by itself (sync.method: local-steps and its like) keeps its optimizer's
-    moments, 2 to 4 bytes a parameter: host is the machine's memory instead of the card's. They then cross to
-    the card and back with each of its steps."""
+    """Memory for the moments of local-step methods, 2 to 4 bytes per parameter. `cpu` saves GPU memory and
+    costs a transfer per local step."""

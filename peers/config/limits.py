@@ -1,4 +1,4 @@
-"""Key `limits` of the peer file: what of this machine the swarm may have, and when."""
+"""Define the key `limits` of the peer file: which resources of this machine the swarm may use, and when."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from swarmnet.resources.working_hours import Hours, parse
 
 
 def _hours(value: str) -> str:
+    """Return the text unchanged. Raises ValueError if it names no hours."""
     parse(value)
     return value
 
@@ -20,7 +21,7 @@ HoursText = Annotated[str, AfterValidator(_hours), Shown("hours such as 22:00-08
 
 
 class LimitsFile(BaseModel):
-    """What of this machine the swarm may have, and when."""
+    """Which resources of this machine the swarm may use, and when."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -29,25 +30,23 @@ class LimitsFile(BaseModel):
         at_least_rate(10_000, "20Mbit/s"),
         Field(json_schema_extra={"default": "no limit"}),
     ] = None
-    """Most that this peer sends, all links together. Snapshots for newcomers are slowed down first, then
-    activations; what keeps the swarm together and gradients go before both. Answers of the directory wait
-    with the snapshots. What libp2p adds (about 3 %) comes on top."""
+    """Maximum upload rate, all connections together. Snapshots and DHT replies are slowed down first, then
+    activations; coordination and gradients last. libp2p adds about 3 %."""
     memory: Annotated[
         ByteCount | None, at_least_bytes(1 << 27, "8GiB"), Field(json_schema_extra={"default": "no limit"})
     ] = None
-    """Most memory that this peer may take; of the GPU where it computes on one. A stage that needs more is
-    refused before anything is fetched, and fewer microbatches are kept at a time where that makes it fit."""
+    """Maximum memory of this peer: GPU memory if it computes on a GPU. A stage that needs more is refused
+    before downloading; fewer microbatches are kept if that makes it fit."""
     hours: Annotated[HoursText | None, Field(json_schema_extra={"default": "all day"})] = None
-    """When this peer takes part, on this machine's clock; several spans with commas between them, and a span
-    may go over midnight. Outside of them it is paused: it frees its memory and stays in the directory."""
+    """Local times at which to take part, separated by commas; a span may cross midnight. Outside them the
+    peer pauses, frees its memory and stays in the DHT."""
     only_when_idle: bool = False
-    """Pause while other programs use this machine: half a core or a tenth of the GPU for 5 s. It goes on
-    after two quiet minutes."""
+    """Pause while other programs use half a core or a tenth of the GPU for 5 s. Resumes after two quiet
+    minutes."""
     only_when_plugged_in: bool = False
-    """Pause while this machine runs on its battery: from 10 s after the plug was pulled until 10 s after it
-    is back. A machine without a battery is plugged in."""
+    """Pause on battery power, with a delay of 10 s. Machines without a battery never pause."""
 
     @property
     def when(self) -> Hours | None:
-        """None: always."""
+        """The parsed `hours`; None: always."""
         return parse(self.hours) if self.hours is not None else None

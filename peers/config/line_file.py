@@ -1,4 +1,4 @@
-"""What is known of a peer's own line: what its limits allow, and what `swarmnet doctor` measured last."""
+"""Store the bandwidth of this machine's internet connection, as last measured by `swarmnet doctor`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from peers.errors import UserError
 from swarmnet.resources.link_bandwidth import LinkBandwidth
 
 FILE_NAME = "line.json"
-"""In the state folder."""
+"""Name of the file in the state folder."""
 
 
 def keep(state: Path, line: LinkBandwidth) -> None:
-    """What was just measured, for a peer that has a folder. Where it cannot be written it is forgotten."""
+    """Save a measurement if the peer has a state folder. Errors are ignored."""
     if not state.is_dir():
         return
     with contextlib.suppress(UserError, OSError):
@@ -25,13 +25,13 @@ def keep(state: Path, line: LinkBandwidth) -> None:
 
 
 def known_line(config: PeerFile) -> LinkBandwidth:
-    """Nobody may send more than its limit, whatever was measured."""
+    """Return the measured bandwidth, with the upload limited to `limits.upload`."""
     measured = _measured(config.state)
     return LinkBandwidth(min(config.limits.upload or inf, measured.up), measured.down)
 
 
 def _measured(state: Path) -> LinkBandwidth:
-    """A file that is not there, or was tampered with, says nothing."""
+    """Return the saved bandwidth; unlimited if the file is missing or invalid."""
     try:
         kept = json.loads((state / FILE_NAME).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -41,6 +41,7 @@ def _measured(state: Path) -> LinkBandwidth:
 
 
 def _rate(value: object) -> float:
+    """Return a valid rate in bytes per second, or infinity."""
     if isinstance(value, int | float) and 1 <= value < 2**62:
         return float(value)
     return inf

@@ -1,4 +1,5 @@
-"""The peer file: what a person types to start one peer. Loading it, with file and line in every error."""
+"""Define the peer file, which a person writes to start one peer, and load it with file and line in every
+error."""
 
 from __future__ import annotations
 
@@ -48,16 +49,20 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=Fals
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
-    """Relative paths are relative to the file they are typed in; `~` is the home folder."""
+    """Return the path, relative to the folder of the file that names it. `~` is the home folder."""
     folder = info.context.get("folder") if isinstance(info.context, dict) else None
     try:
         path = path.expanduser()
-    except RuntimeError:  # What pydantic does not know as a mistake.
-        raise ValueError(f"{str(path)!r}: nobody of that name has a home here; write it in full") from None
+    except RuntimeError:  # Pydantic does not report it as a mistake.
+        raise ValueError(
+            f"{str(path)!r}: this machine has no such home folder; write the full path"
+        ) from None
     return folder / path if isinstance(folder, Path) else path
 
 
 def _run(value: str, info: ValidationInfo) -> str:
+    """Return a run id unchanged, or the full path of a published run file. Raises ValueError if it is
+    neither."""
     if is_run_id(value):
         return value
     path = _resolve(Path(value), info)
@@ -67,13 +72,14 @@ def _run(value: str, info: ValidationInfo) -> str:
         raise ValueError(str(error)) from None
     if not there:
         raise ValueError(
-            f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file ({path} is not "
-            "there; paths are relative to the peer file)"
+            f"{value!r} is neither a run id (64 hexadecimal digits) nor a published run file ({path} is "
+            "not there; paths are relative to the peer file)"
         )
     return str(path)
 
 
 def _stage(value: object) -> int | Literal["auto"]:
+    """Return a stage number or `auto`. Raises ValueError for anything else."""
     if value == "auto":
         return "auto"
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -82,7 +88,8 @@ def _stage(value: object) -> int | Literal["auto"]:
 
 
 def _invite(text: str) -> bytes:
-    from protocols.errors import Malformed  # protocols.signed.invites loads the cryptography library
+    """Return the bytes of an invite; empty for an empty text. Raises ValueError."""
+    from protocols.errors import Malformed  # Loads the cryptography library.
     from protocols.signed.invites import invite_bytes
 
     try:
@@ -92,11 +99,13 @@ def _invite(text: str) -> bytes:
 
 
 def _checked_invite(text: str) -> str:
+    """Return the text unchanged. Raises ValueError if it is no invite."""
     _invite(text)
     return text
 
 
 def _path_or_url(url: str, info: ValidationInfo) -> str:
+    """Return a URL unchanged, and a path relative to the folder of the file that names it."""
     return str(_resolve(Path(url), info)) if url and "://" not in url else url
 
 
@@ -108,200 +117,205 @@ StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whol
 
 
 OTHER_METRICS_PORTS = range(9430, 9440)
-"""A second peer of a machine takes the first free one of these if its file names no port. The ready files in
-configs/ use 9411 to 9420."""
+"""Ports for a second peer of the same machine: it takes the first free one if its file names no port. The
+ready-made files in configs/ use 9411 to 9420."""
 
 
 class MetricsFile(BaseModel):
-    """Where this peer can be watched."""
+    """Key `metrics`: where Prometheus metrics of this peer are served."""
 
     model_config = STRICT
 
     listen: HostAndPort = "127.0.0.1:9410"
-    """Where /metrics, /healthz and /readyz are served; port 0 takes any free one, off serves none.
-    Whoever reaches this address can read it. Where it is not set and that port is taken, the first free
-    one of 9430 to 9439 is."""
+    """Address of /metrics, /healthz and /readyz, readable by anyone who reaches it. Port 0: any free port.
+    `off`: none. If the key is not set and 9410 is taken: the first free of 9430 to 9439."""
     hosts: tuple[HostName, ...] = ()
-    """Names by which it is asked there. Addresses and localhost always count; any other name is refused, or
-    a website could read it through the browser of somebody who reaches it."""
+    """Host names accepted in requests, besides IP addresses and localhost. Other names are refused, so that a
+    website cannot read metrics through a visitor's browser."""
     peak_flops: Annotated[float | None, Field(gt=0)] = None
-    """Floating-point operations per second that the compute device can do at most, such as 67e12 by its
-    maker's word for float32: what utilisation is a share of. Without it no utilisation is shown."""
+    """Peak floating-point operations per second of the compute device, such as 67e12 (from its data sheet).
+    Needed to show utilization."""
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port, or None: off."""
+        """Host and port; None if metrics are off."""
         return None if self.listen == "off" else split_host_and_port(self.listen)
 
     @property
     def other_ports(self) -> Sequence[int]:
-        """Return the ports that are tried where that one is taken: none where the file names it."""
+        """Ports to try if that of `listen` is taken; none if the file sets `listen`."""
         return () if "listen" in self.model_fields_set else OTHER_METRICS_PORTS
 
 
 def _a(role: str) -> str:
+    """Return a role with its article."""
     return f"an {role}" if role[0] in "aeiou" else f"a {role}"
 
 
 class ObserverFile(BaseModel):
-    """What an observer shows, and where."""
+    """Key `observer`: where an observer serves its page."""
 
     model_config = STRICT
 
     listen: HostAndPort = "127.0.0.1:9420"
-    """Where the page, /swarm.json, /metrics of the swarm, /sd and /healthz are served; port 0 takes any free
-    one. Whoever reaches this address can read them."""
+    """Address of the page, /swarm.json, the swarm's /metrics, /sd and /healthz, readable by anyone who
+    reaches it. Port 0: any free port."""
     hosts: tuple[HostName, ...] = ()
-    """Names by which they are asked there, as `metrics.hosts`: those of a reverse proxy or a service."""
+    """Host names accepted in requests, as for `metrics.hosts`, such as that of a reverse proxy."""
     targets: tuple[HostAndPort, ...] = ()
-    """Metrics addresses of the own peers, which /sd tells Prometheus: strangers do not announce theirs."""
+    """Metrics addresses of your own peers, which /sd lists for Prometheus."""
 
     @property
     def address(self) -> tuple[str, int]:
+        """Host and port of the page."""
         return split_host_and_port(self.listen)
 
     @model_validator(mode="after")
     def _nothing_is_off(self) -> ObserverFile:
+        """Refuse `off`, which other addresses of a peer file may be."""
         for key, addresses in (("listen", (self.listen,)), ("targets", self.targets)):
             if "off" in addresses:
-                error = "is off; an observer is its page" if key == "listen" else "off is no address"
+                error = (
+                    "is off; an observer needs its page: write HOST:PORT"
+                    if key == "listen"
+                    else "off is no address; write HOST:PORT"
+                )
                 raise PydanticCustomError("refused", "{error}", {"key": key, "error": error})
         return self
 
 
 class ArchivingFile(BaseModel):
-    """How an archivist archives."""
+    """Key `archiving`: how often an archivist saves the run, and which checkpoints it keeps."""
 
     model_config = STRICT
 
     seconds: Annotated[Seconds, Field(ge=1)] = 600.0
-    """Time between two looks at the run."""
+    """Time between two checks for new checkpoints."""
     newest: Annotated[int, Field(ge=1, le=10000)] = 4
-    """Of each stage, how many of the newest checkpoints stay."""
+    """Newest checkpoints to keep, per stage."""
     every: Annotated[int, Field(ge=0, le=1000000)] = 0
-    """Of the older ones, each so many-th of the run's snapshots stays; 0: none."""
+    """Keep one older checkpoint per this many snapshots of the run. `0`: none."""
 
 
 class EvaluatingFile(BaseModel):
-    """What an observer scores, and how often."""
+    """Key `evaluating`: which text an observer scores with the model, and how often."""
 
     model_config = STRICT
 
     text: FilePath | None = Field(
         default=None, json_schema_extra={"default": "modules of Python that are never trained on"}
     )
-    """A file or folder that is not in the run's text; 64 KiB from all over it are scored."""
+    """File or folder that is not part of the training text. 64 KiB, spread over it, are scored."""
     seconds: Annotated[Seconds, Field(ge=0)] = 0.0
-    """Time from one score to the next, such as 10min; never less than twice what a score takes. 0: the
-    observer does not evaluate."""
+    """Time between two scores, such as 10min; at least twice what a score takes. `0`: never."""
 
 
 class PeerFile(BaseModel):
-    """One peer. Paths are relative to the folder of the file."""
+    """All keys of a peer file. Paths are relative to the folder of the file."""
 
     model_config = STRICT
 
     role: Literal["worker", "bootstrap", "observer", "archivist"] = "worker"
-    """worker trains a stage; bootstrap only lets others find the run, and needs no run; observer holds
-    nothing and shows the swarm on a page; archivist keeps the run's checkpoints at `archive`."""
+    """`worker`: trains a stage. `bootstrap`: helps others find the run; needs no `run`. `observer`: shows the
+    swarm on a web page. `archivist`: saves checkpoints to `archive`."""
     run: RunReference | None = None
-    """Which run to train or to watch. All but a bootstrap need it. By id, the manifest is fetched from other
-    peers and checked."""
+    """Run to join; required except for a bootstrap. With an id, the manifest is fetched from other peers and
+    verified."""
     bootstrap: tuple[BootstrapMultiaddr, ...] = ()
-    """Peers to find the others through; any one that answers is enough. Empty: be the first."""
+    """Peers through which to find others; one that responds is enough. Empty: be the first peer."""
     name: Annotated[str, Field(max_length=64)] = Field(
         default="", json_schema_extra={"default": "the file's name"}
     )
-    """Shown to people; means nothing to the protocol."""
+    """Name shown to people."""
     state: FilePath = Field(json_schema_extra={"default": "a folder for NAME where this system keeps state"})
-    """Folder of everything this peer keeps: identity, checkpoints, event log. One peer per folder."""
+    """Folder for the identity, checkpoints and event log of this peer. One peer per folder."""
     identity: FilePath = Field(
         default_factory=lambda checked: checked["state"] / "identity.key",
         json_schema_extra={"default": "identity.key in the state folder"},
     )
-    """The peer's private key (Ed25519). Made at the first start. Two peers must not share one."""
+    """File with this peer's private key (Ed25519), created at the first start. Never share it between
+    peers."""
     stage: StageWish = "auto"
-    """The stage to hold; auto: the one that needs a peer most."""
+    """Stage to train. `auto`: the one that needs a peer most."""
     auto_rebalance: bool | Literal["auto"] = "auto"
-    """Leave for another stage when that needs a peer more; auto: if the stage is auto."""
+    """Move to another stage when it needs a peer more. `auto`: if `stage` is auto."""
     listen: Annotated[tuple[Multiaddr, ...], Field(min_length=1)] = ("/ip4/0.0.0.0/tcp/0",)
-    """Where to accept other peers. Port 0 takes any free one."""
+    """Addresses for connections from other peers. Port 0: any free port."""
     announce: tuple[Multiaddr, ...] = ()
-    """Addresses to tell others, where they differ from `listen` (a forwarded port, a host name)."""
+    """Public addresses of this peer, if they differ from `listen` (forwarded port, host name)."""
     relay: bool = True
-    """Be reached through the bootstraps when no port is open to the outside, and reach others so. A bootstrap
-    carries what goes between them; `limits.upload` bounds that."""
+    """Use the bootstraps as relays, to be reachable without an open port and to reach such peers. A bootstrap
+    itself relays for others, within `limits.upload`."""
     nat: bool = True
     """Ask the router to forward a port (UPnP)."""
     lan: bool | Literal["auto"] = "auto"
-    """Find peers of the same run on the local network, and be found by them (multicast DNS); auto: if
-    zeroconf is installed (the extra lan)."""
+    """Find peers on the local network (multicast DNS). `auto`: if zeroconf is installed (extra `lan`)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Compute threads."""
+    """CPU threads for computing."""
     compute_duty_cycle: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the time, how much to compute for the run at most, where the machine has other things to do."""
+    """Maximum fraction of the time to compute. Lower it to leave the machine to other programs."""
     device: DeviceName = "auto"
-    """auto: cuda where torch sees a GPU, else cpu."""
+    """Device to compute on. `auto`: cuda if torch finds a GPU, else cpu."""
     compute: ComputeFile = ComputeFile()
     """How this peer computes its stage."""
     metrics: MetricsFile = MetricsFile()
-    """Where this peer can be watched."""
+    """Address and settings of this peer's Prometheus metrics."""
     observer: ObserverFile = ObserverFile()
-    """What an observer shows, and where."""
+    """Address and settings of an observer's page."""
     limits: LimitsFile = LimitsFile()
-    """What of this machine the swarm may have, and when."""
+    """Which resources of this machine the swarm may use, and when."""
     in_flight: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Most microbatches of its own that a peer of the first stage keeps under way. It keeps as many as its
-    answers show to pay, and never more than an eighth of the memory holds."""
+    """Maximum microbatches that a first-stage peer has in the pipeline. It adapts below that; at most an
+    eighth of the memory is used."""
     slots: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Most microbatches a peer takes from others at a time. Never more than an eighth of the memory holds."""
+    """Maximum microbatches accepted from other peers at a time; at most an eighth of the memory is used."""
     checkpoint_seconds: Annotated[Seconds, Field(ge=0)] = 300.0
-    """Time between two checkpoints in the state folder; 0: only when leaving."""
+    """Time between two checkpoints in the state folder. `0`: only when leaving."""
     drain_seconds: Annotated[Seconds, Field(ge=0)] = 20.0
-    """After Ctrl+C or SIGTERM, how long to finish what is under way. A second signal stops at once."""
+    """Time to finish current work after Ctrl+C or SIGTERM. A second signal stops at once."""
     log: Literal["auto", "line", "json"] = "auto"
-    """line: for people; json: one JSON object per line, for programs, with a status each second; auto: line
-    on a terminal, else json with a status each minute and when it changes."""
+    """`line`: text for people. `json`: a JSON object per line, with a status per second. `auto`: line on a
+    terminal; else json with a status per minute and at changes."""
     invite: InviteText = ""
-    """What the run's owner handed out (`swarmnet invite RUN.json --peer PEER`), where the run takes peers by
-    invite only."""
+    """Invite from the run's owner (`swarmnet invite RUN.json --peer PEER`), for runs with `access:
+    invite`."""
     archive: PathOrUrl = ""
-    """A folder, or a URL that fsspec opens. An archivist keeps the run there. A worker starts from there when
-    nobody of its stage is in the swarm and its own checkpoint is older."""
+    """Folder, or URL that fsspec opens, to which an archivist saves the run. A worker starts from it if no
+    peer of its stage is online and its own checkpoint is older."""
     allow_reinit: bool = False
-    """Begin from the seed where nobody of the stage is there, though the run is known to have come farther:
-    what it had learnt is given up. Else a peer without weights waits then, and says so."""
+    """Start from the initial weights if no peer of the stage is online, even if the run was further; its
+    progress is lost. `false`: wait for such a peer."""
     archiving: ArchivingFile = ArchivingFile()
-    """How an archivist archives."""
+    """How often an archivist saves the run, and which checkpoints it keeps."""
     evaluating: EvaluatingFile = EvaluatingFile()
-    """What an observer scores, and how often."""
+    """Which text an observer scores with the model, and how often."""
     data_paths: dict[str, PathOrUrl] = Field(default_factory=dict)
-    """Where this machine keeps a data source of the run, by the source's name: a file, a folder, or a URL
-    that fsspec opens (https://, s3://, ...)."""
+    """Location of each data source of the run, by its name: a file, a folder, or a URL that fsspec opens."""
     tokenizer: FilePath | None = None
-    """Where this machine keeps the run's `tokenizer.json`, if its text is not read as bytes."""
+    """Location of the run's `tokenizer.json`. Not needed for byte-level text."""
     init_checkpoint: PathOrUrl = ""
-    """Where the model is that the run starts from, if it starts from one: a folder of this machine with
-    config.json and safetensors files, or the URL of such a folder (https://huggingface.co/OWNER/NAME/resolve/
-    REVISION), which is fetched once. A worker or an archivist that has it gives others their stage's part;
-    who does not name it gets that from them."""
+    """Location of the run's initial model: a folder, or the URL of one
+    (https://huggingface.co/OWNER/NAME/resolve/REVISION), fetched once. Workers and archivists without it get
+    their stage from other peers."""
     max_data_bytes: Annotated[
         ByteCount, at_least_bytes(1 << 16, "64MiB"), Field(json_schema_extra={"default": "64MiB"})
     ] = 64 << 20
-    """How much text to read where it is drawn (`data.sampling`); of a longer one, a random part. A text that
-    is read in epochs is read whole. Its tokens are kept in the state folder, and take as much room as it."""
+    """Text to load with `data.sampling: random`; of a longer text, a random part. Its tokens need as much
+    space in the state folder. Epochs read all text."""
 
     @property
     def invite_bytes(self) -> bytes:
-        """What greetings carry; empty: none."""
+        """The invite as sent in handshakes; empty if there is none."""
         return _invite(self.invite)
 
     @property
     def may_move(self) -> bool:
+        """Whether this peer may move to another stage."""
         return self.stage == "auto" if self.auto_rebalance == "auto" else self.auto_rebalance
 
     @model_validator(mode="after")
     def _only_a_worker_pauses(self) -> PeerFile:
+        """Refuse limits that only a worker obeys."""
         for key in ("hours", "only_when_idle", "only_when_plugged_in", "memory"):
             if self.role != "worker" and getattr(self.limits, key):
                 error = f"is for workers; {_a(self.role)} has no such limit, only limits.upload"
@@ -310,6 +324,7 @@ class PeerFile(BaseModel):
 
     @model_validator(mode="after")
     def _only_an_observer_evaluates(self) -> PeerFile:
+        """Refuse `evaluating` in other roles, and a text without a time."""
         chosen, error = self.evaluating, ""
         if chosen.seconds and self.role != "observer":
             error = f"is for observers; {_a(self.role)} does not evaluate"
@@ -321,6 +336,7 @@ class PeerFile(BaseModel):
 
     @model_validator(mode="after")
     def _needs_run(self) -> PeerFile:
+        """Refuse a role that lacks the run, or an archivist that lacks its archive."""
         purposes = {"worker": "to train", "observer": "to show", "archivist": "to archive"}
         if self.role in purposes and self.run is None:
             error = f"is missing; {_a(self.role)} needs the run {purposes[self.role]}"
@@ -333,41 +349,41 @@ class PeerFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What `swarmnet demo` was asked for."""
+    """Options of `swarmnet demo`."""
 
     peers: int = 6
     stages: int = 3
     seconds: float = 90.0
     report: Path | None = None
-    """Where to write the JSON report."""
+    """Path of the JSON report; None: no report."""
     seed: int = 0
     keep: Path | None = None
-    """Folder for the peers' state, kept afterwards; None: a temporary one."""
+    """Folder for the peers' state, which is kept afterwards. None: a temporary one."""
     method: MethodName = "demo-sign"
-    """The run's sync.method."""
+    """Key `sync.method` of the run."""
     sharded: bool = False
-    """Its sync.topology is that."""
+    """Whether `sync.topology` is `sharded-reduce`."""
     experts: bool = False
-    """Its layers have experts in two groups, and each peer trains one."""
+    """Whether layers have experts in two groups, of which each peer trains one."""
     undisturbed: bool = False
-    """Nobody is killed, and nobody joins."""
-    routed: bool = False
-    """Each group of experts is a stage of its own, and has peers of its own."""
+    """Whether no peer is killed and none joins."""
 
 
 def is_run_id(text: str) -> bool:
+    """Return whether the text is a run id: 64 hexadecimal digits."""
     return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
 def run_id_of(text: str) -> RunId | None:
-    """The run id in `text`, or None where it is something else (a path)."""
+    """Return `text` as a run id; None if it is something else, such as a path."""
     return RunId(text) if is_run_id(text) else None
 
 
 def load(
     path: Path, environment: Mapping[str, str] | None = None, overrides: Mapping[str, str] | None = None
 ) -> PeerFile:
-    """The peer file at `path`, over it `SWARMNET__*` of `environment`, over both `overrides`.
+    """Load the peer file at `path`. `SWARMNET__*` variables of `environment` override it, and `overrides`
+    override both.
 
     `overrides` maps dotted keys to YAML text (`{"metrics.listen": "off"}`). Raises ConfigError.
     """
@@ -375,14 +391,15 @@ def load(
     typed = read(path)
     if typed.data.keys() >= {"run_id", "signature", "manifest"}:
         join = f"swarmnet join {path} --bootstrap MULTIADDR"
-        raise ConfigError([f"{path}: is a published run, no peer file: {join}"])
+        raise ConfigError([f"{path}: is a published run, not a peer file; join it with `{join}`"])
     overlay(typed, _from_environment(environment))
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
     return check_typed(typed, path.absolute().parent, path.stem, environment)
 
 
 def check_typed(typed: Typed, folder: Path, stem: str, environment: Mapping[str, str]) -> PeerFile:
-    """What was typed as a PeerFile. Relative paths start in `folder`; `stem` is the name if none is given."""
+    """Validate the data of a peer file. Relative paths start in `folder`; `stem` is the name if the file has
+    none. Raises ConfigError."""
     name = typed.data.setdefault("name", stem)
     if "state" not in typed.data:
         typed.data["state"] = str(default_state(environment, sys.platform) / (str(name) or stem))
@@ -390,6 +407,7 @@ def check_typed(typed: Typed, folder: Path, stem: str, environment: Mapping[str,
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, ...], tuple[str, str]]:
+    """Return the `SWARMNET__*` variables as overrides."""
     return {
         tuple(key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")): (text, f"environment {key}")
         for key, text in environment.items()
@@ -398,7 +416,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, ...], t
 
 
 def default_state(environment: Mapping[str, Any], platform: str) -> Path:
-    """Where this system keeps programs' state: XDG_STATE_HOME, Application Support, or LOCALAPPDATA."""
+    """Return where this system keeps the state of programs: XDG_STATE_HOME, Application Support or
+    LOCALAPPDATA."""
     home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
     if platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local") / "swarmnet"

@@ -1,4 +1,5 @@
-"""Durations, sizes and addresses as people type them. Inside the program: seconds, bytes, checked text."""
+"""Parse durations, sizes, rates and addresses as people write them. Inside the program they are seconds,
+bytes and checked text."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from swarmnet.identifiers import PeerId
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_NUMBER = 2**60
-"""Before a unit: an exbibyte in bytes. More is a mistake, and far more is no float."""
+"""Largest number before a unit: an exbibyte in bytes. A larger one is a mistake, and might overflow a
+float."""
 
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -26,7 +28,8 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9]
 
 
 def seconds(value: object) -> object:
-    """Seconds from `30`, `1.5` or `30s`, `500ms`, `5min`, `2h`, `1d`; anything else is left to be refused."""
+    """Return seconds from `30`, `1.5` or `30s`, `500ms`, `5min`, `2h`, `1d`. Values that are no text are
+    returned unchanged, for pydantic to check. Raises ValueError."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value)
@@ -37,7 +40,8 @@ def seconds(value: object) -> object:
 
 
 def byte_count(value: object) -> object:
-    """Bytes from `1024`, `64MiB` or `1.5GB`; anything else is left to be refused."""
+    """Return bytes from `1024`, `64MiB` or `1.5GB`. Values that are no text are returned unchanged. Raises
+    ValueError."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -48,7 +52,7 @@ def byte_count(value: object) -> object:
 
 
 def size_text(count: int) -> str:
-    """Bytes as `byte_count` reads them, in the largest unit that divides them: 134217728 is 128MiB."""
+    """Return bytes as `byte_count` reads them, in the largest unit that divides them: 134217728 is 128MiB."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count and count % (1 << power) == 0:
             return f"{count >> power}{unit}"
@@ -56,7 +60,8 @@ def size_text(count: int) -> str:
 
 
 def at_least_bytes(least: int, example: str) -> AfterValidator:
-    """Whoever forgets the unit types a few bytes: the error speaks of bytes, and shows how to type a size."""
+    """Return a validator for a minimum size. Its error shows bytes and an example, because the usual mistake
+    is a missing unit."""
 
     def check(value: int | None) -> int | None:
         if value is not None and value < least:
@@ -67,7 +72,7 @@ def at_least_bytes(least: int, example: str) -> AfterValidator:
 
 
 def at_least_rate(least: float, example: str) -> AfterValidator:
-    """See `at_least_bytes`; `least` in bytes per second, a multiple of 125."""
+    """Return a validator for a minimum rate. `least` is in bytes per second and a multiple of 125."""
 
     def check(value: float | None) -> float | None:
         if value is not None and value < least:
@@ -79,7 +84,8 @@ def at_least_rate(least: float, example: str) -> AfterValidator:
 
 
 def byte_rate(value: object) -> object:
-    """Bytes per second from `20Mbit/s`, `2.5MB/s` or `1MiB/s`; anything else is left to be refused."""
+    """Return bytes per second from `20Mbit/s`, `2.5MB/s` or `1MiB/s`. Values that are no text are returned
+    unchanged. Raises ValueError."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)/s\s*", value)
@@ -93,13 +99,14 @@ EXAMPLE = "/ip4/203.0.113.5/tcp/31330"
 
 
 def multiaddr(value: str) -> str:
-    """A transport address: `/ip4/0.0.0.0/tcp/31330`, perhaps with `/p2p/...` behind it."""
+    """Return a transport address such as `/ip4/0.0.0.0/tcp/31330`, perhaps with `/p2p/...` after it. Raises
+    ValueError if it is none."""
     _require_multiaddr(value, EXAMPLE)
     return value
 
 
 def _require_multiaddr(value: str, example: str) -> None:
-    """Raises ValueError, with an example of what is right."""
+    """Raise ValueError, with an example, unless `value` is a multiaddr."""
     parts = value.split("/")
     problem = None
     if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6", "dns", "dns4", "dns6"):
@@ -117,8 +124,8 @@ def _require_multiaddr(value: str, example: str) -> None:
 
 
 def bootstrap_multiaddr(value: str) -> str:
-    """A multiaddr that ends in the peer id of who listens there."""
-    from protocols.signed.identity import public_key_bytes  # Not where no file is read.
+    """Return a multiaddr that ends in the peer id of the listener. Raises ValueError if it is none."""
+    from protocols.signed.identity import public_key_bytes  # Loads the cryptography library.
 
     _require_multiaddr(value, f"{EXAMPLE}/p2p/12D3Koo...")
     _, named, peer = value.rpartition("/p2p/")
@@ -134,19 +141,19 @@ def bootstrap_multiaddr(value: str) -> str:
 
 
 def host_and_port(value: str) -> str:
-    """`127.0.0.1:9410`, `[::1]:9410`, or `off`."""
+    """Return `127.0.0.1:9410`, `[::1]:9410` or `off` unchanged. Raises ValueError for anything else."""
     if value != "off":
         split_host_and_port(value)
     return value
 
 
 def is_port(text: str) -> bool:
-    """Whether the digits are those of a port; a longer number is not converted."""
+    """Return whether the digits are a port number. Longer numbers are not converted."""
     return text.isdecimal() and len(text) <= 5 and int(text) <= 65535
 
 
 def split_host_and_port(value: str) -> tuple[str, int]:
-    """Raises ValueError."""
+    """Return host and port. Raises ValueError."""
     host, colon, port = value.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not host or not is_port(port):
@@ -155,7 +162,7 @@ def split_host_and_port(value: str) -> tuple[str, int]:
 
 
 def host_name(value: str) -> str:
-    """A name as DNS has them, in small letters, without the last dot. Raises ValueError."""
+    """Return a DNS name in lower case, without the final dot. Raises ValueError."""
     if not _NAME.fullmatch(value) or len(value) > 253:
         raise ValueError(f"is {value!r}; expected a name without port, such as node-07.example.org")
     return value.lower().rstrip(".")

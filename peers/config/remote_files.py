@@ -1,4 +1,4 @@
-"""How fsspec opens a URL: limits of time, the rule of run_url.py for each redirect, and one kind of error."""
+"""Open URLs with fsspec: time limits, the redirect rule of `run_url.py`, and one kind of error."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession, TraceRequestRedirectParams
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 10.0
-"""A read that nothing answers ends in half of `drain_seconds` (20 s), so that Ctrl+C is heeded in time."""
+"""Time limits of a connection and of silence. A read without a response ends within half of `drain_seconds`
+(20 s), so that Ctrl+C takes effect in time."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
-"""Between two attempts to reach a place; twice as long each time."""
+"""Pauses between two attempts to reach a place: the first and the maximum. Each pause is twice the one
+before."""
 _WEB = ("http", "https")
 
 
 class RedirectRefused(OSError):
-    """A web server redirects to a place that this machine must not ask."""
+    """A web server redirects to a place that this machine must not request."""
 
 
 def is_web(url: str) -> bool:
@@ -32,9 +34,8 @@ def is_web(url: str) -> bool:
 
 
 def web_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str, Any]:
-    """Return fsspec's options for a URL: limits of time and of redirects for the web, none for other places.
-
-    Raises ImportError without aiohttp."""
+    """Return fsspec's options for a URL: time and redirect limits for the web, none for other places. Raises
+    ImportError without aiohttp."""
     if not is_web(url):
         return {}
     from aiohttp import ClientTimeout
@@ -44,7 +45,7 @@ def web_options(url: str, silence_seconds: float = SILENCE_SECONDS) -> dict[str,
 
 
 async def _new_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what fsspec passes on
-    """Return an aiohttp session that refuses redirects."""
+    """Return an aiohttp session that checks redirects."""
     from aiohttp import ClientSession, TraceConfig
 
     tracing = TraceConfig()
@@ -55,7 +56,7 @@ async def _new_session(**options: Any) -> ClientSession:  # noqa: ANN401 - what 
 async def _check_redirect(
     _session: ClientSession, _context: SimpleNamespace, request: TraceRequestRedirectParams
 ) -> None:
-    """Raise RedirectRefused where `may_follow` forbids it; aiohttp calls this before each hop."""
+    """Raise RedirectRefused if `may_follow` forbids a redirect. aiohttp calls this before each one."""
     from yarl import URL
 
     headers, before = request.response.headers, request.url
@@ -72,7 +73,8 @@ async def _check_redirect(
 
 
 def lasting_cause(error: FileNotFoundError) -> OSError | None:
-    """Return what fsspec hides in a FileNotFoundError: no connection, or a refused redirect; else None."""
+    """Return the error that fsspec hides in a FileNotFoundError (no connection, or a refused redirect), or
+    None."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__
@@ -82,9 +84,9 @@ def lasting_cause(error: FileNotFoundError) -> OSError | None:
 def connect(
     url: str, failed: Callable[[str], Exception], silence_seconds: float = SILENCE_SECONDS, **options: object
 ) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path there. Raises what `failed` makes of the reason:
-    there is no such kind of place, or its package is not installed."""
-    import fsspec  # A package that torch brings.
+    """Return fsspec's file system for a URL, and the path in it. If the scheme is unknown or its package is
+    not installed, raises what `failed` returns."""
+    import fsspec  # Installed with torch.
 
     try:
         files, root = fsspec.core.url_to_fs(url, **web_options(url, silence_seconds), **options)
@@ -95,9 +97,9 @@ def connect(
 
 @contextmanager
 def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exception]) -> Iterator[None]:
-    """Turn what a backend raises into what `failed` makes of the reason, except for `passed`, and for a file
-    that is not there. botocore, gcsfs, aiohttp and paramiko have kinds of their own, which cannot be named
-    without importing them."""
+    """Turn the exceptions of a backend into what `failed` returns for their reason. `passed` and
+    FileNotFoundError are raised unchanged. botocore, gcsfs, aiohttp and paramiko have exceptions of their
+    own, which cannot be named without importing them."""
     cause: Exception
     try:
         yield
@@ -114,14 +116,14 @@ def reached(url: str, failed: Callable[[str], Exception], *passed: type[Exceptio
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a place cannot be read, in one line."""
+    """Return in one line why a place cannot be read."""
     inner = getattr(error, "os_error", error)  # aiohttp keeps the system's error there.
     if getattr(inner, "errno", None) == errno.ECONNREFUSED:
-        return "nothing answers there: connection refused"
+        return "no response: connection refused"
     if isinstance(error, RedirectRefused):
         return str(error)
     if isinstance(error, TimeoutError) and not str(error):
-        return "nothing answers there in time"
+        return "no response in time"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
@@ -131,7 +133,8 @@ Result = TypeVar("Result")
 async def until_reached(
     attempt: Callable[[], Awaitable[Result]], unreachable: type[Exception], notify: Callable[[str], None]
 ) -> Result:
-    """Return what `attempt` returns once it does not raise `unreachable`. What it raises else is raised."""
+    """Repeat `attempt`, with pauses, until it does not raise `unreachable`, and return its result. Other
+    exceptions are raised."""
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One key of a file that a person wrote, set anew; all else in it stays as it was typed."""
+"""Set one key of a file that a person wrote, and leave the rest of the file unchanged."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from peers.errors import ConfigError, UserError
 
 
 def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> bool:
-    """Whether it was written: not where the file has that value. `meaning`: the remark above a new key.
-    Nobody but the file's owner can read it afterwards.
+    """Set `key` in `file` and return whether the file changed. Afterwards only the file's owner can read it.
 
-    The file is the old one or the new one, never half of one. UserError where it cannot be done.
+    `meaning` is the comment above a new key. The file is replaced atomically. Raises UserError if it cannot
+    be edited.
     """
     try:
-        raw = file.read_bytes().decode()  # as bytes: the ends of its lines stay what they are
+        raw = file.read_bytes().decode()  # As bytes, so that line endings do not change.
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read: {error}") from None
     before = parse(raw, str(file)).data
@@ -28,10 +28,10 @@ def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> b
         right = parse(text, str(file)).data == {**before, key: value}
     except ConfigError:
         right = False
-    if not right:  # such as {a: b, c: d}: YAML, but not in lines of its own
+    if not right:  # Such as {a: b, c: d}: valid YAML without lines of its own.
         line = f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         raise UserError(f"{file}: cannot be edited by a program as it is written; type in it: {line}")
-    place = file.resolve()  # A link to it stays one.
+    place = file.resolve()  # A symbolic link stays one.
     mode = place.stat().st_mode
     write_atomically(place, text.encode(), private=True)
     place.chmod(mode & 0o700)
@@ -39,6 +39,7 @@ def set_private(file: Path, key: str, value: str | list[str], meaning: str) -> b
 
 
 def _with_key(text: str, origin: str, key: str, value: str | list[str], meaning: str) -> str:
+    """Return the text of the file with the new value of `key`."""
     typed = json.dumps(value, ensure_ascii=False)
     found = span(text, origin, key)
     if found is not None:

@@ -1,8 +1,8 @@
-"""The run file: what a run's creator types, and the published, signed form that everybody else gets.
+"""Read run files, which a run's creator writes, and sign and check the published form that all others get.
 
-A run file has exactly the manifest's keys (swarmnet/run/manifest.py), so there is nothing to keep in step.
-The published file is readable JSON; what counts is the canonical manifest in it, whose SHA-256 is the
-run id, and the owner's Ed25519 signature over that id.
+A run file has exactly the manifest's keys (`swarmnet/run/manifest.py`). The published file is readable JSON.
+It contains the canonical manifest, whose SHA-256 is the run id, and the owner's Ed25519 signature over the
+id.
 """
 
 from __future__ import annotations
@@ -44,22 +44,24 @@ if TYPE_CHECKING:
 
 SIGNATURE_BYTES = 64
 MAX_BOOTSTRAPS = 8
-"""In a published file: a peer needs one that answers, and each that does not costs it a dial."""
+"""Maximum number of bootstraps in a published file. A peer needs one that responds, and tries to dial
+each."""
 MAX_ADDRESS_CHARACTERS = 256
-"""Of one of them: a DNS name has at most 253, and /dns4/, the port and the peer id are short beside it."""
+"""Maximum length of a bootstrap address. A DNS name has up to 253 characters; /dns4/, port and peer id add
+few."""
 FILLED_IN = "is filled in by publishing; leave it out"
 
 
 class RunFileError(UserError):
-    """A published run file that is not what it claims to be."""
+    """A published run file is invalid."""
 
 
 class OtherVersion(RunFileError):
-    """A published run that is what it claims to be, and that this program does not understand."""
+    """A published run is valid but uses another wire version than this program."""
 
 
 class RunFile(BaseModel):
-    """The manifest's own dataclasses, checked as strictly as a peer file (the settings reach into them)."""
+    """The manifest's dataclasses, validated as strictly as a peer file: the settings apply to them, too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -68,22 +70,22 @@ class RunFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """A run as its owner published it. Only `publish` and `load_signed` make these: they have checked it."""
+    """A run as its owner published it. Only `publish` and `load_signed` create it, after all checks."""
 
     manifest: Manifest
     signature: bytes
-    """64 bytes, the owner's, over `owner_statement(run_id)`."""
+    """The owner's signature over `owner_statement(run_id)`, 64 bytes."""
     run_id: RunId
     bootstraps: tuple[str, ...] = field(default=(), compare=False)
-    """Multiaddrs that stand beside the manifest in the published file. The owner has not signed them."""
+    """Multiaddrs in the published file next to the manifest. The owner's signature does not cover them."""
 
     def wire(self) -> bytes:
-        """The canonical manifest, then the signature: what MANIFEST_IS and the directory carry."""
+        """Return the canonical manifest and the signature, as messages and the DHT carry them."""
         return self.manifest.canonical() + self.signature
 
 
 def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None = None) -> Manifest:
-    """The manifest that a run file describes. Raises ConfigError with file and line."""
+    """Return the manifest that a run file describes. Raises ConfigError with file and line."""
     typed = read(path)
     overlay(typed, {tuple(key.split(".")): (text, "--set") for key, text in (overrides or {}).items()})
     for key in ("owner", "wire_version"):
@@ -105,14 +107,18 @@ def load_manifest(path: Path, owner: PeerId, overrides: Mapping[str, str] | None
 
 
 def _check(manifest: Manifest) -> None:
-    """Raise ManifestError where it contradicts itself."""
+    """Raise ManifestError if the manifest contradicts itself."""
     check(manifest)
     check_trained(manifest)
 
 
 def _require_names(manifest: Manifest, typed: Typed) -> None:
-    """What is published tells every peer what its text is called, and never where to look for it: a run with
-    places in it would be one that asks for other people's files. Raises ConfigError."""
+    """Raise ConfigError if a source, the tokenizer or the initial model is named by a path instead of a plain
+    name.
+
+    A published run must not choose which files other peers read: it names the text, and each peer file says
+    where it is.
+    """
     paths: list[tuple[Location, str, str]] = [
         (
             ("data", "sources", number, "path"),
@@ -125,9 +131,9 @@ def _require_names(manifest: Manifest, typed: Typed) -> None:
     paths.append((("data", "tokenizer"), tokenizer, f"tokenizer: {tokenizer}"))
     paths.append((("init_checkpoint", "path"), start, f"init_checkpoint: {start}"))
     problems = [
-        f"{typed.place(key)}: {'.'.join(map(str, key))}: {path!r} is a place on one machine; write a name "
-        f"that fits all ({PureWindowsPath(path).name.strip('.~') or 'library'}), and into the peer file of "
-        f"each where it is, as here: {here}"
+        f"{typed.place(key)}: {'.'.join(map(str, key))}: {path!r} is a place on one machine; write only "
+        f"a name ({PureWindowsPath(path).name.strip('.~') or 'library'}), and the place in each peer file, "
+        f"such as: {here}"
         for key, path, here in paths
         if _is_a_place(path)
     ]
@@ -136,19 +142,22 @@ def _require_names(manifest: Manifest, typed: Typed) -> None:
 
 
 def _is_a_place(path: str) -> bool:
-    """Whether it begins at a root, a drive or a home, or leads out of where it begins, on any system."""
+    """Return whether a path starts at a root, a drive or a home folder, or leaves its start folder, on any
+    system."""
     windows = PureWindowsPath(path)
     return path.startswith("~") or bool(windows.anchor) or ".." in windows.parts
 
 
 def beside(folder: Path, name: str) -> Path | None:
-    """Where what a run calls so lies on its creator's machine, absolute; None: not in that folder."""
+    """Return the absolute path of a file of the run next to its run file; None if it is not in that
+    folder."""
     path = (folder / name).absolute()
     return path if is_there(path) else None
 
 
 def source_beside(folder: Path, source: Source) -> str | None:
-    """Where a source's text lies on its creator's machine, as `Text` takes it; None: not in that folder."""
+    """Return where the text of a source is on its creator's machine, as `Text` accepts it; None if it is not
+    in that folder."""
     if source.path == STANDARD_LIBRARY:
         return STANDARD_LIBRARY
     path = beside(folder, source.path)
@@ -156,8 +165,12 @@ def source_beside(folder: Path, source: Source) -> str | None:
 
 
 def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = None) -> str:
-    """What whoever has the run's text in `folder` adds to `swarmnet join`, for a shell; `PATH` stands for
-    what is not there. `tokenizer`: where that is, if elsewhere. Empty: no peer needs to say where text is."""
+    """Return the `--set` options that `swarmnet join` needs for the run's text in `folder`, quoted for a
+    shell.
+
+    `PATH` replaces files that are not in the folder. `tokenizer` is its path if it is elsewhere. Returns an
+    empty text if no option is needed.
+    """
     data = manifest.data
 
     def place(name: str, given: Path | None = None) -> str:
@@ -170,7 +183,8 @@ def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = Non
 
 
 def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
-    """Likewise of the model that the run starts from. Empty: it starts from its seed."""
+    """Return the `--set` option for the run's initial model, as `text_settings` does; empty if the run has
+    none."""
     if not manifest.init_checkpoint.path:
         return ""
     place = given.absolute() if given else beside(folder, manifest.init_checkpoint.path) or "PATH"
@@ -178,8 +192,11 @@ def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -
 
 
 def export_hint(signed: SignedManifest, state: Path, bootstraps: Sequence[str]) -> str:
-    """A sentence with the command that exports the trained model. `state`: the folder of a peer of the run,
-    which has every stage only where there is one; `bootstraps`: addresses, for a run of several stages."""
+    """Return a sentence with the command that exports the trained model.
+
+    `state` is the folder of a peer of the run, which has all stages only if there is one. `bootstraps` are
+    addresses for a run of several stages.
+    """
     if len(signed.manifest.stages) == 1:
         return f"export the model with `swarmnet export --hf FOLDER --from {shlex.quote(str(state))}`"
     through = " --bootstrap ".join(bootstraps or ["ADDRESS"])
@@ -190,12 +207,12 @@ def export_hint(signed: SignedManifest, state: Path, bootstraps: Sequence[str]) 
 
 
 def as_key(name: str) -> str:
-    """A source's name as a key that is pasted into a peer file; a run's owner chose it."""
+    """Return a source's name as a key for a peer file, quoted if needed. The name is untrusted."""
     return name if re.fullmatch(r"[A-Za-z][\w.-]*", name, re.ASCII) else json.dumps(name)
 
 
 def _contradiction(message: str, typed: Typed) -> str:
-    """The message with the place of the first key it names that was typed."""
+    """Return the message with the place of the first key in it that the file sets."""
     named: list[Location] = [tuple(word.split(".")) for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message)]
     for location in named:
         if location in typed.places:
@@ -207,10 +224,12 @@ def publish(
     run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
     start: Start | None = None, bootstraps: Sequence[str] = (), sources: tuple[Source, ...] = (),
 ) -> tuple[SignedManifest, Path]:  # fmt: skip
-    """Sign the run and write `<name>.run.json` beside the run file (or `out`), all or nothing. `start`: what
-    was found of the model that it starts from, if it does (peers/state/start_folder.py). `bootstraps`: their
-    addresses for the published file, which the signature does not cover. `sources`: those of the run file,
-    with what was counted of their text; empty: nothing was. A run that is published keeps its counts."""
+    """Sign the run and write `<name>.run.json` next to the run file, or to `out`, atomically.
+
+    `start` describes the initial model, if there is one (`peers/state/start_folder.py`). `bootstraps` are
+    addresses for the published file, which the signature does not cover. `sources` are those of the run file
+    with the sizes of their text; empty: nothing was counted. A run that is published already keeps its sizes.
+    """
     manifest = replace(load_manifest(run_file, PeerId(""), overrides), owner=PeerId(identity.peer_id))
     if start is not None:
         manifest = replace(manifest, init_checkpoint=start)
@@ -235,8 +254,11 @@ def publish(
 
 
 def _with_counts(manifest: Manifest, sources: tuple[Source, ...], path: Path) -> Manifest:
-    """Return the manifest with what is known of its text: by the published file at `path`, if that is of this
-    run, so that its id stays; else by `sources`."""
+    """Return the manifest with the sizes of its text.
+
+    If `path` is the published file of this run, its sizes are used, so that the id stays the same; else those
+    of `sources`.
+    """
     with suppress(RunFileError):
         held = load_signed(path).manifest if is_file(path) else manifest
         stated = {source.name: source for source in manifest.data.sources}
@@ -251,7 +273,8 @@ def _with_counts(manifest: Manifest, sources: tuple[Source, ...], path: Path) ->
 
 
 def _require_digests(manifest: Manifest) -> None:
-    """Raise ManifestError if nobody could check what the run starts from."""
+    """Raise ManifestError if the digests of the initial weights are missing, so that no peer could check
+    them."""
     if manifest.init_checkpoint.path and not manifest.init_checkpoint.digests:
         raise ManifestError(
             "init_checkpoint.digests: the weights of no stage are named; publishing fills them in"
@@ -259,7 +282,8 @@ def _require_digests(manifest: Manifest) -> None:
 
 
 def _refuse_another_run(path: Path, run_id: RunId) -> None:
-    """Who holds the published file of a run may need it again: its invites, its peers. Raises UserError."""
+    """Raise UserError if `path` holds another published run: its owner may still need it, for invites for
+    instance."""
     if not is_file(path):
         return
     try:
@@ -269,12 +293,12 @@ def _refuse_another_run(path: Path, run_id: RunId) -> None:
     if held != run_id:
         raise UserError(
             f"{path} is the published run {held[:16]}, and this would be another, {run_id[:16]}: a run's id "
-            "follows from what stands in its file; name another file with --out, or move that one away"
+            "is computed from its keys; name another file with --out, or move that one away"
         )
 
 
 def published_text(signed: SignedManifest) -> str:
-    """The published file: readable JSON."""
+    """Return the published file as readable JSON."""
     return json.dumps(
         {
             "run_id": signed.run_id,
@@ -292,9 +316,9 @@ def _file_name(name: str) -> str:
 
 
 def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedManifest:
-    """A published run from its file, or from the bytes that peers hand on. Everything is checked.
+    """Return a published run from its file, or from bytes that a peer sent. Everything is checked.
 
-    `run_id`: the run that it must be. Raises RunFileError in one line.
+    `run_id` is the run that it must be. Raises RunFileError with one line.
     """
     if isinstance(source, bytes):
         return from_wire(source, run_id)
@@ -308,7 +332,7 @@ def load_signed(source: Path | bytes, run_id: RunId | None = None) -> SignedMani
 
 
 def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> SignedManifest:
-    """The content of a published file; `source` names it in errors. Raises RunFileError."""
+    """Return the run in a published file; `source` names it in errors. Raises RunFileError."""
     if len(raw) > 4 * MANIFEST_LIMIT:
         raise RunFileError(f"{source}: is {len(raw)} bytes, too long for a published run")
     try:
@@ -330,7 +354,7 @@ def from_published(raw: bytes, source: str, run_id: RunId | None = None) -> Sign
 
 
 def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
-    """The addresses of a published file, each of which names its peer. Raises ValueError."""
+    """Return the addresses of a published file, each with a peer id. Raises ValueError."""
     if not isinstance(addresses, list) or len(addresses) > MAX_BOOTSTRAPS:
         raise ValueError(f"bootstraps: expected a list of at most {MAX_BOOTSTRAPS} multiaddrs")
     for address in addresses:
@@ -341,7 +365,8 @@ def _checked_bootstraps(addresses: object) -> tuple[str, ...]:
 
 
 def parse(canonical: bytes) -> Manifest:
-    """The manifest in its canonical bytes, checked but for its owner's signature. Raises RunFileError."""
+    """Return the manifest in canonical bytes. Everything but the owner's signature is checked. Raises
+    RunFileError."""
     try:
         manifest = _parse(canonical)
         _check(manifest)
@@ -351,7 +376,7 @@ def parse(canonical: bytes) -> Manifest:
 
 
 def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
-    """The manifest in `SignedManifest.wire()` bytes, which may come from anybody. Raises RunFileError."""
+    """Return the manifest in `SignedManifest.wire()` bytes from an untrusted peer. Raises RunFileError."""
     try:
         if not SIGNATURE_BYTES < len(data) <= MANIFEST_LIMIT:
             raise ValueError(f"{len(data)} bytes are not a manifest with its signature")
@@ -363,8 +388,9 @@ def from_wire(data: bytes, run_id: RunId | None = None) -> SignedManifest:
 
 
 def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> SignedManifest:
-    """Raises ValueError, or OtherVersion for the very run that was asked for."""
-    from protocols.signed.identity import verify  # it loads the cryptography library
+    """Return the checked run. Raises ValueError, or OtherVersion if it is the requested run in another
+    version."""
+    from protocols.signed.identity import verify  # Loads the cryptography library.
 
     if run_id is None or hashlib.sha256(canonical).hexdigest() == run_id:
         _require_version(canonical)
@@ -382,10 +408,12 @@ def _checked(canonical: bytes, signature: bytes, run_id: RunId | None) -> Signed
 
 
 def _require_version(canonical: bytes) -> None:
+    """Raise OtherVersion if the manifest names another wire version. Other problems are left to later
+    checks."""
     try:
         content = json.loads(canonical)
     except (ValueError, RecursionError):
-        return  # What is wrong with it is said by who reads it whole.
+        return  # The later checks report what is wrong with it.
     version = content.get("wire_version") if isinstance(content, dict) else None
     if type(version) is int and version != WIRE_VERSION:
         who = "the run is of an older one; ask"
@@ -398,6 +426,7 @@ def _require_version(canonical: bytes) -> None:
 
 
 def _parse(canonical: bytes) -> Manifest:
+    """Return the manifest in JSON bytes. Raises ValueError with the key."""
     try:
         return RunFile.model_validate_json(b'{"manifest":' + canonical + b"}").manifest
     except ValidationError as error:
@@ -407,9 +436,11 @@ def _parse(canonical: bytes) -> Manifest:
 
 
 def _json(raw: bytes) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError or TypeError if it has duplicate keys or is no object."""
+
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
-            raise ValueError("a key is there twice")
+            raise ValueError("a key occurs twice")
         return dict(pairs)
 
     content = json.loads(raw, object_pairs_hook=once)
@@ -419,11 +450,12 @@ def _json(raw: bytes) -> dict[str, Any]:
 
 
 def _canonical(manifest: dict[str, Any]) -> bytes:
+    """Return a manifest's JSON in canonical form."""
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def check_wish(wish: int | str, manifest: Manifest) -> None:
-    """UserError if the run has not the wished stage; `wish` may be auto."""
+    """Raise UserError if the run does not have the requested stage, which may be `auto`."""
     last = len(manifest.stages) - 1
     if isinstance(wish, int) and wish > last:
         raise UserError(

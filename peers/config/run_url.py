@@ -1,4 +1,5 @@
-"""A published run from a URL: bounded in size and time, checked by its signature and, if given, its id."""
+"""Fetch a published run from a URL, with limits of size and time. Its signature and, if given, its id are
+checked."""
 
 from __future__ import annotations
 
@@ -21,29 +22,32 @@ from swarmnet.run.manifest import MANIFEST_LIMIT
 
 SCHEMES = ("https", "http", "file")
 FETCH_SECONDS = 20.0
-"""From looking up the server's name to the last byte: 64 KiB in it are 26 kbit/s."""
+"""Limit from the name lookup to the last byte: 64 KiB in this time are 26 kbit/s."""
 ANSWER_SECONDS = 10.0
-"""Longest silence of the server."""
+"""Maximum silence of the server."""
 MAX_BYTES = 4 * MANIFEST_LIMIT
-"""As for a file (run_file.py)."""
+"""Maximum bytes of the file, as in `run_file.py`."""
 _PART_BYTES = 16 * 1024
 
 
 def is_url(text: str) -> bool:
+    """Return whether the text starts with a URL scheme."""
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 
 def without_secret(url: str) -> str:
-    """For people, logs and reports: the user and the password that stand before the host are left out."""
+    """Return the URL without user and password, for people, logs and reports."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}" if separator else url
 
 
 def fetch_run(url: str) -> SignedManifest:
-    """The published run at `url`; `#RUN_ID` behind it says which it must be. Raises UserError.
+    """Return the published run at `url`. A fragment `#RUN_ID` names the run that it must be. Raises
+    UserError.
 
-    Plain http is good enough: the owner's signature and the id say what the run is, not who sent it."""
+    Plain http is safe: the owner's signature and the run id prove what the run is, regardless of the sender.
+    """
     try:
         address, fragment = urldefrag(url)
         scheme = urlsplit(address).scheme
@@ -55,41 +59,46 @@ def fetch_run(url: str) -> SignedManifest:
         )
     if fragment and not re.fullmatch(r"[0-9a-f]{64}", fragment):
         raise UserError(
-            f"{url}: behind # stands {fragment[:80]!r}; expected the run id, 64 hexadecimal digits"
+            f"{url}: the part after # is {fragment[:80]!r}; write the run id there, 64 hexadecimal digits"
         )
     raw = _fetch(address)
     try:
         return from_published(raw, address, RunId(fragment) if fragment else None)
     except RunFileError as error:
-        raise UserError(f"{error}; ask whoever gave you the URL for the run id and a new link") from None
+        raise UserError(
+            f"{error}; ask the person who gave you the URL for the run id and a new link"
+        ) from None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows what `may_follow` allows."""
+    """Follows the redirects that `may_follow` allows."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: http.client.HTTPMessage, newurl: str,
     ) -> urllib.request.Request | None:  # fmt: skip
-        """See HTTPRedirectHandler. Raises HTTPError for what is not followed."""
+        """Return the next request, as HTTPRedirectHandler does. Raises HTTPError if the redirect is not
+        allowed."""
         if not may_follow(req.full_url, newurl):
-            told = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
-            raise urllib.error.HTTPError(req.full_url, code, told, headers, fp)
+            reason = f"{msg}, and leads to {newurl[:200]}, which is not followed (type it, if you know it)"
+            raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def may_follow(before: str, after: str) -> bool:
     """Return whether a request for the URL `before` may be redirected to the URL `after`.
 
-    It may to https on the open internet, and to the server that was asked already: the author of a URL must
-    not choose what this machine asks of its own network. Blocking: looks up the name of the server."""
+    It may go to https on the public internet, and to the same server. The author of a URL must not choose
+    what this machine requests from its own network. Blocking: looks up the name of the server.
+    """
     old, new = urlsplit(before), urlsplit(after)
     same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
     return same or (new.scheme == "https" and _on_the_internet(new))
 
 
 def _on_the_internet(url: SplitResult) -> bool:
-    """False if the host is this machine or one of its networks. What has no address will fail by itself."""
+    """Return False if the host is this machine or in one of its networks. A host without an address fails
+    later."""
     try:
         found = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_STREAM)
     except OSError:
@@ -99,8 +108,8 @@ def _on_the_internet(url: SplitResult) -> bool:
 
 
 def _fetch(address: str) -> bytes:
-    """In a thread of its own: a server that sends a byte now and then keeps each single read below its limit,
-    and nothing else ends a look-up of its name."""
+    """Download in a thread of its own, with a limit for the whole. A server that sends single bytes keeps
+    each read within its limit, and a name lookup has no limit of its own. Raises UserError."""
     done: Future[bytes] = Future()
 
     def fetch() -> None:
@@ -117,11 +126,11 @@ def _fetch(address: str) -> bytes:
 
 
 def _too_slow(address: str) -> UserError:
-    return UserError(f"{address}: is not there after {FETCH_SECONDS:g} s; try again later")
+    return UserError(f"{address}: is not downloaded after {FETCH_SECONDS:g} s; try again later")
 
 
 def _download(address: str) -> bytes:
-    """Raises UserError."""
+    """Return the body at `address`. Raises UserError."""
     until = time.monotonic() + FETCH_SECONDS
     parts: list[bytes] = []
     try:
@@ -133,9 +142,9 @@ def _download(address: str) -> bytes:
                 if time.monotonic() > until:
                     raise _too_slow(address)
     except urllib.error.HTTPError as error:
-        error.close()  # Else its connection is open until somebody collects it.
+        error.close()  # Otherwise its connection stays open until it is collected.
         raise UserError(
-            f"{address}: the server answers {error.code} {error.reason}; is the URL right?"
+            f"{address}: the server responds {error.code} {error.reason}; check the URL"
         ) from None
     except urllib.error.URLError as error:
         raise UserError(f"{address}: cannot be fetched: {error.reason}") from None
@@ -145,6 +154,6 @@ def _download(address: str) -> bytes:
         raise UserError(f"{address}: is no URL: {error}") from None
     except http.client.HTTPException as error:
         raise UserError(
-            f"{address}: what answers there is no web server ({type(error).__name__}); is the port right?"
+            f"{address}: the response is not from a web server ({type(error).__name__}); check the port"
         ) from None
     return b"".join(parts)

@@ -1,6 +1,6 @@
-"""What keys a configuration has, read from the classes themselves: for errors, `config explain`, the docs.
+"""List the keys of a configuration, from the classes themselves, for errors, `config explain` and the docs.
 
-Works on pydantic models and on dataclasses; the text under a field is its meaning.
+It works on pydantic models and dataclasses. The docstring under a field is the meaning of its key.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _WORDS: dict[object, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a type is named to people; sits in `Annotated`."""
+    """The name of a type for people; used in `Annotated`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key as people type it."""
+    """One key of a configuration file."""
 
     name: str
     kind: object
-    """The annotation."""
+    """The annotation of the field."""
     default: str | None
-    """As it would be typed; None: must be given."""
+    """The default as it would be written; None if the key is required."""
     meaning: str
 
 
-@cache  # Reads the source of the class, and is asked again for every mistake in a file.
+@cache  # Parses the source of the class, and is called for every mistake in a file.
 def keys(cls: type) -> tuple[Key, ...]:
-    """The keys of a pydantic model or a dataclass, in order."""
+    """Return the keys of a pydantic model or a dataclass, in order."""
     hints = get_type_hints(cls, include_extras=True)
     meanings = _docstrings(cls)
     if issubclass(cls, BaseModel):
@@ -62,7 +62,7 @@ def keys(cls: type) -> tuple[Key, ...]:
 
 
 def section(kind: object) -> type | None:
-    """The class whose keys are typed below a key of this type, or None for a plain value."""
+    """Return the class whose keys are written below a key of this type; None for a plain value."""
     if get_origin(kind) is Annotated:
         return section(get_args(kind)[0])
     if isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
@@ -71,7 +71,7 @@ def section(kind: object) -> type | None:
 
 
 def element(kind: object) -> object:
-    """The type of the items of a list or of the values of a map, or None."""
+    """Return the type of the items of a list or of the values of a map; None for other types."""
     if get_origin(kind) is Annotated:
         return element(get_args(kind)[0])
     if get_origin(kind) in (tuple, list):
@@ -82,7 +82,7 @@ def element(kind: object) -> object:
 
 
 def kind_text(kind: object) -> str:
-    """A type in words: `whole number`, `list of multiaddr`, `worker | bootstrap`."""
+    """Return a type in words: `whole number`, `list of multiaddr`, `worker | bootstrap`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         shown = [item.text for item in arguments[1:] if isinstance(item, Shown)]
@@ -103,7 +103,7 @@ def kind_text(kind: object) -> str:
 
 
 def typed_text(value: object) -> str:
-    """A value as it would be typed in YAML, on one line."""
+    """Return a value as it would be written in YAML, on one line."""
     if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         inside = {key.name: getattr(value, key.name) for key in keys(type(value))}
         return "{" + ", ".join(f"{name}: {typed_text(item)}" for name, item in inside.items()) + "}"
@@ -119,6 +119,7 @@ def typed_text(value: object) -> str:
 
 
 def _default(info: FieldInfo) -> str | None:
+    """Return the default of a pydantic field as text; None if the field is required."""
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     if "default" in extra:
         return str(extra["default"])
@@ -128,6 +129,7 @@ def _default(info: FieldInfo) -> str | None:
 
 
 def _dataclass_default(item: dataclasses.Field[Any]) -> str | None:
+    """Return the default of a dataclass field as text; None if the field is required."""
     if item.default is not dataclasses.MISSING:
         return typed_text(item.default)
     if item.default_factory is not dataclasses.MISSING:
@@ -136,7 +138,7 @@ def _dataclass_default(item: dataclasses.Field[Any]) -> str | None:
 
 
 def _docstrings(cls: type) -> dict[str, str]:
-    """The text under each field, which Python itself does not keep."""
+    """Return the docstring of each field, which Python does not keep at run time."""
     found: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         if owner.__module__.partition(".")[0] in ("swarmnet", "protocols", "peers"):
@@ -145,6 +147,7 @@ def _docstrings(cls: type) -> dict[str, str]:
 
 
 def _class_docstrings(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the name and docstring of each field in the source of one class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     if not isinstance(body, ast.ClassDef):
         return

@@ -1,4 +1,4 @@
-"""Checks what was typed against a model, and says every problem in one line with its place."""
+"""Validate what was typed against a model, and report each problem in one line with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate(model: type[Model], typed: Typed, context: object = None, inside: Location = ()) -> Model:
-    """Check what was typed against a model. `inside`: the model's path to what `typed` is (a wrapper's key).
+    """Return the model of what was typed. `inside`: keys of the wrapper models around `typed`.
 
     Raises ConfigError with one line for each problem, in the order of the places.
     """
@@ -32,10 +32,10 @@ def validate(model: type[Model], typed: Typed, context: object = None, inside: L
         details = error.errors(include_url=False)
         for detail in details:
             if detail["type"] == "default_factory_not_called":
-                continue  # its cause is reported itself
+                continue  # Its cause is reported separately.
             inside_is_wrong = any(_below(other["loc"], detail["loc"]) for other in details)
             if detail["type"] == "too_short" and inside_is_wrong:
-                continue  # it is not empty: what is wrong was left out
+                continue  # It is not empty: its wrong items were left out.
             location = tuple(detail["loc"][len(inside) :])
             if "key" in (detail.get("ctx") or {}):
                 location = (*location, *detail["ctx"]["key"].split("."))
@@ -47,23 +47,25 @@ def validate(model: type[Model], typed: Typed, context: object = None, inside: L
 
 
 def _below(location: tuple[int | str, ...], above: tuple[int | str, ...]) -> bool:
+    """Return whether `location` is inside `above`."""
     return len(location) > len(above) and location[: len(above)] == above
 
 
 def _line(place: str) -> int:
-    """The line in `file:line`; places without one come first."""
+    """Return the line number in `file:line`; 0 without one, so that such places come first."""
     match = re.search(r":(\d+)$", place)
     return int(match[1]) if match else 0
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """`; did you mean 'x'?`, or the list of what there is."""
+    """Return `; did you mean 'x'?`, or the list of known names."""
     if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"; did you mean '{close[0]}'?"
     return f"; known here: {', '.join(known)}" if known else ""
 
 
 def _keys_at(model: type, location: Location) -> list[str]:
+    """Return the names of the keys at `location` in a model."""
     kind: Any = model
     for step in location:
         inside = section(kind)
@@ -76,7 +78,7 @@ def _keys_at(model: type, location: Location) -> list[str]:
 
 
 def _problem(detail: dict[str, Any], known: list[str]) -> str:
-    """One of pydantic's errors in our words: what is wrong and what would be right."""
+    """Return one of pydantic's errors in plain words: what is wrong and what would be right."""
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
     shown = _shown(given)
     match kind:
@@ -111,6 +113,7 @@ def _problem(detail: dict[str, Any], known: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
+    """Return a value as an error shows it."""
     if isinstance(value, str):
         return f"the text {textwrap.shorten(value, 60, placeholder='...')!r}"
     if value is None:

@@ -1,6 +1,7 @@
-"""YAML 1.2 that remembers on which line everything was typed, so that every error can say so.
+"""Read YAML 1.2 and remember the line of every value, so that every error can name it.
 
-Plain data only: no tags, no aliases, no keys but text. Values are checked elsewhere (schema.py).
+Only plain data is accepted: no tags, no aliases, only text as keys. Values are validated elsewhere
+(`validation.py`).
 """
 
 from __future__ import annotations
@@ -19,39 +20,40 @@ from ruamel.yaml.parser import Parser
 from peers.errors import ConfigError
 
 Location = tuple[str | int, ...]
-"""The way to a value: keys, and positions in lists."""
+"""Path to a value: keys, and positions in lists."""
 
 FILE_LIMIT = 64 * 1024
-"""Bytes of the longest configuration file that is read: what a person types is a tenth of it, and the parser
-takes a second for it."""
+"""Maximum bytes of a configuration file. Files that people write are a tenth of it; the parser needs a second
+for it."""
 MAX_LEVELS = 32
-"""Of values inside each other: the deepest of our files have four, and each level costs the parser at every
-word (3 kB of open brackets took 18 s)."""
+"""Maximum nesting of values. Our files have up to four levels. Each level costs the parser time at every
+word: 3 kB of open brackets took 18 s."""
 
 MAX_INTEGER = 2**64 - 1
-"""The largest integer in a configuration: seeds and counts have 64 bits at most."""
+"""Largest integer in a configuration: seeds and counts have at most 64 bits."""
 
 _CORE = "tag:yaml.org,2002:"
 
 
 @dataclass(slots=True)
 class Typed:
-    """What a person typed: plain data, and for every value the place it came from (`file:line`)."""
+    """What a person wrote: plain data, and for every value the place it came from (`file:line`)."""
 
     origin: str
-    """Named where no line is known."""
+    """Name of the source, for errors without a known line."""
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[Location, str] = field(default_factory=dict)
 
     def place(self, location: Location) -> str:
-        """Where `location` was typed, or the nearest thing around it."""
+        """Return where `location` was written, or the nearest known place around it."""
         for length in range(len(location), -1, -1):
             if (known := self.places.get(location[:length])) is not None:
                 return known
         return self.origin
 
     def put(self, location: tuple[str, ...], value: object, place: str) -> None:
-        """Set one value from elsewhere than the file. A key that holds no mapping is replaced by one."""
+        """Set one value that comes from elsewhere than the file. On the way, a value that is no mapping is
+        replaced by one."""
         inside = self.data
         for depth, key in enumerate(location[:-1], 1):
             if not isinstance(inside.get(key), dict):
@@ -63,7 +65,7 @@ class Typed:
 
 
 def read(path: Path) -> Typed:
-    """The mapping in a YAML file. Raises ConfigError with file and line."""
+    """Return the mapping in a YAML file. Raises ConfigError with file and line."""
     try:
         raw = path.read_bytes()[: FILE_LIMIT + 1]
     except FileNotFoundError:
@@ -83,7 +85,7 @@ def read(path: Path) -> Typed:
 
 
 def parse(text: str, origin: str) -> Typed:
-    """The mapping in `text`. Raises ConfigError whose places start with `origin`."""
+    """Return the mapping in `text`. Raises ConfigError; its places start with `origin`."""
     root = _compose(text, origin)
     if root is None:
         raise ConfigError([f"{origin}:1: is empty; expected `key: value` lines"])
@@ -98,20 +100,20 @@ def parse(text: str, origin: str) -> Typed:
 
 
 def span(text: str, origin: str, key: str) -> tuple[int, int] | None:
-    """From where to where in `text` the value of an outermost key stands; None: it is not set. Raises
+    """Return the start and end in `text` of the value of a top-level key; None if it is not set. Raises
     ConfigError."""
     root = _compose(text, origin)
     for key_node, value_node in root.value if isinstance(root, MappingNode) else ():
         if key_node.value == key:
             items = value_node.value if isinstance(value_node, SequenceNode) else []
-            # A list in lines ends where the next key begins: remarks between them are that key's.
+            # A block list ends where the next key begins: comments between them belong to that key.
             last = items[-1] if items and not value_node.flow_style else value_node
             return int(value_node.start_mark.index), int(last.end_mark.index)
     return None
 
 
 def parse_value(text: str, place: str) -> object:
-    """One value as it would be typed after `key: `. Raises ConfigError."""
+    """Return one value as it would be written after `key: `. Raises ConfigError."""
     root = _compose(text, place)
     if root is None:
         return None
@@ -123,13 +125,14 @@ def parse_value(text: str, place: str) -> object:
 
 
 def overlay(typed: Typed, values: Mapping[tuple[str, ...], tuple[str, str]]) -> None:
-    """Put (text, place) pairs over what the file says; the text is read as YAML."""
+    """Override the file's values with (text, place) pairs, whose text is read as YAML. Raises ConfigError."""
     for location, (text, place) in values.items():
         typed.put(location, parse_value(text, place), place)
 
 
 class _Shallow(Parser):
-    """Stops where values are nested too deeply. RecursionError, as where Python's own limit is met."""
+    """A parser that raises RecursionError if values are nested too deeply, as Python does at its own
+    limit."""
 
     levels = 0
 
@@ -142,9 +145,10 @@ class _Shallow(Parser):
 
 
 def _compose(text: str, origin: str) -> Node | None:
+    """Return the root node of the YAML in `text`; None if it is empty. Raises ConfigError."""
     loader = YAML(typ="safe", pure=True)
     loader.Parser = _Shallow
-    loader.composer.warn_double_anchors = False  # Anchors are refused below, in our own words.
+    loader.composer.warn_double_anchors = False  # Anchors are refused below, with our own message.
     try:
         root: Node | None = loader.compose(text)
     except MarkedYAMLError as error:
@@ -160,6 +164,7 @@ def _compose(text: str, origin: str) -> Node | None:
 
 
 def _syntax(error: MarkedYAMLError) -> str:
+    """Return a description of a YAML error."""
     problem = str(error.problem)
     if "\\t" in problem or "\t" in problem:
         return "a tab where YAML wants spaces; indent with spaces"
@@ -173,7 +178,7 @@ def _line(node: Node) -> int:
 
 
 class _Reader:
-    """Turns nodes into plain data and notes places and problems."""
+    """Converts nodes to plain data, and collects places and problems."""
 
     def __init__(self, origin: str, places: dict[Location, str], lines: bool = True) -> None:
         self.origin = origin

@@ -1,12 +1,13 @@
-"""DeMo as in the paper (arXiv:2411.19870): values, not votes; the mean over the senders of a coefficient.
+"""DeMo as in the paper (arXiv:2411.19870): peers send values, and the group takes the mean over each
+coefficient's senders.
 
-The baseline that `demo-sign` is measured against, behind the same door. Bit-equal on all peers as well:
-values are added elementwise in the order of peer ids, and the mean, rounded to 20 bits below the largest
-of its chunk, goes through the exact integer inverse. Only its sign becomes the step.
+This is the baseline for `demo-sign`. It is bit-equal on all peers as well. Values are added in the order of
+peer ids. The mean is rounded to 20 bits below the largest of its chunk, and inverted exactly in integers.
+Only the sign of the result is the step.
 
-The paper's senders all have equally many tokens. Here a gradient enters the momentum by its share of the
-round's tokens, so that the merge is the mean over tokens; values need no count beside them that could lie,
-and stay within the clip, which is what a whole round of tokens may say.
+In the paper all senders have equally many tokens. Here a gradient enters the momentum weighted by its share
+of the round's tokens, so that the result is the mean over tokens. No payload needs a token count, about which
+a peer could lie. Values stay within the clip, which is the limit for a whole round of tokens.
 
 Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits of a chunk's index code.
 """
@@ -32,30 +33,31 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
 MEAN_BITS = 20
-"""The mean is rounded to 2**-20 of the chunk's largest: finer than the integer DCT's own basis, and
+"""The mean is rounded to 2**-20 of the chunk's largest. This is finer than the integer DCT's own basis, and
 4096 * 2**20 times the DCT's growth (at most 2**14) stays below 2**53."""
 ROOM = 1 + 2.0**-10
-"""What float32 rounding in a transform may add to a value (at most 4096 terms of relative error 2**-24)."""
+"""Largest growth of a value by float32 rounding in a transform (at most 4096 terms of relative error
+2**-24)."""
 
 
 class ValueCodec(Protocol):
-    """How the values of one plane travel. What it rounds away is not fed back to the momentum."""
+    """Encodes the values of one plane. Its rounding error is not fed back to the momentum."""
 
     @property
     def lookahead_accuracy(self) -> float:
-        """As `Method.lookahead_accuracy` of the method that uses it."""
+        """`Method.lookahead_accuracy` of the method that uses it."""
 
     def bytes_of(self, chunks: int, kept: int) -> int:
-        """Exact length of `write`'s answer."""
+        """Return the exact length of what `write` returns."""
 
     def write(self, values_CK: NDArray[np.float32]) -> bytes: ...
 
     def read(self, data: bytes, chunks: int, kept: int) -> NDArray[np.float32]:
-        """[C, K], whatever the bytes are: what is not finite or too large is refused by the method."""
+        """Return [C, K] for any bytes. The method checks that values are finite and within the clip."""
 
 
 class Float32:
-    """Four bytes per value, little-endian, as DeMo's paper sends them."""
+    """Four bytes per value, little-endian, as in DeMo's paper."""
 
     lookahead_accuracy = 0.99
     """Only the exact inverse rounds, at `MEAN_BITS`."""
@@ -74,7 +76,7 @@ FLOAT32 = Float32()
 
 
 class FloatMethod:
-    """Sync method `demo` for one peer of one stage; with another codec, its like in fewer bytes."""
+    """Sync method `demo` for one peer of one stage, or a variant of it with another codec."""
 
     own = held = reduced = None
 
@@ -99,6 +101,7 @@ class FloatMethod:
         )
 
     def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices for the norms of blocks."""
         self._momentum.clip.company = company
 
     @property
@@ -110,7 +113,7 @@ class FloatMethod:
         return self._momentum.norm()
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        # Who did twice the tokens says twice as much, in this round and in what is sent later of it.
+        # Twice the tokens count twice, in this round and in what is sent later.
         self._momentum.accumulate(self._cut.chunked(gradient), tokens, tokens / self._target_tokens)
         taken = self._momentum.take(self._selections, round)
         parts = []
@@ -135,9 +138,10 @@ class FloatMethod:
         return self.step_of(self._momentum.signs(round), round, factor)
 
     def values_of(self, payload: bytes) -> Iterator[tuple[Tensor, Tensor]]:
-        """Per plane int64 [C, K] indices and float32 [C, K] values; ContributionError where it is neither.
+        """Yield indices, int64 [C, K], and values, float32 [C, K], of each plane. Raises ContributionError if
+        either is invalid.
 
-        No value can exceed the clip: a block's gradient has at most that norm, the transform keeps norms,
+        No honest value exceeds the clip: a block's gradient has at most that norm, the transform keeps norms,
         and the momentum is an average. A larger one would outweigh all others.
         """
         if len(payload) != self.payload_bytes:
@@ -156,7 +160,8 @@ class FloatMethod:
             start = stop
 
     def signs_of(self, plane: int, sums_CN: Tensor, senders_CN: Tensor) -> Tensor:
-        """int8 [C, N]: the signs of the inverse of the mean over the senders of each coefficient."""
+        """Return the signs, int8 [C, N], of the inverse transform of the mean over each coefficient's
+        senders."""
         mean_CN = sums_CN / senders_CN.clamp(min=1)
         largest_C1 = mean_CN.abs().amax(dim=1, keepdim=True)
         scale_C1 = torch.where(largest_C1 > 0, 2.0**MEAN_BITS / largest_C1, torch.zeros_like(largest_C1))
@@ -165,11 +170,12 @@ class FloatMethod:
         return torch.sign(inverse_CN).to(torch.int8)
 
     def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
+        """Return the step with these signs at the learning rate of `round`."""
         return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
 class FloatTally:
-    """One round's decoded contributions; they are summed when a step is asked for."""
+    """The decoded contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, method: FloatMethod, layout: Layout, device: torch.device, round: int) -> None:
         self._method, self._layout, self._device, self._round = method, layout, device, round
@@ -187,7 +193,7 @@ class FloatTally:
         del self._contributions[peer]
 
     def rest(self) -> None:
-        """Nothing is kept but the set."""
+        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> SignStep:
         signs = torch.empty(self._layout.size, dtype=torch.int8, device=self._device)
@@ -200,10 +206,11 @@ class FloatTally:
         return self._method.step_of(signs, self._round, factor)
 
     def vote_agreement(self, me: PeerId) -> None:
-        """Values are no votes."""
+        """Return None: these contributions contain no votes."""
 
     def _sums(self, index: int, plane: Plane, tile: slice) -> tuple[Tensor, Tensor]:
-        """float64 sums and counts [C, N] of a plane's chunks in `tile`, peer after peer in order of id."""
+        """Return float64 sums and counts [C, N] of a plane's chunks in `tile`, added in the order of peer
+        ids."""
         chunks = len(range(plane.chunks)[tile])
         sums_CN = torch.zeros(chunks, plane.chunk, dtype=torch.float64, device=self._device)
         senders_CN = torch.zeros_like(sums_CN)

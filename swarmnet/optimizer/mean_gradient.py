@@ -1,4 +1,4 @@
-"""From a summed gradient to a mean one, block by block clipped: what every method begins with."""
+"""Turn a summed gradient into a mean one, clipped per block: the first step of every method."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from swarmnet.optimizer.tiling import blocks_of, plane_of, tiles_of
 
 
 class GradientError(ValueError):
-    """The gradient cannot be used; nothing was changed. The message names the block."""
+    """The gradient cannot be used. Nothing was changed. The message names the block."""
 
 
 class BlockClip:
-    """What to multiply a summed gradient by. Blocks are clipped and not the whole, because a stage does not
-    see the whole."""
+    """Computes the gain that averages and clips each block of a gradient. Clipping is per block, because a
+    stage does not see the whole model's gradient."""
 
     def __init__(self, layout: Layout, clip: float, device: torch.device) -> None:
         self._layout, self._clip = layout, clip
         self._blocks, self._block_of_chunk = blocks_of(layout, device)
         self.company: DeviceGroup = ALONE
-        """Where several devices hold the stage together, a block's norm is that of all its shares."""
+        """Collectives of the devices of this stage. The norm of a block covers its shards on all of them."""
         self.norm: float | None = None
-        """2-norm of the newest mean gradient, all blocks together, before it is clipped."""
+        """2-norm of the newest mean gradient over all blocks, before clipping; None before the first."""
 
     def chunk_gains(self, gradient: Tensor, tokens: int, share: float) -> list[Tensor]:
-        """Of each plane float32 [C, 1]: the gain of each chunk that makes `share` of the mean over `tokens`
-        tokens, each block's mean of a 2-norm of `clip` at most. GradientError if it is not finite or `tokens`
-        is not positive."""
+        """Return the gain of each chunk, one float32 [C, 1] per plane.
+
+        A gradient summed over `tokens` tokens, times its gain, is `share` of the mean, clipped to a 2-norm of
+        `clip` per block. Raises GradientError if it is not finite or `tokens` is not positive.
+        """
         gains = self._gains(gradient, tokens, share)
         return [gains[block_of_chunk][:, None] for block_of_chunk in self._block_of_chunk]
 
     def block_gains(self, gradient: Tensor, tokens: int) -> dict[str, float]:
-        """The same of the whole mean, by block."""
+        """Return the gain of each block for the whole mean (a share of 1). Raises GradientError."""
         return dict(zip(self._blocks, self._gains(gradient, tokens, 1.0).tolist(), strict=True))
 
     def _gains(self, gradient: Tensor, tokens: int, share: float) -> Tensor:
-        """float32 [blocks]."""
+        """Return the gains, float32 [blocks]. Raises GradientError."""
         if tokens < 1:
             raise GradientError(f"a gradient over {tokens} tokens: only a peer with tokens can contribute")
         if gradient.shape != (self._layout.size,):
@@ -54,7 +56,7 @@ class BlockClip:
         if not bool(norms.isfinite().all()):
             pairs = zip(self._blocks, norms.tolist(), strict=True)
             bad = ", ".join(name for name, norm in pairs if not isfinite(norm))
-            raise GradientError(f"the gradient of {bad} is not finite; drop it and go on")
+            raise GradientError(f"the gradient of {bad} is not finite; drop it and continue")
         self.norm = float(norms.square().sum().sqrt())
         shrink = (self._clip / norms.clamp(min=1e-30)).clamp(max=1)
         return (shrink * (share / tokens)).to(torch.float32)

@@ -1,7 +1,8 @@
-"""The one door for sync methods: what a peer contributes to a round, and how a round's set is applied.
+"""The interface of sync methods: what a peer contributes to a round, and how a round's contributions are
+applied.
 
-A method is an object per peer and stage. Its own state (momentum) is nobody else's business; what peers
-must agree on is `RoundAggregate.step`, a pure function of the set of contributions.
+A method is an object per peer and stage. Its own state, such as momentum, is private to the peer. Peers must
+agree on `RoundAggregate.step`, which is a pure function of the set of contributions.
 """
 
 from __future__ import annotations
@@ -46,158 +47,181 @@ __all__ = [
 
 
 class RoundAggregate(Protocol):
-    """One round's contributions. They come and go in any order; only the set counts."""
+    """The contributions of one round. They are added and removed in any order; only the set matters."""
 
     def add(self, peer: PeerId, payload: bytes) -> None:
-        """ContributionError if the payload is none; then nothing was changed. ValueError if `peer` is in."""
+        """Add a contribution. Raises ContributionError if it is invalid, without any change, and ValueError
+        if `peer` is in the set."""
 
     def remove(self, peer: PeerId) -> None:
-        """KeyError if `peer` is not in."""
+        """Remove the contribution of `peer`. Raises KeyError if it is not in the set."""
 
     def step(self, factor: int = WHOLE) -> Step:
-        """In units of fixed_point.UNIT. Bit-equal for equal sets and factors (run/rates.py)."""
+        """Return the step, in units of `fixed_point.UNIT`. It is bit-equal for equal sets and factors
+        (`run/rates.py`)."""
 
     def rest(self) -> None:
-        """The round is applied, so the set will hardly change any more: what is kept only to be fast may
-        go."""
+        """Free caches. Called when the round is applied, because its set rarely changes afterwards."""
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        """What became of this peer's own votes; None: it has none in it, or not remembered any more."""
+        """Return how the group's votes compare with this peer's; None if it has no votes in the set or they
+        are forgotten."""
 
 
 class LocalOptimizer(Protocol):
-    """What a method whose peers step by themselves, between rounds, does besides."""
+    """The additional interface of methods with local steps."""
 
     tokens: int
-    """A peer steps each time it has gathered the gradients of so many."""
+    """Number of tokens per local step."""
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        """Step by a gradient ([layout.size], float32 or bfloat16, summed over `tokens` tokens) at the
-        learning rate of `round` times `factor` thousandths; 0: only the moments take it in. GradientError:
-        nothing was changed."""
+        """Step by a gradient, float32 or bfloat16 [layout.size], summed over `tokens` tokens.
+
+        The learning rate is that of `round` times `factor` thousandths; 0 only updates the moments. Raises
+        GradientError without any change.
+        """
 
     def encode_delta(self, round: int, peer: PeerId) -> bytes:
-        """This round's payload, of what was moved by now; Method.contribute is a step and this."""
+        """Return the payload of this round, from the delta so far. `Method.contribute` is a step followed by
+        this."""
 
     def offload_optimizer_state(self) -> None:
-        """Between steps, where the device is a card with little memory. Before the first step."""
+        """Keep the moments in host memory between steps, for GPUs with little memory. Called before the first
+        step."""
 
     def applied(self, round: int) -> None:
-        """The group's weights hold all rounds up to this one."""
+        """Record that the group's weights include all rounds up to this one."""
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
-        """Add to the group's weights after the newest applied round (float32 [C, N], those of a tile) what
-        this peer moved by itself and they do not hold."""
+        """Add this peer's deltas that the group's weights do not include to a tile of these weights, float32
+        [C, N]."""
 
 
 def should_flush_partial_step(gathered: int, stepped: int, tokens: int) -> bool:
-    """Whether a peer that has gathered so many tokens since its last own step, and stepped by so many in this
-    round, steps once more before it tells: what is too little for a step of `tokens` waits, unless it is all
-    that there is."""
+    """Return whether a peer takes one more local step before it contributes.
+
+    `gathered` is the number of tokens since its last step, and `stepped` that of its steps in this round.
+    Less than half of a step's tokens are kept for the next step, unless the round has no other.
+    """
     return gathered > 0 and (not stepped or 2 * gathered >= tokens)
 
 
 def add_own(own: LocalOptimizer, weights: Tensor, layout: Layout, applied_round: int) -> None:
-    """Add to the group's weights after a round (float32 [layout.size]) what a peer moved by itself."""
+    """Add a peer's local deltas to the group's weights after `applied_round`, float32 [layout.size], in
+    place."""
     own.applied(applied_round)
     for tile in all_tiles(layout, weights.device):
         own.add_to(tile.of(weights), tile)
 
 
 class Reduced(Protocol):
-    """What a method does besides whose contributions go to reducers (rounds/result_table.py)."""
+    """The additional interface of methods with sharded reduction (`rounds/result_table.py`)."""
 
     @property
     def draw(self) -> Draw:
-        """Of reducers."""
+        """The rule by which reducers are drawn."""
 
     @property
     def slice_bytes(self) -> Sequence[int]:
-        """Of each shard."""
+        """Bytes of a slice of each shard."""
 
     @property
     def longest_result(self) -> int:
-        """Bytes."""
+        """Maximum bytes of a result."""
 
     def slices(self, payload: bytes) -> list[bytes]:
-        """What a contribution says of each shard."""
+        """Return the slice of a contribution for each shard."""
 
     def check_slice(self, shard: int, data: bytes) -> None:
-        """ContributionError, with the reason, if no honest peer can have sent `data`."""
+        """Raise ContributionError, with the reason, if no honest peer can have sent `data`."""
 
     def reduce(self, slices: Mapping[int, Mapping[Contributor, bytes]]) -> bytes:
-        """The result, by shard, of the slices that came, checked: a function of them alone. At least one."""
+        """Return the result of checked slices, given by shard; at least one. It is a function of the slices
+        alone."""
 
     def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
-        """Whether a result says of this shard, which is in it, what these slices give; not if there is one
-        that no honest reducer takes. ContributionError if it is no result."""
+        """Return whether `slices` give what the result contains for this shard. False if a slice is invalid.
+        Raises ContributionError if the result is invalid."""
 
     def table(self, result: bytes) -> Table:
-        """Who is in it; ContributionError as `Method.check`."""
+        """Return the contributors in a result. Raises ContributionError as `Method.check` does."""
 
     def head(self, result: bytes) -> tuple[Table, int]:
-        """Who is in it, and how many bytes at its beginning say so and name the rest, which may be missing.
-        ContributionError."""
+        """Return the contributors in a result, and the length of its head. The rest of the result may be
+        missing. Raises ContributionError."""
 
 
 class Method(Protocol):
-    """How one peer of one stage takes part in rounds."""
+    """A sync method of one peer for one stage."""
 
     @property
     def state(self) -> Layout:
-        """Where what the group settles lies: the weights, and after them its momentum, if it has one."""
+        """Layout of the settled state: the weights, then the group's momentum if it has one."""
 
     @property
     def own(self) -> LocalOptimizer | None:
-        """None: this peer's weights are the group's, between rounds too."""
+        """The local optimizer; None if this peer's weights equal the group's between rounds."""
 
     @property
     def held(self) -> ExpertShardSteps | None:
-        """None: this peer trains the whole stage. Else gradients are of what it trains alone."""
+        """The assignment of expert groups; None if this peer trains the whole stage. With it, gradients cover
+        only what the peer trains."""
 
     @property
     def reduced(self) -> Reduced | None:
-        """None: everybody hears what everybody contributes. Else tallies take results, and `check` does."""
+        """The sharded reduction; None if every peer receives every contribution. With it, tallies and `check`
+        take results."""
 
     @property
     def payload_bytes(self) -> int:
-        """Exact length of what every peer contributes to a round."""
+        """Exact length of every peer's contribution."""
 
     @property
     def votes(self) -> int:
-        """Coefficients that one contribution speaks about."""
+        """Number of coefficients in a contribution."""
 
     @property
     def lookahead_accuracy(self) -> float:
-        """Share of a step's weights that `lookahead` tells exactly, at least, in a swarm of equals that send
-        all they have: what a payload rounds away of their sizes is missing from it."""
+        """Minimum share of a step's weights that `lookahead` predicts exactly.
+
+        It is measured in a swarm of equal peers that send all they have. Rounding by the payload reduces it.
+        """
 
     @property
     def gradient_norm(self) -> float | None:
-        """2-norm of the newest mean gradient, before it is clipped; None: there was none yet."""
+        """2-norm of the newest mean gradient before clipping; None before the first."""
 
     @property
     def momentum_norm(self) -> float | None:
-        """2-norm of what was not sent yet (error feedback); None: the method keeps nothing."""
+        """2-norm of all that was not sent yet (error feedback); None if the method keeps nothing."""
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
-        """Take in a gradient (float32 [layout.size], summed over `tokens` tokens, zero in the padding) and
-        give this round's payload; what is sent leaves the momentum. GradientError: nothing was changed."""
+        """Add a gradient and return this round's payload. What is sent is removed from the momentum.
+
+        `gradient` is float32 [layout.size], summed over `tokens` tokens, zero in the padding. Raises
+        GradientError without any change.
+        """
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        """Return an own contribution that the group goes on without to the momentum, or what it says of some
-        shards: it will be offered again with later ones. Votes carry no size; they return with that of their
-        chunk's largest."""
+        """Restore this peer's contribution, or its part in some shards, to the momentum. Called when the
+        group settles without it.
+
+        It is then sent with later contributions. Votes have no size, so they return with that of their
+        chunk's largest coefficient.
+        """
 
     def check(self, payload: bytes) -> None:
-        """ContributionError, with the reason, if no honest peer can have sent `payload`."""
+        """Raise ContributionError, with the reason, if no honest peer can have sent `payload`."""
 
     def tally(self, round: int) -> RoundAggregate:
-        """An empty tally, to be filled with the contributions of `round`."""
+        """Return an empty aggregate for the contributions of `round`."""
 
     def lookahead(self, round: int, factor: int = WHOLE) -> Step | None:
-        """The step of `round` if all peers' momentum were this peer's own. Between `contribute(round)` and
-        the round's application it includes what was just sent. None: nothing that `own` does not say."""
+        """Return the expected step of `round`, as if all peers had this peer's momentum.
+
+        Between `contribute(round)` and the application of the round, it includes what was just sent. None if
+        `own` includes all that can be predicted.
+        """
 
 
 METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
@@ -207,12 +231,12 @@ METHODS: Mapping[str, Callable[[Manifest, Layout, torch.device], Method]] = {
     "hybrid": LowRank,
     **dict.fromkeys(PRESETS, LocalSteps),
 }
-"""What makes each method that a manifest can name; tests/swarmnet/optimizer/test_methods.py takes every one
-of them through all that a method must fulfil."""
+"""The class of each sync method. tests/swarmnet/optimizer/test_methods.py runs all of them through the
+interface's requirements."""
 
 
 def method_of(manifest: Manifest, layout: Layout, device: torch.device | str = "cpu") -> Method:
-    """The method that the manifest names, with fresh state on `device`."""
+    """Return the manifest's method, with fresh state on `device`."""
     mixed, sharded = manifest.model.experts.groups > 1, manifest.sync.topology == "sharded-reduce"
     if sharded:
         return (ReducedExperts if mixed else ReducedSteps)(manifest, layout, torch.device(device))

@@ -1,11 +1,10 @@
-"""The weights of one stage on one peer, as a function of the rounds that were applied and settled.
+"""The weights of one stage on one peer, as a function of the applied and the settled rounds.
 
-    live = settled + the steps of the open rounds that were applied (+ what a peer moved by itself)
+    live = settled + steps of the applied open rounds (+ this peer's local deltas)
 
-in integers, so a contribution that comes late corrects the live weights to exactly what they would have
-been had it come in time, and settled weights depend on the sets of contributions alone. Open rounds are gone
-through in their order each time, from what is settled: where the group has a momentum, a late contribution of
-one round changes what the next ones do, too.
+All sums are integers. A late contribution corrects the live weights to exactly what they would be if it had
+been in time. Settled weights depend only on the sets of contributions. The open rounds are always replayed in
+order from the settled state, because with a group momentum a late contribution changes later rounds, too.
 """
 
 from __future__ import annotations
@@ -28,23 +27,25 @@ from swarmnet.optimizer.vote_agreement import VoteAgreement
 from swarmnet.run.rates import WHOLE
 
 HASHED_NUMBERS = 1 << 22
-"""That leave a GPU at once for the digest: 16 MiB of pinned memory, which it writes to by itself, instead of
-a copy of all that is settled."""
+"""Numbers that are copied from a GPU at once for the digest: 16 MiB of pinned memory, to which the GPU writes
+directly. This avoids a copy of all settled weights."""
 NOT_HASHED = bytes(32)
-"""In the place of a digest, after a round for which nobody needs one."""
+"""Takes the place of a digest after a round for which none is needed."""
 
 
 class ReplicaError(RuntimeError):
-    """Asked for what the order of rounds does not allow; the message says what is allowed."""
+    """The order of rounds does not allow a call; the message says what is allowed."""
 
 
 @dataclass(slots=True)
 class _OpenRound:
+    """A round that is not settled."""
+
     tally: RoundAggregate
     applied: Step | None = None
-    """What the live weights hold of this round."""
+    """The round's step in the live weights; None if it is not applied."""
     factor: int = WHOLE
-    """Of its learning rate (run/rates.py)."""
+    """Factor on its learning rate (`run/rates.py`)."""
 
 
 class Replica:
@@ -54,9 +55,11 @@ class Replica:
         self, layout: Layout, method: Method, units: Tensor, settled_round: int = -1,
         frozen: Tensor | None = None, merging: ExpertMerging | None = None,
     ) -> None:  # fmt: skip
-        """`units`: int32 [method.state.size], what was settled after `settled_round` (-1: the beginning).
-        `frozen`: what lies behind that and never changes, int32, in the machine's memory; None: nothing.
-        `merging`: what a settled round does to experts besides."""
+        """`units` is the settled state after `settled_round` (-1: the start), int32 [method.state.size].
+
+        `frozen` are parameters that never change, int32 in host memory, stored after it. `merging` merges
+        experts when a round settles.
+        """
         size = method.state.size
         if units.shape != (size,) or units.dtype != torch.int32:
             raise ReplicaError(f"weights are {units.dtype} {tuple(units.shape)}, not int32 ({size},)")
@@ -72,29 +75,31 @@ class Replica:
 
     @property
     def size(self) -> int:
-        """Weights, padding included."""
+        """Number of weights, including padding."""
         return self._weights.numel()
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
-        """Take in a contribution, before or after its round is applied. ContributionError if it is none."""
+        """Add a contribution, before or after its round is applied. Raises ContributionError if it is
+        invalid."""
         open_round = self._opened(round)
         open_round.tally.add(peer, payload)
         self._correct(open_round)
 
     def remove(self, round: int, peer: PeerId) -> None:
-        """Take a contribution out again; KeyError if it is not in."""
+        """Remove a contribution. Raises KeyError if it is not in the set."""
         open_round = self._opened(round)
         open_round.tally.remove(peer)
         self._correct(open_round)
 
     def rate(self, round: int, factor: int) -> None:
-        """The round's learning rate has this factor, before or after it is applied."""
+        """Set the factor on the round's learning rate, before or after the round is applied."""
         open_round = self._opened(round)
         open_round.factor = factor
         self._correct(open_round)
 
     def apply(self, round: int) -> None:
-        """Let the round's step enter the live weights. A round without contributions has the step zero."""
+        """Add the round's step to the live weights. Without contributions the step is zero. Raises
+        ReplicaError if it is applied already."""
         open_round = self._opened(round)
         if open_round.applied is not None:
             raise ReplicaError(f"round {round} is applied already")
@@ -102,8 +107,8 @@ class Replica:
         self.applied_round = max(self.applied_round, round)
 
     def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
-        """What the others' votes of a round that was just applied say of this peer's own; None where nothing
-        can be said. Asked once: the tally rests then."""
+        """Return how the group's votes in a round that was just applied compare with this peer's; None if
+        unknown. Called once per round: it frees the tally's caches."""
         open_round = self._open.get(round)
         if open_round is None:
             return None
@@ -112,13 +117,13 @@ class Replica:
         return found
 
     def settle(self, round: int, hashed: bool = True) -> bytes:
-        """Close the oldest open round for ever; its step enters the settled weights. Their digest, or
-        NOT_HASHED."""
+        """Settle the oldest open round and return the digest of the settled state, or `NOT_HASHED`."""
         self.close(round)
         return self.digest() if hashed else NOT_HASHED
 
     def close(self, round: int) -> None:
-        """As `settle`, where nobody asks for a digest."""
+        """Settle the oldest open round without computing a digest. Raises ReplicaError if it is another round
+        or is not applied."""
         if round != self.settled_round + 1:
             raise ReplicaError(f"round {round} cannot settle now: {self.settled_round + 1} is next")
         open_round = self._open.get(round)
@@ -133,8 +138,8 @@ class Replica:
         self.settled_round = round
 
     def digest(self) -> bytes:
-        """SHA-256 over the settled round (8 bytes, signed), what is settled and what is frozen, int32,
-        little-endian."""
+        """Return the SHA-256 over the settled round (8 bytes, signed), the settled state and the frozen
+        parameters (int32, little-endian)."""
         digest = digest_of(self.settled_round)
         for units in (self._settled, self._frozen):
             for piece in _in_the_machine(units):
@@ -142,25 +147,28 @@ class Replica:
         return digest.digest()
 
     def settled_units(self) -> Tensor:
-        """A copy, int32: what is settled, and behind it what is frozen."""
+        """Return a copy of the settled state, followed by the frozen parameters, int32."""
         return self._settled.clone() if self._frozen is None else self.settled_now()
 
     def settled_now(self) -> Tensor:
-        """No copy where nothing is frozen: whoever reads it is done before the next round settles, and writes
-        nothing to it."""
+        """Return the same without a copy if nothing is frozen. The caller must not change it, and must finish
+        before the next round settles."""
         return self._settled if self._frozen is None else torch.cat([self._settled.cpu(), self._frozen])
 
     def live_floats(self, ahead: bool) -> Tensor:
-        """float32 [layout.size]: all `live_tiles`."""
+        """Return the live weights, float32 [layout.size]: all tiles of `live_tiles`."""
         weights = torch.empty_like(self._weights, dtype=torch.float32)
         for start, tile in self.live_tiles(ahead):
             weights[start : start + len(tile)] = tile
         return weights
 
     def live_tiles(self, ahead: bool) -> Iterator[tuple[int, Tensor]]:
-        """What to compute with, and what this peer moved by itself in it: float32, where each tile of the
-        flat vector begins and its numbers. `ahead`: where the next round is expected to take the weights;
-        meant for the time between this peer's contribution and the application of its round."""
+        """Yield the weights to compute with, tile by tile: the tile's start in the flat vector, and its
+        numbers in float32.
+
+        They include this peer's local deltas. With `ahead` they also include the expected step of the next
+        round. This is meant for the time between this peer's contribution and the application of its round.
+        """
         applied = [each.applied for _, each in sorted(self._open.items()) if each.applied is not None]
         next_round = self.applied_round + 1
         lead = self._method.lookahead(next_round, self.factor(next_round)) if ahead else None
@@ -180,10 +188,11 @@ class Replica:
             yield tile.start, floats_CN.view(-1)
 
     def factor(self, round: int) -> int:
-        """Of the learning rate of a round that is not settled."""
+        """Return the factor on the learning rate of a round that is not settled."""
         return self._open[round].factor if round in self._open else WHOLE
 
     def _opened(self, round: int) -> _OpenRound:
+        """Return an open round, which is created if needed. Raises ReplicaError if it is settled."""
         if round <= self.settled_round:
             raise ReplicaError(f"round {round} is settled: its set is closed")
         if round not in self._open:
@@ -191,12 +200,13 @@ class Replica:
         return self._open[round]
 
     def _correct(self, open_round: _OpenRound) -> None:
+        """Compute the step of an applied round again."""
         if open_round.applied is not None:
             open_round.applied = open_round.tally.step(open_round.factor)
 
 
 def _in_the_machine(units: Tensor | None) -> Iterator[Tensor]:
-    """All of them, piece by piece, each until the next is asked for."""
+    """Yield all numbers in host memory, piece by piece. A piece is valid until the next one is requested."""
     if units is None or units.device.type == "cpu":
         yield from () if units is None else (units,)
         return
@@ -206,5 +216,5 @@ def _in_the_machine(units: Tensor | None) -> Iterator[Tensor]:
 
 
 def digest_of(settled_round: int) -> hashlib._Hash:
-    """Of a settled round, before the weights."""
+    """Return a SHA-256 that starts with the settled round."""
     return hashlib.sha256(settled_round.to_bytes(8, "little", signed=True))

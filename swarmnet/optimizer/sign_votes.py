@@ -1,8 +1,8 @@
-"""Exact 1-bit DeMo: a contribution is one signed vote for each coefficient it keeps.
+"""Exact 1-bit DeMo: a contribution is one signed vote for each selected coefficient.
 
-A tally adds votes as integers, inverts the transform in integers and takes the sign, so every peer that
-holds the same set of contributions makes the same step to the bit, whatever the order of arrival, the
-number of threads or the device. Votes have no magnitude: no peer outweighs another.
+A tally adds votes as integers, inverts the transform in integers and takes the sign. All peers with the same
+set of contributions make the same step to the bit, regardless of order, threads or device. Votes have no
+magnitude, so no peer outweighs another.
 
 Shapes: C chunks of a plane, N coefficients in a chunk, K kept of them, B bits of a chunk's code.
 """
@@ -34,7 +34,7 @@ class VoteMethod:
 
     own = held = reduced = None
     lookahead_accuracy = 0.75
-    """Votes have no size, so that what was sent does not tell all of the step."""
+    """Votes have no size, so the own momentum predicts only a part of the step."""
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
@@ -55,6 +55,7 @@ class VoteMethod:
         )
 
     def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices for the norms of blocks."""
         self._momentum.clip.company = company
 
     @property
@@ -70,19 +71,19 @@ class VoteMethod:
         return self.vote(round, peer)
 
     def accumulate(self, gradient: Tensor, tokens: int, weight: float = 1.0) -> None:
-        """As `Momentum.accumulate`."""
+        """Add a gradient to the momentum, as `Momentum.accumulate` does."""
         self._momentum.accumulate(self._cut.chunked(gradient), tokens, weight)
 
     def left(self) -> Tensor:
-        """float32 [layout.size]: the momentum, in the weights' domain."""
+        """Return the momentum in the domain of the weights, float32 [layout.size]."""
         return self._cut.flat(self._momentum.values())
 
     def add(self, flat: Tensor) -> None:
-        """float32 [layout.size], in the weights' domain, to the momentum."""
+        """Add float32 [layout.size], in the domain of the weights, to the momentum."""
         self._momentum.add(self._cut.chunked(flat))
 
     def vote(self, round: int, peer: PeerId) -> bytes:
-        """A payload of what the momentum holds; it leaves it."""
+        """Return a payload of the momentum's selected coefficients, and remove them from it."""
         seed = seed_of(self._run_id, round, peer)
         parts = []
         taken = self._momentum.take(self._selections, round)
@@ -114,7 +115,8 @@ class VoteMethod:
         return self.step_of(self._momentum.signs(round), round, factor)
 
     def votes_of(self, payload: bytes) -> Iterator[Votes]:
-        """The votes of each plane; ContributionError where the payload is not one of this method's."""
+        """Yield the votes of each plane. Raises ContributionError if no honest peer can have sent
+        `payload`."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         start = 0
@@ -128,27 +130,30 @@ class VoteMethod:
             start = stop
 
     def sent(self, round: int) -> list[Sent] | None:
-        """What this peer's own contribution to `round` took, if it is the newest one."""
+        """Return what this peer's contribution to `round` took from each plane; None if it is not the newest
+        one."""
         return self._momentum.sent(round)
 
     def invert(self, plane: int, sums_CN: Tensor, voters: int) -> Tensor:
-        """The exact inverse of the vote sums of so many voters."""
+        """Return the exact inverse transform of the vote sums of `voters` peers."""
         return self._transforms[plane].exact_inverse(sums_CN, max(1, voters) * self._selections[plane].kept)
 
     def step_of(self, signs: Tensor, round: int, factor: int) -> SignStep:
+        """Return the step with these signs at the learning rate of `round`."""
         return sign_step(self._cut.flat(signs), self._whole, self._manifest, round, factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Of one plane: int64 [C, K] indices, int8 [C, K] votes of +1 and -1."""
+    """Votes of one plane: int64 [C, K] indices, and int8 [C, K] signs of +1 and -1."""
 
     indices: Tensor
     signs: Tensor
 
 
 class VoteTally:
-    """One round's votes, and until it is applied their sums; int16, since no group has 32768 peers."""
+    """The votes of one round, and until it is applied their sums. These are int16, because no group has 32768
+    peers."""
 
     def __init__(self, method: VoteMethod, layout: Layout, device: torch.device, round: int) -> None:
         self._method, self._layout, self._device, self._round = method, layout, device, round
@@ -168,6 +173,7 @@ class VoteTally:
         del self._payloads[peer]
 
     def rest(self) -> None:
+        """Free the sums, which are computed again if needed."""
         self._sums = None
 
     def step(self, factor: int = WHOLE) -> SignStep:
@@ -180,7 +186,7 @@ class VoteTally:
         return self._method.step_of(signs, self._round, factor)
 
     def vote_agreement(self, me: PeerId) -> VoteAgreement | None:
-        # The own votes are remembered as they were taken: reading the payload again costs ten times as much.
+        # The votes are remembered as they were taken: decoding the payload would cost ten times as much.
         sent = self._method.sent(self._round) if me in self._payloads else None
         if sent is None:
             return None
@@ -191,7 +197,7 @@ class VoteTally:
         return found
 
     def _summed(self) -> Tensor:
-        """int16 [layout.size]: of the whole set."""
+        """Return the sums of all votes, int16 [layout.size]."""
         if self._sums is None:
             self._sums = torch.zeros(self._layout.size, dtype=torch.int16, device=self._device)
             for payload in self._payloads.values():
@@ -199,6 +205,7 @@ class VoteTally:
         return self._sums
 
     def _count(self, votes: Iterable[Votes], weight: int, sums: Tensor) -> None:
+        """Add votes, times `weight`, to `sums`."""
         for plane, found in zip(self._layout.planes, votes, strict=True):
             sums_CN = plane_of(sums, plane)
             votes_CK = found.signs.to(self._device, torch.int16) * weight

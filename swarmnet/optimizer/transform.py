@@ -148,8 +148,12 @@ class _Pair:
 def transform_of(
     name: str, chunk: int, device: torch.device, sides: tuple[int, int] | None = None
 ) -> Transform:
-    """The transform `name` (`hadamard`, `dct`, `fine-dct`) for chunks of `chunk` values, a power
-    of two, or of the DCTs for rows and columns of `sides` in them."""
+    """Return the transform `name` (`hadamard`, `dct`, `fine-dct`) for chunks of `chunk` values, a power of
+    two.
+
+    The DCTs are two-dimensional, over `sides` (rows, columns); by default the nearest to a square. Raises
+    TransformError for another name.
+    """
     match name:
         case "hadamard":
             return Hadamard(chunk)

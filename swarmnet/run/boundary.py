@@ -18,21 +18,20 @@ class Boundary:
     """How hidden states go from one stage to the next. Another boundary makes it another model."""
 
     kind: Form = "full"
-    """`open`: hidden states are sent unchanged, `model.hidden_size` numbers per token. `anchored`: a fixed
-    random projector sends the difference from an anchor, a learned vector of each token. The next stage adds
-    its own anchors. `shared`: layers before the last boundary write only into `width` fixed directions, and
-    these cross. An export is a plain Llama (or Qwen3)."""
+    """`full`: hidden states are sent unchanged. `token-anchored`: a fixed random projector sends the
+    difference from an anchor, a learned vector per token; the next stage adds its own anchors.
+    `shared-subspace`: layers before the last boundary write only into `width` fixed directions, which are
+    sent. Narrow kinds need less upload and export as a plain Llama or Qwen3."""
     width: int = 0
-    """Numbers per token that cross a narrow boundary."""
+    """Values per token that cross a narrow boundary."""
     after: tuple[int, ...] = ()
-    """Numbers of layers after which there is a boundary, ascending. Every cut between stages needs one. More
-    may be inside stages, so that the run could be cut there."""
+    """Layers after which there is a boundary, ascending. Every cut between stages needs one; more allow other
+    cuts later."""
     anchor_rows: int = 0
-    """Rows of each table of anchors. 0: a row for each token, which begins as the embedding does. Otherwise
-    an anchor is the sum of two rows, one of each half, and no two tokens have the same pair. This is for
-    large vocabularies, where full tables on every stage would be most of a model."""
+    """Rows of each anchor table. `0`: one per token. Otherwise an anchor is the sum of two rows, one of each
+    half, which saves memory with a large vocabulary."""
     seed: int = 0
-    """Seed of the projectors and, with shared directions, of the fixed vectors of tokens."""
+    """Seed of the projectors and, with shared-subspace, of the tokens' fixed vectors."""
 
     @property
     def is_narrow(self) -> bool:

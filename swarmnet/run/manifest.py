@@ -1,7 +1,7 @@
-"""What a run *is*: data only, no import paths, no code. Its SHA-256 is the run's id.
+"""Define the manifest: the data that describes a run completely, without code or import paths.
 
-The canonical form is JSON with sorted keys and no spaces; whoever has the bytes can check the id, and
-with the owner's signature over the id, who published it.
+The run id is the SHA-256 of the manifest's canonical form, which is JSON with sorted keys and no spaces.
+Anyone who has the bytes can check the id. The owner's signature over the id proves who published the run.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from swarmnet.run.path_rules import Rules
 
 WIRE_VERSION = 2
 MANIFEST_LIMIT = 16 * 1024
-"""Bytes of the longest canonical manifest with its signature: what the directory stores."""
+"""Maximum bytes of a canonical manifest with its signature: the directory stores no more."""
 
 
 def owner_statement(run_id: RunId) -> bytes:
-    """What a run's owner signs. The words before keep that signature from meaning anything else."""
+    """Return the bytes that a run's owner signs. The prefix prevents the signature from being valid for
+    another purpose."""
     return b"swarmnet manifest v1" + bytes.fromhex(run_id)
 
 
 class ManifestError(ValueError):
-    """The manifest contradicts itself; the message says where and what would fit."""
+    """The manifest contradicts itself. The message names the key and a value that would fit."""
 
 
 ADDED = "added"
-"""Marks a key that the first published runs did not have."""
+"""Marks a key that was added after the first runs were published. It is left out of the canonical form at its
+default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,78 +43,83 @@ class Experts:
     """A mixture of experts in place of each layer's feed-forward (with `qk_norm`, as in Qwen3-MoE)."""
 
     num_experts: int = 0
-    """Experts of each layer; 0: one feed-forward for all tokens."""
+    """Experts per layer. `0`: an ordinary feed-forward."""
     top_k: int = 0
-    """Experts that a token takes in each layer."""
+    """Experts that each token uses per layer."""
     aux_loss_coef: float = 0.01
-    """What a loss counts that is 1 for each token where all experts have as much to do, and more where they
-    have not; 0: nothing keeps the load even. 0.01 is what SPES and Switch use."""
+    """Coefficient of the load-balancing loss (Switch Transformer), which is 1 per token at perfect balance.
+    `0`: no balancing. Raise it if few experts get most tokens."""
     groups: int = 1
-    """Of so many groups of experts each peer trains one, and computes with all; 1: each peer trains all."""
+    """Expert groups (SPES). A peer computes with all experts and trains one group. 1: it trains all. Raise it
+    to save memory and upload."""
     merge_rounds: int = 0
-    """After every so many rounds experts that are alike move towards one another; 0: never."""
+    """Rounds between two merges, each of which moves similar experts towards each other. `0`: never. SPES:
+    500."""
     merge_until: int = 10_000
-    """The round after which they do so no more; until then they move ever less."""
+    """Round at which merging ends. Its strength falls linearly until then."""
     merge_share: float = 0.01
-    """How far at first, of the way to the mean of those nearest to them. SPES has 500, 10000 and 0.01."""
+    """Strength of the first merge: the fraction of the distance to the mean of the nearest experts."""
     merge_nearest: int = 4
-    """To so many others."""
+    """Nearest experts that each merge averages."""
 
     @property
     def of_group(self) -> int:
-        """Experts of each layer in a group."""
+        """Number of experts per layer in each group."""
         return self.num_experts // self.groups
 
     def group_of(self, expert: int) -> int:
-        """Experts whose numbers follow one another are a group."""
+        """Return the group of an expert. A group has experts with consecutive numbers."""
         return expert * self.groups // self.num_experts
 
     def members(self, group: int) -> range:
-        """Those of a group, by their numbers in a layer."""
+        """Return the numbers, within a layer, of the experts in `group`."""
         return range(group * self.of_group, (group + 1) * self.of_group)
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The matrices of a layer, as Hugging Face names them."""
+"""The matrices of a layer, by their Hugging Face names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Low-rank factors beside frozen matrices (LoRA, arXiv:2106.09685, section 4.1): a layer's W x becomes
-    W x + alpha / rank B A x, and only the factors A and B are trained and sent."""
+    """Low-rank adapters on frozen matrices (LoRA, arXiv:2106.09685, section 4.1).
+
+    A layer's W x becomes W x + alpha / rank B A x. Only the factors A and B are trained and sent.
+    """
 
     rank: int = 0
-    """Rows of A and columns of B; 0: no factors, every matrix is trained itself."""
+    """Rank of the LoRA adapters. `0`: none, the matrices themselves are trained."""
     alpha: float = 16.0
-    """What B A counts, times rank."""
+    """LoRA scale: the adapters' output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = PROJECTIONS
-    """Which matrices of each layer have factors."""
+    """Matrices of each layer that get adapters."""
 
     @property
     def scale(self) -> float:
+        """Factor on B A x."""
         return self.alpha / self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder of the Llama family (with `qk_norm`: Qwen3)."""
+    """Shape of a decoder of the Llama family (with `qk_norm`: Qwen3)."""
 
     vocab_size: int = 256
-    """Tokens; 256 is the byte-level vocabulary."""
+    """Tokens in the vocabulary. Byte-level text needs 256."""
     hidden_size: int = 128
-    """Numbers per token between layers (hidden size)."""
+    """Width of the hidden states."""
     num_hidden_layers: int = 4
-    """Decoder layers, of all stages together."""
+    """Decoder layers, all stages together."""
     num_attention_heads: int = 4
     """Query heads per layer."""
     num_key_value_heads: int = 4
-    """Heads that keys and values have; fewer than `heads`: shared by groups of query heads (GQA)."""
+    """Key and value heads per layer. Fewer than query heads: grouped-query attention."""
     head_dim: int = 32
-    """Numbers per head; even."""
+    """Width of a head; must be even."""
     intermediate_size: int = 384
-    """Inner width of the SwiGLU feed-forward layer; of each expert, where there are experts."""
+    """Inner width of the SwiGLU feed-forward, or of each expert."""
     qk_norm: bool = False
-    """Normalise queries and keys per head (Qwen3)."""
+    """Normalize queries and keys per head (Qwen3)."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding's wavelengths."""
     rms_norm_eps: float = 1e-5
@@ -120,89 +127,87 @@ class ModelShape:
     max_position_embeddings: int = 2048
     """Longest sequence in tokens."""
     initializer_range: float = 0.05
-    """Standard deviation of the initial matrices; 0.02 learns too slowly below width 256 (docs/lessons.md)"""
+    """Standard deviation of the initial weights. 0.02 learns too slowly below hidden size 256
+    (docs/lessons.md)."""
     residual_init_scale: float = 0.0
-    """What the last matrices of attention and feed-forward begin with and are stepped by, times the others'.
-    0: 1 / sqrt(2 x layers), so that a deep model is no louder than a shallow one."""
+    """Factor on the first values and the steps of `o_proj` and `down_proj`. `0`: 1 / sqrt(2 x layers), so
+    that hidden states of deep models do not grow."""
     boundary: Boundary = field(default=Boundary(), metadata={ADDED: True})
-    """How hidden states go from stage to stage."""
+    """How hidden states cross from stage to stage."""
     experts: Experts = field(default=Experts(), metadata={ADDED: True})
-    """Several feed-forwards in each layer, of which a token takes a few."""
+    """Several feed-forwards per layer, of which each token uses a few."""
     lora: Lora = field(default=Lora(), metadata={ADDED: True})
-    """Train low-rank factors beside the matrices that the run starts with; needs `start`."""
+    """Train low-rank adapters on the run's initial weights. Requires `init_checkpoint`."""
 
     @property
     def crossing(self) -> int:
-        """Numbers per token between stages."""
-        return self.boundary.width or self.hidden_size  # An open boundary has no width of its own.
+        """Number of values per token that cross between stages."""
+        return self.boundary.width or self.hidden_size  # A full boundary has no width of its own.
 
     @property
     def active_feed_forward(self) -> int:
-        """Inner width of all feed-forwards together that one token takes in a layer."""
+        """Inner width, summed over all feed-forwards that one token uses in a layer."""
         return self.intermediate_size * (self.experts.top_k if self.experts.num_experts else 1)
 
 
 STANDARD_LIBRARY = "python-stdlib"
-"""The path of a source that every peer has: the modules of its own Python."""
+"""Path of a source that every peer has: the modules of its own Python."""
 BYTES = "bytes"
-"""The tokenizer that is no file: a token is a byte."""
+"""Name of the tokenizer that needs no file: a token is a byte."""
 SourceKind = Literal["public", "licensed", "private", "crawled", "users", "synthetic", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where text comes from, for the people who read the manifest and for the peers that fetch it."""
+    """One source of training text, as described in the manifest for people and for the peers that read it."""
 
     name: str
-    """By which a peer file's `text` says where this machine keeps it."""
+    """Name by which a peer file's `data_paths` locates this source."""
     path: str
-    """`python-stdlib`, or what the `.txt`, `.jsonl` or folder is called, without the way to it: peers read it
-    where their own peer file says, and nowhere else."""
+    """`python-stdlib`, or the name, without folders, of a `.txt` or `.jsonl` file or of a folder. Each peer
+    file locates it."""
     licence: str = "unknown"
     """SPDX name of the text's licence."""
     origin: str = ""
-    """Where the text came from: a URL or a sentence."""
+    """Origin of the text: a URL or a sentence."""
     kind: SourceKind = "other"
-    """By the EU's template for the summary of training content: a public dataset, a dataset licensed by its
-    rightsholders, another private one, crawled, from users, synthetic, or something else."""
+    """Category in the EU's template for the summary of training content."""
     collected: str = ""
-    """When it was gathered, as 2023-01 to 2024-06."""
+    """Period of collection, such as 2023-01 to 2024-06."""
     languages: str = ""
-    """Which human or programming languages it is in."""
+    """Human or programming languages of the text."""
     bytes: int = 0
-    """How long the text is; 0: not stated."""
+    """Size of the text. `0`: not stated."""
     sha256: str = ""
-    """Of the file, where there is one; for people, nothing is refused by it."""
+    """SHA-256 of the file. For information only; peers do not check it."""
     processing: str = ""
-    """What was done to it: filters, opt-outs that were respected, removal of illegal or personal content."""
+    """Processing of the text: filters, respected opt-outs, removed illegal or personal content."""
     weight: float = field(default=0.0, metadata={ADDED: True})
-    """Of a run that is read in epochs: how much is read of this source beside the others' weights, however
-    long each is. 0, for all of them: each comes once in an epoch."""
+    """With `sampling: epoch`, the share of this source relative to the other weights. 0 for all sources: each
+    is read once per epoch."""
     index: str = field(default="", metadata={ADDED: True})
-    """SHA-256 of the text's `index.json` (`swarmnet index FOLDER`), which names each file with its own: peers
-    read nothing else. Empty: every peer reads what its folder holds."""
+    """SHA-256 of the text's `index.json` (printed by `swarmnet index FOLDER`), which lists the files and
+    their hashes. Peers read only these files. Empty: peers read whatever their folder holds."""
     documents: int = field(default=0, metadata={ADDED: True})
-    """How many the text has; 0: not stated. Publishing fills in this, `bytes` and `sha256`, unless they are
-    stated, where the text lies beside the run file."""
+    """Documents in the text. `0`: not stated. If the text is next to the run file, publishing fills in
+    missing `documents`, `bytes` and `sha256`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The weights that the run begins with, in place of those that `seed` draws."""
+    """The initial weights of a run that does not start from random ones."""
 
     path: str = ""
-    """What the folder with the model is called (config.json and safetensors files, as Hugging Face writes a
-    Llama or a Qwen3): peers read it where their own peer file says, or get their stage's part from others.
-    A URL of such a folder is fetched when the run is published, and by no peer that is not told so. Empty:
-    the seed draws them."""
+    """Name of a folder with a Llama or Qwen3 model (config.json, safetensors). A peer locates it in its peer
+    file, or gets its stage from other peers. A URL is fetched only by publishing, and by peers whose peer
+    file names it. Empty: random weights from `seed`."""
     sha256: str = ""
-    """Of the lines that `sha256sum config.json *.safetensors` prints in that folder. Empty: publishing fills
-    it in."""
+    """SHA-256 of the output of `sha256sum config.json *.safetensors` in that folder. Publishing fills it
+    in."""
     origin: str = ""
-    """Where the model comes from, for people: a URL or a sentence."""
+    """Origin of the model: a URL or a sentence."""
     digests: tuple[str, ...] = ()
-    """Of each stage the digest of its first weights, by which every peer checks what it begins with. Filled
-    in by publishing."""
+    """Digest of each stage's initial weights, which every peer checks. Publishing fills it in."""
 
 
 OrderName = Literal["random", "epoch"]
@@ -210,62 +215,65 @@ OrderName = Literal["random", "epoch"]
 
 @dataclass(frozen=True, slots=True)
 class Data:
+    """The text that a run is trained on, and how it becomes microbatches."""
+
     sources: tuple[Source, ...] = (
         Source(STANDARD_LIBRARY, STANDARD_LIBRARY, "PSF-2.0", "the Python installation of each peer"),
     )
-    """The texts that are trained on, all of them by every peer of the first stage."""
+    """Training texts. Every peer of the first stage reads all of them."""
     tokenizer: str = BYTES
-    """`bytes`, or what the run's `tokenizer.json` is called: each peer's own file says where it is."""
+    """`bytes`, or the name of the run's `tokenizer.json`, which each peer file locates."""
     seq_len: int = 128
-    """Length of a training sequence in tokens."""
+    """Tokens per training sequence."""
     micro_batch_size: int = 4
     """Sequences per microbatch."""
     eos_token: str = field(default="", metadata={ADDED: True})
-    """The tokenizer's token that stands between two documents, such as `<|endoftext|>`: the model learns to
-    stop, and whoever it writes for stops there. Empty: an empty line stands between them."""
+    """Token that separates documents, such as `<|endoftext|>`, and ends generated text. Empty: an empty line
+    separates documents."""
     sampling: OrderName = field(default="random", metadata={ADDED: True})
-    """drawn: each sequence from anywhere in the text, of which a peer reads `max_data_bytes`; epochs: a shard
-    after the other, all of it once, then again, however long it is; each peer in its own order."""
+    """`random`: sequences from random places of the text, of which a peer loads `max_data_bytes`. `epoch`:
+    the whole text once per epoch, in each peer's own order."""
 
     @property
     def is_library_alone(self) -> bool:
-        """Whether all of the text is Python's library, of which some modules are held out."""
+        """Whether the text is only Python's standard library, some modules of which are kept for
+        evaluation."""
         return all(source.path == STANDARD_LIBRARY for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """When a group steps. Times in seconds."""
+    """When the peers of a stage step together. Times are in seconds."""
 
     global_batch_tokens: int = 2048
-    """A round closes when the group's peers have committed this many tokens together ..."""
+    """Tokens after which a round closes, summed over the peers of a stage."""
     max_seconds: float = 30.0
-    """... or this long after it opened, if anything was committed."""
+    """Time after which a round closes with fewer tokens, if it has any."""
     contribution_timeout_seconds: float = 2.0
-    """After closing, how long to wait for the contributions that are still expected."""
+    """How long a closed round waits for expected contributions. Raise it for slow links."""
     window: int = 4
-    """Open rounds: a late contribution corrects within them."""
+    """Rounds that may be open at once. A late contribution still counts within them."""
     finality_timeout_seconds: float = 10.0
-    """How long to wait for the neighbours to name the same set before a round settles without them."""
+    """How long a round waits until linked peers report the same set of contributions; then it settles
+    anyway."""
     snapshot_interval: int = 16
-    """Every so many settled rounds the group's peers keep a snapshot for newcomers."""
+    """Settled rounds between two snapshots, from which new peers start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Which stages a microbatch may leave out or take in another order (SkipPipe, arXiv:2502.19913)."""
+    """Which stages a microbatch may skip or visit in another order (SkipPipe, arXiv:2502.19913)."""
 
     skip_ratio: float = 0.0
-    """Largest share of the stages that a microbatch leaves out, rounded down. The first and the last are
-    never left out, and one between them must stay."""
+    """Maximum fraction of the stages that a microbatch skips, rounded down. The first, the last and one
+    middle stage are always visited."""
     swaps: int = 0
-    """How often a microbatch may go back to the stage before the furthest it has reached."""
+    """How often a microbatch may go back one stage from the furthest that it visited."""
     full_path_warmup_rounds: int = 0
-    """Rounds of the first stage, from the run's beginning, in which microbatches leave nothing out: the whole
-    model is better for it. A quarter of `sync.decay_rounds` is worth most of what can be had."""
+    """Initial rounds of the first stage without skipping, which improve the full model. A quarter of
+    `sync.decay_rounds` gives most of the benefit."""
     full_path_fraction: float = 0.0
-    """Share of the microbatches after these rounds that leave nothing out either: the more, the better the
-    whole model, and the less time skipping saves."""
+    """Fraction of later microbatches that skip nothing. More improves the full model and saves less time."""
 
 
 MethodName = Literal[
@@ -279,7 +287,7 @@ MethodName = Literal[
     "sparse-loco",
     "sparta",
 ]
-"""Every sync method that a run can name; swarmnet/optimizer/method.py says which class each one is."""
+"""The sync methods. `swarmnet/optimizer/method.py` maps each to its class."""
 
 
 ExchangeName = Literal["all-gather", "sharded-reduce"]
@@ -293,145 +301,142 @@ class Sync:
     """How contributions are made and applied."""
 
     method: MethodName = "demo-sign"
-    """demo-sign: exact one-bit votes, bit-identical everywhere; demo: values as DeMo sends them;
-    low-rank: of each matrix what its momentum is in `rank` directions that a seed draws, and an orthogonal
-    step in them, votes for the rest; hybrid: the same, and votes also on what those directions left over;
-    local-steps: every peer steps by itself and tells in each round what it moved of a part of the weights, a
-    bit each. Of the same kind: diloco: it tells what it moved in eight bits, and the group steps by the mean
-    with a momentum; streaming-diloco: likewise of a quarter in turn, in four bits; sparse-loco: the largest
-    of what it moved, and keeps the rest for later rounds; partitioned: of a sixteenth in turn, in eight bits,
-    the mean of the peers' weights."""
+    """`demo-sign`: one-bit votes on momentum coefficients, bit-identical on all peers. `demo`: values, as in
+    DeMo. `low-rank`: each matrix's momentum in `rank` random directions, applied as an orthogonal step, and
+    votes for other parameters. `hybrid`: low-rank, plus votes on the remainder. The others are local-step
+    methods: a peer runs its own optimizer and sends weight deltas. `local-steps`: one bit per value, a
+    fragment per round. `diloco`: eight bits; the group applies the mean with Nesterov momentum.
+    `streaming-diloco`: the same with four bits, a quarter per round. `sparse-loco`: the largest values, with
+    error feedback. `sparta`: averages a sixteenth of the weights per round in eight bits."""
     selection: Literal["top-k", "group"] = "group"
-    """Which coefficients are sent: the largest of each chunk, or the largest of each group."""
+    """Coefficients to send. `top-k`: the largest of each chunk. `group`: the largest of each of
+    `topk_per_chunk` groups, which is cheaper to compute and encode."""
     transform: Literal["hadamard", "dct", "fine-dct"] = "hadamard"
-    """What turns a chunk of momentum into coefficients. fine-dct: its inverse as exact as float32, for
-    demo; that of dct is rounded, and gives 0.4 % of the weights another sign."""
+    """Transform from momentum to coefficients. The inverse of `dct` is rounded, which gives 0.4 % of the
+    weights another sign. Use `fine-dct`, exact as float32, with demo."""
     topk_per_chunk: int = 128
-    """Votes per chunk of 4096 coefficients."""
+    """Coefficients sent per chunk of 4096; a power of two. More costs upload."""
     momentum: float = 0.95
-    """Share of the momentum kept from round to round."""
+    """Fraction of the momentum kept per round; with Muon, per local step."""
     learning_rate: float = 4e-3
-    """Peak step per round and weight."""
+    """Peak learning rate. demo-sign changes each weight by this much per round."""
     warmup_rounds: int = 20
     """Rounds of linear warm-up to the peak."""
     decay_rounds: int = 2000
-    """Cosine from the peak to `min_lr_ratio` of it; constant afterwards."""
+    """Round at which the cosine decay ends; constant afterwards."""
     min_lr_ratio: float = 0.1
-    """Share of the peak learning rate at the end."""
+    """Final learning rate as a fraction of the peak."""
     max_grad_norm: float = 1.0
-    """Largest 2-norm of a block's mean gradient before it enters the momentum."""
+    """Maximum 2-norm of a block's mean gradient; larger ones are clipped."""
     inner_optimizer: InnerName | Literal["method"] = field(default="method", metadata={ADDED: True})
-    """Of peers that step by themselves: what with; Muon is for the matrices of layers, AdamW for the rest
-    then, too. method: as the method has it, Muon for local-steps, AdamW for the others."""
+    """Local-step methods: the peer's own optimizer. `muon` steps the layers' matrices and uses AdamW for the
+    rest. `method`: muon for local-steps, adamw for the others."""
     inner_batch_tokens: int = field(default=0, metadata={ADDED: True})
-    """Of peers that step by themselves: each steps whenever it has gathered the gradients of so many tokens;
-    0: of a microbatch. So between two rounds it takes its share of `rounds.global_batch_tokens` over this
-    many steps."""
+    """Local-step methods: tokens per local step. `0`: a step per microbatch."""
     fragments: int = field(default=0, metadata={ADDED: True})
-    """Of peers that step by themselves: a round is about one of so many parts of the weights, in turn; a
-    power of two. 0: as the method has it: 4 for local-steps and streaming-diloco, 16 for sparta, 1 (all)
-    for the others."""
+    """Local-step methods: fragments of the weights, of which each round synchronizes one; a power of two.
+    More sends less per round. `0`: the method's number (4 for local-steps and streaming-diloco, 16 for
+    sparta, else 1)."""
     delta_codec: SentName | Literal["method"] = field(default="method", metadata={ADDED: True})
-    """Of peers that step by themselves, how they tell a number: bit: its sign; e3m0: its sign and a
-    power of two, or nothing (E3M0); int8: whole steps of a power of two; largest: the largest of each
-    chunk alone, in two bits. method: as the method has it."""
+    """Local-step methods: encoding of the deltas. `sign`: 1 bit. `e3m0`: 4 bits, a sign and a power of two.
+    `int8`: 8 bits. `topk-2bit`: the largest per chunk in 2 bits each. `method`: the method's own."""
     residual: RestName | Literal["method"] = field(default="method", metadata={ADDED: True})
-    """Of peers that step by themselves, what becomes of what one moved and did not tell: live: it stays in
-    the peer's own weights; feedback: it waits outside of them and is added to what is told next; dropped:
-    nothing. method: as the method has it: live for local-steps and sparta, feedback for sparse-loco,
-    dropped for the others."""
+    """Local-step methods: what happens to the part of the delta that compression dropped. `local`: it stays
+    in the peer's weights. `error-feedback`: it is added to the next delta. `drop`: it is discarded. `method`:
+    local for local-steps and sparta, error-feedback for sparse-loco, else drop."""
     error_feedback_decay: float = field(default=0.95, metadata={ADDED: True})
-    """Where the rest is fed back: the share of it that is kept from round to round."""
+    """With `residual: error-feedback`, the fraction of the residual kept per round."""
     sparse_topk: int = field(default=64, metadata={ADDED: True})
-    """Where the largest are sent: how many of 4096; a power of two."""
+    """With `delta_codec: topk-2bit`, values sent per chunk of 4096; a power of two."""
     outer_lr: float = field(default=0.0, metadata={ADDED: True})
-    """Of diloco and streaming-diloco: the group steps by so many times the mean; counted in thousandths. 0:
-    as the method has it, 0.7 and 0.4."""
+    """diloco, streaming-diloco: factor on the mean delta, rounded to thousandths. `0`: 0.7 and 0.4."""
     outer_momentum: float = field(default=0.9, metadata={ADDED: True})
-    """Of diloco and streaming-diloco: the group's momentum, of Nesterov's kind; counted in thousandths, at
-    most 0.99; 0: none. It is settled and travels as the weights do, so that a newcomer fetches twice the
-    bytes."""
+    """diloco, streaming-diloco: Nesterov momentum of the group, rounded to thousandths, at most 0.99. `0`:
+    none. Otherwise new peers download twice the bytes."""
     optimizer_warmup_steps: int = field(default=8, metadata={ADDED: True})
-    """Of peers that step by themselves: a newcomer warms its optimizer up with so many steps that move
-    nothing, before it is counted."""
+    """Local-step methods: steps at learning rate zero that fill a new peer's moments before it
+    contributes."""
     topology: ExchangeName = field(default="all-gather", metadata={ADDED: True})
-    """everyone: each peer of a stage hears what each other contributes; sharded, where peers step by
-    themselves and do not send the largest alone: each sends its contribution in slices to reducers, and
-    hears the means, in four bits a number, so that groups of any size cost a peer the same."""
+    """`all-gather`: each peer receives every contribution of its stage. `sharded-reduce`: peers send slices
+    to reducers and receive four-bit means, so the cost per peer does not grow with the group. It works with
+    local-step methods, but not with topk-2bit."""
     expert_lr_scale: float = field(default=1.0, metadata={ADDED: True})
-    """Of experts in groups (`model.experts.groups`): what peers step them by, times the learning rate. With
-    few holders an expert steps by fewer tokens than what is shared."""
+    """With expert groups, the factor on the experts' learning rate. Few peers train each expert, so its steps
+    see fewer tokens."""
     rank: int = field(default=16, metadata={ADDED: True})
-    """Of low-rank and hybrid: directions of a matrix that one round tells; all have their turn."""
+    """low-rank, hybrid: directions of each matrix sent per round. All directions have their turn."""
     chunking: CutName = field(default="flat", metadata={ADDED: True})
-    """Of demo-sign and demo. runs: chunks of 4096 numbers as they lie; tiles: of each matrix tiles of
-    up to 64 x 64, as DeMo's paper has it, with a DCT."""
+    """demo-sign, demo: how weights become chunks. `flat`: 4096 consecutive values. `tiled`: tiles of matrices
+    up to 64 x 64, as in DeMo's paper; not with hadamard."""
     shards: int = field(default=16, metadata={ADDED: True})
-    """Of a sharded exchange: into so many slices a contribution is cut; reducers are drawn for each."""
+    """sharded-reduce: slices per contribution. Each has its own reducers."""
     trainable: tuple[str, ...] = field(default=(), metadata={ADDED: True})
-    """Which parameters are trained, by their Hugging Face names or patterns (`model.layers.*`,
-    `*.mlp.*`); the others stay as they began and are never sent. Empty: all, or where `model.lora` has a
-    rank, its factors alone, to which these come then."""
+    """Parameters to train, as Hugging Face names or patterns (`*.mlp.*`); the rest are frozen and not sent.
+    Empty: all. With LoRA, the factors are trained, and these in addition."""
 
     def step_microbatches(self, microbatch_tokens: int) -> int:
-        """After how many a peer takes a step of its own, where it takes any."""
+        """Return the number of microbatches per local step, for methods with local steps."""
         return max(1, -(-self.inner_batch_tokens // microbatch_tokens))
 
     @property
     def local_steps(self) -> LocalStepConfig | None:
-        """How peers step by themselves; None: they do not."""
+        """Configuration of the local steps: the method's preset with the keys that override it. None for
+        other methods."""
         if self.method not in PRESETS:
             return None
-        told = PRESETS[self.method]
+        preset = PRESETS[self.method]
         if self.method in MOMENTUM_PRESETS:
-            told = replace(told, outer_lr=self.outer_lr or told.outer_lr, outer_momentum=self.outer_momentum)
+            preset = replace(
+                preset, outer_lr=self.outer_lr or preset.outer_lr, outer_momentum=self.outer_momentum
+            )
         return replace(
-            told,
-            inner_optimizer=told.inner_optimizer
+            preset,
+            inner_optimizer=preset.inner_optimizer
             if self.inner_optimizer == "method"
             else self.inner_optimizer,
-            fragments=self.fragments or told.fragments,
-            delta_codec=told.delta_codec if self.delta_codec == "method" else self.delta_codec,
-            residual=told.residual if self.residual == "method" else self.residual,
+            fragments=self.fragments or preset.fragments,
+            delta_codec=preset.delta_codec if self.delta_codec == "method" else self.delta_codec,
+            residual=preset.residual if self.residual == "method" else self.residual,
         )
 
     @property
     def settles_momentum(self) -> bool:
-        """Whether the group has a momentum of its own, beside the weights."""
+        """Whether the group settles an outer momentum in addition to the weights."""
         return self.local_steps is not None and self.local_steps.settles_momentum
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """All keys of one run."""
+
     name: str
-    """Shown to people."""
+    """Name shown to people."""
     owner: PeerId
-    """Who signs the run."""
+    """Peer id of the owner, who signs the run."""
     seed: int = 0
-    """Decides the initial weights and which text is read when."""
+    """Seed of the initial weights and the order of the text."""
     stages: tuple[int, ...] = (2, 1, 1)
-    """Decoder layers per stage."""
+    """Decoder layers of each stage."""
     activation_codec: Codec = "bf16"
-    """How hidden states and their gradients travel: 2, about 1, 4, about 0.6 or 0.9 bytes per number."""
+    """Encoding of hidden states and their gradients: 2, about 1, 4, 0.6 or 0.9 bytes per value. Choose a
+    small one for slow links."""
     gradient_codec: Codec | Literal["same"] = field(default="same", metadata={ADDED: True})
-    """How gradients travel, where that is another way than `activation_codec`: they bear fewer bits less
-    well."""
+    """Encoding of the gradients, which tolerate fewer bits less well. `same`: as `activation_codec`."""
     gradient_rounding: Rounding = field(default="nearest", metadata={ADDED: True})
-    """How gradients in int8 or tiles are rounded. stochastic: up or down by chance, right on the mean."""
+    """Rounding of int8 and tile-encoded gradients. `stochastic`: unbiased."""
     wire_version: int = WIRE_VERSION
-    """Version of the messages that all peers of the run speak."""
+    """Version of the messages between all peers of the run."""
     access: Literal["open", "invite"] = "open"
-    """open: whoever likes takes part; invite: whom the owner gave an invite (`swarmnet invite RUN.json --peer
+    """`open`: anyone may join. `invite`: only peers with an invite (`swarmnet invite RUN.json --peer
     PEER`)."""
     listed: bool = False
-    """Whether its peers put the run into the registry, where anybody finds it (`swarmnet registry list`)."""
+    """Announce the run in the public registry (`swarmnet registry list`)."""
     intended_use: str = ""
-    """What the model is for, for those who think of joining."""
+    """Purpose of the model, for people who consider joining."""
     contact: str = ""
-    """How to reach the run's creator."""
+    """How to reach the run's owner."""
     license: str = field(default="", metadata={ADDED: True})
-    """License of the trained model, as an SPDX identifier such as `apache-2.0`; the exported model card names
-    it. Empty: not stated."""
+    """SPDX licence of the trained model, such as `apache-2.0`, for the exported model card."""
     model: ModelShape = field(default_factory=ModelShape)
     data: Data = field(default_factory=Data)
     rounds: Rounds = field(default_factory=Rounds)
@@ -440,12 +445,14 @@ class Manifest:
     init_checkpoint: Start = field(default=Start(), metadata={ADDED: True})
 
     def canonical(self) -> bytes:
-        """Every key but those that were added later and say nothing, sorted, without spaces."""
+        """Return the canonical JSON: all keys except `ADDED` ones at their default, sorted, without
+        spaces."""
         return json.dumps(
             _plain_data(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False
         ).encode()
 
     def run_id(self) -> RunId:
+        """Return the SHA-256 of the canonical form."""
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
 
     @property
@@ -454,18 +461,22 @@ class Manifest:
 
     @property
     def hidden_shape(self) -> tuple[int, int, int]:
-        """[B, T, D] of a microbatch between two stages, or [B, T, R] where boundaries are narrow."""
+        """Shape [B, T, D] of a microbatch's hidden states between two stages, or [B, T, R] at narrow
+        boundaries."""
         return self.data.micro_batch_size, self.data.seq_len, self.model.crossing
 
     @property
     def body_bytes(self) -> int:
-        """Of a microbatch on its way down."""
+        """Bytes of a microbatch that is sent to the next stage: encoded hidden states and tokens."""
         return encoded_bytes(self.hidden_shape, self.activation_codec) + self.text_bytes
 
     @property
     def text_bytes(self) -> int:
-        """Of the tokens that go down with hidden states: labels, which only the last stage reads; where
-        boundaries are narrow, each sequence with the token that follows it, for all stages, and packed."""
+        """Bytes of the tokens that are sent down with hidden states.
+
+        With full boundaries these are labels, which only the last stage reads. With narrow ones, every stage
+        needs each sequence and the token that follows it, packed.
+        """
         if not self.model.boundary.is_narrow:
             return LABEL_BYTES * self.microbatch_tokens
         tokens = self.microbatch_tokens + self.data.micro_batch_size
@@ -473,21 +484,22 @@ class Manifest:
 
     @property
     def codec_back(self) -> Codec:
-        """Of gradients."""
+        """Codec of the gradients."""
         return self.activation_codec if self.gradient_codec == "same" else self.gradient_codec
 
     @property
     def gradient_bytes(self) -> int:
-        """Of a microbatch on its way back up."""
+        """Bytes of a microbatch's gradient that is sent to the previous stage."""
         return encoded_bytes(self.hidden_shape, self.codec_back)
 
     def beside(self, stage: int) -> tuple[int, ...]:
-        """The stages with whose peers one of this stage works."""
+        """Return the stages whose peers work directly with peers of `stage`."""
         reach = self.path_rules().reach
         near = range(max(0, stage - reach), min(len(self.stages), stage + reach + 1))
         return tuple(each for each in near if each != stage)
 
     def path_rules(self) -> Rules:
+        """Return the rules for the paths of microbatches."""
         paths = self.paths
         return Rules.of(
             len(self.stages),
@@ -498,13 +510,17 @@ class Manifest:
         )
 
     def span(self, stage: int) -> Span:
+        """Return the slice of the model that `stage` holds."""
         first = sum(self.stages[:stage])
         return Span(first, first + self.stages[stage], stage == 0, stage == len(self.stages) - 1)
 
 
 def _plain_data(value: object) -> object:
-    """Plain data, as `asdict`: a key that came after the first runs stands only where it is not the default,
-    so that those runs are what they were, and programs of then understand whoever does not use it."""
+    """Return plain data, like `asdict`, but without `ADDED` keys at their default.
+
+    Runs that were published before such a key existed keep their id. Older programs understand runs that do
+    not use it.
+    """
     if is_dataclass(value):
         return {
             each.name: _plain_data(getattr(value, each.name))
@@ -525,7 +541,10 @@ class Span:
 
 
 def learning_rate(sync: Sync, round: int) -> float:
-    """Linear warm-up, then a cosine to `min_lr_ratio` of the peak (DeMo's schedule, section 4)."""
+    """Return the learning rate of a round: a linear warm-up, then a cosine to `min_lr_ratio` of the peak.
+
+    This is DeMo's schedule (arXiv:2411.19870, section 4).
+    """
     if round < sync.warmup_rounds:
         return sync.learning_rate * (round + 1) / sync.warmup_rounds
     passed = min(1.0, (round - sync.warmup_rounds) / max(1, sync.decay_rounds - sync.warmup_rounds))

@@ -1,4 +1,8 @@
-"""Whether a manifest contradicts itself: what every published run has been looked through for."""
+"""Check that the keys of a manifest do not contradict each other.
+
+Each row of the tables has a condition that must be false and the message of the error. A message starts with
+the key, so that `peers/config/run_file.py` finds its line in the run file. It ends with what to write.
+"""
 
 from __future__ import annotations
 
@@ -23,82 +27,86 @@ from swarmnet.run.manifest import (
 
 HEXADECIMAL = frozenset("0123456789abcdef")
 MAX_EXPERTS = 1024
-"""Twice what the largest published mixtures have in a layer."""
+"""Twice the number per layer in the largest published mixtures."""
 MAX_GROUPS = 256
-"""Of experts: a contribution says in a byte which one it is of."""
+"""Maximum number of expert groups: a contribution names its group in one byte."""
 MAX_EXPERT_RATE = 10.0
-"""Times the rate of all else: more is a slip of the pen."""
+"""Maximum of `sync.expert_lr_scale`: a larger value is a typing error."""
 LARGEST_COMPARED = 1 << 25
-"""Numbers of an expert's matrix whose products can be summed exactly (swarmnet/model/experts/merging.py)."""
+"""Values of an expert's matrix whose products can be summed exactly (`swarmnet/model/experts/merging.py`)."""
 MAX_RANK = 1024
-"""What a step's exact sums have room for (swarmnet/optimizer/low_rank/exact.py)."""
+"""Maximum rank for which a step's exact sums do not overflow (`swarmnet/optimizer/low_rank/exact.py`)."""
 MAX_SHARDS = 64
-"""Of a sharded exchange: more are smaller than what surrounds them."""
-
-"""A newcomer of an hour's rounds waits for a working week."""
+"""Maximum number of slices per contribution: with more, a slice is smaller than its message's overhead."""
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS, MAX_LAYERS = 16, 128, 1024
-"""Of `sync.trainable`, and of a model that has it: a stranger's manifest is not to keep its reader busy."""
+"""Limits of `sync.trainable` and of a model that uses it, so that matching an untrusted manifest is cheap."""
 MAX_STAGES = 4096
-"""Those of routed experts counted: peers look at each stage's records."""
+"""Maximum number of stages: peers read the records of every stage."""
 MAX_BODY_BYTES = 32 << 20
-"""Two of them on their way fill a link: it keeps 64 MiB until they are acknowledged, and refuses more. A
-microbatch of 2,048 tokens of width 4096 takes 17 MB."""
+"""Maximum bytes of a microbatch between stages. Two of them fill a link, which keeps up to 64 MiB until they
+are acknowledged and refuses more. A microbatch of 2,048 tokens of width 4096 takes 17 MB."""
 
 
 def check(manifest: Manifest) -> None:
-    """Raise ManifestError where fields contradict one another."""
+    """Raise ManifestError, with the first problem, if keys contradict each other."""
     model, rounds, sync, paths = manifest.model, manifest.rounds, manifest.sync, manifest.paths
     problems = [
         (manifest.wire_version != WIRE_VERSION,
-         f"wire_version is {manifest.wire_version}, this program speaks {WIRE_VERSION}"),
+         f"wire_version is {manifest.wire_version}; this program supports only {WIRE_VERSION}"),
         (re.fullmatch(r"[A-Za-z0-9.+-]{0,64}", manifest.license) is None,
-         f"license is {manifest.license[:80]!r}; expected an SPDX identifier such as apache-2.0"),
+         f"license is {manifest.license[:80]!r}; write an SPDX identifier such as apache-2.0"),
         (not manifest.stages or min(manifest.stages, default=0) < 1,
-         "stages: every stage needs at least one layer"),
+         f"stages is {list(manifest.stages)}; every stage needs at least one layer"),
         (sum(manifest.stages) != model.num_hidden_layers,
          f"stages hold {sum(manifest.stages)} layers together, model.num_hidden_layers is "
-         f"{model.num_hidden_layers}"),
+         f"{model.num_hidden_layers}; make them equal"),
         (min(model.vocab_size, model.hidden_size, model.num_attention_heads, model.num_key_value_heads,
              model.intermediate_size) < 1,
          "model: sizes must be at least 1"),
         (model.num_key_value_heads > 0 and model.num_attention_heads % model.num_key_value_heads != 0,
          f"model.num_attention_heads ({model.num_attention_heads}) must be a multiple of "
          f"num_key_value_heads ({model.num_key_value_heads})"),
-        (model.head_dim % 2 != 0, "model.head_dim must be even (rotary embedding turns pairs)"),
+        (model.head_dim % 2 != 0,
+         f"model.head_dim is {model.head_dim}; it must be even, because rotary embedding turns pairs"),
         (manifest.data.tokenizer == BYTES and model.vocab_size < 256,
-         "model.vocab_size must be at least 256 for byte-level text"),
+         f"model.vocab_size is {model.vocab_size}; with data.tokenizer: bytes it must be at least 256"),
         (manifest.data.seq_len > model.max_position_embeddings,
-         "data.seq_len exceeds model.max_position_embeddings"),
+         f"data.seq_len is {manifest.data.seq_len}; it must be at most model.max_position_embeddings, "
+         f"{model.max_position_embeddings}"),
         (min(manifest.data.seq_len, manifest.data.micro_batch_size) < 1,
          "data: seq_len and micro_batch_size must be at least 1"),
         (len(manifest.stages) > 1 and manifest.body_bytes > MAX_BODY_BYTES,
          f"data: a microbatch takes {manifest.body_bytes:,} bytes from stage to stage, at most "
-         f"{MAX_BODY_BYTES:,} may be; fewer sequences in it, shorter ones, or a smaller activation_codec"),
+         f"{MAX_BODY_BYTES:,} are allowed; reduce micro_batch_size or seq_len, or set a smaller "
+         "activation_codec"),
         (manifest.gradient_rounding != "nearest" and manifest.codec_back in ("fp32", "bf16"),
-         f"gradient_rounding: {manifest.codec_back} is not rounded by chance, only int8 and tiles are"),
-        (not manifest.data.sources, "data.sources is empty"),
+         f"gradient_rounding: {manifest.codec_back} supports only nearest; stochastic needs gradient_codec: "
+         "int8, int4-tiles or int6-tiles"),
+        (not manifest.data.sources, "data.sources is empty; name at least one"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         *_of_data(manifest.data),
         (rounds.global_batch_tokens < 1 or rounds.window < 1 or rounds.snapshot_interval < 1,
          "rounds: global_batch_tokens, window and snapshot_interval must be at least 1"),
         (not 0.0 <= paths.skip_ratio < 1.0, f"paths.skip_ratio is {paths.skip_ratio}; it must lie in [0, 1)"),
         (0.0 < paths.skip_ratio < 1.0 and manifest.path_rules().most_skipped == 0,
-         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages leaves none out"),
+         f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages skips none; write 0 or a "
+         "larger ratio"),
         (manifest.path_rules().trains_no_middle,
          f"paths.skip_ratio {paths.skip_ratio:.3g} of {len(manifest.stages)} stages lets every microbatch "
-         "leave out all between the first and the last, so nobody would train them"),
+         "skip all middle stages, so no peer would train them; write a smaller ratio"),
         (paths.full_path_warmup_rounds < 0,
          f"paths.full_path_warmup_rounds is {paths.full_path_warmup_rounds}; it cannot be negative"),
         (not 0.0 <= paths.full_path_fraction < 1.0,
          f"paths.full_path_fraction is {paths.full_path_fraction:g}; it must lie in [0, 1)"),
         ((paths.full_path_warmup_rounds > 0 or paths.full_path_fraction > 0)
          and not manifest.path_rules().most_skipped,
-         "paths.full_path_warmup_rounds and paths.full_path_fraction: without paths.skip_ratio nothing "
-         "is ever left out"),
+         "paths.full_path_warmup_rounds and paths.full_path_fraction have no effect without "
+         "paths.skip_ratio; set it, or leave them out"),
         (not 0 <= paths.swaps <= len(manifest.stages),
          f"paths.swaps is {paths.swaps}; it must lie between 0 and the number of stages"),
         (paths.swaps > 0 and len(manifest.stages) < 4,
-         "paths.swaps: two stages can only be swapped between the first and the last, so there must be 4"),
+         f"paths.swaps is {paths.swaps}; the first and the last stage cannot be swapped, so there must be 4 "
+         f"stages, and there are {len(manifest.stages)}"),
         *_of_experts(model, sync),
         *_of_start(manifest),
         *_of_sync(sync),
@@ -115,104 +123,119 @@ def check(manifest: Manifest) -> None:
 
 
 def _of_experts(model: ModelShape, sync: Sync) -> list[tuple[bool, str]]:
-    """As `_of_sync`."""
+    """Return the rows for `model.experts`: condition and message."""
     experts = model.experts
     return [
         (not experts.num_experts and experts != Experts(),
-         "model.experts: its keys say nothing without a count"),
+         "model.experts: its keys have no effect without num_experts; set model.experts.num_experts"),
         (not 0 <= experts.num_experts <= MAX_EXPERTS,
          f"model.experts.num_experts is {experts.num_experts}; it must lie in 0 to {MAX_EXPERTS}"),
         (experts.num_experts > 0 and not 1 <= experts.top_k <= experts.num_experts,
-         f"model.experts.top_k is {experts.top_k}; it must lie between 1 and the count, "
+         f"model.experts.top_k is {experts.top_k}; it must lie between 1 and num_experts, "
          f"{experts.num_experts}"),
         (not 0.0 <= experts.aux_loss_coef <= 1.0,
          f"model.experts.aux_loss_coef is {experts.aux_loss_coef:g}; it must lie in [0, 1]"),
         (not 1 <= experts.groups <= MAX_GROUPS or experts.num_experts % experts.groups != 0,
-         f"model.experts.groups is {experts.groups}; it must lie in 1 to {MAX_GROUPS} and divide the count, "
-         f"{experts.num_experts}"),
+         f"model.experts.groups is {experts.groups}; it must lie in 1 to {MAX_GROUPS} and divide "
+         f"num_experts, {experts.num_experts}"),
         (experts.groups > 1 and sync.local_steps is None,
-         "model.experts.groups: goes with a sync.method whose peers step by themselves, as local-steps or "
-         "diloco"),
+         f"model.experts.groups is {experts.groups}; more than 1 needs a local-step method: set "
+         f"sync.method to one of {', '.join(PRESETS)}"),
         (not 0.0 < sync.expert_lr_scale <= MAX_EXPERT_RATE
          or (experts.groups == 1 and sync.expert_lr_scale != 1.0),
          f"sync.expert_lr_scale is {sync.expert_lr_scale:g}; it must lie above 0, up to "
-         f"{MAX_EXPERT_RATE:g}, and "
-         "says nothing where model.experts.groups is 1"),
+         f"{MAX_EXPERT_RATE:g}, and has no effect where model.experts.groups is 1"),
         ((experts.groups > 1 or experts.merge_rounds > 0) and (bool(sync.trainable) or model.lora.rank > 0),
-         "model.experts: groups and merge_rounds do not go with sync.trainable or model.lora"),
+         "model.experts: groups and merge_rounds cannot be combined with sync.trainable or model.lora; "
+         "leave one of them out"),
         (experts.merge_rounds < 0 or not 0.0 <= experts.merge_share <= 1.0 or experts.merge_until < 1,
          "model.experts: merge_rounds cannot be negative, merge_share must lie in [0, 1], merge_until be at "
          "least 1"),
         (experts.merge_rounds > 0 and not 1 <= experts.merge_nearest < experts.num_experts,
-         f"model.experts.merge_nearest is {experts.merge_nearest}; it must lie between 1 and the count less "
-         f"one, {experts.num_experts - 1}"),
+         f"model.experts.merge_nearest is {experts.merge_nearest}; it must lie between 1 and "
+         f"num_experts - 1, {experts.num_experts - 1}"),
         (experts.merge_rounds > 0 and model.hidden_size * model.intermediate_size > LARGEST_COMPARED,
-         f"model.experts.merge_rounds: experts of {LARGEST_COMPARED:,} numbers at most can be compared "
-         "exactly"),
+         f"model.experts.merge_rounds: only experts of up to {LARGEST_COMPARED:,} values per matrix can be "
+         "compared exactly; set it to 0, or reduce model.intermediate_size"),
         (experts.num_experts > 0 and not model.qk_norm,
-         "model.experts: needs qk_norm: true, as in Qwen3-MoE, or it could be exported as nothing known"),
+         "model.experts: needs qk_norm: true, as in Qwen3-MoE; without it no export is possible"),
         (experts.num_experts > 0 and model.boundary.is_narrow,
-         "model.experts: narrow boundaries (model.boundary) and experts in one model cannot be exported"),
+         "model.experts: cannot be combined with narrow boundaries, because no export is possible; set "
+         "model.boundary.kind: full"),
     ]  # fmt: skip
 
 
 def _of_start(manifest: Manifest) -> list[tuple[bool, str]]:
-    """As `_of_sync`."""
-    start, model, patterns = manifest.init_checkpoint, manifest.model, manifest.sync.trainable
-    lora, targets = model.lora, model.lora.targets
-    hashes = [one for one in (start.sha256, *start.digests) if one]
+    """Return the rows for `init_checkpoint`, `model.lora` and `sync.trainable`."""
+    init_checkpoint, model, lora = manifest.init_checkpoint, manifest.model, manifest.model.lora
+    targets, patterns = lora.targets, manifest.sync.trainable
+    described = init_checkpoint.sha256, init_checkpoint.origin, init_checkpoint.digests
+    hashes = [one for one in (init_checkpoint.sha256, *init_checkpoint.digests) if one]
     return [
-        (not start.path and (start.sha256, start.origin, start.digests) != ("", "", ()),
-         "start: sha256 and origin say nothing without a path"),
-        (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in hashes) or "" in start.digests,
-         "start: sha256 is no SHA-256 (64 hexadecimal digits)"),
-        (bool(start.digests) and len(start.digests) != len(manifest.stages),
-         f"start.digests: {len(start.digests)} of them, the run has {len(manifest.stages)} stages"),
-        (bool(start.path) and (model.experts.num_experts > 0 or model.boundary.is_narrow),
-         "start: only a plain Llama or Qwen3 can be started from, without model.experts or model.boundary"),
-        (lora.rank == 0 and lora != Lora(), "model.lora: alpha and targets say nothing without a rank"),
+        (not init_checkpoint.path and described != ("", "", ()),
+         "init_checkpoint: sha256 and origin have no effect without a path; set init_checkpoint.path"),
+        (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in hashes)
+         or "" in init_checkpoint.digests,
+         "init_checkpoint: sha256 is no SHA-256 (64 hexadecimal digits); leave it out, and publishing "
+         "fills it in"),
+        (bool(init_checkpoint.digests) and len(init_checkpoint.digests) != len(manifest.stages),
+         f"init_checkpoint.digests has {len(init_checkpoint.digests)} entries; the run has "
+         f"{len(manifest.stages)} stages"),
+        (bool(init_checkpoint.path) and (model.experts.num_experts > 0 or model.boundary.is_narrow),
+         "init_checkpoint: only a plain Llama or Qwen3 can be loaded; leave out model.experts and "
+         "model.boundary"),
+        (lora.rank == 0 and lora != Lora(),
+         "model.lora: alpha and targets have no effect without a rank; set model.lora.rank"),
         (not 0 <= lora.rank <= MAX_RANK, f"model.lora.rank is {lora.rank}; it must lie in 0 to {MAX_RANK}"),
         (not 0 < lora.alpha <= MAX_RANK,
-         f"model.lora.alpha is {lora.alpha:g}; it must be positive, at most {MAX_RANK}"),
+         f"model.lora.alpha is {lora.alpha:g}; it must lie above 0, up to {MAX_RANK}"),
         (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(PROJECTIONS),
-         f"model.lora.targets: each once, at least one of {', '.join(PROJECTIONS)}"),
-        (lora.rank > 0 and not start.path,
-         "model.lora: needs a start; without one the frozen matrices stay as the seed drew them"),
+         f"model.lora.targets is {list(targets)[:9]}; name at least one of "
+         f"{', '.join(PROJECTIONS)}, each once"),
+        (lora.rank > 0 and not init_checkpoint.path,
+         "model.lora: needs init_checkpoint.path; without it the frozen matrices would stay random"),
         (len(patterns) > MAX_PATTERNS
          or any(not 0 < len(one) <= MAX_PATTERN_CHARACTERS for one in patterns),
-         f"sync.trainable: at most {MAX_PATTERNS} patterns, of 1 to {MAX_PATTERN_CHARACTERS} characters"),
+         f"sync.trainable: at most {MAX_PATTERNS} patterns of 1 to {MAX_PATTERN_CHARACTERS} characters are "
+         "allowed"),
         (bool(patterns) and model.num_hidden_layers > MAX_LAYERS,
-         f"sync.trainable: for models of up to {MAX_LAYERS} layers, this has {model.num_hidden_layers}"),
+         f"sync.trainable: the model has {model.num_hidden_layers} layers; patterns work with up to "
+         f"{MAX_LAYERS}"),
     ]  # fmt: skip
 
 
 def _of_data(data: Data) -> list[tuple[bool, str]]:
-    """What `check` looks at there, as `_of_sync`."""
+    """Return the rows for `data`: condition and message."""
     weights, indexes = [one.weight for one in data.sources], [one.index for one in data.sources if one.index]
     pinned_library = any(one.index and one.path == STANDARD_LIBRARY for one in data.sources)
     return [
         (data.sampling == "random" and any(weights),
-         "data.sampling is drawn, and only what is read in epochs has a weight in data.sources"),
-        (not all(0 <= weight < inf for weight in weights), "data.sources: weight cannot be negative"),
+         "data.sampling is random, which ignores the weights in data.sources; set it to epoch, or leave "
+         "them out"),
+        (not all(0 <= weight < inf for weight in weights),
+         "data.sources: weight cannot be negative or infinite"),
         (any(weights) and not all(weights),
-         "data.sources: weight is for all sources or for none: one of 0 beside others would never be read"),
+         "data.sources: weight is for all sources or for none: a source of weight 0 would never be read"),
         (any(len(one) != 64 or not set(one) <= HEXADECIMAL for one in indexes),
          "data.sources: index is no SHA-256 (64 hexadecimal digits); `swarmnet index FOLDER` prints it"),
-        (pinned_library, f"data.sources: {STANDARD_LIBRARY} is another with each Python: it has no index"),
+        (pinned_library,
+         f"data.sources: {STANDARD_LIBRARY} differs between versions of Python, so it has no index; leave it "
+         "out"),
         (len({one.name for one in data.sources}) < len(data.sources),
-         "data.sources: each needs a name of its own"),
+         "data.sources: each needs a name of its own; two have the same"),
     ]  # fmt: skip
 
 
 def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
-    """What `check` looks at there: whether it is wrong, and how to say so."""
+    """Return the rows for `sync`: condition and message."""
     own = sync.local_steps
+    methods = ", ".join(PRESETS)
     return [
         (
             not 0 < sync.topk_per_chunk <= 4096 or sync.topk_per_chunk & (sync.topk_per_chunk - 1) != 0,
             f"sync.topk_per_chunk is {sync.topk_per_chunk}; it must be a power of two up to 4096",
         ),
-        (not 0 <= sync.momentum < 1, "sync.momentum must lie in [0, 1)"),
+        (not 0 <= sync.momentum < 1, f"sync.momentum is {sync.momentum:g}; it must lie in [0, 1)"),
         (
             sync.inner_batch_tokens < 0 or sync.optimizer_warmup_steps < 0,
             "sync: inner_batch_tokens and optimizer_warmup_steps cannot be negative",
@@ -223,41 +246,47 @@ def _of_sync(sync: Sync) -> list[tuple[bool, str]]:
         ),
         (
             own is None and (sync.delta_codec, sync.residual) != ("method", "method"),
-            f"sync.delta_codec and rest are for peers that step by themselves: {', '.join(PRESETS)}",
+            f"sync.delta_codec and sync.residual work with local-step methods only: {methods}",
         ),
         (
             not 0 < sync.sparse_topk <= 4096 or sync.sparse_topk & (sync.sparse_topk - 1) != 0,
             f"sync.sparse_topk is {sync.sparse_topk}; it must be a power of two up to 4096",
         ),
-        (not 0 <= sync.error_feedback_decay <= 1, "sync.error_feedback_decay must lie in [0, 1]"),
+        (
+            not 0 <= sync.error_feedback_decay <= 1,
+            f"sync.error_feedback_decay is {sync.error_feedback_decay:g}; it must lie in [0, 1]",
+        ),
         (
             not 0.001 <= (sync.outer_lr or 1) <= 2,
             f"sync.outer_lr is {sync.outer_lr:g}; it must lie in 0.001 to 2, or be 0",
         ),
-        (not 0 <= sync.outer_momentum <= 0.99, "sync.outer_momentum must lie in [0, 0.99]"),
+        (
+            not 0 <= sync.outer_momentum <= 0.99,
+            f"sync.outer_momentum is {sync.outer_momentum:g}; it must lie in [0, 0.99]",
+        ),
         (
             sync.method not in MOMENTUM_PRESETS and (sync.outer_lr, sync.outer_momentum) != (0.0, 0.9),
-            f"sync.outer_lr and outer_momentum are for {' and '.join(MOMENTUM_PRESETS)}",
+            f"sync.outer_lr and sync.outer_momentum are for {' and '.join(MOMENTUM_PRESETS)}",
         ),
         (
             sync.topology == "sharded-reduce" and own is None,
-            f"sync.topology: only what peers that step by themselves contribute can be sharded: "
-            f"{', '.join(PRESETS)}",
+            f"sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
+            f"{methods}",
         ),
         (
             sync.topology == "sharded-reduce" and own is not None and own.delta_codec == "topk-2bit",
-            "sync.topology: the largest of different peers are at different places, so their mean takes more "
-            "bytes than they do; leave sharded out, or set sync.delta_codec",
+            "sync.topology: with topk-2bit each peer sends other values, so their mean takes more bytes than "
+            "they do; write all-gather, or set sync.delta_codec",
         ),
         (not 0 < sync.rank <= MAX_RANK, f"sync.rank is {sync.rank}; it must lie in 1 to {MAX_RANK}"),
         (
             sync.chunking == "tiled" and sync.transform == "hadamard",
-            "sync.chunking: tiled may have sides of any length, which sync.transform hadamard cannot "
-            "do; dct can",
+            "sync.chunking: tiles have sides of any length, and hadamard needs powers of two; write "
+            "sync.transform: dct",
         ),
         (
             not 0 < sync.shards <= MAX_SHARDS,
             f"sync.shards is {sync.shards}; it must lie in 1 to {MAX_SHARDS}",
         ),
-        (sync.learning_rate <= 0, "sync.learning_rate must be positive"),
+        (sync.learning_rate <= 0, f"sync.learning_rate is {sync.learning_rate:g}; it must be positive"),
     ]

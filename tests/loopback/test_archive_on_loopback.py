@@ -38,8 +38,8 @@ async def the_owner_acts(scene: Scene, run_id: str, bootstrap: str) -> None:
         "order", "withdraw", run, "ab" * 32, "--reason", "its author asked", "--key", key,
         "--bootstrap", bootstrap,
     )  # fmt: skip
-    assert "told   " in told
-    assert "told   0" not in told
+    assert "sent   to " in told
+    assert "sent   to 0" not in told
     report = json.loads(await scene.swarmnet("report", run_id, "--bootstrap", bootstrap, "--json"))
     assert "what 3 peers (stage 0: 1, stage 1: 1, without a stage: 1) said of themselves" in report["from"]
     assert_named(report)

@@ -21,7 +21,7 @@ async def test_peers_do_what_their_owner_types(tmp_path):
         ]
         await scene.until(lambda: min(tokens(scene)) > 0, "all train")
 
-        assert "told   0" not in await order(scene, "pause", "--reason", "new text comes at noon")
+        assert "sent   to 0" not in await order(scene, "pause", "--reason", "new text comes at noon")
         await scene.until(
             lambda: {peer.status["state"] for peer in (first, last, third)} == {"paused_by_owner"},
             "paused_by_owner",

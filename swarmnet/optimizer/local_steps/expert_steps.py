@@ -1,14 +1,17 @@
-"""Of a mixture of experts each peer trains what all share and the experts of one group: SPES, no server.
+"""Sharded training of experts (SPES, arXiv:2602.11543): a peer trains the shared weights and one group of
+experts.
 
-Everybody has the whole stage and computes with all its experts; what a round does to an expert is the mean
-of what its holders moved (in arXiv:2602.11543 a server copies it from the one holder). A contribution is a
-byte, which group, then what local_steps.py says of the shared planes and of the group's. Nobody deals out
-groups: the rounds' sets say who holds what, and where one group has two holders more than another, one of
-them, drawn from the round, goes over. So a group whose holders left is taken up by others, who have its
-weights.
+Every peer has the whole stage and computes with all experts. A round changes an expert by the mean delta of
+the peers that train its group. In the paper a server copies it from a single trainer. A contribution is a
+byte with the group, then two encoded deltas (`local_steps.py`): of the shared planes, and of the group's
+planes.
 
-Shapes: H numbers that a peer trains, of the stage's flat vector: the shared planes, then its group's;
-C chunks of a plane, N numbers of a chunk.
+No server assigns the groups. The sets of contributions show which peer trains which group. If one group has
+two trainers more than another, one of them, drawn from the round, switches. A group that lost its trainers is
+taken over in this way, because every peer has its weights.
+
+Shapes: C chunks of a plane, N numbers of a chunk, H numbers that a peer trains. The H numbers are those of
+the shared planes, then those of its group, in the order of the stage's flat vector.
 """
 
 from __future__ import annotations
@@ -34,51 +37,53 @@ from swarmnet.run.manifest import Experts, Manifest
 from swarmnet.run.rates import WHOLE
 
 BALANCE_ROUNDS = 4
-"""Every so many rounds one peer of a stage may go over: by then the one before is seen in the sets."""
+"""Rounds between two switches of a stage's peers. After this time the sets show the effect of the switch
+before."""
 ROUNDS_COUNTED = 2
-"""Of who is there: where a round has few tokens not everybody has something to tell in each."""
+"""Newest rounds from which trainers are counted. In a round of few tokens some peers have nothing to
+contribute."""
 ROUNDS_REMEMBERED = 8
-"""Of who held what."""
+"""Settled rounds for which assignments are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertAssignment:
-    """Who trains which experts, as any thread may read it."""
+    """The current assignment of expert groups. Immutable, so any thread may read it."""
 
     group: int
-    """That this peer trains."""
+    """The group that this peer trains."""
     holders: tuple[int, ...]
-    """Of each group, in the newest two applied rounds."""
+    """Number of trainers of each group, in the newest two applied rounds."""
     trained: tuple[int, ...]
-    """Of each group, the newest settled round in which its experts were trained; -1: in none that this peer
-    has seen settle."""
+    """Newest settled round in which each group was trained; -1 if this peer has seen none settle."""
     stale_rounds: tuple[int, ...]
-    """Of each group, how many rounds have settled since then, or since this peer was here."""
+    """Number of rounds that settled since each group was last trained, or since this peer joined."""
 
 
 class ExpertShardSteps:
-    """One peer of one stage."""
+    """The sync method with expert groups, for one peer and one stage."""
 
     lookahead_accuracy = 0.0
-    """As LocalSteps."""
+    """Zero, as for `LocalSteps`."""
     reduced = None
 
     def __init__(
         self, manifest: Manifest, layout: Layout, device: torch.device,
         name_of: Callable[[PeerId], str] = str,
     ) -> None:  # fmt: skip
-        """`name_of`: by which a peer is known in `heard`."""
+        """`name_of` returns the name of a peer in recorded assignments."""
         self._manifest, self.layout, self.device, self._name_of = manifest, layout, device, name_of
         self._run_id, self.groups = manifest.run_id(), manifest.model.experts.groups
         self.state = state_of(layout, manifest.sync)
         self._places = places_of(layout, manifest.model.experts)
         self.shared = self._part(None)
-        self._on_the_host = self._has_begun = False
-        self._held_by: dict[int, dict[PeerId, Mapping[str, int]]] = {}
-        """Of the newest rounds, of whoever made what is in their sets, who trains which group by that."""
+        self._offloads = self._has_begun = False
+        self._assignments: dict[int, dict[PeerId, Mapping[str, int]]] = {}
+        """Maps a recent round to its contributors, and each of them to the groups that its payload names, by
+        peer name."""
         self._applied_round = -1
         self._trained: dict[int, int] = {}
-        """Group -> the newest settled round that has a contribution of its experts."""
+        """Maps a group to the newest settled round with a contribution to its experts."""
         self._seen = range(0)
         """Rounds that this peer has seen settle."""
         self.columns, self.outer, self.tokens, self.width = (
@@ -89,7 +94,7 @@ class ExpertShardSteps:
         self.votes = self.shared.votes + self.of_group.votes
 
     def begins(self, peer: PeerId) -> bool:
-        """Hold a first group, drawn from the peer's id; whether it had none."""
+        """Assign a first group, drawn from the peer's id. Returns True if this peer had none."""
         if self._has_begun:
             return False
         self._has_begun = True
@@ -98,14 +103,18 @@ class ExpertShardSteps:
 
     @property
     def knows_holders(self) -> bool:
-        """Whether the newest round that is applied says who trains what now: it is no older than that before
-        the newest one that anybody is known to have contributed to."""
-        heard = max((round for round, held in self._held_by.items() if held), default=None)
-        return heard is not None and bool(self._newest(ROUNDS_COUNTED)) and self._applied_round + 1 >= heard
+        """Whether the newest applied round shows the current assignment. It must be at most one round older
+        than the newest round with known contributions."""
+        newest_known = max((round for round, held in self._assignments.items() if held), default=None)
+        is_current = newest_known is not None and self._applied_round + 1 >= newest_known
+        return is_current and bool(self._newest(ROUNDS_COUNTED))
 
     def joins(self) -> bool:
-        """Take up the group with the fewest holders, before anything was told, in place of the drawn one;
-        whether it is another. Of several the drawn one, or the first."""
+        """Switch to the group with the fewest trainers. Called before this peer's first contribution. Returns
+        True if the group changed.
+
+        Among several smallest groups the current one is kept, else the first is taken.
+        """
         holders = self.holders()
         if holders[self.group] == min(holders):
             return False
@@ -113,26 +122,26 @@ class ExpertShardSteps:
         return True
 
     def hold(self, group: int) -> None:
-        """Train these experts from now on. What was moved of others and not told stays untold."""
+        """Train this group from now on. The unsent delta of the group before is discarded."""
         self.group = group
         self.of_group = self._part(group)
-        if self._on_the_host:
+        if self._offloads:
             self.of_group.offload_optimizer_state()
-        self.holding = self._as_it_is()
+        self.holding = self._current_assignment()
 
     @property
     def trained(self) -> Layout:
-        """H: where in a gradient lies what this peer trains."""
+        """Layout, within the stage's gradient, of the H numbers that this peer trains."""
         return some_planes(self.layout, [*self.numbers_of(None), *self.numbers_of(self.group)])
 
     @property
     def experts(self) -> range:
-        """That this peer trains, by their numbers in each layer."""
+        """Numbers, within a layer, of the experts that this peer trains."""
         each = self._manifest.model.experts.num_experts // self.groups
         return range(self.group * each, (self.group + 1) * each)
 
     def of(self, flat: Tensor) -> Tensor:
-        """[H] of a vector [layout.size]."""
+        """Return the H trained numbers of a vector [layout.size]."""
         numbers = [*self.numbers_of(None), *self.numbers_of(self.group)]
         planes = (self.layout.planes[number] for number in numbers)
         return torch.cat([flat[plane.offset : plane.stop] for plane in planes])
@@ -155,19 +164,19 @@ class ExpertShardSteps:
         return hypot(self.shared.momentum_norm or 0.0, self.of_group.momentum_norm or 0.0)
 
     def offload_optimizer_state(self) -> None:
-        self._on_the_host = True
+        self._offloads = True
         for part in (self.shared, self.of_group):
             part.offload_optimizer_state()
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        """`gradient`: [H]."""
+        """Step by a gradient [H], as `LocalOptimizer.step` does. Raises GradientError."""
         size = self.shared.layout.size
         if gradient.shape != (size + self.of_group.layout.size,):
             raise GradientError(
                 f"gradient of shape {tuple(gradient.shape)}, not ({size + self.of_group.layout.size},)"
             )
         if not torch.linalg.vector_norm(gradient, dtype=torch.float32).isfinite():
-            raise GradientError("the gradient is not finite; drop it and go on")
+            raise GradientError("the gradient is not finite; drop it and continue")
         self.shared.step(gradient[:size], tokens, round, factor)
         of_experts = int(factor * self._manifest.sync.expert_lr_scale + 0.5)
         self.of_group.step(gradient[size:], tokens, round, of_experts)
@@ -184,7 +193,7 @@ class ExpertShardSteps:
         )
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        """Of experts that this peer gave up nothing comes back."""
+        """Restore an unused contribution to the delta, except for experts that this peer no longer trains."""
         group, shared, experts = self.cut(payload)
         self.shared.give_back(shared, round, peer, shards)
         if group == self.group:
@@ -199,13 +208,13 @@ class ExpertShardSteps:
         return HeldTally(self, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
-        """As LocalSteps."""
+        """Return None, as `LocalSteps` does."""
 
     def applied(self, round: int) -> None:
         self._applied_round = round
         for part in (self.shared, self.of_group):
             part.applied(round)
-        self.holding = self._as_it_is()
+        self.holding = self._current_assignment()
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
         group, there = self.within(tile)
@@ -215,83 +224,93 @@ class ExpertShardSteps:
             self.of_group.add_to(weights_CN, there)
 
     def record_assignment(self, round: int, contributor: PeerId, held: Mapping[str, int] | None) -> None:
-        """Who trains which group, by what somebody made for a round; None: it is taken out again."""
-        of_round = self._held_by.setdefault(round, {})
+        """Record which groups a contributor's payload for `round` names, by peer name. None removes the
+        record."""
+        of_round = self._assignments.setdefault(round, {})
         of_round.pop(contributor, None)
         if held is not None:
             of_round[contributor] = held
 
     def assignment_in(self, peer: PeerId, payload: bytes) -> Mapping[str, int]:
-        """By a contribution, as `heard` takes it."""
+        """Return the assignment that a contribution shows, as `record_assignment` takes it."""
         return {self._name_of(peer): payload[0]}
 
     def settled(self, round: int) -> None:
-        """Its set is final."""
+        """Update the times of training after `round` settled, and forget old assignments."""
         self._seen = range(self._seen.start if self._seen else round, round + 1)
-        self._trained |= dict.fromkeys(self._said_in(round).values(), round)
-        for old in [old for old in self._held_by if old < round - ROUNDS_REMEMBERED]:
-            del self._held_by[old]
-        self.holding = self._as_it_is()
+        self._trained |= dict.fromkeys(self._groups_in(round).values(), round)
+        for old in [old for old in self._assignments if old < round - ROUNDS_REMEMBERED]:
+            del self._assignments[old]
+        self.holding = self._current_assignment()
 
-    def _as_it_is(self) -> ExpertAssignment:
+    def _current_assignment(self) -> ExpertAssignment:
+        """Return the current assignment."""
         trained = tuple(self._trained.get(group, -1) for group in range(self.groups))
         stale = tuple(self._seen.stop - 1 - max(self._seen.start - 1, newest) for newest in trained)
         return ExpertAssignment(self.group, tuple(self.holders()), trained, stale)
 
     def holders(self) -> list[int]:
-        """Of each group, in the newest rounds that are applied."""
+        """Return the number of trainers of each group in the newest applied rounds."""
         counts = Counter(self._newest(ROUNDS_COUNTED).values())
         return [counts[group] for group in range(self.groups)]
 
     def goes_over(self, round: int, me: PeerId) -> bool:
-        """Take up the group with the fewest holders, if it is this peer's turn; whether it did. Between two
-        steps, when nothing is gathered that was not stepped by."""
-        # Of two who train one group one may not have told anything just when it is its turn.
+        """Switch to the group with the fewest trainers if it is this peer's turn. Returns True if it
+        switched.
+
+        Called between two local steps, when all gathered gradients are used.
+        """
+        # A trainer of the fullest group may have contributed nothing in the newest two rounds.
         newest, holders = self._newest(BALANCE_ROUNDS), self.holders()
-        crowds = Counter(newest.values())
-        fullest, emptiest = max(range(self.groups), key=crowds.__getitem__), holders.index(min(holders))
-        may = [name for name, group in newest.items() if group == fullest]
+        counts = Counter(newest.values())
+        fullest, emptiest = max(range(self.groups), key=counts.__getitem__), holders.index(min(holders))
+        candidates = [name for name, group in newest.items() if group == fullest]
         if (
             round % BALANCE_ROUNDS
-            or crowds[fullest] - holders[emptiest] < 2
+            or counts[fullest] - holders[emptiest] < 2
             or self.group != fullest
-            or self._name_of(me) != min(may, key=lambda name: _drawn(self._run_id, round, name))
+            or self._name_of(me) != min(candidates, key=lambda name: _drawn(self._run_id, round, name))
         ):
             return False
         self.hold(emptiest)
         return True
 
     def _newest(self, rounds: int) -> dict[str, int]:
-        """Who trains which group, of those in so many rounds."""
+        """Return the group of each peer name in the newest `rounds` applied rounds."""
         applied = sorted(
-            round for round, held in self._held_by.items() if held and round <= self._applied_round
+            round for round, held in self._assignments.items() if held and round <= self._applied_round
         )
-        return {name: group for round in applied[-rounds:] for name, group in self._said_in(round).items()}
+        return {name: group for round in applied[-rounds:] for name, group in self._groups_in(round).items()}
 
-    def _said_in(self, round: int) -> dict[str, int]:
-        of_round = sorted(self._held_by.get(round, {}).items())
+    def _groups_in(self, round: int) -> dict[str, int]:
+        """Return the group of each peer name in one round."""
+        of_round = sorted(self._assignments.get(round, {}).items())
         return {name: group for _, held in of_round for name, group in held.items()}
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
-        """All speak of what is shared, and of an expert its holders. All groups are of one form, so the own
-        one's reads what is said of any."""
+        """Yield each tile with the deltas of the contributions that cover it.
+
+        All contributions cover shared tiles, and only those of its group cover an expert's. All groups have
+        the same layout, so the decoder of the peer's own group reads every group.
+        """
         contributions: list[dict[int | None, list[memoryview]]] = [
             {None: self.shared.planes_of(shared), group: self.of_group.planes_of(experts)}
             for group, shared, experts in map(self.cut, payloads)
         ]
         for tile in all_tiles(self.layout, self.device):
-            whose, there = self.within(tile)
-            reads = self.shared if whose is None else self.of_group
-            saying = [said[whose] for said in contributions if whose in said]
-            yield tile, [reads.moves_in(there, planes[there.number]) for planes in saying]
+            group, there = self.within(tile)
+            decoder = self.shared if group is None else self.of_group
+            covering = [planes[group] for planes in contributions if group in planes]
+            yield tile, [decoder.moves_in(there, planes[there.number]) for planes in covering]
 
     def within(self, tile: Tile) -> tuple[int | None, Tile]:
-        """Whose a tile of the stage is, and where it lies there."""
+        """Return the group of a tile of the stage (None: shared), and its place within the group's vector."""
         group, number, plane = self._places[tile.number]
         return group, replace(tile, number=number, plane=plane)
 
     def cut(self, payload: bytes) -> tuple[int, bytes, bytes]:
-        """Its group, and what it says of what is shared and of the group's experts. ContributionError."""
+        """Return the group of a payload, and its encoded deltas of the shared planes and of the group. Raises
+        ContributionError."""
         if len(payload) != self.payload_bytes:
             raise ContributionError(f"payload of {len(payload)} bytes where {self.payload_bytes} belong")
         if payload[0] >= self.groups:
@@ -300,7 +319,7 @@ class ExpertShardSteps:
         return payload[0], payload[1:stop], payload[stop:]
 
     def numbers_of(self, group: int | None) -> list[int]:
-        """Of the group's planes in the stage; None: of those that are shared."""
+        """Return the numbers of a group's planes within the stage; None: those of the shared planes."""
         return [number for number, place in enumerate(self._places) if place[0] == group]
 
     def _part(self, group: int | None) -> LocalSteps:
@@ -309,7 +328,7 @@ class ExpertShardSteps:
 
 
 class HeldTally(MovesTally):
-    """One round's contributions, and with them who holds what."""
+    """The contributions of one round, which also record the assignment of groups."""
 
     def __init__(self, method: ExpertShardSteps, round: int) -> None:
         super().__init__(method, round)
@@ -325,7 +344,8 @@ class HeldTally(MovesTally):
 
 
 def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, int, Plane]]:
-    """Of each plane its group, which of the group's planes it is, and where it lies in a vector of these."""
+    """Return for each plane its group, its number within the group, and the plane in a vector of the group
+    alone."""
     places: list[tuple[int | None, int, Plane]] = []
     ends: Counter[int | None] = Counter()
     numbers: Counter[int | None] = Counter()
@@ -338,4 +358,5 @@ def places_of(layout: Layout, experts: Experts) -> Sequence[tuple[int | None, in
 
 
 def _drawn(run_id: RunId, round: int, name: str) -> bytes:
+    """Return pseudo-random bytes that depend on the run, a round and a peer name."""
     return hashlib.sha256(f"{run_id}\nexperts\n{round}\n{name}".encode()).digest()

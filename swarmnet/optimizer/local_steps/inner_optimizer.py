@@ -1,8 +1,8 @@
-"""The optimizer with which one peer steps by itself: Muon for the matrices of layers, AdamW for all else.
+"""The optimizer of local steps: Muon for the matrices of layers, AdamW for all other parameters.
 
-Its state is nobody else's business, and so it is kept in bfloat16 between two steps, and in the host's memory
-where that is asked for. It moves a flat vector in place, with the gradient of another; weights
-are not read, so the vector may be what a peer moved and not where it stands. No weight decay.
+Its state is private to the peer. It is kept in bfloat16 between two steps, and in host memory if requested. A
+step changes a flat vector in place, by the gradient in another. Weights are not read, so the vector may be a
+delta instead of weights. There is no weight decay.
 
 Shapes: P numbers of the flat vector, B matrices of one shape, R rows and C columns of a matrix.
 """
@@ -24,30 +24,30 @@ from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
 from swarmnet.run.local_steps import InnerName
 
 ADAM_DECAYS = (0.9, 0.95)
-"""Of gradient and square, as language models are trained (arXiv:2005.14165, appendix B)."""
+"""Decay of gradient and square, as for language models (arXiv:2005.14165, appendix B)."""
 ADAM_EPSILON = 1e-8
 """arXiv:1412.6980, algorithm 1."""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of Muon's quintic iteration (Keller Jordan 2024), which takes singular values to 0.7 to
-1.2."""
+"""Coefficients of Muon's quintic iteration (Keller Jordan 2024). It brings singular values to 0.7 to 1.2."""
 NEWTON_SCHULZ_STEPS = 5
 MUON_RMS = 0.2
-"""Root mean square of an update of AdamW, which Muon's is made to have, so that one rate serves both
+"""Root mean square of an AdamW update. Muon's updates are scaled to it, so that one learning rate serves both
 (arXiv:2502.16982, section 2.2)."""
 MIN_NORM = 1e-7
-"""Below it a matrix is nothing, and stays nothing."""
+"""A matrix with a smaller norm counts as zero, and stays small."""
 BATCH_NUMBERS = 1 << 24
-"""Of matrices that a GPU makes orthogonal at once, one at least: it waits for calls where they are small; in
-float32 they are 64 MiB, several times."""
+"""Numbers of the matrices that a GPU orthogonalizes in one batch (at least one matrix). Small matrices would
+leave it idle. In float32 they are 64 MiB, several times."""
 PIECE_NUMBERS = 1 << 18
-"""Of a parameter that AdamW moves, at once: it is numbers by themselves, and a table of tokens is large. In
-float32 1 MiB, as a tile of swarmnet/optimizer/tiling.py; a GPU has as many as of matrices."""
+"""Numbers of a parameter that AdamW updates at once on a CPU. Its updates are elementwise, and an embedding
+table is large. In float32 they are 1 MiB, as a tile of `swarmnet/optimizer/tiling.py`. A GPU uses
+`BATCH_NUMBERS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """What a rule works on, or a piece of it; all has one shape. Moments, and what is moved, are changed in
-    place."""
+    """A parameter, or a piece of it, for an update rule. All tensors have one shape; `moved` and `moments`
+    are changed in place."""
 
     entry: Entry
     moved: Tensor
@@ -55,7 +55,7 @@ class _Parameter:
     moments: Sequence[Tensor]
 
     def pieces(self, numbers: int) -> Iterator[_Parameter]:
-        """Views of at most so many numbers."""
+        """Yield views of at most `numbers` numbers."""
         moved, gradient = self.moved.view(-1), self.gradient.view(-1)
         moments = [each.view(-1) for each in self.moments]
         for start in range(0, moved.numel(), numbers):
@@ -63,39 +63,41 @@ class _Parameter:
             yield _Parameter(self.entry, moved[piece], gradient[piece], [each[piece] for each in moments])
 
     def at_work(self, gain: float) -> _Parameter:
-        """The same with copies in float32, beside what is moved, of its gradient times a gain."""
+        """Return the parameter with its moments, and its gradient times `gain`, as float32 copies on its
+        device."""
         moments = [each.to(self.moved.device, torch.float32) for each in self.moments]
         return replace(self, gradient=self.gradient.float() * gain, moments=moments)
 
 
 class _Rule(Protocol):
-    """Moves parameters of one shape."""
+    """An update rule for parameters of one shape."""
 
     moments: int
-    """How many each has."""
+    """Number of moments per parameter."""
 
     def __call__(self, parameters: Sequence[_Parameter], rate: float) -> None: ...
 
 
 class InnerOptimizer:
-    """One peer's optimizer for one stage."""
+    """The local optimizer of one peer and one stage."""
 
     def __init__(self, name: InnerName, layout: Layout, momentum: float) -> None:
         self._name, self._layout, self._momentum = name, layout, momentum
         self.use_device_group(ALONE)
         self.moments_lie_on: torch.device | None = None
-        """None: where the gradient does."""
+        """Device of the moments; None: that of the gradient."""
         self._kept: dict[str, list[Tensor]] = {}
-        """Of each parameter, its moments."""
+        """Maps a parameter's name to its moments."""
 
     def use_device_group(self, company: DeviceGroup) -> None:
-        """Of parameters there may be a part here only; matrices are made orthogonal as wholes."""
+        """Use collectives of several devices. Each device may have a shard of a parameter, but matrices are
+        orthogonalized as a whole."""
         self._company = company
         self._muon = _Muon(self._momentum, company)
         self._adamw = _AdamW()
 
     def step(self, moved_P: Tensor, gradient_P: Tensor, gains: Mapping[str, float], rate: float) -> None:
-        """Move by a gradient times the gain of each block. A rate of 0 moves nothing but warms the
+        """Update `moved_P` by a gradient times the gain of each block. A rate of 0 only updates the
         moments."""
         self._adamw.steps += 1
         for rule, entries in self._batches(gradient_P.device):
@@ -116,6 +118,7 @@ class InnerOptimizer:
                         kept.copy_(moment)
 
     def _at_once(self, rule: _Rule, parameters: Sequence[_Parameter]) -> Iterator[Sequence[_Parameter]]:
+        """Yield the parameters, or pieces of them, that are updated together."""
         if rule is self._muon:
             yield parameters
             return
@@ -124,6 +127,7 @@ class InnerOptimizer:
             yield from ((piece,) for piece in each.pieces(BATCH_NUMBERS if on_gpu else PIECE_NUMBERS))
 
     def _moments(self, entry: Entry, rule: _Rule, device: torch.device) -> list[Tensor]:
+        """Return the moments of a parameter; zero at first."""
         if entry.name not in self._kept:
             where = self.moments_lie_on or device
             empty = torch.zeros(rule.moments, *entry.shape, dtype=torch.bfloat16, device=where)
@@ -131,7 +135,8 @@ class InnerOptimizer:
         return self._kept[entry.name]
 
     def _batches(self, device: torch.device) -> Iterator[tuple[_Rule, Sequence[Entry]]]:
-        """What is done at once: on a processor one parameter, in its cache; on a GPU equal matrices."""
+        """Yield batches with their rule: single parameters on a CPU, for its cache; matrices of one shape on
+        a GPU."""
         for entry in self._layout.entries:
             if not self._is_muons(entry):
                 yield self._adamw, (entry,)
@@ -149,7 +154,7 @@ class InnerOptimizer:
 
 
 class _AdamW:
-    """arXiv:1412.6980, algorithm 1."""
+    """Adam without weight decay (arXiv:1412.6980, algorithm 1)."""
 
     moments = 2
 
@@ -167,7 +172,7 @@ class _AdamW:
 
 
 class _Muon:
-    """Momentum of Nesterov's kind, made orthogonal (Keller Jordan 2024)."""
+    """Nesterov momentum, orthogonalized (Keller Jordan 2024)."""
 
     moments = 1
 
@@ -187,9 +192,12 @@ class _Muon:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """A matrix [R, C], or several [B, R, C], with all singular values near 1, by Newton and Schulz's
-    iteration. On a GPU in bf16, whose errors the iteration forgives; on a CPU, where that is slower, in
-    float32."""
+    """Return matrices [R, C] or [B, R, C] with all singular values brought near 1 by a Newton-Schulz
+    iteration.
+
+    It uses bf16 on a GPU, because the iteration tolerates its errors. On a CPU, where bf16 is slower, it uses
+    float32.
+    """
     a, b, c = NEWTON_SCHULZ
     multiply_add = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     found = matrices if matrices.device.type == "cpu" else matrices.bfloat16()

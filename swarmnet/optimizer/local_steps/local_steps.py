@@ -1,20 +1,24 @@
-"""Each peer goes its own way by an optimizer of its own, and tells what it moved: `local-steps` and its like.
+"""The local SGD family: local steps, DiLoCo, Streaming DiLoCo, SparseLoCo and partial averaging.
 
-    weights of a peer = those of the group + what it told and nobody has applied yet + what it moved since
+Each peer runs an optimizer of its own and periodically sends the change of its weights, compressed.
 
-One frame: own steps, the part of the weights that a round is about, what is on its way, what comes back. What
-tells one method from another are four things that a run can choose one by one (swarmnet/run/local_steps.py):
+    local weights = group weights + deltas sent but not yet applied + delta since the last send
 
-- `parts`: a round is about every n-th number of each chunk, for all peers the same, so no index is sent.
-- `sent`: how the numbers are told (swarmnet/optimizer/delta_codecs/).
-- `rest`: what becomes of what was moved and not told. It stays in the peer's own weights and works on there
-  (live), or waits outside of them and is told with what comes next (error feedback, SparseLoCo's way), or is
-  dropped, DiLoCo's way.
-- the step outside: the mean, or a momentum of means (swarmnet/optimizer/delta_codecs/outer_optimizer.py).
+The methods share this code. They differ in four options (`swarmnet/run/local_steps.py`):
 
-A round's step is a function of its set and of what was settled before: integers, the same to the bit for all.
+- `parts`: number of fragments of the weights, of which a round covers one. A fragment is every n-th number of
+  each chunk, the same for all peers, so no index is sent.
+- `sent`: the codec of the delta (`swarmnet/optimizer/delta_codecs/`).
+- `rest`: what happens to the part of the delta that compression dropped. `local`: it stays in the peer's
+  weights. `error-feedback`: it is kept outside of them and added to the next delta, as in SparseLoCo. `drop`:
+  it is discarded, as in DiLoCo.
+- the outer step: the mean of the deltas, or Nesterov momentum of such means
+  (`swarmnet/optimizer/delta_codecs/outer_optimizer.py`).
 
-Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a part.
+A round's step is an integer function of its set of contributions and of the settled state, bit-identical on
+all peers.
+
+Shapes: C chunks of a plane, N numbers in a chunk, M = N / parts of them in a fragment.
 """
 
 from __future__ import annotations
@@ -46,41 +50,45 @@ from swarmnet.run.manifest import Manifest, learning_rate
 from swarmnet.run.rates import WHOLE
 
 ORDERS_KEPT = 64
-"""Of the open rounds' cycles, for each size of chunk: they are looked up with every step."""
+"""Cached orders of fragments. Every local step looks up those of the open rounds' cycles, for each size of
+chunk."""
 
 
 class LocalSteps:
-    """One peer of one stage."""
+    """A sync method with local steps, for one peer and one stage."""
 
     lookahead_accuracy = 0.0
-    """A peer's own moves say little of the others'; they are in its weights already."""
+    """Zero: a peer's own delta predicts little of the others', and it is in the peer's weights already."""
     reduced = None
     held = None
 
     def __init__(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
         sync = manifest.sync
-        assert sync.local_steps is not None, "of a method whose peers step by themselves"
+        assert sync.local_steps is not None, "only for methods with local steps"
         self.how = sync.local_steps
         self._sync, self._run_id = sync, manifest.run_id()
         self.layout, self.state, self.device = layout, state_of(layout, sync), device
         self.code, self.outer = code_of(self.how.delta_codec, sync), OuterOptimizer.of(self.how)
         self._clip = BlockClip(layout, sync.max_grad_norm, device)
         self._inner = InnerOptimizer(self.how.inner_optimizer, layout, sync.momentum)
-        self._moved = torch.zeros(layout.size, device=device)
-        """In the peer's own weights, and not told yet."""
-        self._waiting = (
+        self._delta = torch.zeros(layout.size, device=device)
+        """Delta in the peer's own weights that is not sent yet, float32 [layout.size]."""
+        self._residual = (
             torch.zeros(layout.size, device=device) if self.how.residual == "error-feedback" else None
         )
-        """Outside of them. In float32, as what it is a rest of: it is added to each time."""
+        """Residual (error feedback), which is not in the peer's own weights. It is float32, because it
+        accumulates."""
         self._sent: dict[int, dict[int, EncodedDelta | Tensor]] = {}
-        """Of rounds that may not be applied yet, what the own weights hold meanwhile, by where a tile begins:
-        what was told, where that is it, or float32 [C, M]."""
+        """Maps a round that may not be applied yet to the part of its delta that the peer's own weights
+        include meanwhile. The inner key is the start of a tile. The value is the encoded delta, or float32
+        [C, M] if it differs from it."""
         self.tokens = sync.inner_batch_tokens or manifest.microbatch_tokens
         self.payload_bytes = self.bytes_of([plane.chunks for plane in layout.planes])
         self.votes = sum(plane.chunks * self.width(plane) for plane in layout.planes)
         self.sections = [(8 * self.code.head, self.code.bits(self.width(plane))) for plane in layout.planes]
 
     def use_device_group(self, company: DeviceGroup) -> None:
+        """Use collectives of several devices for norms and matrices."""
         self._clip.company = company
         self._inner.use_device_group(company)
 
@@ -90,11 +98,11 @@ class LocalSteps:
 
     @property
     def momentum_norm(self) -> float | None:
-        if self._waiting is None:
-            return float(torch.linalg.vector_norm(self._moved))
+        if self._residual is None:
+            return float(torch.linalg.vector_norm(self._delta))
         tiles = all_tiles(self.layout, self.device)
-        waits = (tile.of(self._moved) + tile.of(self._waiting) for tile in tiles)
-        norms = torch.stack([torch.linalg.vector_norm(waits_CN) for waits_CN in waits])
+        unsent = (tile.of(self._delta) + tile.of(self._residual) for tile in tiles)
+        norms = torch.stack([torch.linalg.vector_norm(unsent_CN) for unsent_CN in unsent])
         return float(torch.linalg.vector_norm(norms))
 
     @property
@@ -107,7 +115,7 @@ class LocalSteps:
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
         gains = self._clip.block_gains(gradient, tokens)
         rate = learning_rate(self._sync, round) * factor / WHOLE
-        self._inner.step(self._moved, gradient, gains, rate)
+        self._inner.step(self._delta, gradient, gains, rate)
 
     def contribute(self, gradient: Tensor, tokens: int, round: int, peer: PeerId) -> bytes:
         self.step(gradient, tokens, round)
@@ -115,50 +123,53 @@ class LocalSteps:
 
     def encode_delta(self, round: int, peer: PeerId) -> bytes:
         seed = seed_of(self._run_id, round, peer)
-        told: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
+        encoded: list[list[tuple[int, bytes]]] = [[] for _ in self.layout.planes]
         self._sent[round] = sent = {}
         for tile in all_tiles(self.layout, self.device):
-            moves, held = self._take(tile, round, seed)
-            told[tile.number].append((tile.chunks, moves.written()))
+            moves, held = self._encode_tile(tile, round, seed)
+            encoded[tile.number].append((tile.chunks, moves.written()))
             sent[tile.start] = held
-        return b"".join(joined(self.code, of_plane) for of_plane in told)
+        return b"".join(joined(self.code, of_plane) for of_plane in encoded)
 
-    def _take(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
-        """What is told of a tile, and what the own weights hold of it until it is applied."""
+    def _encode_tile(self, tile: Tile, round: int, seed: bytes) -> tuple[EncodedDelta, EncodedDelta | Tensor]:
+        """Encode a tile's delta. Returns it, and what the peer's own weights include until the round is
+        applied."""
         columns = self.columns(tile.plane, round)
-        delta_CM = offered_CM = tile.of(self._moved)[:, columns]
-        if self._waiting is not None:
-            waiting_CM = tile.of(self._waiting)[:, columns]
-            offered_CM = delta_CM + self._sync.error_feedback_decay * waiting_CM
+        delta_CM = offered_CM = tile.of(self._delta)[:, columns]
+        if self._residual is not None:
+            residual_CM = tile.of(self._residual)[:, columns]
+            offered_CM = delta_CM + self._sync.error_feedback_decay * residual_CM
         moves = self.code.encode(offered_CM, CodecSeed(seed, tile.plane.chunk))
-        said_CM = moves.units() * UNIT
-        if self._waiting is not None:
-            waiting_CM.copy_(offered_CM - said_CM)
+        encoded_CM = moves.units() * UNIT
+        if self._residual is not None:
+            residual_CM.copy_(offered_CM - encoded_CM)
         held: EncodedDelta | Tensor = moves
         if self.how.residual == "local":
-            delta_CM -= said_CM
+            delta_CM -= encoded_CM
         else:
             held = delta_CM.clone()
             delta_CM.zero_()
-        for flat in self._flats():  # A bit is never nothing: what was said of the padding is taken back.
+        for flat in self._flats():  # The sign codec cannot encode zero, so the padding is cleared again.
             tile.empty_padding(tile.of(flat), self.layout)
         return moves, held
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
         self._sent.pop(round, None)
         for plane, moves in zip(self.layout.planes, self.moves_of(payload), strict=True):
-            part_CM, units_CM = self.part(self._moved, plane, round), moves.units()
+            part_CM, units_CM = self.part(self._delta, plane, round), moves.units()
             for rows in self._rows(plane, shards):
                 part_CM[rows].add_(units_CM[rows] * UNIT)
-        empty_padding(self._moved, self.layout)
+        empty_padding(self._delta, self.layout)
 
     def _flats(self) -> Iterator[Tensor]:
-        yield self._moved
-        if self._waiting is not None:
-            yield self._waiting
+        """Yield the delta and, with error feedback, the residual."""
+        yield self._delta
+        if self._residual is not None:
+            yield self._residual
 
     def check(self, payload: bytes, rows: Sequence[int] | None = None) -> None:
-        """Of the whole, or of so many chunks of each plane."""
+        """Raise ContributionError unless this is a valid encoding of all chunks, or of `rows` chunks of each
+        plane."""
         for plane, chunks, data in self._cut(payload, rows):
             self.code.check(data, chunks, self.width(plane))
 
@@ -166,14 +177,14 @@ class LocalSteps:
         return MovesTally(self, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
-        """`add_to` says all that this peer knows of it."""
+        """Return None: `add_to` adds all that this peer can predict."""
 
     def applied(self, round: int) -> None:
         for sent in [sent for sent in self._sent if sent <= round]:
             del self._sent[sent]
 
     def add_to(self, weights_CN: Tensor, tile: Tile) -> None:
-        weights_CN += tile.of(self._moved)
+        weights_CN += tile.of(self._delta)
         for round, sent in self._sent.items():
             held = sent[tile.start]
             sent_CM = held if isinstance(held, Tensor) else held.units() * UNIT
@@ -181,28 +192,31 @@ class LocalSteps:
         tile.empty_padding(weights_CN, self.layout)
 
     def moves_of(self, payload: bytes, rows: Sequence[int] | None = None) -> Iterator[EncodedDelta]:
-        """Of each plane, or of so many of its chunks; ContributionError where the payload is not one of this
-        method's."""
+        """Yield the decoded delta of each plane, or of `rows` of its chunks. Raises ContributionError if no
+        honest peer can have sent `payload`."""
         for plane, chunks, data in self._cut(payload, rows):
             yield self.code.decode(data, chunks, self.width(plane), self.device)
 
     def planes_of(self, payload: bytes) -> list[memoryview]:
-        """What it says of each plane. ContributionError where the length is wrong."""
+        """Return the encoded bytes of each plane. Raises ContributionError if the payload's length is
+        wrong."""
         return [data for _, _, data in self._cut(payload, None)]
 
     def moves_in(self, tile: Tile, data: memoryview) -> EncodedDelta:
-        """Of what is said of the tile's plane."""
+        """Decode the delta of one tile from the encoded bytes of its plane."""
         width = self.width(tile.plane)
-        said = cut(self.code, data, tile.plane.chunks, width, tile.rows)
-        return self.code.decode(said, tile.chunks, width, self.device)
+        encoded = cut(self.code, data, tile.plane.chunks, width, tile.rows)
+        return self.code.decode(encoded, tile.chunks, width, self.device)
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
+        """Yield each tile with the decoded deltas of all contributions."""
         contributions = [self.planes_of(payload) for payload in payloads]
         for tile in all_tiles(self.layout, self.device):
             yield tile, [self.moves_in(tile, planes[tile.number]) for planes in contributions]
 
     def _cut(self, payload: bytes, rows: Sequence[int] | None) -> Iterator[tuple[Plane, int, memoryview]]:
-        """Each plane, of how many of its chunks something is said, and what."""
+        """Yield each plane, the number of its chunks that are encoded, and their bytes. Raises
+        ContributionError."""
         rows = [plane.chunks for plane in self.layout.planes] if rows is None else rows
         sizes = [self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True)]
         if len(payload) != sum(sizes):
@@ -213,29 +227,33 @@ class LocalSteps:
             start += size
 
     def part(self, flat: Tensor, plane: Plane, round: int) -> Tensor:
-        """View [C, M]: what `round` speaks of, in a vector [layout.size]."""
+        """Return a view [C, M] of a flat vector [layout.size]: the fragment of `plane` that `round`
+        covers."""
         return plane_of(flat, plane)[:, self.columns(plane, round)]
 
     def columns(self, plane: Plane, round: int) -> slice:
-        """Every `parts`-th number of each chunk; all in turn, in an order that is drawn for each cycle, or
-        once for all (`is_steady`)."""
+        """Return the columns of a chunk that `round` covers: every `parts`-th number.
+
+        All fragments have their turn in each cycle. Their order is drawn for each cycle, or once if
+        `is_steady`.
+        """
         parts = plane.chunk // self.width(plane)
         cycle, place = divmod(round, parts)
         order = _order(self._run_id, parts, 0 if self.how.is_steady else cycle)
         return slice(order[place], None, parts)
 
     def _rows(self, plane: Plane, shards: tuple[int, ...]) -> list[slice]:
-        """Chunks of a plane that are in these shards; of no shards: all."""
+        """Return the chunks of a plane that are in these shards; all chunks if `shards` is empty."""
         if not shards:
             return [slice(0, plane.chunks)]
         return [rows_of(plane, shard, self._sync.shards) for shard in shards]
 
     def width(self, plane: Plane) -> int:
-        """M: of a small chunk there may be fewer parts, each of one number."""
+        """Return M for a plane. Small chunks may have fewer fragments, of one number each."""
         return max(1, plane.chunk // self.how.fragments)
 
     def bytes_of(self, rows: Sequence[int]) -> int:
-        """Of what is said of so many chunks of each plane."""
+        """Return the encoded bytes of `rows` chunks of each plane."""
         return sum(self._bytes(plane, count) for plane, count in zip(self.layout.planes, rows, strict=True))
 
     def _bytes(self, plane: Plane, chunks: int) -> int:
@@ -243,7 +261,7 @@ class LocalSteps:
 
 
 class Fragments(Protocol):
-    """A method whose rounds are each about a part of the weights."""
+    """A method in which each round covers one fragment of the weights."""
 
     layout: Layout
     outer: OuterOptimizer
@@ -253,19 +271,21 @@ class Fragments(Protocol):
     def check(self, payload: bytes) -> None: ...
 
     def moves_by_tile(self, payloads: Collection[bytes]) -> Iterator[tuple[Tile, list[EncodedDelta]]]:
-        """What checked contributions say of each tile, as far as they speak of it."""
+        """Yield each tile with the decoded deltas of those checked contributions that cover it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartStep:
-    """What a round does to its part of the weights."""
+    """The step of a round, which changes one fragment of the weights."""
 
     method: Fragments
     round: int
     sums: Mapping[int, Sums]
-    """By where a tile begins; a tile of which nobody said anything stays as it is."""
+    """Maps the start of a tile to the sums of its deltas. Tiles without contributions are missing and do not
+    change."""
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
+        """Add the step to a tile of the weights, int [C, N], and update its momentum in place."""
         sums = self.sums.get(tile.start)
         if sums is None:
             return
@@ -278,7 +298,7 @@ class PartStep:
 
 
 class MovesTally:
-    """One round's contributions as they came; they are summed when a step is asked for."""
+    """The contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, method: Fragments, round: int) -> None:
         self._method, self._round = method, round
@@ -294,25 +314,27 @@ class MovesTally:
         del self._payloads[peer]
 
     def rest(self) -> None:
-        """Nothing is kept but the set."""
+        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> PartStep:
-        """The mean of those who speak of it; `factor` had its say when the peers stepped."""
-        said = self._method.moves_by_tile(self._payloads.values())
-        sums = {tile.start: packed(sum_of(moves), len(moves)) for tile, moves in said if moves}
+        """Return the step by the mean delta. `factor` is not used, because it scaled the local steps
+        already."""
+        by_tile = self._method.moves_by_tile(self._payloads.values())
+        sums = {tile.start: packed(sum_of(moves), len(moves)) for tile, moves in by_tile if moves}
         return PartStep(self._method, self._round, sums)
 
     def vote_agreement(self, me: PeerId) -> None:
-        """Sizes are no votes."""
+        """Return None: these contributions contain no votes."""
 
 
 def rows_of(plane: Plane, shard: int, shards: int) -> slice:
-    """The chunks of a plane that one of so many shards has; none of a small plane, maybe."""
+    """Return the chunks of a plane that belong to one of `shards` shards; none for some shards of a small
+    plane."""
     return slice(plane.chunks * shard // shards, plane.chunks * (shard + 1) // shards)
 
 
 @lru_cache(ORDERS_KEPT)
 def _order(run_id: RunId, parts: int, cycle: int) -> tuple[int, ...]:
-    """In which the parts of a cycle have their turn."""
+    """Return the order of the fragments in a cycle, drawn from the run id."""
     draw = [hashlib.sha256(f"{run_id}\n{cycle}\n{part}".encode()).digest() for part in range(parts)]
     return tuple(sorted(range(parts), key=draw.__getitem__))

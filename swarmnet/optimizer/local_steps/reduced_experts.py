@@ -1,12 +1,11 @@
-"""Groups of experts through reducers: a slice says of which group it is, and a result of each group the mean
-of those who speak of it.
+"""Expert groups with sharded reduction: a slice names its group, and a result has a mean for each group.
 
     slice      group u8 | its chunks of the shared planes | its chunks of that group's planes
     of a shard groups u8, of each contributor in the table's order | mean of the shared planes
                | of each of these groups, in order, the mean of its planes
 
-All of it is a function of the shard's slices alone, so whoever has these can make it again. A result also
-says who trains what, as contributions do where everybody hears them (held_experts.py).
+All of it is a function of the shard's slices alone, so any peer that has them can verify it. A result also
+shows which peer trains which group, as contributions do with `topology: all-gather` (`expert_steps.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from swarmnet.run.manifest import Manifest
 
 
 class ReducedExperts(ReducedSteps):
-    """One peer of one stage; its own steps are those of `ExpertShardSteps`."""
+    """The sync method for one peer and one stage. Its local steps are those of `ExpertShardSteps`."""
 
     held: ExpertShardSteps
 
@@ -43,7 +42,8 @@ class ReducedExperts(ReducedSteps):
 
     @property
     def _experts(self) -> ShardedPart:
-        """All groups are of one form: read by the own one's."""
+        """The shards of expert planes. All groups have the same layout, so the decoder of the peer's own
+        group reads every group."""
         if self._of_group.said is not self.held.of_group:
             self._of_group = ShardedPart(self.held.of_group, self.shards)
         return self._of_group
@@ -84,13 +84,15 @@ class ReducedExperts(ReducedSteps):
             start = stop
 
     def holding_in(self, result: bytes) -> dict[str, int]:
-        """By the name that a contributor has in tables, the group of which its slices are; in a liar's of
-        several, that of the first shard. ContributionError."""
+        """Return the group of each contributor's slices, by its name in tables. Raises ContributionError.
+
+        A dishonest contributor may have slices of several groups; then that of the first shard is returned.
+        """
         table, sums = self._read(result)
         found: dict[str, int] = {}
-        for shard, said in sums.items():
+        for shard, encoded in sums.items():
             contributors = sorted(table.shards[shard])
-            for one, group in zip(contributors, self._groups(len(contributors), said), strict=True):
+            for one, group in zip(contributors, self._groups(len(contributors), encoded), strict=True):
                 found.setdefault(one.peer.hex(), group)
         return found
 
@@ -98,6 +100,8 @@ class ReducedExperts(ReducedSteps):
         return ExpertResultTally(self, round)
 
     def _cut_slice(self, shard: int, data: bytes) -> tuple[int, bytes, bytes]:
+        """Return the group of a slice, and its encoded deltas of the shared planes and of the group. Raises
+        ContributionError."""
         if len(data) != self.slice_bytes[shard]:
             raise ContributionError(f"slice of {len(data)} bytes where {self.slice_bytes[shard]} belong")
         self._groups(1, memoryview(data))
@@ -105,14 +109,16 @@ class ReducedExperts(ReducedSteps):
         return data[0], data[1:stop], data[stop:]
 
     def _groups(self, contributors: int, sums: memoryview) -> bytes:
+        """Return the groups at the start of a shard's part of a result, one per contributor. Raises
+        ContributionError."""
         groups = bytes(sums[:contributors])
         if len(groups) < contributors or max(groups, default=0) >= self.held.groups:
-            raise ContributionError(f"groups of experts that there are not, of {self.held.groups}")
+            raise ContributionError(f"unknown expert group; the run has {self.held.groups}")
         return groups
 
 
 class ExpertResultTally(ResultTally):
-    """One round's results, and by them who trains what."""
+    """The results of one round, which also record the assignment of groups."""
 
     def __init__(self, method: ReducedExperts, round: int) -> None:
         super().__init__(method, round)
@@ -128,4 +134,5 @@ class ExpertResultTally(ResultTally):
 
 
 def _named_in_tables(peer: PeerId) -> str:
+    """Return the name of a peer in the tables of results."""
     return tag_of(peer).hex()

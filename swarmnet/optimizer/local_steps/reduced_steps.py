@@ -1,12 +1,15 @@
-"""Local steps through reducers: what peers moved is added up by few, and comes back as numbers of four bits.
+"""Local steps with sharded reduction: a few reducers sum the deltas and return the means in four bits per
+number.
 
-The chunks of every plane are dealt into `sync.shards` shards. A contribution (local_steps.py) is cut into as
-many slices; whoever reduces a shard adds up the slices that came, and its result says their mean: for each
-chunk a power of two, and for each number a multiple of it from -7 to 7. A round's step is the mean of its
-results, each weighted by how many it speaks for: integers, and a pure function of the set of results, as
-results are of the slices, so that anybody who has these can make them again.
+The chunks of every plane are divided into `sync.shards` shards. A contribution (`local_steps.py`) is cut into
+one slice per shard. The reducer of a shard averages the slices that it received, and publishes the mean in
+its result. For each chunk this is a power of two, and for each number a multiple of it from -7 to 7.
 
-Shapes: C chunks of a plane or of a shard of it, M numbers of a chunk that a round speaks of.
+A round's step is the mean of its results, weighted by their numbers of contributors. It is an integer
+function of the set of results, as a result is of its slices. Any peer that has the slices can therefore
+verify a result.
+
+Shapes: C chunks of a plane or of a shard of it, M numbers of a chunk that a round covers.
 """
 
 from __future__ import annotations
@@ -42,29 +45,33 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
 BITS = 4
-"""Of a number."""
+"""Bits per number of a result."""
 MOST = 7
-"""Of four bits: -7 to 7, and no meaning for the sixteenth."""
+"""Largest level. Levels are -7 to 7; the sixteenth code is unused."""
 FINENESS = 3
-"""A step of the numbers is the smallest power of two that is a third of their mean size or more: the
-outermost is 1.9 to 3.7 deviations of normally distributed ones (Max, "Quantizing for minimum distortion",
-1960, table I: 2.2 for fifteen levels)."""
+"""The step between levels is the smallest power of two that is at least a third of the mean magnitude.
+
+For normally distributed numbers, the outermost level is then at 1.9 to 3.7 standard deviations. The optimum
+for fifteen levels is 2.2 (Max, "Quantizing for minimum distortion", 1960, table I).
+"""
 
 
 class ShardedPart:
-    """Some planes of which the same peers speak, in shards: all of a stage, or a group of experts."""
+    """The shards of planes with the same contributors: all planes of a stage, or those of a group of
+    experts."""
 
     def __init__(self, said: LocalSteps, shards: int) -> None:
-        """`said`: by which is read what is told of them."""
+        """`said` is the method that decodes the deltas of these planes."""
         self.said, self.shards = said, shards
         self.slice_bytes = [said.bytes_of(self.rows(shard)) for shard in range(shards)]
         self.number_bytes = [sum(self._sizes(shard)) for shard in range(shards)]
 
     def rows(self, shard: int) -> list[int]:
-        """How many chunks of each plane a shard has."""
+        """Return the number of chunks of each plane in a shard."""
         return [_count(rows_of(plane, shard, self.shards)) for plane in self.said.layout.planes]
 
     def slices(self, payload: bytes) -> list[bytes]:
+        """Return the slice of a payload for each shard. Raises ContributionError."""
         moves = list(self.said.moves_of(payload))
         return [
             b"".join(
@@ -75,11 +82,11 @@ class ShardedPart:
         ]
 
     def check(self, shard: int, data: bytes) -> None:
-        """ContributionError."""
+        """Raise ContributionError unless `data` is a valid slice."""
         self.said.check(data, self.rows(shard))
 
     def mean(self, shard: int, slices: Sequence[bytes]) -> bytes:
-        """Of what these say of a shard, of each plane. At least one. ContributionError."""
+        """Return the encoded mean of at least one slice of a shard. Raises ContributionError."""
         rows, parts = self.rows(shard), []
         contributions = [list(self.said.moves_of(data, rows)) for data in slices]
         for plane in range(len(rows)):
@@ -88,30 +95,32 @@ class ShardedPart:
         return b"".join(parts)
 
     def numbers(self, shard: int, data: memoryview) -> Iterator[QuantizedMean]:
-        """A mean as it was written, of each plane. ContributionError."""
+        """Yield the decoded mean of each plane in an encoded mean. Raises ContributionError."""
         start, said = 0, self.said
         for plane, count, size in zip(said.layout.planes, self.rows(shard), self._sizes(shard), strict=True):
             yield QuantizedMean.read(data[start : start + size], count, said.width(plane), said.device)
             start += size
 
     def _sizes(self, shard: int) -> list[int]:
+        """Return the encoded bytes of each plane's mean in a shard."""
         rows = zip(self.said.layout.planes, self.rows(shard), strict=True)
         return [_numbers_bytes(count, self.said.width(plane)) for plane, count in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMean:
-    """What a result says of the chunks of one plane that are in one shard."""
+    """The mean that a result contains for one plane's chunks in one shard."""
 
     plane: int
-    """Of the stage."""
+    """Number of the plane within the stage."""
     numbers: QuantizedMean
     speakers: int
-    """Whose mean it is."""
+    """Number of contributors that the mean covers."""
 
 
 class ReducedSteps:
-    """One peer of one stage; its own steps are those of `LocalSteps`."""
+    """The sync method with sharded reduction, for one peer and one stage. Its local steps are those of
+    `LocalSteps`."""
 
     held: ExpertShardSteps | None = None
 
@@ -121,10 +130,11 @@ class ReducedSteps:
         self._begin(manifest, layout, device)
         self.slice_bytes = self._whole.slice_bytes
         self.number_bytes = sum(self._whole.number_bytes)
-        """Of all results of a round in which somebody speaks of all planes, without their tables."""
+        """Encoded bytes of all shards' means of a round, without tables, if every plane has contributions."""
         self.longest_result = longest_head(self.shards) + self.number_bytes
 
     def _begin(self, manifest: Manifest, layout: Layout, device: torch.device) -> None:
+        """Set the attributes that do not depend on how slices are laid out."""
         self.layout, self.state, self.device = layout, self.own.state, device
         self.shards, self.draw = manifest.sync.shards, draw_of(manifest)
         self.payload_bytes = self.own.payload_bytes
@@ -152,15 +162,17 @@ class ReducedSteps:
         self._whole.check(shard, data)
 
     def sums(self, shard: int, slices: Mapping[Contributor, bytes]) -> bytes:
-        """What a result says of a shard: a function of its slices, in any order. ContributionError."""
+        """Return what a result contains for a shard. It does not depend on the order of the slices. Raises
+        ContributionError."""
         return self._whole.mean(shard, list(slices.values()))
 
     def sums_bytes(self, shard: int, contributors: int, sums: memoryview) -> int:
-        """How long that is, of so many, where `sums` begin with it. ContributionError."""
+        """Return the length of a shard's part of a result, at the start of `sums`. Raises
+        ContributionError."""
         return self._whole.number_bytes[shard]
 
     def encode_mean(self, shard: int, contributors: int, sums: memoryview) -> Iterator[ShardMean]:
-        """What it says. ContributionError."""
+        """Yield the means in a shard's part of a result. Raises ContributionError."""
         for plane, numbers in enumerate(self._whole.numbers(shard, sums)):
             yield ShardMean(plane, numbers, contributors)
 
@@ -170,14 +182,14 @@ class ReducedSteps:
         return head_of(table, sums) + sums
 
     def follows(self, result: bytes, shard: int, slices: Mapping[Contributor, bytes]) -> bool:
-        said = self._read(result)[1][shard]
+        published = self._read(result)[1][shard]
         try:
             for data in slices.values():
                 self.check_slice(shard, data)
-            made = self.sums(shard, slices)
+            expected = self.sums(shard, slices)
         except ContributionError:
             return False
-        return said == made
+        return published == expected
 
     def head(self, result: bytes) -> tuple[Table, int]:
         return read_head(result, self.shards)
@@ -186,7 +198,7 @@ class ReducedSteps:
         return self._read(result)[0]
 
     def _read(self, result: bytes) -> tuple[Table, dict[int, memoryview]]:
-        """Who is in it, and what it says of each of its shards. ContributionError."""
+        """Return a result's table, and its part for each of its shards. Raises ContributionError."""
         table, sums = read_result(result, self.shards)
         start, found = 0, {}
         for shard in sorted(table.shards):
@@ -194,7 +206,9 @@ class ReducedSteps:
             found[shard] = sums[start : start + size]
             start += size
         if len(sums) != start:
-            raise ContributionError(f"sums of {len(sums)} bytes, which the result's table does not fit")
+            raise ContributionError(
+                f"the result has {len(sums)} bytes of sums where its table requires {start}"
+            )
         return table, found
 
     def check(self, payload: bytes) -> None:
@@ -205,25 +219,25 @@ class ReducedSteps:
         return ResultTally(self, round)
 
     def said_of(self, result: bytes) -> Iterator[tuple[int, list[ShardMean]]]:
-        """Of each shard in it. ContributionError."""
+        """Yield the shards in a result and their means. Raises ContributionError."""
         table, sums = self._read(result)
-        for shard, said in sums.items():
-            yield shard, list(self.encode_mean(shard, len(table.shards[shard]), said))
+        for shard, encoded in sums.items():
+            yield shard, list(self.encode_mean(shard, len(table.shards[shard]), encoded))
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMean:
-    """The mean that a result says of the chunks of one plane that are in one shard."""
+    """The quantized mean of one plane's chunks in one shard."""
 
     exponents: Tensor
-    """int32 [C, 1]: of 2, in units."""
+    """int32 [C, 1]: the step between levels is 2 to this power, in units."""
     levels: Tensor
     """int8 [C, M]: -7 to 7."""
 
     @classmethod
     def of(cls, sum_CM: Tensor, count: int) -> QuantizedMean:
-        """What is nearest to a sum over `count`, halves upwards. In integers: it can be made again
-        anywhere."""
+        """Return the nearest representable mean of `count` deltas with this sum, halves rounded upwards. It
+        uses integers only, so that any peer can reproduce it."""
         sizes_C1 = sum_CM.abs().sum(dim=1, keepdim=True, dtype=torch.int64)
         exponents_C1 = torch.zeros_like(sizes_C1)
         for exponent in range(LARGEST_EXPONENT):
@@ -233,37 +247,40 @@ class QuantizedMean:
         return cls(exponents_C1.to(torch.int32), levels_CM.clamp(-MOST, MOST).to(torch.int8))
 
     def units(self) -> Tensor:
-        """int64 [C, M]."""
+        """Return the mean in units, int64 [C, M]."""
         return self.levels.long() << self.exponents.long()
 
     def rows(self, rows: slice) -> QuantizedMean:
+        """Return the mean of these chunks alone."""
         return QuantizedMean(self.exponents[rows], self.levels[rows])
 
     def written(self) -> bytes:
+        """Return the bytes that `read` parses."""
         nibbles = (self.levels.cpu().numpy() + np.int8(MOST + 1)).view(np.uint8)
         return exponents.written(self.exponents) + nibbles_written(nibbles)
 
     @classmethod
     def read(cls, data: memoryview, count: int, width: int, device: torch.device) -> QuantizedMean:
-        """ContributionError where `data` is nothing that `written` gives."""
+        """Parse `count` chunks of `width` numbers. Raises ContributionError if `written` cannot have returned
+        `data`."""
         exponents_C = exponents.read(data, count, LARGEST_EXPONENT)
         nibbles = nibbles_read(data[count:], count * width)
         if nibbles.min(initial=MOST) < 1:
-            raise ContributionError("four bits of a result that say nothing")
+            raise ContributionError("a result contains the unused four-bit code")
         levels = (nibbles.astype(np.int8) - np.int8(MOST + 1)).reshape(count, width)
         return cls(exponents.tensor_of(exponents_C, device), torch.from_numpy(levels).to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class _WeightedMean:
-    """By one result, of some chunks of a plane."""
+    """The mean of some chunks of a plane from one result, with its weight."""
 
     rows: slice
     numbers: QuantizedMean
     weight: int
 
     def add_to(self, sum_CM: Tensor, counts_C1: Tensor, tile: Tile) -> None:
-        """To int64 sums of a tile, and to how many each is of."""
+        """Add the weighted mean to the int64 sums of a tile, and the weight to their counts."""
         first, last = max(self.rows.start, tile.first), min(self.rows.stop, tile.last)
         if first < last:
             here = slice(first - tile.first, last - tile.first)
@@ -273,7 +290,7 @@ class _WeightedMean:
 
 
 class ResultTally:
-    """One round's results as they came; they are put together when a step is asked for."""
+    """The results of one round. They are combined when a step is requested."""
 
     def __init__(self, method: ReducedSteps, round: int) -> None:
         self._method, self._round = method, round
@@ -289,51 +306,52 @@ class ResultTally:
         del self._results[peer]
 
     def rest(self) -> None:
-        """Nothing is kept but the set."""
+        """Do nothing: only the set is kept."""
 
     def step(self, factor: int = WHOLE) -> PartStep:
-        """Of each shard the mean; `factor` had its say when the peers stepped."""
+        """Return the step by each shard's mean. `factor` is not used, because it scaled the local steps
+        already."""
         method = self._method
         tables = {peer: table for peer, (_, table) in self._results.items()}
         counted = counting(tables, method.draw, self._round)
-        spoken: dict[tuple[int, int], list[ShardMean]] = {}
-        """By plane and shard."""
+        means: dict[tuple[int, int], list[ShardMean]] = {}  # By plane and shard.
         for peer, (payload, _) in self._results.items():
-            for shard, said_of_shard in method.said_of(payload):
+            for shard, of_shard in method.said_of(payload):
                 if peer in counted[shard]:
-                    for of_plane in said_of_shard:
-                        spoken.setdefault((of_plane.plane, shard), []).append(of_plane)
-        said: dict[int, list[_WeightedMean]] = {}
-        for (plane, shard), by_results in spoken.items():
-            alone = len(by_results) == 1  # Then its mean is the mean, and a small number.
+                    for of_plane in of_shard:
+                        means.setdefault((of_plane.plane, shard), []).append(of_plane)
+        weighted: dict[int, list[_WeightedMean]] = {}
+        for (plane, shard), by_results in means.items():
+            alone = len(by_results) == 1  # Its mean is then the mean; weight 1 keeps sums small.
             rows = rows_of(method.layout.planes[plane], shard, method.shards)
-            said.setdefault(plane, []).extend(
+            weighted.setdefault(plane, []).extend(
                 _WeightedMean(rows, one.numbers, 1 if alone else one.speakers) for one in by_results
             )
-        return PartStep(method.own, self._round, dict(self._sums(said)))
+        return PartStep(method.own, self._round, dict(self._sums(weighted)))
 
-    def _sums(self, said: Mapping[int, Sequence[_WeightedMean]]) -> Iterator[tuple[int, Sums]]:
-        """Of the planes of which somebody said something."""
+    def _sums(self, weighted: Mapping[int, Sequence[_WeightedMean]]) -> Iterator[tuple[int, Sums]]:
+        """Yield the start and the sums of each tile whose plane has contributions."""
         method = self._method
         for tile in all_tiles(method.layout, method.device):
-            if tile.number not in said:
+            if tile.number not in weighted:
                 continue
             sum_CM = torch.zeros(
                 tile.chunks, method.own.width(tile.plane), dtype=torch.int64, device=method.device
             )
             counts_C1 = torch.zeros_like(sum_CM[:, :1])
-            for each in said[tile.number]:
+            for each in weighted[tile.number]:
                 each.add_to(sum_CM, counts_C1, tile)
             yield tile.start, packed(sum_CM, counts_C1.clamp_(min=1))
 
     def vote_agreement(self, me: PeerId) -> None:
-        """Sizes are no votes."""
+        """Return None: these contributions contain no votes."""
 
 
 def _count(rows: slice) -> int:
+    """Return the number of chunks in a slice."""
     return int(rows.stop - rows.start)
 
 
 def _numbers_bytes(count: int, width: int) -> int:
-    """Of `QuantizedMean` of so many chunks."""
+    """Return the encoded bytes of a `QuantizedMean`."""
     return count + packed_bytes(count, BITS * width)

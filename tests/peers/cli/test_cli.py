@@ -140,7 +140,8 @@ def test_explain_takes_settings_as_check_does(swarmnet):
 
 def test_a_run_file_and_a_published_run_are_told_from_a_peer_file(swarmnet, started):
     publish(swarmnet)
-    refused(swarmnet("run", "tiny.run.json"), "is a published run, no peer file: swarmnet join tiny.run.json")
+    join = "join it with `swarmnet join tiny.run.json"
+    refused(swarmnet("run", "tiny.run.json"), f"is a published run, not a peer file; {join}")
     refused(swarmnet("join", "tiny.yaml"), "is a run file; publish it first: `swarmnet publish tiny.yaml`")
     write("p.yaml", "role: bootstrap\n")
     refused(swarmnet("join", "p.yaml"), "started with `swarmnet run p.yaml`")
@@ -202,7 +203,7 @@ def test_an_owner_joins_with_the_printed_line_and_reads_the_text_beside_the_run_
     (tmp_path / "work/books/one.txt").write_text("once upon a time")
     out = swarmnet("publish", write("tiny.yaml", OWN_TEXT + "stages: [4]\n"))[1]
     (first,) = [line for line in out.splitlines() if line.startswith("first ")]
-    assert "whoever may hold the first stage says where their copy is" in out
+    assert "peers of the first stage name their copy of the text" in out
     typed = shlex.split(first.replace("MULTIADDR", BOOTSTRAP).replace("PATH", "/srv/far"))[2:]
     assert swarmnet(*typed, "--state", "here")[0] == 2, "a run of one stage needs all of its text"
     Path("far").write_text("and far away")

@@ -148,9 +148,9 @@ def test_a_score_says_on_which_text_it_was_taken(swarmnet, tmp_path):
          "--no-score asks for no score: give one"),
         (["generate", "--from", "state", "--tokens", "0"], "--tokens"),
         (["generate", "--from", "state", "--temperature", "-1"], "--temperature"),
-        (["generate", "--from", "state", "one", "two"], "several at once are for --run"),
+        (["generate", "--from", "state", "one", "two"], "several need --run"),
         (["generate", "--from", "state", "--run", "run.json"], "give one of them"),
-        (["evaluate", "--from", "state", "--bootstrap", "/ip4/1.2.3.4/tcp/1"], "--bootstrap is for --run"),
+        (["evaluate", "--from", "state", "--bootstrap", "/ip4/1.2.3.4/tcp/1"], "--bootstrap needs --run"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(swarmnet, tmp_path, arguments, word):

@@ -80,12 +80,12 @@ def test_a_run_is_joined_from_a_url_and_the_file_can_be_read_by_people(swarmnet,
     (config,) = started
     text = (config.state / "peer.yaml").read_text()
     assert "# limits:" in text
-    assert "# whom to find the others through" in text
+    assert "# peers through which to find others" in text
     assert "Ctrl+C leaves politely" in err
     assert load(config.state / "peer.yaml").bootstrap == (BOOTSTRAP,)
     assert (config.state / "run.json").read_text() == published_text(SIGNED)
     optional = text[text.index("# limits") :].replace("# ", "", 1).replace("\n# ", "\n")
-    (config.state / "peer.yaml").write_text(text[: text.index("# Take")] + optional)
+    (config.state / "peer.yaml").write_text(text[: text.index("# Uncomment")] + optional)
     again = load(config.state / "peer.yaml")
     assert again.limits == LimitsFile(
         upload=2.5e6, memory=8 << 30, hours="22:00-08:00", only_when_idle=True, only_when_plugged_in=True
@@ -261,9 +261,9 @@ def test_a_file_url_is_joined_too(swarmnet, started, tmp_path):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/run.json#" + "ab" * 32, ["not " + "ab" * 32, "ask whoever gave you the URL"]),
-        ("/run.json#abc", ["expected the run id"]),
-        ("/nothing.json", ["answers 404"]),
+        ("/run.json#" + "ab" * 32, ["not " + "ab" * 32, "ask the person who gave you the URL"]),
+        ("/run.json#abc", ["write the run id there"]),
+        ("/nothing.json", ["responds 404"]),
         ("/endless.json", ["longer than a published run may be"]),
         ("/forged.json", ["not the owner's"]),
         ("/html.json", ["no valid published run"]),
@@ -310,7 +310,7 @@ def test_a_port_where_no_web_server_listens_is_said_in_a_line():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(UserError, match="no web server"):
+        with pytest.raises(UserError, match="not from a web server"):
             fetch_run(f"http://127.0.0.1:{server.getsockname()[1]}/x.json")
         thread.join()
 
@@ -324,7 +324,7 @@ def test_who_has_joined_by_a_url_with_its_id_goes_on_though_the_web_server_is_go
     pages.clear()
     assert swarmnet("join", url)[0] == 0
     assert len(started) == 2
-    refused(swarmnet("join", f"{address}/run.json"), "answers 404")
+    refused(swarmnet("join", f"{address}/run.json"), "responds 404")
 
 
 def test_who_took_part_joins_again_with_the_first_digits_of_the_runs_id(swarmnet, started, tmp_path):
@@ -388,7 +388,7 @@ def dripping(start):
 def test_a_server_that_drips_is_given_up(monkeypatch, start):
     monkeypatch.setattr(run_url, "FETCH_SECONDS", 0.3)
     with dripping(start) as (url, finished):
-        with pytest.raises(UserError, match="is not there after"):
+        with pytest.raises(UserError, match="is not downloaded after"):
             fetch_run(url)
         assert not finished(), "it was not waited for"
         for thread in threading.enumerate():

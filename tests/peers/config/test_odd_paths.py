@@ -107,8 +107,8 @@ def test_the_home_of_nobody_is_a_mistake_in_the_file(swarmnet, key):
     file = write("p.yaml", f"role: bootstrap\n{key}: ~nobody-here/x\n")
     refused(
         swarmnet("config", "check", file),
-        f"p.yaml:2: {key}: '~nobody-here/x': nobody of that name",
-        "in full",
+        f"p.yaml:2: {key}: '~nobody-here/x': this machine has no such home folder",
+        "full path",
     )
 
 

@@ -76,10 +76,13 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ),
         ("rounds: {max_seconds: .inf}\n", "1: rounds.max_seconds: is inf; expected a finite number"),
         ("owner: me\n", "1: owner: is filled in by publishing; leave it out"),
-        ("name: x\nstages: [1, 1]\n", "2: stages hold 2 layers together, model.num_hidden_layers is 4"),
+        (
+            "name: x\nstages: [1, 1]\n",
+            "2: stages hold 2 layers together, model.num_hidden_layers is 4; make them equal",
+        ),
         (
             "model:\n  num_hidden_layers: 5\n",
-            "2: stages hold 4 layers together, model.num_hidden_layers is 5",
+            "2: stages hold 4 layers together, model.num_hidden_layers is 5; make them equal",
         ),
         (
             "sync:\n  warmup_rounds: 1\n  topk_per_chunk: 100\n",
@@ -87,12 +90,12 @@ def test_every_field_of_the_manifest_can_be_typed(run_yaml):
         ),
         (
             "sync:\n  topology: sharded-reduce\n",
-            "2: sync.topology: only what peers that step by themselves contribute can be sharded: "
+            "2: sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
             "local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
         (
             "sync:\n  method: demo\n  topology: sharded-reduce\n",
-            "3: sync.topology: only what peers that step by themselves contribute can be sharded: "
+            "3: sync.topology: sharded-reduce works with local-step methods only; set sync.method to one of "
             "local-steps, diloco, streaming-diloco, sparse-loco, sparta",
         ),
         ("sync:\n  shards: 0\n", "2: sync.shards is 0; it must lie in 1 to 64"),
@@ -135,7 +138,7 @@ def test_a_run_file_can_say_that_its_text_is_read_in_epochs_and_of_what_how_much
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("data: {sources: [{name: a, path: a, weight: 1}]}", "data.sampling is drawn, and only what is read"),
+        ("data: {sources: [{name: a, path: a, weight: 1}]}", "data.sampling is random, which ignores"),
         (EPOCHS.replace("1.5", "0") + "}]}", "data.sources: weight is for all sources or for none"),
         (EPOCHS.replace("1.5", "-1") + "}]}", "data.sources: weight cannot be negative"),
         (EPOCHS + ", index: abc}]}", "data.sources: index is no SHA-256"),

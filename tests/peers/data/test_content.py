@@ -152,7 +152,7 @@ def test_a_string_that_is_too_long_is_left_out(tmp_path):
 
 def test_a_server_that_does_not_answer_is_no_empty_text(unused_port):
     url = f"http://127.0.0.1:{unused_port}"
-    with pytest.raises(TextUnreachable, match=r"/ cannot be read: nothing answers there: connection refused"):
+    with pytest.raises(TextUnreachable, match=r"/ cannot be read: no response: connection refused"):
         shards_of(BOOKS, f"{url}/", Reading())
     with pytest.raises(StoreUnreachable, match=r"Cannot connect|refused"):
         open_store(f"{url}/archive").read("run.json")

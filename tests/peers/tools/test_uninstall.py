@@ -135,7 +135,7 @@ def test_nothing_goes_while_a_peer_runs(swarmnet, home):
 def test_nothing_goes_unasked(swarmnet, home, monkeypatch):
     before = all_files(home)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    refused(swarmnet("uninstall"), "there is nobody to ask; --yes")
+    refused(swarmnet("uninstall"), "nobody can confirm; add --yes")
     assert all_files(home) == before
 
 
@@ -147,7 +147,7 @@ def test_a_person_is_asked(swarmnet, home, monkeypatch, answer):
 
     monkeypatch.setattr("sys.stdin", Person(f"{answer}\n"))
     code, out, err = swarmnet("uninstall")
-    assert "Remove all of this? It cannot be had back" in out + err
+    assert "Remove all of this? It cannot be restored" in out + err
     assert (code, (home / "one").exists()) == ((0, False) if answer == "y" else (2, True))
 
 
@@ -178,7 +178,7 @@ def test_temporary_folders_stay_and_are_named_with_their_size(swarmnet, home, tm
 def test_a_machine_without_leftovers_is_said_to_be_one(swarmnet, home):
     assert swarmnet("uninstall", "--yes", "--owner-key", home / "owner.key")[0] == 0
     code, out, _ = swarmnet("uninstall")
-    assert (code, out.splitlines()[0]) == (0, "nothing is there to remove")
+    assert (code, out.splitlines()[0]) == (0, "there is nothing to remove")
 
 
 def test_the_folder_of_a_process_that_was_killed_goes_with_the_next_start(tmp_path, monkeypatch):

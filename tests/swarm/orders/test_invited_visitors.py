@@ -84,8 +84,8 @@ def test_who_may_come_in_is_let_in():
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["generate", "--from", "state", "--invite", "x"], "--invite is for --run"),
-        (["evaluate", "--invite", "x"], "--invite is for --run"),
+        (["generate", "--from", "state", "--invite", "x"], "--invite needs --run"),
+        (["evaluate", "--invite", "x"], "--invite needs --run"),
         (["generate", "--run", "0" * 64, "--bootstrap", "{way}", "--invite", "x"], "'x' is not an invite"),
         (["evaluate", "--run", "0" * 64, "--bootstrap", "{way}", "--invite", "x"], "'x' is not an invite"),
     ],

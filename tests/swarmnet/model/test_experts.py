@@ -166,8 +166,8 @@ def test_a_cached_continuation_is_what_the_whole_text_gives():
 @pytest.mark.parametrize(
     ("experts", "qk_norm", "told"),
     [
-        (Experts(top_k=2), True, "say nothing without a count"),
-        (Experts(num_experts=4), True, "top_k is 0; it must lie between 1 and the count, 4"),
+        (Experts(top_k=2), True, "have no effect without num_experts"),
+        (Experts(num_experts=4), True, "top_k is 0; it must lie between 1 and num_experts, 4"),
         (Experts(num_experts=4, top_k=5), True, "top_k is 5"),
         (Experts(num_experts=-1, top_k=1), True, "num_experts is -1"),
         (Experts(num_experts=4, top_k=2), False, "needs qk_norm"),

@@ -31,12 +31,12 @@ def test_the_manifest_gives_the_rules():
     [
         (Paths(1.0), r"must lie in \[0, 1\)"),
         (Paths(-0.1), r"must lie in \[0, 1\)"),
-        (Paths(0.1), "leaves none out"),
+        (Paths(0.1), "skips none"),
         (Paths(0.5, -1), "paths.swaps is -1"),
         (Paths(0.5, 7), "paths.swaps is 7"),
         (Paths(0.5, full_path_warmup_rounds=-1), "paths.full_path_warmup_rounds is -1"),
-        (Paths(full_path_warmup_rounds=5), "nothing is ever left out"),
-        (Paths(full_path_fraction=0.5), "nothing is ever left out"),
+        (Paths(full_path_warmup_rounds=5), "have no effect without paths.skip_ratio"),
+        (Paths(full_path_fraction=0.5), "have no effect without paths.skip_ratio"),
         (Paths(0.5, full_path_fraction=1.0), r"paths.full_path_fraction is 1; it must lie in \[0, 1\)"),
         (Paths(0.5, full_path_fraction=-0.1), "paths.full_path_fraction is -0.1"),
     ],
@@ -47,7 +47,7 @@ def test_paths_that_make_no_sense_are_refused(paths, message):
 
 
 def test_a_middle_stage_that_every_microbatch_may_leave_out_is_refused():
-    with pytest.raises(ManifestError, match=r"0\.4 of 3 stages .* nobody would train them"):
+    with pytest.raises(ManifestError, match=r"0\.4 of 3 stages .* no peer would train them"):
         check(replace(SIX, stages=(2, 2, 2), paths=Paths(0.4)))
     check(replace(SIX, stages=(3, 3)))
 
@@ -61,7 +61,7 @@ def test_nothing_can_be_swapped_or_left_out_between_two_stages():
 def test_a_run_file_names_the_line_of_a_bad_ratio(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("name: x\nstages: [2, 1, 1]\npaths:\n  skip_ratio: 0.2\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml:4.*leaves none out"):
+    with pytest.raises(ConfigError, match=r"run\.yaml:4.*skips none"):
         load_manifest(path, PeerId("x"))
 
 

@@ -75,7 +75,7 @@ def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it(swarmnet):
     assert small_manifest(2, 4, None, 1, method="hybrid").sync.method == "hybrid"
-    refused(swarmnet("simulate", "--method", "hybrid"), "without a model nobody learns; add --real")
+    refused(swarmnet("simulate", "--method", "hybrid"), "needs a model; add --real")
 
 
 @pytest.mark.slow
@@ -518,7 +518,7 @@ def test_the_command_says_what_happened(tmp_path):
         ("--kind meteor", "meteor"),
         ("--kind lost_stage", "add it"),
         ("--method diloco", "add --real"),
-        ("--experts", "goes with --real"),
+        ("--experts", "needs --real"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_play(swarmnet, arguments, reason):

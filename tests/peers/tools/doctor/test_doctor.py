@@ -338,7 +338,7 @@ def test_neighbours_are_promised_only_where_they_are_looked_for(lan, zeroconf, n
         (["--only", "reachability"], "add --run RUN --bootstrap ADDRESS"),
         (["--run", "not-a-run"], "neither a run id"),
         (["--bootstrap", "/ip4/1.2.3.4/tcp/1"], "does not name the peer"),
-        (["peer.yaml", "--run", "ab" * 32], "either a peer file, or --run"),
+        (["peer.yaml", "--run", "ab" * 32], "a peer file already names run and bootstrap"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, complaint):

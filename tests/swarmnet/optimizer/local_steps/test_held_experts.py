@@ -280,14 +280,14 @@ def test_a_hostile_payload_is_refused_or_counts_and_moves_by_bounded_numbers(dat
 @pytest.mark.parametrize(
     ("experts", "sync", "message"),
     [
-        ({"groups": 3}, {}, "divide the count"),
+        ({"groups": 3}, {}, "divide num_experts"),
         ({"groups": 0}, {}, "in 1 to 256"),
-        ({"groups": 2}, {"method": "demo-sign"}, "step by themselves"),
-        ({"groups": 2}, {"topology": "sharded-reduce", "delta_codec": "topk-2bit"}, "leave sharded out"),
+        ({"groups": 2}, {"method": "demo-sign"}, "needs a local-step method"),
+        ({"groups": 2}, {"topology": "sharded-reduce", "delta_codec": "topk-2bit"}, "write all-gather"),
         ({"merge_rounds": 5, "merge_nearest": 4}, {}, "merge_nearest"),
         ({"merge_rounds": -1}, {}, "negative"),
         ({"groups": 2}, {"expert_lr_scale": 0.0}, "must lie above 0, up to 10"),
-        ({"groups": 1}, {"expert_lr_scale": 0.5}, "says nothing where model.experts.groups is 1"),
+        ({"groups": 1}, {"expert_lr_scale": 0.5}, "has no effect where model.experts.groups is 1"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(experts, sync, message):

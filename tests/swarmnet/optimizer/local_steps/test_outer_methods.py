@@ -199,7 +199,7 @@ def test_each_method_is_as_its_authors_have_it_but_for_what_the_run_says():
         ({"method": "local-steps", "outer_lr": 0.5}, "are for diloco and streaming-diloco"),
         ({"method": "diloco", "outer_momentum": 1.0}, r"must lie in \[0, 0.99\]"),
         ({"method": "diloco", "outer_lr": -0.7}, "must lie in 0.001 to 2"),
-        ({"method": "demo-sign", "delta_codec": "sign"}, "for peers that step by themselves"),
+        ({"method": "demo-sign", "delta_codec": "sign"}, "local-step methods only"),
         ({"method": "sparse-loco", "sparse_topk": 63}, "power of two"),
         ({"method": "sparse-loco", "topology": "sharded-reduce"}, "set sync.delta_codec"),
         ({"method": "demo", "topology": "sharded-reduce"}, "local-steps, diloco"),

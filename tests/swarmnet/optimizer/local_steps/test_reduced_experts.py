@@ -209,7 +209,7 @@ def test_by_their_results_peers_know_who_trains_what_and_spread_over_the_groups(
     tally = methods[PEERS[0]].tally(99)
     tally.add(REDUCERS[0], method().reduce(cut(PAYLOADS)))
     tally.remove(REDUCERS[0])
-    assert methods[PEERS[0]].held._said_in(99) == {}
+    assert methods[PEERS[0]].held._groups_in(99) == {}
 
 
 def test_replicas_that_hear_of_a_result_late_are_equal_to_those_that_heard_in_time():

@@ -349,10 +349,10 @@ def test_each_thing_that_no_honest_reducer_says_is_refused():
     first = bytes([LARGEST_EXPONENT + 1])
     with pytest.raises(ContributionError, match="above 20"):
         method.check(resigned(honest, method, lambda sums: first + sums[1:]))
-    with pytest.raises(ContributionError, match="say nothing"):
+    with pytest.raises(ContributionError, match="unused four-bit code"):
         method.check(resigned(honest, method, lambda sums: sums[:-1] + b"\0"))
     for change in (lambda sums: sums[:-1], lambda sums: sums + b"\0", lambda sums: b""):
-        with pytest.raises(ContributionError, match="does not fit"):
+        with pytest.raises(ContributionError, match="its table requires"):
             method.check(resigned(honest, method, change))
     with pytest.raises(ContributionError, match="too few"):
         method.check(b"")
