@@ -68,7 +68,7 @@ class Orders:
 
     def _on_order(self, before: Order, now: Order) -> None:
         self.ordered = replace(self.ordered, order=now, pause=self._pause(before, now))
-        how = "the owner orders" if before.sequence else "by the owner's newest order"
+        how = "new order of the owner" if before.sequence else "the owner's newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(Happened(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 

@@ -1,1 +1,1 @@
-"""A worker: one stage, held and trained."""
+"""A worker: a peer that loads one pipeline stage and trains it."""

@@ -1,1 +1,1 @@
-"""A worker's answers to visitors who want text."""
+"""A worker's service for inference clients: forward passes of its stage."""

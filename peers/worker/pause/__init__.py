@@ -1,1 +1,1 @@
-"""A worker that rests: until when, and what stays of it meanwhile."""
+"""Pausing a worker: the reasons, how long they last, and what the peer still does meanwhile."""

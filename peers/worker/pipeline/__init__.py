@@ -1,1 +1,1 @@
-"""A worker's microbatches: the shell of the machine in swarmnet/pipeline."""
+"""A worker's microbatches: the driver of the state machine in swarmnet/pipeline."""

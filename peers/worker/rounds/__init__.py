@@ -1,1 +1,1 @@
-"""A worker's rounds: the shell of the machine in swarmnet/rounds."""
+"""A worker's rounds: the driver of the state machine in swarmnet/rounds."""
