@@ -1,1 +1,1 @@
-"""What a peer tells: events and their reasons, metrics, the console, the snapshot of a swarm."""
+"""Telemetry of a peer: events and their reasons, metrics, the console, the snapshot of a swarm."""

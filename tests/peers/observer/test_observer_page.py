@@ -248,7 +248,7 @@ def test_every_page_answers_and_lets_nothing_from_elsewhere_in():
 def test_before_the_run_is_known_the_page_says_so():
     with served(None, healthy=lambda: "the event loop has not turned for 20 s") as server:
         status, _, body = fetch(server.url + "/swarm.json")
-        assert (status, "looking for its manifest" in json.loads(body)["error"]) == (503, True)
+        assert (status, "fetching its manifest" in json.loads(body)["error"]) == (503, True)
         assert fetch(server.url + "/healthz")[0] == 503
         assert json.loads(fetch(server.url + "/sd")[2]) == []
 
