@@ -12,11 +12,11 @@ from protocols.fields import Invite, Name, Number, NumberOrNone, RoundNumber, St
 NAME_CHARACTERS = 64
 """Maximum number of characters of `name`, as in the peer file."""
 
-State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
+State = Annotated[str, Meta(max_length=16, pattern=r"^[a-z_]*\Z")]
 """What the peer is doing; empty if it does not say. Newer versions may use other words.
 
 Known are connecting, joining, training, paused, leaving, and serving (without a stage). The owner's order
-causes held (the run is paused) and ended."""
+causes paused_by_owner (the run is paused) and ended."""
 Device = Annotated[str, Meta(max_length=16, pattern=r"^[a-z]*\Z")]
 """cpu, cuda, or a word of a newer version; empty if the peer does not say."""
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
