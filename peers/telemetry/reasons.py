@@ -51,52 +51,50 @@ class Codes(Mapping[str, Reason]):
         return len(self.reasons)
 
 
-DEPARTURES = Codes("A neighbour is gone", "departures_total", {
+DEPARTURES = Codes("A linked peer is gone", "departures_total", {
     "left": Reason("it said goodbye", NOTHING),
-    "moved": Reason("it moved to another stage", NOTHING),
+    "moved": Reason("it went to another stage", NOTHING),
     "paused": Reason("its owner paused it", NOTHING),
     "silent": Reason(
-        "it sent nothing for 4 seconds", f"if many fall silent at once: {DOCTOR} here", "warning"
+        "nothing was heard of it for 4 seconds", f"if many fall silent at once: {DOCTOR} here", "warning"
     ),
     "still_silent": Reason(
-        "its machine accepts connections, but the peer does not respond", "its owner restarts it", "warning"
+        "its machine accepts connections, but it sends nothing", "its owner restarts it", "warning"
     ),
     "not_reached": Reason("it could not be dialled again", f"its owner runs {DOCTOR}", "warning"),
     "connection_lost": Reason(
-        "its connection ended without a goodbye", f"if often: {DOCTOR} on both sides", "warning"
+        "its connection broke", f"if often: {DOCTOR} on both sides", "warning"
     ),
     "refused_us": Reason("it refused this peer", VERSION, "warning"),
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
-    "outlier": Reason("the norms of most of its tensors were far from other peers'", BAN, "warning"),
-    "invalid_reduction": Reason("its published sums do not follow from its slices", BAN, "warning"),
-    "released": Reason("neither side needs the link: there are nearer neighbours", NOTHING, "none"),
+    "outlier": Reason("most of its values differed far from those of others", BAN, "warning"),
+    "invalid_reduction": Reason("it published sums that its slices do not give", BAN, "warning"),
+    "released": Reason("neither side needs the link: nearer peers are linked", NOTHING, "none"),
 })  # fmt: skip
 
 REFUSALS = Codes("Refused", "refused_total", {
-    "malformed": Reason(
-        "malformed data, which no honest peer sends", f"one peer: {BAN}; many: {VERSION}", "warning"
-    ),
+    "malformed": Reason("bytes that no honest peer sends", f"one peer: {BAN}; many: {VERSION}", "warning"),
     "too_large": Reason("longer than the message or the run allows", VERSION, "warning"),
-    "bad_signature": Reason("the signature does not match the peer, the run or the data", BAN, "warning"),
-    "wrong_run": Reason("made for another run", "check `run` in the sender's peer file"),
+    "bad_signature": Reason("the signature does not match the peer, the run or the bytes", BAN, "warning"),
+    "wrong_run": Reason("made for another run", "the sender checks `run` in its peer file"),
     "banned": Reason("the run's owner has banned it", "ask the owner; `swarmnet orders RUN` shows why"),
     "not_invited": Reason(
-        "the run is by invite only, and the peer showed no valid invite",
+        "the run is by invite only, and it showed no valid invite",
         "ask the owner for one (`swarmnet invite RUN.json --peer PEER`)",
     ),
     "wire_version": Reason("another version of the wire format", "update the older side; `swarmnet version`"),
-    "backlog": Reason("too much is queued for that peer", f"{DOCTOR}: its link or ours is too slow"),
-    "wrong_stage": Reason("meant for another stage", "ends when records are renewed, within 2 minutes"),
+    "backlog": Reason("too much is queued for that peer", f"{DOCTOR}: its link or yours is too slow"),
+    "wrong_stage": Reason("meant for another stage", "wait 2 minutes for fresh records"),
     "illegal_path": Reason("a path through the stages that the run forbids", f"{BAN}; {VERSION}", "warning"),
     "not_due": Reason(
-        "a receipt that is not owed to this peer: from a stranger, or for rounds long past",
+        "an unexpected receipt: from an unknown peer, or for old rounds",
         NOTHING,
     ),
     "outlier": DEPARTURES["outlier"],
     "invalid_reduction": Reason(
-        "its published sums do not follow from its slices, and there is proof",
-        f"on that peer: faulty memory or device, {DOCTOR}; elsewhere {BAN}",
+        "it is proven that its published sums do not follow from its slices",
+        f"your own peer: memory or device is faulty, {DOCTOR}; another: {BAN}",
         "warning",
     ),
     "other": Reason("a code that this version does not know", VERSION),
@@ -108,16 +106,16 @@ def refusal(code: str) -> str:
     return code if code in REFUSALS else "other"
 
 
-LINKS = Codes("Not sent or not found", "", {
-    "gone": Reason("the other side ended or did not respond in time", NOTHING),
-    "unreachable": Reason("none of its addresses responded", f"{DOCTOR} on both sides"),
-    "not_stored": Reason("no node of the directory stored it", f"{DOCTOR}: are bootstraps reached?"),
+LINKS = Codes("Not sent, not found", "", {
+    "gone": Reason("the other side ended or did not answer in time", NOTHING),
+    "unreachable": Reason("no address of it answered", f"{DOCTOR} here and there"),
+    "not_stored": Reason("no directory node stored it", f"{DOCTOR}: are bootstraps reached?"),
     "backlog": REFUSALS["backlog"],
     "malformed": REFUSALS["malformed"],
     "too_large": REFUSALS["too_large"],
     "bad_signature": REFUSALS["bad_signature"],
     "wrong_run": REFUSALS["wrong_run"],
-    "wire": Reason("another transport error; the event has the reason", DOCTOR),
+    "wire": Reason("another protocol failure; the event says which", DOCTOR),
 })  # fmt: skip
 
 
@@ -156,32 +154,32 @@ def slow_upload(verdict: UploadVerdict, doctor: str, restart: str = "") -> tuple
     what = f"Your upload{line} is too slow for this run{proof} It needs about {need:g} Mbit/s"
     if restart:
         return what, f"{restart} --set limits.upload={need:g}Mbit/s`"
-    return what, f"use a faster connection, then measure it with `{doctor}`"
+    return what, f"use a faster line, then measure it with `{doctor}`"
 
 
 REROUTES = Codes("A microbatch went to another peer", "microbatches_rerouted_total", {
-    "busy": Reason("that peer had no free slot", NOTHING),
+    "busy": Reason("that peer had no slot free", NOTHING),
     "gone": Reason("that peer was lost while it had the microbatch", NOTHING),
-    "deadline": Reason("no response came in the usual time", f"{TOP}: does its stage have few peers?"),
-    "not_ready": Reason("that peer is not in step yet", NOTHING),
-    "committed": Reason("that peer has committed it already and no longer keeps the gradient", NOTHING),
-    "cancelled": Reason("it was cancelled at that peer", NOTHING),
+    "deadline": Reason("no response in the usual time", f"{TOP}: is its stage thin?"),
+    "not_ready": Reason("that peer is not up to date yet", NOTHING),
+    "committed": Reason("that peer has already counted it and dropped the response", NOTHING),
+    "cancelled": Reason("it was cancelled there", NOTHING),
     "other_path": Reason("that peer has it by another path", NOTHING),
     "not_finite": Reason(
-        "a value was not finite", f"{TOP}: if the loss is not finite, stop the run", "warning"
+        "its values are not finite", f"{TOP}: if the loss is not finite, tell the run's owner", "warning"
     ),
     "wrong_stage": REFUSALS["wrong_stage"],
     "illegal_path": REFUSALS["illegal_path"],
     "malformed": REFUSALS["malformed"],
     "outlier": Reason(
-        "the norm of its tensor was far from other peers'", f"if one peer often: {BAN}", "warning"
+        "its values differed far in size from those of others", f"if one peer often: {BAN}", "warning"
     ),
     "other": REFUSALS["other"],
 })  # fmt: skip
 
 DROPS = Codes("A microbatch was dropped", "microbatches_dropped_total", {
-    "deadline": Reason("no peer of the next stage computed it in time", f"{TOP}: which stage has few peers?"),
-    "cancelled": Reason("its sender is gone or sent it to another peer", NOTHING),
+    "deadline": Reason("no peer of the next stage did it in time", f"{TOP}: which stage is thin?"),
+    "cancelled": Reason("the requester has gone, or asked another peer", NOTHING),
     "not_finite": REROUTES["not_finite"],
     "malformed": REFUSALS["malformed"],
     "outlier": REROUTES["outlier"],
@@ -201,123 +199,119 @@ CONTRIBUTIONS = Codes(
     {
         "accepted": Reason("checked and counted", NOTHING),
         "repeated": Reason("it was here already", NOTHING),
-        "late": Reason("its round settled without it", f"its contributor runs {DOCTOR}: link and clock"),
-        "not_counted": Reason(
-            "its contributor is not a known member of the group", "if it continues: ban the sender"
-        ),
-        "not_taken": Reason("a second one of that peer for the round, or a round too far ahead", BAN),
+        "late": Reason("its round was settled without it", f"its contributor runs {DOCTOR}: link and clock"),
+        "not_counted": Reason("its contributor is not a known member of the group", f"if it repeats: {BAN}"),
+        "not_taken": Reason("a second one for the round, or a round too far ahead", BAN),
         "malformed": REFUSALS["malformed"],
         "too_large": REFUSALS["too_large"],
         "bad_signature": REFUSALS["bad_signature"],
         "wrong_run": REFUSALS["wrong_run"],
         "not_finite": Reason(
-            "this peer's gradient was not finite, so none was made", f"{TOP}: is the loss finite?", "warning"
+            "the gradient was not finite, so none was sent", f"{TOP}: is the loss finite?", "warning"
         ),
         "contribution_returned": Reason(
-            "it came too late for its round; its gradient goes into the next one", DOCTOR
+            "your own came too late; its gradient goes into the next round", DOCTOR
         ),
         "other": REFUSALS["other"],
     },
 )
 
-AUDITS = Codes("An audit of a reducer", "audits_total", {
+AUDITS = Codes("A reducer's sums were checked", "audits_total", {
     "agrees": Reason("its sums follow from the slices", NOTHING, "none"),
-    "unanswered": Reason("it did not send the slices; this peer uses other reducers for a while", NOTHING),
-    "not_in_order": Reason(
-        "the slices that it sent are not those that it had signed", f"if it continues: {BAN}", "warning"
-    ),
-    "lied": Reason("its sums do not follow from the slices: it is excluded", BAN, "warning"),
+    "unanswered": Reason("it sent no evidence; other reducers are used for a while", NOTHING),
+    "not_in_order": Reason("its evidence is not what it had signed", f"if it repeats: {BAN}", "warning"),
+    "lied": Reason("its sums do not follow from the slices; it stays excluded", BAN, "warning"),
 })  # fmt: skip
 
-RESYNCHRONISATIONS = Codes("The state is fetched again", "", {
+RESYNCHRONISATIONS = Codes("The weights are fetched again", "", {
     "behind": Reason("the group no longer keeps the rounds that this peer lacks", NOTHING),
     "forked": Reason(
-        "this peer's branch lost against the group's", "after a network partition: nothing", "warning"
+        "the group follows another branch, which wins", "normal after a partition", "warning"
     ),
     "in_minority": Reason(
-        "the group agrees on other weights than this peer's", f"{DOCTOR}: memory", "warning"
+        "the group agrees on other weights; this peer's are wrong", f"{DOCTOR}: memory", "warning"
     ),
-    "digests_differ": Reason("weights differ, without a majority", f"{TOP}: who is there?", "warning"),
+    "digests_differ": Reason("weights differ and no side has a majority", f"{TOP}: who is there?", "warning"),
     "not_in_step": Reason(
-        "this peer did not catch up in 60 seconds", f"{DOCTOR}: is its link or machine too slow?", "warning"
+        "this peer did not catch up in 60 seconds", f"{DOCTOR}: its link or its computer", "warning"
     ),
 })  # fmt: skip
 
-MOVES = Codes("A move was cancelled", "", {
+MOVES = Codes("A stage change was cancelled", "", {
     "not_confirmed": Reason("no peer of the stage confirmed that it stays", NOTHING),
     "directory_silent": Reason("the directory does not answer", f"{DOCTOR}: are bootstraps reached?"),
-    "not_needed": Reason("other peers move already, or it is no longer needed", NOTHING),
+    "not_needed": Reason("others move already, or it is no longer needed", NOTHING),
 })  # fmt: skip
 
-HOLDERS = Codes("A source of a snapshot was dropped", "", {
-    "gone": Reason("it was lost", NOTHING),
+HOLDERS = Codes("A source of a snapshot is dropped", "", {
+    "gone": Reason("its link was lost", NOTHING),
     "stalled": Reason("it sent nothing for some seconds", NOTHING),
     "wrong_hash": Reason("it sent a chunk whose hash is wrong", BAN, "warning"),
     "wrong_length": Reason("it sent a chunk of a wrong length", BAN, "warning"),
-    "no_chunk": Reason("it does not have the snapshot any more", NOTHING),
+    "no_chunk": Reason("it no longer has the snapshot", NOTHING),
 })  # fmt: skip
 
 WAITS = Codes("Waiting", "stages_missing", {
-    "stage_missing": Reason("no peer serves a stage that cannot be skipped", f"serve it: {JOIN}", "warning"),
+    "stage_missing": Reason("no peer holds a stage that cannot be left out", f"take it: {JOIN}", "warning"),
 })  # fmt: skip
 
 ENDS = Codes("The peer ended", "", {
-    "asked": Reason("a person or the system stopped it", NOTHING),
+    "asked": Reason("a person or the system asked for it", NOTHING),
     "out_of_memory": Reason(
-        "the machine ran out of memory", "lower `slots` and `in_flight`; `swarmnet doctor`", "error"
+        "the machine had no memory left", "lower `slots` and `in_flight`; `swarmnet doctor`", "error"
     ),
     "not_possible": Reason(
-        "a person must correct something first; the reason says what", "see the reason", "error"
+        "it cannot run until a person fixes something", "see the reason", "error"
     ),
     "fault": Reason(
-        "an unexpected failure", "restart it; report the event log's last lines", "error"
+        "an unexpected error", "restart it; report the last lines of its event log", "error"
     ),
 })  # fmt: skip
 
-REQUESTS = Codes("An inference request", "inference_requests_total", {
+REQUESTS = Codes("A request of an inference client", "inference_requests_total", {
     "done": Reason("answered", NOTHING),
-    "stale": Reason("its client was gone or its deadline had passed", NOTHING),
-    "busy": Reason("too many requests are queued there", NOTHING),
-    "not_ready": Reason("the peer has no settled snapshot yet", NOTHING),
-    "no_round": Reason("the peer no longer has the weights of that round", "ask again"),
+    "stale": Reason("the client no longer waited for it", NOTHING),
+    "busy": Reason("too many requests wait there", NOTHING),
+    "not_ready": Reason("no settled snapshot yet", NOTHING),
+    "no_round": Reason("it no longer has the weights of that round", "ask again"),
     "wrong_stage": REFUSALS["wrong_stage"],
     "malformed": REFUSALS["malformed"],
     "not_finite": REROUTES["not_finite"],
 })  # fmt: skip
 
 ARCHIVING = Codes("A stage was not archived", "archive_failures_total", {
-    "no_peer": Reason("the directory has no peer of the stage", f"serve it: {JOIN}"),
+    "no_peer": Reason("the directory lists no peer of the stage", f"take it: {JOIN}"),
     "not_reached": Reason(
-        "none of its peers could be dialled", f"{DOCTOR} on both sides", "warning"
+        "none of its peers could be dialled", f"{DOCTOR} here and there", "warning"
     ),
     "directory_silent": MOVES["directory_silent"],
     "no_agreement": Reason(
-        "its peers did not respond, agree on no snapshot, or sent none completely",
-        f"normal in a new run; else {TOP}: is the stage in step?",
+        "its peers agree on no snapshot, or sent none completely",
+        f"wait in a new run; else {TOP}: is the stage up to date?",
     ),
     "not_signed": Reason("no peer had signed these weights when they were fetched", NOTHING),
-    "deadline": Reason("its snapshot was not complete after 15 minutes", f"{DOCTOR}: its link"),
+    "deadline": Reason("its snapshot was not there after 15 minutes", f"{DOCTOR}: its link"),
     "index_full": Reason(
-        "the archive's index is full", "lower `archiving.newest` or raise `archiving.every`", "warning"
+        "the archive's index is full", "lower `archiving.newest`, raise `archiving.every`", "warning"
     ),
     "not_written": Reason(
         "the archive could not be written", "check free space and permissions there", "warning"
     ),
     "not_given_back": Reason(
-        "the archive returned other data than was written", "use another disk or store", "warning"
+        "the archive returned other bytes than were written", "use another disk or store", "warning"
     ),
 })  # fmt: skip
 
-RELAYING = Codes("A relay gave no slot or circuit", "relay_refused_total", {
-    "slots_full": Reason("all slots are taken", "another bootstrap"),
-    "address_full": Reason("its address range (/24 or /48) has all slots that it may have", NOTHING),
-    "circuits_full": Reason("all circuits are open", "another bootstrap"),
-    "range_full": Reason("its address range (/24 or /48) has all circuits that it may have", NOTHING),
-    "peer_full": Reason("it or its target has all circuits that one peer may have", NOTHING),
-    "streams_full": Reason("too many requests at once", "another bootstrap"),
-    "no_slot": Reason("its target has no slot here", "ends when records are renewed"),
+RELAYING = Codes("A relay refused a slot or circuit", "relay_refused_total", {
+    "slots_full": Reason("all slots are taken", "use another bootstrap"),
+    "address_full": Reason("its address range (/24 or /48) has no slot left", NOTHING),
+    "circuits_full": Reason("all circuits are open", "use another bootstrap"),
+    "range_full": Reason("its address range (/24 or /48) has no circuit left", NOTHING),
+    "peer_full": Reason("it or its target has no circuit left", NOTHING),
+    "streams_full": Reason("too many requests at once", "use another bootstrap"),
+    "no_slot": Reason("its target has no slot here", "wait for fresh records"),
     "not_reached": Reason("its target did not accept the circuit", NOTHING, "warning"),
-    "relayed": Reason("the request came through a circuit", NOTHING),
+    "relayed": Reason("it asked through a circuit", NOTHING),
     "malformed": REFUSALS["malformed"],
 })  # fmt: skip
 

@@ -151,7 +151,7 @@ async def test_looks_are_compared_who_came_went_moved_and_how_fast_it_trains():
     last = await looks.after(46.0)
     assert [event.code for event in last.events] == ["came", "moved", "silent", "silent"]
     assert [row.state for row in last.rows] == ["gone", "gone"], "their records are old"
-    assert last.events[1].text == "loft of stage 1: it moved to another stage"
+    assert last.events[1].text == "loft of stage 1: it went to another stage"
 
 
 class Told:

@@ -201,7 +201,7 @@ def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_ar
         assert family.samples, name
         names = {label.name for label in metric.labels}
         assert all(set(sample.labels) == names for sample in family.samples)
-        assert re.search(r"claimed by|claim\.|observer|series|answers", metric.help), name
+        assert re.search(r"by records|of the records|records\.|observer|owner", metric.help), name
         assert f"`{metric.name}`" in document()
 
 
