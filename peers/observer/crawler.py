@@ -26,6 +26,8 @@ WALK_SECONDS_PER_PEER = 0.02
 peer and walk, so 100 kB/s however many peers there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
+REFRESH_SECONDS = 1.5
+"""Deadline of a look-up for a peer that no longer responds, and interval of such look-ups of a stage."""
 MAX_ASKED = 32
 """Requests in flight; each peer that is gone without a goodbye takes the whole deadline."""
 MAX_ADDRESSES = 4
@@ -63,6 +65,9 @@ class Walk:
         """Time of the last complete walk; 0 for never."""
         self.log_event = log_event
         self._asks: set[asyncio.Task[None]] = set()
+        self._refreshing = asyncio.Lock()
+        self._refreshed: dict[int, float] = {}
+        """Stage -> when its records were last read again for a peer that no longer responds."""
 
     async def run(self) -> None:
         """Walk and ask until cancelled."""
@@ -131,6 +136,8 @@ class Walk:
             code = "not_reached"
         except WireError:
             code = "silent"
+        if code is not None and self.sightings.would_depart(peer):
+            await self._refresh(self.sightings.peers[peer].record.stage)
         now, before = self.directory.now(), self._gone(peer)
         if code is None:
             self.sightings.answered(peer, now)
@@ -139,6 +146,16 @@ class Walk:
         gone = self._gone(peer)
         if gone and not before:
             self.log_event(noted.Departed(peer=peer, code=gone))
+
+    async def _refresh(self, stage: int) -> None:
+        """Read the records of a stage again: a peer that left politely says so in its newest record."""
+        async with self._refreshing:
+            now = self.directory.now()
+            if now < self._refreshed.get(stage, float("-inf")) + REFRESH_SECONDS:
+                return
+            self._refreshed[stage] = now
+            with suppress(WireError):
+                await self._take(await self.directory.look_up(self.run_id, stage, REFRESH_SECONDS))
 
     def _gone(self, peer: PeerId) -> str:
         known = self.sightings.peers.get(peer)

@@ -72,6 +72,9 @@ class PeerObservations:
     peers: dict[PeerId, Sighting] = field(default_factory=dict)
     contributions: Contributions = field(default_factory=Contributions)
     departures: Counter[str] = field(default_factory=Counter)
+    """Departure code -> number since the observer started; only grows."""
+    away: dict[PeerId, str] = field(default_factory=dict)
+    """Peers that left and have not come back -> departure code."""
     events: deque[Happened] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """Arrivals and departures, oldest first."""
     left_out: int = 0
@@ -94,7 +97,9 @@ class PeerObservations:
                 return
             self.peers[signed.peer] = Sighting(record, signed.sequence, now)
             self.contributions.first(record)
-            if self._has_walked:
+            if self.away.pop(signed.peer, None) is not None:
+                self._add_event(record, "came", "is back", now)
+            elif self._has_walked:
                 self._add_event(record, "came", "announces itself", now)
             return
         self._changed(known, signed, now)
@@ -117,14 +122,26 @@ class PeerObservations:
         known.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
         known.record, known.sequence = new, signed.sequence
         if known.gone and known.signed_at > known.gone_at:  # It is alive, although it does not respond here.
-            known.gone, known.answers, known.misses, known.ask_at = "", False, 0, now
+            known.answers, known.misses, known.ask_at = False, 0, now
+            self._returns(known, now)
+        elif known.gone and new.state == "leaving":  # Its last record was found late.
+            known.gone = self.away[PeerId(new.peer)] = "left"
 
     def answered(self, peer: PeerId, now: float) -> None:
         known = self.peers.get(peer)
         if known is None:
             return
-        known.asking, known.answers, known.misses, known.gone = False, True, 0, ""
+        known.asking, known.answers, known.misses = False, True, 0
+        if known.gone:
+            self._returns(known, now)
         known.ask_at = now + self._period(known)
+
+    def would_depart(self, peer: PeerId) -> bool:
+        """Return whether one more failed request makes this peer count as gone without a goodbye."""
+        known = self.peers.get(peer)
+        if known is None or known.gone or not known.answers or known.record.state == "leaving":
+            return False
+        return known.misses + 1 >= MISSES
 
     def missed(self, peer: PeerId, code: Miss, now: float) -> None:
         """Called when a request failed."""
@@ -145,7 +162,7 @@ class PeerObservations:
         for peer, known in list(self.peers.items()):
             if known.signed_at + RECORD_SECONDS < now:
                 if not known.gone:
-                    self._departs(known, "silent", now)
+                    self._departs(known, "silent", now, away=True)
                 del self.peers[peer]
             elif not (known.gone or known.answers) and known.signed_at + FRESH_SECONDS < now:
                 code = "left" if known.record.state == "leaving" else "silent"
@@ -158,6 +175,14 @@ class PeerObservations:
         self._add_event(record, code, DEPARTURES[code].meaning, now, level)
         if away:
             known.gone, known.gone_at = code, now
+            self.away[PeerId(record.peer)] = code
+            while len(self.away) > MAX_PEERS:
+                del self.away[next(iter(self.away))]
+
+    def _returns(self, known: Sighting, now: float) -> None:
+        known.gone = ""
+        self.away.pop(PeerId(known.record.peer), None)
+        self._add_event(known.record, "came", "is back", now)
 
     def _add_event(self, record: PeerRecord, code: str, what: str, now: float, level: str = "info") -> None:
         where = f" of stage {record.stage}" if record.stage >= 0 else ""

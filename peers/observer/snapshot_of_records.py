@@ -6,6 +6,7 @@ changes little; a majority could."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
@@ -87,6 +88,7 @@ def snapshot_of(
         received_bytes_per_second=_flow(known.received_bytes_per_second for known in here),
         events=tuple(sightings.events),
         departures=dict(sightings.departures.most_common()),
+        away=dict(Counter(sightings.away.values()).most_common()),
         waits_for=tuple(stage for stage in stages if stage not in held) if here else (),
         warnings=stuck_lines(stuck, signed.run_id),
         checkpoint=_checkpoint(sightings.peers.values(), len(stages), now),

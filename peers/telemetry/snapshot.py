@@ -216,7 +216,9 @@ class SwarmSnapshot:
     events: tuple[Happened, ...] = ()
     """Oldest first."""
     departures: Mapping[str, int] = field(default_factory=dict)
-    """Departure code -> number of peers."""
+    """Departure code -> number of departures since the observer started."""
+    away: Mapping[str, int] = field(default_factory=dict)
+    """Departure code -> number of peers that left and have not come back."""
     idle_share: float | None = None
     """Fraction of the last seconds without compute, 0 to 1."""
     utilization: float | None = None
