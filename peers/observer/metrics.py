@@ -50,7 +50,7 @@ def _least_holders(swarm: SwarmSnapshot) -> Samples:
 SHOWN = (
     Shown(
         _gauge("swarm_peers",
-               "Peers by records; gone: in the directory, but not responding.",
+               "Peers by records, bootstraps by responses; gone: not responding.",
                Label("role", ROLES), Label("state", STATES)),
         lambda swarm: [((role, state), count) for role, states in swarm.states.items()
                        for state, count in states.items()],

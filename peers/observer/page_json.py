@@ -67,6 +67,7 @@ class Board:
             "run": self._run(),
             "ordered": owner_orders.as_json(snapshot.ordered),
             "peers": snapshot.peers,
+            "others": snapshot.others,
             "experts": _groups(snapshot.experts),
             "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
             "search": search,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 from peers.config.run_file import SignedManifest
@@ -28,6 +29,7 @@ from peers.telemetry.snapshot import (
     HOLDING,
     IN_STEP,
     ROLES,
+    STATES,
     UNASKED,
     Checkpoint,
     Ordered,
@@ -99,7 +101,16 @@ def snapshot_of(
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    return complete(known, [span.stop - span.first for span in map(manifest.span, stages)])
+    shown = complete(known, [span.stop - span.first for span in map(manifest.span, stages)])
+    return replace(shown, states={**shown.states, **_bootstraps(bootstraps)})
+
+
+def _bootstraps(bootstraps: Mapping[str, bool]) -> dict[str, dict[str, int]]:
+    """Return the states of known bootstraps, which have a record only while no peer trains."""
+    if not bootstraps:
+        return {}
+    up = sum(bootstraps.values())
+    return {"bootstrap": {**dict.fromkeys(STATES, 0), "serving": up, "gone": len(bootstraps) - up}}
 
 
 def state_of(known: Sighting) -> str:

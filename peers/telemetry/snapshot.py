@@ -247,8 +247,17 @@ class SwarmSnapshot:
 
     @property
     def peers(self) -> int:
-        """Number of present peers, of any role and state."""
-        return sum(row.state != "gone" for row in self.rows)
+        """Number of present workers, of any state."""
+        return sum(row.state != "gone" and row.role == "worker" for row in self.rows)
+
+    @property
+    def others(self) -> dict[str, int]:
+        """Role -> number of present peers that are no workers. Known bootstraps count if they respond, since
+        they have a record only while no peer trains."""
+        here = Counter(row.role for row in self.rows if row.state != "gone" and row.role != "worker")
+        if self.bootstraps:
+            here["bootstrap"] = sum(self.bootstraps.values())
+        return {role: here[role] for role in ROLES if here[role]}
 
 
 MAX_POINTS = 360
