@@ -20,6 +20,7 @@ from peers.observer.page_json import Board
 from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
+from peers.observer.steady_stage import SteadyStage
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
@@ -53,6 +54,7 @@ class ObserverRole(Role):
         self.sightings: PeerObservations | None = None
         self.orders: Orders | None = None
         self.metrics = SwarmMetrics(self._snapshot)
+        self.steady = SteadyStage()
 
     async def run(self, network: Network) -> None:
         """Observe until cancelled."""
@@ -117,7 +119,7 @@ class ObserverRole(Role):
                 walk.sightings, signed, now, walk.orders.ordered, own_eval_loss=own,
                 walked_at=walk.walked_at, bootstraps=walk.bootstraps,
             )  # fmt: skip
-            self.board.show(snapshot)
+            self.board.show(self.steady.steady(snapshot))
             self.process.report.status(Status(
                 "observing", round=snapshot.round, loss=snapshot.loss, tokens=snapshot.tokens,
                 tokens_per_second=snapshot.tokens_per_second, swarm_peers=snapshot.peers,
