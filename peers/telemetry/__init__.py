@@ -1,1 +1,1 @@
-"""Telemetry of a peer: events and their reasons, metrics, the console, the snapshot of a swarm."""
+"""Events and their reasons, metrics, the console, and the snapshot of a swarm."""

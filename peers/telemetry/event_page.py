@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
 
@@ -9,7 +10,7 @@ from msgspec.structs import FieldInfo, fields
 
 from peers.telemetry.event import Event
 from peers.telemetry.events import NOTED, SAID, Topic
-from peers.telemetry.reasons import TABLES, Codes
+from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 
 HEAD = """# Events
 
@@ -61,19 +62,52 @@ def _shown(field: FieldInfo) -> str:
 
 def _meaning(kind: type[Event]) -> str:
     words, codes = " ".join(str(kind.__doc__).split()), kind.codes
-    return words if codes is None else f"{words} Codes: {codes.title}."
+    return words if codes is None else f"{words} Codes: {codes.title[0].lower()}{codes.title[1:]}."
+
+
+CODES_HEAD = """A code in the log, a metric or a message gives the reason for an event. Its level is
+`info` unless the table says otherwise; routine codes are not shown to people. Without a fix, there is
+nothing to do. *Tell the owner*: the run's owner can type `swarmnet order ban RUN PEER`.
+"""
+SHARED_TITLE = "Codes of several tables"
 
 
 def codes() -> str:
-    """Return the part of docs/watching.md that lists all codes."""
-    lines: list[str] = []
+    """Return the part of docs/watching.md that lists all codes. A code that means the same in several tables
+    is explained once, in the first one."""
+    shared = _shared_codes()
+    lines = [CODES_HEAD, f"### {SHARED_TITLE}", "", *_code_table(shared), ""]
     for table in TABLES:
+        own = {code: reason for code, reason in table.items() if shared.get(code) != reason}
+        also = [f"`{code}`" for code in table if code not in own]
         lines += [f"### {table.title}", "", f"In {_where(table)}.", ""]
-        lines += ["| code | level | meaning | what helps |", "|---|---|---|---|"]
-        lines += [f"| `{code}` | {reason.level} | {reason.meaning} | {reason.cure} |"
-                  for code, reason in table.items()]  # fmt: skip
-        lines.append("")
+        lines += [*_code_table(own), ""] if own else []
+        lines += [f"[Also](#{_anchor(SHARED_TITLE)}): {', '.join(also)}.", ""] if also else []
     return "\n".join(lines)
+
+
+def _shared_codes() -> dict[str, Reason]:
+    """Return the codes that have the same reason in two tables or more."""
+    counts = Counter((code, reason) for table in TABLES for code, reason in table.items())
+    return {code: reason for (code, reason), count in sorted(counts.items(), key=_code) if count > 1}
+
+
+def _code(counted: tuple[tuple[str, Reason], int]) -> str:
+    return counted[0][0]
+
+
+def _code_table(reasons: Mapping[str, Reason]) -> list[str]:
+    rows = ["| code | meaning | fix |", "|---|---|---|"]
+    for code, reason in reasons.items():
+        level = {"info": "", "none": " (routine)"}.get(reason.level, f" ({reason.level})")
+        cure = "" if reason.cure == NOTHING else f" {reason.cure}".replace(BAN, "tell the owner")
+        rows.append(f"| `{code}`{level} | {reason.meaning} |{cure} |")
+    return rows
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that GitHub gives to a heading."""
+    return title.lower().replace(" ", "-")
 
 
 def _where(table: Codes) -> str:

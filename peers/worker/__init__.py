@@ -1,1 +1,1 @@
-"""A worker: a peer that loads one pipeline stage and trains it."""
+"""A worker: one stage, its microbatches, rounds and inference."""

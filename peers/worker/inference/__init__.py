@@ -1,1 +1,1 @@
-"""A worker's service for inference clients: forward passes of its stage."""
+"""A worker's answers to inference clients."""

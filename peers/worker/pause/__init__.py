@@ -1,1 +1,1 @@
-"""Pausing a worker: the reasons, how long they last, and what the peer still does meanwhile."""
+"""Pause and resume a worker, and what it keeps meanwhile."""

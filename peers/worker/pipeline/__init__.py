@@ -1,1 +1,1 @@
-"""A worker's microbatches: the driver of the state machine in swarmnet/pipeline."""
+"""Drives the state machine in swarmnet/pipeline: a worker's microbatches."""

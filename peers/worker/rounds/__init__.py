@@ -1,1 +1,1 @@
-"""A worker's rounds: the driver of the state machine in swarmnet/rounds."""
+"""Drives the state machine in swarmnet/rounds: a worker's rounds."""
