@@ -26,7 +26,7 @@ GPU = {
 }  # fmt: skip
 
 EXPERTS = {
-    "expert_load_imbalance":
+    "expert_load_imbalance_ratio":
         "Tokens of a layer's busiest expert over the mean of its experts, averaged over layers and 10 "
         "seconds; 1: even. Only with experts on one device.",
 }  # fmt: skip

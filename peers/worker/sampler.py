@@ -275,7 +275,7 @@ class Observer:
         if not routed or (before is not None and before[1] is routed and now < before[0] + BALANCE_SECONDS):
             return
         if before is not None and before[1] is routed:
-            self.metrics.experts.set("expert_load_imbalance", busiest_ratio(routed, before[2]))
+            self.metrics.experts.set("expert_load_imbalance_ratio", busiest_ratio(routed, before[2]))
         self._routed = now, routed, {layer: list(tokens) for layer, tokens in routed.items()}
 
     def _state(self, worker: Worker) -> None:

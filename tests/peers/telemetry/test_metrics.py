@@ -40,7 +40,6 @@ UNITLESS = {
     "round_lag": "Rounds behind .*",
     "swarm_peer_versions": "Peers by .*",
     "swarm_experts_min_replicas": "Peers .*",
-    "expert_load_imbalance": "Tokens of .* over the mean .*",
     # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
     **dict.fromkeys(
         ("train_loss", "swarm_loss", "swarm_eval_loss"),
@@ -140,7 +139,7 @@ def test_one_peer_fills_the_metrics_of_all_that_it_counts(tmp_path):
         ledger.drop("not_finite")
         worker.inference.outcomes["done"] += 1
         swarm.observers["a"].peak = 1e12
-        swarm.observers["a"].note()
+        swarm.observers["a"].log_event()
         await swarm.stop_watching()
         await swarm.close()
 
