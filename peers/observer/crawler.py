@@ -1,4 +1,4 @@
-"""Reads a run's directory again and again, and asks each peer that is in it whether it answers."""
+"""Read a run's directory repeatedly, and ask each peer found in it whether it responds."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from swarmnet.identifiers import PeerId, RunId
 
 SHORTEST_WALK_SECONDS = 5.0
 LONGEST_WALK_SECONDS = 60.0
-"""Half a record's life: whoever announces itself is seen, and its departure, too."""
+"""Half a record's lifetime, so that each arrival and departure is seen."""
 WALK_SECONDS_PER_PEER = 0.02
-"""A look-up brings each record of a stage, 400 bytes, from the five nodes that keep it: 2 kB per peer and
-walk, so 100 kB/s however many there are."""
+"""A look-up returns each record of a stage (400 bytes) from the five nodes that keep it. That is 2 kB per
+peer and walk, so 100 kB/s however many peers there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
+REFRESH_SECONDS = 1.5
+"""Deadline of a look-up for a peer that no longer responds, and interval of such look-ups of a stage."""
 MAX_ASKED = 32
-"""At a time; of peers that are gone without a word each takes its whole deadline."""
+"""Requests in flight; each peer that is gone without a goodbye takes the whole deadline."""
 MAX_ADDRESSES = 4
-"""Dialled of one peer: a record may name 16, and what they lead to is anybody's choice."""
+"""Addresses dialled per peer. A record may contain 16, and they may lead anywhere."""
 BOOTSTRAP_SECONDS = 15.0
 FUTURE_SECONDS = 3.0
 
 
 def walk_seconds(peers: int) -> float:
-    """Between two walks of a run with so many peers."""
+    """Return the interval between two walks of a run with this many peers."""
     return min(LONGEST_WALK_SECONDS, max(SHORTEST_WALK_SECONDS, WALK_SECONDS_PER_PEER * peers))
 
 
 class Walk:
+    """Walks the directory of one run and updates the observations."""
+
     def __init__(
         self,
         run: RunId,
@@ -50,7 +54,7 @@ class Walk:
         bootstraps: Sequence[str],
         log_event: noted.LogEvent,
     ) -> None:
-        """`bootstraps`: multiaddrs whose answering is shown."""
+        """`bootstraps` are the multiaddrs whose availability is shown."""
         self.run_id = run
         self.me = me
         self.directory = directory
@@ -58,12 +62,15 @@ class Walk:
         self.orders = orders
         self.bootstraps: dict[str, bool] = dict.fromkeys(bootstraps, False)
         self.walked_at = 0.0
-        """When the whole directory was last read; 0: not yet."""
+        """Time of the last complete walk; 0 for never."""
         self.log_event = log_event
         self._asks: set[asyncio.Task[None]] = set()
+        self._refreshing = asyncio.Lock()
+        self._refreshed: dict[int, float] = {}
+        """Stage -> when its records were last read again for a peer that no longer responds."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Walk and ask until cancelled."""
         try:
             await until_one_ends(
                 walk=self._walk_forever(),
@@ -83,7 +90,7 @@ class Walk:
             await asyncio.sleep(walk_seconds(len(self.sightings.peers)))
 
     async def walk(self) -> None:
-        """One look at all stages, one after the other, and at what the run's owner has ordered."""
+        """Look up all stages, one after another, and the owner's order."""
         complete = True
         for stage in (*range(self.sightings.stages), NO_STAGE):
             try:
@@ -101,11 +108,11 @@ class Walk:
     async def _take(self, found: dict[PeerId, bytes]) -> None:
         for number, (peer, data) in enumerate(found.items()):
             if number % 50 == 49:
-                await asyncio.sleep(0)  # Between many signatures the loop has other work.
+                await asyncio.sleep(0)  # Verifying many signatures must not block the loop.
             if peer == self.me:
                 continue
             now = self.directory.now()
-            with suppress(WireError):  # The directory has checked it, and is checked here again.
+            with suppress(WireError):  # The directory has verified it; it is verified again here.
                 signed = open_record(data, self.run_id)
                 if signed.sequence / 1e6 <= now + FUTURE_SECONDS:
                     self.sightings.recorded(signed, now)
@@ -129,6 +136,8 @@ class Walk:
             code = "not_reached"
         except WireError:
             code = "silent"
+        if code is not None and self.sightings.would_depart(peer):
+            await self._refresh(self.sightings.peers[peer].record.stage)
         now, before = self.directory.now(), self._gone(peer)
         if code is None:
             self.sightings.answered(peer, now)
@@ -137,6 +146,16 @@ class Walk:
         gone = self._gone(peer)
         if gone and not before:
             self.log_event(noted.Departed(peer=peer, code=gone))
+
+    async def _refresh(self, stage: int) -> None:
+        """Read the records of a stage again: a peer that left politely says so in its newest record."""
+        async with self._refreshing:
+            now = self.directory.now()
+            if now < self._refreshed.get(stage, float("-inf")) + REFRESH_SECONDS:
+                return
+            self._refreshed[stage] = now
+            with suppress(WireError):
+                await self._take(await self.directory.look_up(self.run_id, stage, REFRESH_SECONDS))
 
     def _gone(self, peer: PeerId) -> str:
         known = self.sightings.peers.get(peer)

@@ -1,8 +1,7 @@
-"""The swarm's metrics, as claimed by the records of its peers; made anew from the snapshot at every scrape.
+"""Metrics of the whole swarm, from the records' claims; generated from the snapshot at every scrape.
 
-The number of series is bounded: labels are the run, stages, fixed words, versions and the configured
-bootstraps. No peer has a series of its own; the page lists them.
-"""
+The number of series is bounded. Labels are the run, stages, fixed words, versions and the configured
+bootstraps. No peer has series of its own; the page lists the peers."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from peers.telemetry.reasons import DEPARTURES
 from peers.telemetry.snapshot import ROLES, STATES, SwarmSnapshot
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values of the labels, and the number."""
+"""Label values and the number."""
 RUN, STAGE = Label("run"), Label("stage")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One metric and where its numbers are in the snapshot."""
+    """One metric and where its values are in the snapshot."""
 
     declared: Declared
     samples: Callable[[SwarmSnapshot], Samples]
@@ -36,12 +35,12 @@ def _gauge(name: str, help: str, *labels: Label) -> Declared:
 
 
 def _known(number: float | None) -> Samples:
-    """No series while nobody knows."""
+    """Return one sample, or none while the number is unknown."""
     return [] if number is None else [((), float(number))]
 
 
 def _least_holders(swarm: SwarmSnapshot) -> Samples:
-    """By stage, where each peer trains one group of experts."""
+    """Return the smallest number of peers per expert group, by stage."""
     stages: dict[int, list[int]] = {}
     for group in swarm.experts:
         stages.setdefault(group.stage, []).append(group.holders)
@@ -51,80 +50,80 @@ def _least_holders(swarm: SwarmSnapshot) -> Samples:
 SHOWN = (
     Shown(
         _gauge("swarm_peers",
-               "Peers as claimed by records; gone: still in the directory, but it does not answer.",
+               "Peers by records, bootstraps by responses; gone: not responding.",
                Label("role", ROLES), Label("state", STATES)),
         lambda swarm: [((role, state), count) for role, states in swarm.states.items()
                        for state, count in states.items()],
     ),
     Shown(
-        _gauge("swarm_stage_peers", "Peers that hold a stage or are about to, as claimed by records.",
+        _gauge("swarm_stage_peers", "Peers that serve a stage or are about to, by records.",
                STAGE),
         lambda swarm: [((str(stage.stage),), stage.peers) for stage in swarm.stages],
     ),
     Shown(
         _gauge("swarm_experts_min_replicas",
-               "Holders of the stage's group of experts that the fewest peers train, as claimed by records.",
+               "Peers of the expert group with the fewest, by records.",
                STAGE),
         _least_holders,
     ),
     Shown(
-        _gauge("swarm_round", "Round of the usual peer that trains, number, as claimed by records."),
+        _gauge("swarm_round", "Round of the median training peer, number, by records."),
         lambda swarm: _known(swarm.round),
     ),
     Shown(
-        _gauge("swarm_loss", "Loss, nats per token: the median of what records claim."),
+        _gauge("swarm_loss", "Loss, nats per token: median of the records."),
         lambda swarm: _known(swarm.loss),
     ),
     Shown(
         _gauge("swarm_eval_loss",
-               "Loss on held-out text, nats per token: the median of what observers' records claim."),
+               "Loss on held-out text, nats per token: median of observers' records."),
         lambda swarm: _known(swarm.eval_loss),
     ),
     Shown(
         _gauge("swarm_finalized_tokens",
-               "Tokens in all: in the settled rounds of the first stage, of the usual peer as claimed by "
-               "records."),
+               "Tokens in all settled rounds of stage 0: median of the records."),
         lambda swarm: _known(swarm.finalized_tokens),
     ),
     Shown(
         _gauge("swarm_tokens_per_second",
-               "Tokens per second that were trained between the newest records, as claimed by them."),
+               "Tokens per second between the newest records."),
         lambda swarm: _known(swarm.tokens_per_second),
     ),
     Shown(
         _gauge("swarm_checkpoint_timestamp_seconds",
-               "When every stage had a checkpoint on some disk, Unix time in seconds, as claimed by them."),
+               "When every stage had a checkpoint on some disk, by records."),
         lambda swarm: _known(swarm.checkpoint.at if swarm.checkpoint else None),
     ),
     Shown(
         _gauge("swarm_held",
-               "1 if the run's owner has paused it, by the newest order that the observer found; else 0."),
+               "1 if the owner's newest order pauses the run, else 0."),
         lambda swarm: _known(swarm.ordered.held),
     ),
     Shown(
-        _gauge("swarm_bootstrap_up", "1 if this bootstrap answers the observer, else 0.", Label("address")),
+        _gauge("swarm_bootstrap_up", "1 if this bootstrap responds to the observer, else 0.",
+               Label("address")),
         lambda swarm: [((address,), up) for address, up in swarm.bootstraps.items()],
     ),
     Shown(
         Declared(PREFIX + "swarm_departures_total", "counter", (RUN, Label("reason", tuple(DEPARTURES))),
-                 "Peers that have left since the observer began, as it has seen or as claimed by records."),
+                 "Peers that left since the observer started."),
         lambda swarm: [((code,), swarm.departures.get(code, 0)) for code in DEPARTURES],
     ),
     Shown(
-        _gauge("swarm_peer_versions", "Peers by version, as claimed by records; the rarest are `other`.",
+        _gauge("swarm_peer_versions", "Peers by version, by records; the rarest are `other`.",
                Label("version")),
         lambda swarm: [((version,), count) for version, count in swarm.versions],
     ),
     Shown(
         _gauge("swarm_last_walk_timestamp_seconds",
-               "When the observer last read the whole directory, Unix time in seconds; 0: not yet."),
+               "When the observer last read the whole directory; 0: never."),
         lambda swarm: [((), swarm.walked_at)],
     ),
 )  # fmt: skip
 
 
 class SwarmMetrics(Collector):
-    """A registry of its own."""
+    """A collector with its own registry."""
 
     def __init__(self, snapshot: Callable[[], SwarmSnapshot | None]) -> None:
         self._snapshot = snapshot
@@ -132,7 +131,7 @@ class SwarmMetrics(Collector):
         self.registry.register(self)
 
     def describe(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        """Nothing can clash in a registry of one's own."""
+        """Return nothing: in its own registry no name can clash."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -149,19 +148,19 @@ class SwarmMetrics(Collector):
             yield family
 
     def text(self) -> bytes:
-        """What /metrics answers, in Prometheus' text format."""
+        """Return the response of /metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 def document() -> str:
-    """docs/metrics.md: those of a peer, and below them these."""
+    """Return docs/metrics.md: the metrics of a peer, then these."""
     return "\n".join([
         metrics.document(),
         "## The swarm, from an observer",
         "",
-        "An observer serves these at `/metrics` of its page, on 127.0.0.1:9420 unless its file differs",
-        "([observer](observer.md)); what is its own as a peer, it serves as every peer does. From",
-        "peers/observer/metrics.py.",
+        "An observer serves these at `/metrics` of its page, by default on 127.0.0.1:9420",
+        "([observer](observer.md)), and its own metrics as a peer like every other peer.",
+        "Source: peers/observer/metrics.py. Values `by records` are claims of the peers.",
         "",
         *table(shown.declared for shown in SHOWN),
         "",

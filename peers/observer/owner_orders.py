@@ -1,4 +1,4 @@
-"""What a run's owner has ordered, as an observer reads it in the directory: the newest one that was seen."""
+"""The owner's orders as an observer reads them from the directory; the newest one found is kept."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from swarmnet.run.owner_orders import Order, describe_changes
 from swarmnet.run.rates import WHOLE
 
 SHOWN_ENTRIES = 20
-"""Bans and withdrawals with their reasons in one answer, the newest first; the others are only counted."""
+"""Bans and withdrawals with reasons in one response, the newest first; the others are only counted."""
 LONGEST_TEXT = 200
-"""Characters of an event; an order may name hundreds of bans."""
+"""Characters of an event's text; an order may contain hundreds of bans."""
 
 
 def as_json(ordered: Ordered) -> dict[str, object]:
-    """Plain data of bounded size. Reasons are what the owner typed: one line each."""
+    """Return plain data of bounded size. Reasons are what the owner typed, one line each."""
     order, pause = ordered.order, ordered.pause
     return {
         "asked_at": ordered.asked_at,
@@ -45,12 +45,12 @@ def as_json(ordered: Ordered) -> dict[str, object]:
 
 
 class Orders:
-    """Asks again and again. What was read stays where the directory is silent or has lost it."""
+    """Reads the order repeatedly. What was read stays when the directory does not respond or has lost it."""
 
     def __init__(
         self, signed: SignedManifest, log_event: noted.LogEvent, happened: Callable[[Happened], None]
     ) -> None:
-        """`happened` hears each newer order in words."""
+        """`happened` is called with each newer order as text."""
         self.book = OrderBook(signed, None, log_event, lambda *_: None)
         self.book.heard.append(self._on_order)
         self.log_event = log_event
@@ -58,7 +58,7 @@ class Orders:
         self.ordered = UNASKED
 
     async def look(self, directory: Directory) -> None:
-        """Once."""
+        """Look the order up once."""
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
         except WireError as error:
@@ -68,7 +68,7 @@ class Orders:
 
     def _on_order(self, before: Order, now: Order) -> None:
         self.ordered = replace(self.ordered, order=now, pause=self._pause(before, now))
-        how = "the owner orders" if before.sequence else "by the owner's newest order"
+        how = "new order of the owner" if before.sequence else "the owner's newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(Happened(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
@@ -76,7 +76,7 @@ class Orders:
         if not now.paused:
             return None
         if _but_for_its_signing(now) == _but_for_its_signing(replace(before, paused=True)):
-            # Nothing else has changed, so the newest change is the pause, and the reason is the pause's.
+            # Nothing else has changed, so the newest change is the pause, and the reason belongs to it.
             return Pause(now.sequence / 1e6, now.reason)
         return self.ordered.pause if before.paused else None
 

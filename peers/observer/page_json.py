@@ -1,7 +1,7 @@
-"""What the observer's page is told: the newest snapshot, the curve, how to join, as JSON of bounded size.
+"""The data of the observer's page as JSON of bounded size: the newest snapshot, the curve, how to join.
 
-Drawn on the event loop, read from the server's threads: what they see is replaced whole, never changed.
-"""
+It is encoded on the event loop and read by the server's threads; they see objects that are replaced as a
+whole and never changed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from peers.observer import owner_orders
 from peers.telemetry.snapshot import UNASKED, Curve, ExpertGroup, SwarmSnapshot, as_json
 
 SHOWN_PEERS = 100
-"""Rows in one answer; the others are found by searching."""
+"""Rows in one response; the others are found by searching."""
 LONGEST_SEARCH = 100
-"""Characters; longer ones than any name or peer id find nothing anyway."""
+"""Characters; a longer search is longer than any name or peer id and finds nothing."""
 SHOWN_GROUPS = 64
-"""Of experts, those that the fewest peers train, and of these those that wait longest; the others are only
-counted."""
+"""Groups of experts in one response: those with the fewest peers, then those untrained for longest. The
+others are only counted."""
 SHOWN_SOURCES = 20
-"""Of the run's text; the others are only counted."""
+"""Sources of the run's text in one response; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Past:
 class Board:
     signed: SignedManifest
     join: str
-    """The line that a newcomer types."""
+    """The command that a newcomer types."""
     version: str
     snapshot: SwarmSnapshot = field(default_factory=lambda: SwarmSnapshot("", 0.0))
     curve: Curve[Past] = field(default_factory=Curve)
@@ -46,13 +46,14 @@ class Board:
     _shown: tuple[tuple[float, Past], ...] = ()
 
     def show(self, snapshot: SwarmSnapshot) -> None:
+        """Publish a new snapshot and add it to the curve."""
         self.curve.add(snapshot.at, Past(snapshot.loss, snapshot.peers, snapshot.tokens_per_second))
         self._shown = tuple(self.curve.points)
         self.snapshot = snapshot
         self._answer = self._drawn("")
 
     def answer(self, search: str) -> bytes:
-        """JSON; with a search, of the peers that fit it. Safe from any thread."""
+        """Return JSON; with a search, only matching peers. Thread-safe."""
         search = " ".join(search.lower().split())
         return self._drawn(search) if search else self._answer
 
@@ -66,6 +67,7 @@ class Board:
             "run": self._run(),
             "ordered": owner_orders.as_json(snapshot.ordered),
             "peers": snapshot.peers,
+            "others": snapshot.others,
             "experts": _groups(snapshot.experts),
             "more_experts": max(0, len(snapshot.experts) - SHOWN_GROUPS),
             "search": search,
@@ -91,7 +93,7 @@ class Board:
 
 
 def _groups(experts: Sequence[ExpertGroup]) -> list[dict[str, object]]:
-    """By stage and group."""
+    """Return the groups with the fewest peers, sorted by stage and group."""
     neediest = sorted(experts, key=lambda one: (one.holders, -(one.stale_rounds or 0)))[:SHOWN_GROUPS]
     return [
         {"stage": one.stage, "group": one.group, "first": one.first, "last": one.last,

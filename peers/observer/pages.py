@@ -1,4 +1,4 @@
-"""The observer's pages: one of HTML, its JSON, metrics, service discovery and health."""
+"""The observer's pages: HTML, its JSON, metrics, service discovery and health."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def pages(
     targets: Sequence[str],
     healthy: Probe,
 ) -> dict[str, Page]:
-    """`board`: None until the run is known. The HTML holds nothing of the swarm: it asks for the JSON."""
+    """Return the pages by path. `board` returns None until the run is known. The HTML has no data of the
+    swarm; it fetches the JSON."""
     html = files("peers.observer").joinpath("page.html").read_bytes()
 
     def swarm(query: Mapping[str, str]) -> HttpResponse:
         shown = board()
         if shown is None:
-            return HttpResponse(503, JSON, b'{"error": "the run is not known yet: looking for its manifest"}')
+            return HttpResponse(503, JSON, b'{"error": "the run is not known yet: fetching its manifest"}')
         return HttpResponse(200, JSON, shown.answer(query.get("search", "")))
 
     return {
@@ -43,6 +44,6 @@ def pages(
 
 
 def _discovery(board: Board | None, targets: Sequence[str]) -> bytes:
-    """As Prometheus' http_sd_configs reads it."""
+    """Return the response for Prometheus' `http_sd_configs`."""
     labels = {"swarmnet_run": board.signed.manifest.name} if board is not None else {}
     return json.dumps([{"targets": list(targets), "labels": labels}] if targets else []).encode()

@@ -1,4 +1,5 @@
-"""The observer: reads the run's directory, asks peers whether they are there, and shows it all on a page."""
+"""The observer role: read the run's directory, ask peers whether they respond, and show the result on a
+page."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from peers.observer.page_json import Board
 from peers.observer.pages import pages
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
+from peers.observer.steady_stage import SteadyStage
 from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
@@ -31,7 +33,7 @@ DRAW_SECONDS = 1.0
 
 
 class Evaluator(Protocol):
-    """Scores the run besides, where the peer file says so (peers/tools/model/evaluator.py)."""
+    """Evaluates the run in addition, if the peer file says so (peers/tools/model/evaluator.py)."""
 
     @property
     def loss(self) -> float | None: ...
@@ -43,7 +45,7 @@ class Evaluator(Protocol):
 
 
 class ObserverRole(Role):
-    """Role `observer`. What it has seen outlives a session."""
+    """Role `observer`. Its observations outlive a session."""
 
     def __init__(self, process: Process, evaluator: Evaluator | None = None) -> None:
         self.process = process
@@ -52,9 +54,10 @@ class ObserverRole(Role):
         self.sightings: PeerObservations | None = None
         self.orders: Orders | None = None
         self.metrics = SwarmMetrics(self._snapshot)
+        self.steady = SteadyStage()
 
     async def run(self, network: Network) -> None:
-        """Until it is cancelled."""
+        """Observe until cancelled."""
         process, config = self.process, self.process.config
         assert config.run is not None, "checked by PeerFile"
         shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
@@ -100,7 +103,7 @@ class ObserverRole(Role):
         return self.board.snapshot if self.board is not None else None
 
     def claims(self) -> Claims:
-        """Returns what this peer's record says of it, with the newest score if it evaluates."""
+        """Return the claims of this peer's record, with the newest score if it evaluates."""
         name, evaluator = plain_name(self.process.config.name), self.evaluator
         if evaluator is None:
             return Claims("serving", name, OBSERVER)
@@ -116,7 +119,7 @@ class ObserverRole(Role):
                 walk.sightings, signed, now, walk.orders.ordered, own_eval_loss=own,
                 walked_at=walk.walked_at, bootstraps=walk.bootstraps,
             )  # fmt: skip
-            self.board.show(snapshot)
+            self.board.show(self.steady.steady(snapshot))
             self.process.report.status(Status(
                 "observing", round=snapshot.round, loss=snapshot.loss, tokens=snapshot.tokens,
                 tokens_per_second=snapshot.tokens_per_second, swarm_peers=snapshot.peers,
@@ -125,12 +128,12 @@ class ObserverRole(Role):
             await asyncio.sleep(DRAW_SECONDS)
 
     def _join_line(self, signed: SignedManifest, network: Network) -> str:
-        """Through the bootstraps of the peer file, else through this peer."""
+        """Return the join command, through the bootstraps of the peer file, or else through this peer."""
         through = self.process.config.bootstrap or network.ways_in[:1]
         return f"swarmnet join {signed.run_id} --bootstrap {' --bootstrap '.join(through)}"
 
     def not_ready(self) -> str | None:
         board = self.board
         if board is None:
-            return "looks for the run's manifest"
+            return "fetches the run's manifest"
         return None if board.snapshot.walked_at else "has not read the whole directory yet"

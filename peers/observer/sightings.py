@@ -1,9 +1,9 @@
-"""What an observer knows of each peer: its newest record, whether it answers, and what became of it.
+"""What an observer knows of each peer: its newest record, whether it responds, and how it left.
 
-A record outlives its peer by up to two minutes, so the observer asks each peer itself, often in a stage of
-few peers, seldom in a large one (docs/decisions/0012-observer.md). Who has never answered here (it may be
-reached by others only) is believed while it signs fresh records. Times in seconds on the directory's clock.
-"""
+A record outlives its peer by up to two minutes, so the observer also asks each peer. It asks peers of small
+stages often, those of large stages seldom (docs/decisions/0012-observer.md). A peer that never responded here
+(perhaps only others can reach it) counts as present while its records are fresh. Times are seconds on the
+directory's clock."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from swarmnet.identifiers import PeerId
 SHORTEST_ASK_SECONDS = 3.0
 LONGEST_ASK_SECONDS = 60.0
 ASK_SECONDS_PER_PEER = 0.25
-"""A stage of n peers is asked four times a second in all, whoever is next: a thousand peers in eight stages
-cost 32 pings a second, and of a stage of twelve or fewer each is asked every 3 s."""
+"""A stage gets four requests a second in all. A thousand peers in eight stages cost 32 requests a second; in
+a stage of up to twelve peers each is asked every 3 s."""
 STRANGER_ASK_SECONDS = 10.0
-"""Whoever has never answered here or has stopped answering is asked no more often than so."""
+"""Minimum interval for peers that never responded here or stopped responding."""
 AGAIN_SECONDS = 1.0
-"""After one ask that failed: it may have been this machine's fault."""
+"""Delay after one failed request, which may have been this machine's fault."""
 MISSES = 2
-"""Asks in a row that fail before a peer counts as gone."""
+"""Failed requests in a row until a peer counts as gone."""
 FRESH_SECONDS = 1.5 * ANNOUNCE_SECONDS
-"""How old the record of a peer may be that does not answer here: one announcement may be lost on the way."""
+"""Maximum age of a record whose peer does not respond here; one announcement may be lost."""
 MAX_PEERS = 4096
-"""Keys cost nothing to make; whoever comes after so many is counted and otherwise left out."""
+"""Further peers are counted and otherwise left out, because keys cost nothing to make."""
 KEPT_EVENTS = 50
 
 Miss = Literal["silent", "not_reached"]
-"""Codes of peers/telemetry/reasons.py, DEPARTURES, as are `left`, `moved` and `paused`."""
+"""Codes of `DEPARTURES` (peers/telemetry/reasons.py); `left`, `moved` and `paused` are others."""
 
 
 @dataclass(slots=True)
 class Sighting:
-    """One peer. `gone`: the code of its departure while it is away."""
+    """One peer. `gone` is the code of its departure while it is away."""
 
     record: PeerRecord
     sequence: int
     ask_at: float
     answers: bool = False
-    """It has answered here since it came."""
+    """Whether it has responded here since it came."""
     misses: int = 0
     gone: str = ""
     gone_at: float = float("-inf")
     asking: bool = False
     tokens_per_second: float | None = None
-    """From the counts of its two newest records, as are these; None: it has signed one."""
+    """Rates between its two newest records; None if there is only one."""
     sent_bytes_per_second: float | None = None
     received_bytes_per_second: float | None = None
 
@@ -66,24 +66,27 @@ class Sighting:
 
 @dataclass(slots=True)
 class PeerObservations:
-    """All peers of a run that are in its directory, and those that have been."""
+    """All peers of a run that are or were in its directory."""
 
     stages: int
     peers: dict[PeerId, Sighting] = field(default_factory=dict)
     contributions: Contributions = field(default_factory=Contributions)
     departures: Counter[str] = field(default_factory=Counter)
+    """Departure code -> number since the observer started; only grows."""
+    away: dict[PeerId, str] = field(default_factory=dict)
+    """Peers that left and have not come back -> departure code."""
     events: deque[Happened] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
-    """Who came and left, oldest first."""
+    """Arrivals and departures, oldest first."""
     left_out: int = 0
-    """Records that found no room when the directory was last read."""
+    """Records beyond MAX_PEERS in the last walk."""
     _finding_no_room: int = 0
-    """Of them, those of the reading that is under way."""
+    """Records beyond MAX_PEERS in the current walk."""
     _has_walked: bool = False
 
     # -- what happens ---------------------------------------------------------------------------------
 
     def recorded(self, signed: SignedRecord, now: float) -> None:
-        """A verified record. One that is not news changes nothing."""
+        """Take a verified record; one that is not newer changes nothing."""
         known, record = self.peers.get(signed.peer), signed.record
         expired = signed.expires_seconds < now
         if record.stage >= self.stages or expired or (known and known.sequence >= signed.sequence):
@@ -94,13 +97,15 @@ class PeerObservations:
                 return
             self.peers[signed.peer] = Sighting(record, signed.sequence, now)
             self.contributions.first(record)
-            if self._has_walked:
-                self._tell(record, "came", "announces itself", now)
+            if self.away.pop(signed.peer, None) is not None:
+                self._add_event(record, "came", "is back", now)
+            elif self._has_walked:
+                self._add_event(record, "came", "announces itself", now)
             return
         self._changed(known, signed, now)
 
     def walked(self) -> None:
-        """The directory has been read once more, all of it that answered."""
+        """Called when the directory was read once more, as far as it responded."""
         self.left_out, self._finding_no_room = self._finding_no_room, 0
         self._has_walked = True
 
@@ -116,18 +121,30 @@ class PeerObservations:
         known.sent_bytes_per_second = growth(old.sent_bytes, new.sent_bytes) / seconds
         known.received_bytes_per_second = growth(old.received_bytes, new.received_bytes) / seconds
         known.record, known.sequence = new, signed.sequence
-        if known.gone and known.signed_at > known.gone_at:  # It lives, if it does not answer here.
-            known.gone, known.answers, known.misses, known.ask_at = "", False, 0, now
+        if known.gone and known.signed_at > known.gone_at:  # It is alive, although it does not respond here.
+            known.answers, known.misses, known.ask_at = False, 0, now
+            self._returns(known, now)
+        elif known.gone and new.state == "leaving":  # Its last record was found late.
+            known.gone = self.away[PeerId(new.peer)] = "left"
 
     def answered(self, peer: PeerId, now: float) -> None:
         known = self.peers.get(peer)
         if known is None:
             return
-        known.asking, known.answers, known.misses, known.gone = False, True, 0, ""
+        known.asking, known.answers, known.misses = False, True, 0
+        if known.gone:
+            self._returns(known, now)
         known.ask_at = now + self._period(known)
 
+    def would_depart(self, peer: PeerId) -> bool:
+        """Return whether one more failed request makes this peer count as gone without a goodbye."""
+        known = self.peers.get(peer)
+        if known is None or known.gone or not known.answers or known.record.state == "leaving":
+            return False
+        return known.misses + 1 >= MISSES
+
     def missed(self, peer: PeerId, code: Miss, now: float) -> None:
-        """It did not answer."""
+        """Called when a request failed."""
         known = self.peers.get(peer)
         if known is None:
             return
@@ -141,11 +158,11 @@ class PeerObservations:
             self._departs(known, "left" if known.record.state == "leaving" else code, now, away=True)
 
     def look(self, now: float) -> None:
-        """Time has passed: records expire, and whoever never answered here is believed no longer."""
+        """Called regularly: drop expired records, and treat silent peers with old records as gone."""
         for peer, known in list(self.peers.items()):
             if known.signed_at + RECORD_SECONDS < now:
                 if not known.gone:
-                    self._departs(known, "silent", now)
+                    self._departs(known, "silent", now, away=True)
                 del self.peers[peer]
             elif not (known.gone or known.answers) and known.signed_at + FRESH_SECONDS < now:
                 code = "left" if known.record.state == "leaving" else "silent"
@@ -155,11 +172,19 @@ class PeerObservations:
         record = known.record
         self.departures[code] += 1
         level = "warning" if code in ("silent", "not_reached") else "info"
-        self._tell(record, code, DEPARTURES[code].meaning, now, level)
+        self._add_event(record, code, DEPARTURES[code].meaning, now, level)
         if away:
             known.gone, known.gone_at = code, now
+            self.away[PeerId(record.peer)] = code
+            while len(self.away) > MAX_PEERS:
+                del self.away[next(iter(self.away))]
 
-    def _tell(self, record: PeerRecord, code: str, what: str, now: float, level: str = "info") -> None:
+    def _returns(self, known: Sighting, now: float) -> None:
+        known.gone = ""
+        self.away.pop(PeerId(known.record.peer), None)
+        self._add_event(known.record, "came", "is back", now)
+
+    def _add_event(self, record: PeerRecord, code: str, what: str, now: float, level: str = "info") -> None:
         where = f" of stage {record.stage}" if record.stage >= 0 else ""
         text = f"{record.name or short(record.peer)}{where}: {what}"
         self.events.append(Happened(now, code, text, level))
@@ -171,7 +196,7 @@ class PeerObservations:
         return min(LONGEST_ASK_SECONDS, max(SHORTEST_ASK_SECONDS, ASK_SECONDS_PER_PEER * peers))
 
     def due(self, now: float, most: int) -> list[PeerId]:
-        """Whom to ask now, the longest overdue first; each counts as being asked until it is told."""
+        """Return up to `most` peers to ask now, the longest overdue first, and mark them as being asked."""
         waiting = [(known.ask_at, peer) for peer, known in self.peers.items()
                    if not known.asking and known.ask_at <= now]  # fmt: skip
         due = [peer for _, peer in sorted(waiting)[:most]]
@@ -184,5 +209,5 @@ class PeerObservations:
 
 
 def growth(before: int, after: int) -> int:
-    """Of a count; one that is smaller than before has begun anew at 0."""
+    """Return the growth of a count; a smaller one has restarted at 0."""
     return after - before if after >= before else after

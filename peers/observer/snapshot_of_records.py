@@ -1,13 +1,14 @@
-"""The snapshot of a swarm by the signed records in its directory: of an observer, and of `top --run`.
+"""The snapshot of a swarm from the signed records in its directory, for an observer and `top --run`.
 
-All counts are claims. Where one number stands for the swarm it is a median, or a sum in which no peer counts
-for more than 16 times the usual peer or for more than all rounds can hold: one liar does not spoil it, a
-majority does.
-"""
+All counts are claims. A number for the whole swarm is a median, or a capped sum. In the sum no peer counts
+for more than 16 times the median peer, or for more tokens than all rounds can hold. A single false claim
+changes little; a majority could."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 from peers.config.run_file import SignedManifest
@@ -28,6 +29,7 @@ from peers.telemetry.snapshot import (
     HOLDING,
     IN_STEP,
     ROLES,
+    STATES,
     UNASKED,
     Checkpoint,
     Ordered,
@@ -51,8 +53,9 @@ def snapshot_of(
     own_eval_loss: float | None = None, walked_at: float = 0.0,
     bootstraps: Mapping[str, bool] = NO_BOOTSTRAPS,
 ) -> SwarmSnapshot:  # fmt: skip
-    """`own_eval_loss`: of this observer's newest score; its own record is not among the sightings.
-    `walked_at`: when the whole directory was last read; `bootstraps`: address -> whether it answers."""
+    """Return the snapshot. `own_eval_loss` is this observer's newest score, as its own record is not among
+    the observations. `walked_at` is the time of the last complete walk; `bootstraps` maps addresses to
+    whether they respond."""
     manifest = signed.manifest
     here = list(sightings.here())
     workers = [known.record for known in here if known.record.stage >= 0]
@@ -60,7 +63,7 @@ def snapshot_of(
     current = usual_round(training)
     most = (
         2 * ((current or 0) + 2) * manifest.rounds.global_batch_tokens
-    )  # Rounds overshoot, by less than that.
+    )  # Rounds may exceed the target, by less than that.
     contributions, stages = sightings.contributions, range(len(manifest.stages))
     flows = [_flow(known.tokens_per_second for known in here if known.record.stage == s) for s in stages]
     holding = [known for known in here if plain_state(known.record.state) in HOLDING]
@@ -87,6 +90,7 @@ def snapshot_of(
         received_bytes_per_second=_flow(known.received_bytes_per_second for known in here),
         events=tuple(sightings.events),
         departures=dict(sightings.departures.most_common()),
+        away=dict(Counter(sightings.away.values()).most_common()),
         waits_for=tuple(stage for stage in stages if stage not in held) if here else (),
         warnings=stuck_lines(stuck, signed.run_id),
         checkpoint=_checkpoint(sightings.peers.values(), len(stages), now),
@@ -97,7 +101,16 @@ def snapshot_of(
         walked_at=walked_at,
         bootstraps=dict(bootstraps),
     )
-    return complete(known, [span.stop - span.first for span in map(manifest.span, stages)])
+    shown = complete(known, [span.stop - span.first for span in map(manifest.span, stages)])
+    return replace(shown, states={**shown.states, **_bootstraps(bootstraps)})
+
+
+def _bootstraps(bootstraps: Mapping[str, bool]) -> dict[str, dict[str, int]]:
+    """Return the states of known bootstraps, which have a record only while no peer trains."""
+    if not bootstraps:
+        return {}
+    up = sum(bootstraps.values())
+    return {"bootstrap": {**dict.fromkeys(STATES, 0), "serving": up, "gone": len(bootstraps) - up}}
 
 
 def state_of(known: Sighting) -> str:
@@ -105,9 +118,9 @@ def state_of(known: Sighting) -> str:
 
 
 def _flow(rates: Iterable[float | None]) -> float | None:
-    """Of all peers together; None before any has signed a second record."""
-    told = [rate for rate in rates if rate is not None]
-    return capped_sum(told) if told else None
+    """Return the rate of all peers together; None before any has signed a second record."""
+    known_rates = [rate for rate in rates if rate is not None]
+    return capped_sum(known_rates) if known_rates else None
 
 
 def _row(known: Sighting) -> PeerRow:
@@ -124,7 +137,7 @@ def _row(known: Sighting) -> PeerRow:
 
 
 def _weakest(holding: Sequence[Sighting], signed: SignedManifest, now: float) -> int | None:
-    """By the rule that newcomers go by."""
+    """Return the stage that a newcomer would choose."""
     data = signed.manifest.data
     tokens = data.seq_len * data.micro_batch_size
     seen = []

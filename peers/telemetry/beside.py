@@ -1,4 +1,4 @@
-"""A text that streams on standard output, and words about it on standard error that never end up in it."""
+"""Print messages on standard error while a text streams on standard output, without mixing the two."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from rich.cells import cell_len
 from peers.telemetry.console import shown
 
 TAB = 8
-"""Columns between two stops of a terminal."""
+"""Columns between two tab stops of a terminal."""
 
 
 class Beside:
-    """Both may end on one terminal, in one file, or apart.
+    """Both streams may end on one terminal, in one file, or apart.
 
-    On one terminal words that come in the middle of a line stand below it until the text goes on, and are
-    erased then; in one file they get a line of their own. Apart, nothing has to be done.
-    """
+    On a terminal, a message in the middle of a line is shown below it and erased when the text continues. In
+    one file a message gets a line of its own. Separate streams need no care."""
 
     def __init__(self, text: TextIO, words: TextIO, columns: int) -> None:
-        """`columns`: of the terminal, where it is one."""
+        """`columns` is the width of the terminal, if there is one."""
         self._text, self._words, self._columns = text, words, max(2, columns)
         self._terminal = text.isatty() and words.isatty()
         self._together = self._terminal or _same(text, words)
         self._column, self._last = 0, " "
         self._below = False
-        """Words stand below an unfinished line, the cursor behind them."""
+        """Whether a message is shown below an unfinished line, with the cursor behind it."""
 
     def write(self, text: str) -> None:
-        """The text goes on."""
+        """Append to the streamed text."""
         if not text:
             return
         if self._below:
@@ -43,7 +42,7 @@ class Beside:
             self._column = self._after(character)
 
     def notify(self, _event: str, words: str) -> None:
-        """A line for people."""
+        """Print one line for people."""
         words = shown(words, self._words)
         if self._column == 0 or not self._together:
             self._words.write(words + "\n")
@@ -56,14 +55,14 @@ class Beside:
         self._words.flush()
 
     def _back(self) -> str:
-        """From the line below to where the text stopped. A full line is left by the next character only, and
-        the terminal knows that it is full when its last character has been written."""
+        """Return the control sequence that moves the cursor back to the end of the text. After the last
+        column a terminal wraps only at the next character, so the last character is written again."""
         if self._column < self._columns:
             return f"\x1b[A\x1b[{self._column + 1}G"
         return f"\x1b[A\x1b[{self._columns - cell_len(self._last) + 1}G{self._last}"
 
     def _after(self, character: str) -> int:
-        """The column behind it."""
+        """Return the column after `character`."""
         if character == "\n":
             return 0
         at, width = self._column, cell_len(character)
@@ -74,10 +73,10 @@ class Beside:
 
 
 def _same(one: TextIO, other: TextIO) -> bool:
-    """Whether both end in one file or pipe."""
+    """Return whether both streams end in the same file or pipe."""
     try:
         return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
-    except (OSError, ValueError):  # Kept in memory by a test, or closed.
+    except (OSError, ValueError):  # An in-memory stream of a test, or a closed one.
         return False
 
 

@@ -1,8 +1,7 @@
-"""What a peer says: one status line on a terminal, or JSON lines for machines.
+"""Print a peer's status: one line on a terminal, or JSON lines for machines.
 
-Both are the same two calls: `status` (how it goes, often) and `notify` (something happened). Nothing here
-starts a thread.
-"""
+Both take the same two calls: `status` (the current state, often) and `notify` (something happened). Nothing
+here starts a thread."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from rich.text import Text
 Level = Literal["info", "warning", "error"]
 
 STATUS_SECONDS = 60.0
-"""From one status to the next in a log that nobody asked to be for programs: one a second is 28 MB a day."""
+"""Interval between statuses in a log that is not requested as JSON: one a second would be 28 MB a day."""
 END_OF_P2PD = "use of closed network connection"
-"""What p2pd calls an error whenever it is told to end."""
+"""p2pd logs this as an error whenever it is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How one peer is doing."""
+    """The current state of one peer."""
 
     state: str
-    """In a word: connecting, joining, training, leaving."""
+    """One word, such as connecting, joining, training or leaving."""
     stage: int | None = None
     stages: int | None = None
     round: int | None = None
@@ -40,17 +39,17 @@ class Status:
     sent_bytes: int = 0
     received_bytes: int = 0
     group_peers: int = 0
-    """Live peers of the same stage, itself included."""
+    """Live peers of the same stage, this one included."""
     swarm_peers: int = 0
     tokens: int = 0
-    """Committed here since the start."""
+    """Tokens committed here since the start."""
     total_tokens: int | None = None
-    """Of all peers in all settled rounds of the stage."""
+    """Tokens of all peers in all settled rounds of the stage."""
     waits_for: int | None = None
-    """A stage next to this one of which no peer is there: no microbatch gets through."""
+    """A neighbouring stage without a peer, so that no microbatch can pass; None if there is none."""
 
     def line(self) -> str:
-        """For people, one line."""
+        """Return one line for people."""
         if self.stage is None:
             return self.state + (f"  {self.swarm_peers} peers known" if self.swarm_peers else "")
         parts = [self.state if self.waits_for is None else f"waits for a peer of stage {self.waits_for}"]
@@ -67,13 +66,13 @@ class Status:
 
 
 class Report(Protocol):
-    """Where a peer's words go."""
+    """The output for a peer's messages."""
 
     def status(self, status: Status) -> None:
-        """How it goes now."""
+        """Show the current status."""
 
     def notify(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
-        """Something happened: `event` names it for machines, `text` is one line for people."""
+        """Report an event: `event` is its name for machines, `text` one line for people."""
 
     def close(self) -> None: ...
 
@@ -81,15 +80,15 @@ class Report(Protocol):
 def open_report(
     log: Literal["auto", "line", "json"], stream: TextIO, clock: Callable[[], float], name: str = ""
 ) -> Report:
-    """The report that a peer file's `log` asks for. `clock`: Unix time in seconds."""
+    """Return the report for a peer file's `log` setting. `clock` returns Unix time in seconds."""
     if log == "line" or (log == "auto" and stream.isatty()):
         return LineReport(stream, clock)
     return JsonReport(stream, clock, name, 0.0 if log == "json" else STATUS_SECONDS)
 
 
 class LineReport:
-    """A status line that is rewritten in place, and above it what happened. Without a terminal the
-    status is printed when its state or stage changes, else once in STATUS_SECONDS."""
+    """Print a status line that is rewritten in place, and events above it. Without a terminal, print the
+    status when its state or stage changes, else once in STATUS_SECONDS."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -113,19 +112,19 @@ class LineReport:
         self._console.print(Text(prefix + printable(text), style=style))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
 class _Due:
-    """Whether a status is to be written where lines stay: it is news, or the last one is old."""
+    """Decides whether to write a status to a log: it has changed, or the last one is old."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock, self._seconds = clock, seconds
         self._written: object = None
-        """What was written last."""
+        """What the last written status showed."""
         self._written_at = 0.0
 
     def now(self, status: Status) -> bool:
@@ -137,12 +136,12 @@ class _Due:
 
 
 class JsonReport:
-    """One JSON object per line: time, level, event, text, and the event's own fields."""
+    """Print one JSON object per line: time, level, event, text, and the event's own fields."""
 
     def __init__(
         self, stream: TextIO, clock: Callable[[], float], name: str = "", status_seconds: float = 0.0
     ) -> None:
-        """A status whose state and stage are as before is written every `status_seconds`; 0: each one."""
+        """A status with unchanged state and stage is written every `status_seconds`; 0 writes each one."""
         self._stream = stream
         self._clock = clock
         self._name = {"name": name} if name else {}
@@ -166,7 +165,7 @@ class JsonReport:
 
 
 class LogToReport(logging.Handler):
-    """Hands what libraries log to a report, so that a terminal and a JSON stream stay whole."""
+    """Pass log records of libraries to a report, so that a terminal or JSON stream stays intact."""
 
     def __init__(self, report: Report, level: int = logging.WARNING) -> None:
         super().__init__(level)
@@ -183,19 +182,19 @@ class LogToReport(logging.Handler):
 
 
 def hear_libraries(report: Report) -> None:
-    """What hivemind, p2pd and our own loggers warn of goes to the report, and nowhere else."""
+    """Send warnings of hivemind, p2pd and this program's loggers to the report only."""
     for logger in (logging.getLogger(), logging.getLogger("hivemind")):  # hivemind's does not propagate
         logger.handlers = [LogToReport(report)]
 
 
 def printable(text: str) -> str:
-    """Text that may come from strangers, without what would steer a terminal."""
+    """Return text from other peers with unprintable characters replaced, which could control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Text in which strangers chose words, for `stream`: as it is for a program that reads it; on a terminal
-    what would steer that is spelt as in JSON, where it means the same."""
+    """Return text that contains other peers' words, for `stream`. On a terminal, control characters are
+    escaped as in JSON; a program gets the text unchanged."""
     return "".join(map(_spelt, text)) if stream.isatty() else text
 
 
@@ -207,7 +206,7 @@ def _spelt(character: str) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes for people: `999 B`, `1.5 MB`."""
+    """Return bytes for people: `999 B`, `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
@@ -216,10 +215,10 @@ def amount(count: float) -> str:
 
 
 def pace(tokens_per_second: float) -> str:
-    """`12,345 tok/s`, as everywhere."""
+    """Return a pace for people: `12,345 tok/s`."""
     return f"{tokens_per_second:,.0f} tok/s"
 
 
 def counted(count: int, one: str) -> str:
-    """`1 peer`, `2 peers`, `1,200 peers`: of a noun whose plural ends in s."""
+    """Return a count with its noun: `1 peer`, `2 peers`, `1,200 peers`. The plural must end in s."""
     return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"

@@ -1,4 +1,4 @@
-"""What all events of the event log have in common, and an event in words."""
+"""The base class of all events of the event log, and an event as a sentence for people."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
     """Something that happened."""
 
     sentence: ClassVar[str] = ""
-    """What people are told, with fields in braces; empty: the event is no news."""
+    """Sentence for people, with fields in braces; empty if the event is not shown."""
     codes: ClassVar[Codes | None] = None
-    """What its `code` can be; the sentence goes on with what that means."""
+    """Table of the values of the field `code`; the code's meaning is appended to the sentence."""
     is_printed: ClassVar[bool] = False
-    """Whether a peer prints it as it happens; of others the caller has told people what they need."""
+    """Whether a peer prints the event when it happens. Otherwise other code has informed the user."""
 
     @classmethod
     def tag(cls) -> str:
@@ -36,13 +36,13 @@ class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What stands in the line beside the name, in this order."""
+        """Return all fields apart from the name, in the order of the log line."""
         values = ((field, getattr(self, field)) for field in self.__struct_fields__)
         return {field: value for field, value in values if value is not UNSET}
 
 
 class Unknown(Event, frozen=True):
-    """A line of another version, or with other fields than this one writes."""
+    """A line of another version, or with other fields than this version writes."""
 
     kind: str
     given: dict[str, Any]
@@ -58,24 +58,24 @@ class Unknown(Event, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """An event for people."""
+    """An event as text for people."""
 
     code: str
-    """Of the event; its name, if it has none."""
+    """The event's code, or its name if it has none."""
     text: str
     level: Level
     cure: str = ""
-    """What helps; empty: nothing has to be done."""
+    """What helps; empty if nothing needs to be done."""
 
 
 def short(peer: object) -> str:
-    """Enough of a peer id to know it by: its end, for all begin alike."""
+    """Return the end of a peer id, which identifies it; all ids begin alike."""
     text = str(peer)
     return f"...{text[-6:]}" if len(text) > 12 else text
 
 
 def words_of(event: Event) -> Words | None:
-    """An event in words; None if it is no news, or has a code that this version does not know."""
+    """Return the text of an event; None if it is not shown or has a code that this version does not know."""
     if not event.sentence:
         return None
     text = event.sentence.format_map({key: _shown(value) for key, value in event.fields.items()})

@@ -1,4 +1,4 @@
-"""What a running peer knows by its own events: its losses, what is worth a line, how its work fares."""
+"""The timeline of a running peer, from its own events: losses, news for people, fate of its contributions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_EVENTS = 200
 
 
 class SettledRounds(dict[int, noted.Settled]):
-    """Round -> what a peer has settled, without what it gave up as the group had another history."""
+    """Round -> the event of a round that this peer has settled, without rounds of abandoned branches."""
 
     def take(self, event: Event) -> None:
-        """The peer's next event."""
+        """Take the peer's next event."""
         match event:
             case noted.Settled(round):
                 self[round] = event
@@ -30,7 +30,7 @@ class SettledRounds(dict[int, noted.Settled]):
 
 
 class Story:
-    """Hears a peer's event log from the start."""
+    """Follows a peer's event log from the start."""
 
     def __init__(self) -> None:
         self.recent = RecentLoss()
@@ -39,7 +39,7 @@ class Story:
         self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
 
     def take(self, line: LogLine) -> None:
-        """The next event."""
+        """Take the next line of the log."""
         self._follow(line.event, line.time)
         happened = self._news(line)
         if happened is not None:
@@ -65,7 +65,7 @@ class Story:
                 pass
 
     def _news(self, line: LogLine) -> Happened | None:
-        """A line for people, if it is worth one."""
+        """Return a line for people, or None if the event is not news."""
         event = line.event
         if (words := words_of(event)) is not None:
             return Happened(line.time, words.code, words.text, words.level)

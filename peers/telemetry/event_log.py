@@ -1,12 +1,13 @@
-"""What happened, one JSON object per line in the peer's state folder; invariants are checked from it later.
+"""The event log: one JSON object per line in the peer's state folder; tests check invariants from it.
 
-Buffered: the file is written when enough lines or enough time have gathered. After a crash it may end in
-the middle of a line: the reader leaves that one out, the next start cuts it off. A full disk is no reason to
-stop training: lines wait for room, and when too many do the oldest are left out, which the log then says.
+Writes are buffered: lines are written when enough lines or enough time have gathered. After a crash the file
+may end in the middle of a line. The reader skips that line, and the next start cuts it off. A full disk does
+not stop training: lines wait for space. When too many wait, the oldest are dropped, and the log records how
+many.
 
-A long log moves to `.old`, over the one before. What was said once and still holds (who the peer is, where it
-listens) would go with it, so the new file begins with it, as one event `continued`.
-"""
+A long log moves to `.old` and replaces the one before. Facts that were logged once and still hold (the peer's
+id, its addresses) would be lost with it. The new file therefore begins with these lines, as one event
+`continued`."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _RESERVED = frozenset({"time", "monotonic", "event"})
 LONGEST_WAITING_BYTES = 4 << 20
 """Some minutes of a busy peer's events."""
 OF_P2PD = frozenset({"listening", "relayed"})
-"""What ends with p2pd, of what holds until it is said again."""
+"""Lasting facts that end when p2pd ends."""
 CONTINUED = "continued"
 
 
@@ -49,7 +50,7 @@ class LogLine:
     time: float
     """Unix time in seconds, for people and for comparing machines."""
     monotonic: float
-    """Seconds of the process' own clock, for durations."""
+    """Seconds of the process's own clock, for durations."""
     event: Event
 
     @property
@@ -62,7 +63,7 @@ class LogLine:
 
 
 class EventLog:
-    """Appends events to a file. Not for several threads."""
+    """Appends events to a file. Not thread-safe."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class EventLog:
         flush_seconds: float = 1.0,
         limit_bytes: int = 256 << 20,
     ) -> None:
-        """`clock` and `monotonic` are e.g. time.time and time.monotonic. At `limit_bytes` the file is moved
-        to `<name>.old`, so that a peer that runs for months keeps at most twice that."""
+        """`clock` and `monotonic` are functions such as `time.time` and `time.monotonic`. At `limit_bytes`
+        the file is moved to `<name>.old`, so a long-running peer keeps at most twice that size."""
         self._path = path
         self._clock = clock
         self._monotonic = monotonic
@@ -82,22 +83,22 @@ class EventLog:
         self._flush_seconds = flush_seconds
         self._limit_bytes = limit_bytes
         self.trouble: Callable[[str], None] = lambda text: None
-        """Told once when the disk refuses, and once when it takes again."""
+        """Called once when the disk refuses writes, and once when it accepts them again."""
         self.listeners: list[Callable[[LogLine], None]] = []
-        """Told of every event at once, with its fields as they were given."""
+        """Called with every event at once, with its fields as given."""
         self._lines: list[str] = []
         self._oldest = 0.0
         self._waiting = b""
         self._refused = False
         self._lost = 0
         self._standing: dict[tuple[str, str], str] = {}
-        """Lines that still hold."""
+        """Lines of facts that still hold."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
     def record(self, event: Event) -> None:
-        """Note that something happened."""
+        """Append an event."""
         now = self._monotonic()
         at = self._clock()
         line = {"time": round(at, 6), "monotonic": round(now, 6), "event": event.name, **event.fields}
@@ -111,7 +112,7 @@ class EventLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system, as far as it takes it."""
+        """Write all lines to the operating system, as far as it accepts them."""
         if not self._lines and not self._waiting:
             return
         self._waiting += "".join(f"{line}\n" for line in self._lines).encode()
@@ -132,8 +133,8 @@ class EventLog:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def _turn_over(self) -> None:
-        """A new file; until there is one the old one is written on. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):  # Moved before, when no new one could be opened.
+        """Start a new file; if that fails, the old one remains in use. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):  # Moved before, when opening the new file failed.
             self._path.replace(_older(self._path))
         file = self._path.open("ab", buffering=0)
         self._file.close()
@@ -155,7 +156,7 @@ class EventLog:
                 self._standing = {key: kept for key, kept in self._standing.items() if key[0] not in OF_P2PD}
 
     def _continued(self) -> bytes:
-        """The first line of a file after another one; none if nothing holds."""
+        """Return the first line of a file that follows another one; empty if no fact holds."""
         if not self._standing:
             return b""
         held = ",".join(self._standing.values())
@@ -163,7 +164,8 @@ class EventLog:
         return f'{{"time":{at},"monotonic":{now},"event":"{CONTINUED}","standing":[{held}]}}\n'.encode()
 
     def _refuse(self, error: OSError) -> None:
-        """What is beyond the longest that waits is lost; a line of which a part is written is not cut."""
+        """Keep lines for later, up to a limit; the oldest beyond it are dropped. A partly written line is
+        kept whole."""
         if len(self._waiting) > LONGEST_WAITING_BYTES:
             begun = self._waiting.find(b"\n") + 1
             until = self._waiting.find(b"\n", len(self._waiting) - LONGEST_WAITING_BYTES // 2) + 1
@@ -171,7 +173,9 @@ class EventLog:
             self._waiting = self._waiting[:begun] + self._waiting[until:]
         if not self._refused:
             self._refused = True
-            self.trouble(f"{self._path}: cannot be written: {error.strerror}; training goes on, events wait")
+            self.trouble(
+                f"{self._path}: cannot be written: {error.strerror}; training continues, events wait"
+            )
 
     def _take_again(self) -> None:
         if self._refused:
@@ -194,7 +198,7 @@ class EventLog:
 
 
 def read(path: Path) -> Iterator[LogLine]:
-    """The events in a log, oldest first; a last line without its end is left out. Raises UserError."""
+    """Yield the events of a log, oldest first, without an incomplete last line. Raises UserError."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -203,16 +207,17 @@ def read(path: Path) -> Iterator[LogLine]:
                 fields = json.loads(line)
                 yield LogLine(fields.pop("time"), fields.pop("monotonic"), parse(fields.pop("event"), fields))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise UserError(f"{path}:{number}: is no event; the file was changed or damaged") from None
+                raise UserError(f"{path}:{number}: not an event; the file was changed or damaged") from None
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of one log that are there, oldest first."""
+    """Return the existing files of a log, oldest first."""
     return [file for file in (_older(path), path) if file.is_file()]
 
 
 def read_part(file: Path) -> Iterator[LogLine]:
-    """One of the `parts`; what held already when it was begun comes first. Raises UserError."""
+    """Yield the events of one of the `parts`, preceded by the facts that held when it was started. Raises
+    UserError."""
     for line in read(file):
         if line.name == CONTINUED:
             yield from _standing_in(line, file)
@@ -221,8 +226,8 @@ def read_part(file: Path) -> Iterator[LogLine]:
 
 
 def read_lately(path: Path) -> Iterator[LogLine]:
-    """What tells how the peer stands now: the log, after its older part where it does not begin with that
-    itself. Where nobody `started` in it that is lost. Raises UserError."""
+    """Yield the events that describe the peer's current state: the log, preceded by its older part if the log
+    has no `started` or `continued`. Raises UserError."""
     files = parts(path)
     first = next(read(path), None) if path in files else None
     if first is not None and first.name in (CONTINUED, "started"):
@@ -237,11 +242,11 @@ def _standing_in(line: LogLine, file: Path) -> Iterator[LogLine]:
             kept = {key: value for key, value in fields.items() if key not in _RESERVED}
             yield LogLine(line.time, line.monotonic, parse(fields["event"], kept))
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{file}: says wrongly what held before; the file was changed or damaged") from None
+        raise UserError(f"{file}: invalid line `continued`; the file was changed or damaged") from None
 
 
 def parse(name: str, fields: Mapping[str, Any]) -> Event:
-    """The event that a line tells of; Unknown if this version writes none with such fields."""
+    """Return the event of a log line; `Unknown` if this version has no event with such fields."""
     kind: type[Event] | None = (SAID if "text" in fields else NOTED).get(name)
     with contextlib.suppress(msgspec.ValidationError):
         if kind is not None:

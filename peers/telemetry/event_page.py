@@ -1,4 +1,4 @@
-"""docs/events.md: every event that a peer's log can hold, from the classes that write them."""
+"""Generate docs/events.md and the code tables of docs/watching.md from the event classes."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from peers.telemetry.reasons import BAN, NOTHING, TABLES, Codes, Reason
 HEAD = """# Events
 
 A peer's event log, `events.jsonl` in its state folder, has one JSON object a line: `time` (Unix time in
-seconds), `monotonic` (seconds of the process' own clock), `event` (the name), and the fields below. Durations
-are seconds, losses nats per token, ids and digests hexadecimal; a field with `?` is left out where it says
-nothing. What a `code` means: [codes](watching.md#codes). `continued` begins a file after another one: its
-`standing` are the lines that still hold. From peers/telemetry/events.py, by `scripts/docs`.
+seconds), `monotonic` (seconds of the process's clock), `event` (the name), and the fields below, text unless
+noted. Durations are seconds, losses nats per token, ids and digests hexadecimal; a field with `?` is
+optional. See also [codes](watching.md#codes). A file after another one starts with `continued`, whose
+`standing` lists the lines that still hold. Generated from peers/telemetry/events.py by `scripts/docs`.
 """
 TYPES = {
-    "collections.abc.Sequence[str]": "list of text", "collections.abc.Sequence[int]": "list of int",
-    "collections.abc.Sequence[float]": "list of float", "dict[str, int]": "object of int",
+    "collections.abc.Sequence[str]": "text list", "collections.abc.Sequence[int]": "int list",
+    "collections.abc.Sequence[float]": "float list", "dict[str, int]": "int object",
 }  # fmt: skip
 
 
 def document() -> str:
+    """Return docs/events.md."""
     topics = ", ".join(f"`{topic}`" for topic in get_args(Topic))
     return "\n".join([
         HEAD,
         *_table(NOTED),
         "",
-        "## What people were told",
+        "## Lines for people",
         "",
-        "In `text` as it was said.",
+        "`text` is the line as it was shown.",
         "",
         *_table(SAID),
         "",
-        f"With nothing but their text: {topics}.",
+        f"Without other fields: {topics}.",
         "",
     ])  # fmt: skip
 
 
 def _table(kinds: Mapping[str, type[Event]]) -> list[str]:
-    rows = ["| event | fields | what it says |", "|---|---|---|"]
+    rows = ["| event | fields | meaning |", "|---|---|---|"]
     for name, kind in sorted(kinds.items()):
         shown = ", ".join(_shown(field) for field in fields(kind) if field.name != "text")
         rows.append(f"| `{name}` | {shown} | {_meaning(kind)} |")
@@ -55,7 +56,8 @@ def _shown(field: FieldInfo) -> str:
     of = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     known = of.partition(" | msgspec")[0].replace(" | None", " or null")
     optional = "?" if "UnsetType" in of else ""
-    return f"`{field.name}{optional}` {TYPES.get(known, known).replace('str', 'text')}"
+    kind = TYPES.get(known, known).replace("str", "text")
+    return f"`{field.name}{optional}`" + (f" {kind}" if kind != "text" else "")
 
 
 def _meaning(kind: type[Event]) -> str:

@@ -1,9 +1,8 @@
-"""Every event of a peer's event log: its name, its fields, what it says, and what people are told of it.
+"""Every event of a peer's event log: its name, fields, meaning, and the sentence for people.
 
-The name in the log is the class' name in small letters with underscores. A field that is UNSET is left out of
-the line. Durations are seconds, losses nats per token, ids and digests hexadecimal; `code` is one of the
-class' `codes` (reasons.py). docs/events.md is made from here.
-"""
+The name in the log is the class name in snake case. A field that is UNSET is left out of the line. Durations
+are seconds, losses nats per token, ids and digests hexadecimal. `code` is one of the class's `codes`
+(reasons.py). docs/events.md is generated from here; the class docstrings are its descriptions."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from peers.telemetry import reasons
 from peers.telemetry.event import Event
 
 LogEvent = Callable[[Event], None]
-"""Writes to the peer's event log."""
+"""Appends an event to the peer's event log."""
 
 # One event is one paragraph.
 # fmt: off
@@ -24,73 +23,73 @@ LogEvent = Callable[[Event], None]
 # -- the process ------------------------------------------------------------------------------------------
 
 class Started(Event, frozen=True):
-    """The process has begun."""
+    """The process has started."""
     sentence = "started"
     peer: str
     pid: int = 0
     role: str = "worker"
 
 class Stopped(Event, frozen=True):
-    """The process ends; its last line."""
+    """The process ends; the last line of a log."""
     sentence = "stopped"
     codes = reasons.ENDS
     code: str
     reason: str | UnsetType = UNSET
 
 class Fault(Event, frozen=True):
-    """Something failed that should not, and the process ends."""
-    sentence = "cannot go on"
+    """An unexpected failure; the process ends."""
+    sentence = "the process cannot continue"
     codes = reasons.ENDS
     code: str
     reason: str
 
 class ProcessStalled(Event, frozen=True):
-    """The event loop did not turn for so long: the machine slept, or the process was stopped."""
-    sentence = "stood still for {seconds} s"
+    """The event loop was blocked: the machine slept or the process was stopped."""
+    sentence = "the process was blocked for {seconds} s"
     seconds: float
 
 class LogRewritten(Event, frozen=True):
-    """The disk takes lines again; so many were lost meanwhile."""
+    """The disk accepts lines again; `lost` lines were dropped meanwhile."""
     lost: int
 
-# -- holding a stage --------------------------------------------------------------------------------------
+# -- serving a stage --------------------------------------------------------------------------------------
 
 class Assembled(Event, frozen=True):
-    """A worker for a stage is built: one *life* begins."""
-    sentence = "holds stage {stage}"
+    """A worker for a stage is built."""
+    sentence = "serves stage {stage}"
     stage: int
     parameters: int = 0
 
 class InStep(Event, frozen=True):
-    """It takes part in its group's rounds from `round` on."""
+    """The peer is in step with its group from `round` on."""
     sentence = "in step at round {round}"
     round: int
     settled: int = -1
 
 class ExpertsReassigned(Event, frozen=True):
-    """It trains this group of experts, from after its contribution to `round` on; how many peers held each in
-    the newest two applied rounds: said when it is new which group, or which have nobody."""
+    """After its contribution to `round` this peer trains expert group `group`. `holders`: peers per group in
+    the newest two applied rounds."""
     round: int
     group: int
     holders: Sequence[int]
 
 class RunEnded(Event, frozen=True):
-    """The run is over: rounds up to `round` are settled here; the owner ordered `ordered` as the last one."""
+    """The run is over: rounds up to `round` are settled here; `ordered`: the owner's last round."""
     round: int
     ordered: int | None
 
 class PlacementChecked(Event, frozen=True):
-    """What each stage can do, tokens per second, and what this peer could; before it thinks of a move."""
+    """Capacity of each stage and of this peer, tokens per second, before it considers a move."""
     capacities: Sequence[float]
     rate: float
 
 class StageChangeStarted(Event, frozen=True):
-    """It has said that it would move to a stage, and waits whether others do."""
-    sentence = "would move to stage {stage}"
+    """The peer has announced a move and waits for confirmation."""
+    sentence = "plans to move to stage {stage}"
     stage: int
 
 class StageChangeRefused(Event, frozen=True):
-    """It stays."""
+    """The peer stays on its stage."""
     sentence = "stays on its stage"
     codes = reasons.MOVES
     code: str
@@ -99,7 +98,7 @@ class StageChangeRefused(Event, frozen=True):
 # -- neighbours -------------------------------------------------------------------------------------------
 
 class Linked(Event, frozen=True):
-    """A neighbour is connected and has said hello."""
+    """A neighbour has completed the handshake."""
     peer: str
     stage: int
 
@@ -114,14 +113,14 @@ class Unlinked(Event, frozen=True):
     released: bool = False
 
 class Departed(Event, frozen=True):
-    """A peer of the swarm is gone, as an observer sees it."""
+    """An observer no longer sees a peer."""
     sentence = "{peer} is gone"
     codes = reasons.DEPARTURES
     peer: str
     code: str
 
 class Refused(Event, frozen=True):
-    """This peer refused another one's message or connection."""
+    """This peer refused a message or connection."""
     sentence = "refused {peer}"
     codes = reasons.REFUSALS
     is_printed = True
@@ -139,8 +138,8 @@ class RefusedBy(Event, frozen=True):
     reason: str = ""
 
 class DialFailed(Event, frozen=True):
-    """A peer could not be reached on one of its lanes."""
-    sentence = "{peer} was not reached"
+    """A connection to a peer could not be opened."""
+    sentence = "{peer} could not be reached"
     codes = reasons.LINKS
     peer: str
     lane: str
@@ -148,7 +147,7 @@ class DialFailed(Event, frozen=True):
     reason: str
 
 class PostFailed(Event, frozen=True):
-    """A message could not be sent on an open lane."""
+    """A message could not be sent on an open connection."""
     sentence = "could not send to {peer}"
     codes = reasons.LINKS
     peer: str
@@ -157,16 +156,16 @@ class PostFailed(Event, frozen=True):
     reason: str
 
 class AnswerFailed(Event, frozen=True):
-    """A stranger who asked something could not be answered."""
-    sentence = "{peer} was not answered"
+    """A peer without a link could not be answered."""
+    sentence = "could not answer {peer}"
     codes = reasons.LINKS
     peer: str
     code: str
     reason: str
 
 class ClientNotReached(Event, frozen=True):
-    """A visitor whose request is done could not be dialled."""
-    sentence = "visitor {peer} was not reached"
+    """An inference client could not be dialled."""
+    sentence = "inference client {peer} could not be reached"
     codes = reasons.LINKS
     peer: str
     code: str
@@ -175,7 +174,7 @@ class ClientNotReached(Event, frozen=True):
 # -- the directory ----------------------------------------------------------------------------------------
 
 class LookUpFailed(Event, frozen=True, kw_only=True):
-    """The directory did not answer: for the records of a stage, or for something else."""
+    """A look-up failed: records of a stage, or `what`."""
     sentence = "the directory did not answer"
     codes = reasons.LINKS
     stage: int | UnsetType = UNSET
@@ -184,15 +183,15 @@ class LookUpFailed(Event, frozen=True, kw_only=True):
     reason: str
 
 class AnnounceFailed(Event, frozen=True):
-    """The own record could not be stored."""
+    """This peer's record could not be stored."""
     sentence = "could not announce this peer"
     codes = reasons.LINKS
     code: str
     reason: str
 
 class UpkeepFailed(Event, frozen=True):
-    """The owner's orders could not be stored again."""
-    sentence = "could not keep the run's orders known"
+    """The owner's order could not be stored again."""
+    sentence = "could not store the owner's order again"
     codes = reasons.LINKS
     code: str
     reason: str
@@ -200,8 +199,8 @@ class UpkeepFailed(Event, frozen=True):
 # -- microbatches -----------------------------------------------------------------------------------------
 
 class Committed(Event, frozen=True):
-    """A microbatch counts here. Of one that others went on with: seconds until the answer, what of them was
-    compute and waiting below, and how many of this peer's own were under way."""
+    """A microbatch is committed here. If later stages computed it: seconds until the gradient, their compute
+    and queue time, own microbatches in flight."""
     origin: str
     counter: int
     tokens: int
@@ -212,8 +211,8 @@ class Committed(Event, frozen=True):
     under_way: int | UnsetType = UNSET
 
 class Rerouted(Event, frozen=True):
-    """A microbatch goes to another peer than those that were tried."""
-    sentence = "a microbatch went to {to} instead"
+    """A microbatch was sent to another peer after `tried`."""
+    sentence = "a microbatch was sent to {to} instead"
     codes = reasons.REROUTES
     is_printed = True
     code: str
@@ -222,8 +221,8 @@ class Rerouted(Event, frozen=True):
     tried: Sequence[str]
 
 class Nack(Event, frozen=True):
-    """A peer did not take a microbatch."""
-    sentence = "{peer} did not take a microbatch"
+    """A peer rejected a microbatch."""
+    sentence = "{peer} rejected a microbatch"
     codes = reasons.REROUTES
     peer: str
     counter: int
@@ -231,8 +230,8 @@ class Nack(Event, frozen=True):
     reason: str
 
 class MicrobatchFailed(Event, frozen=True):
-    """A microbatch was given up here."""
-    sentence = "a microbatch was given up"
+    """A microbatch was dropped here."""
+    sentence = "a microbatch was dropped"
     codes = reasons.DROPS
     code: str
     origin: str
@@ -241,7 +240,7 @@ class MicrobatchFailed(Event, frozen=True):
     peer: str | None
 
 class Waiting(Event, frozen=True):
-    """No peer of these stages is there, and they cannot be left out."""
+    """These stages have no live peer and cannot be skipped."""
     sentence = "waits for stages {stages}"
     codes = reasons.WAITS
     is_printed = True
@@ -250,19 +249,19 @@ class Waiting(Event, frozen=True):
 
 class WaitingOver(Event, frozen=True):
     """All stages have peers again."""
-    sentence = "waits no more"
+    sentence = "all stages have peers again"
     is_printed = True
 
 # -- rounds -----------------------------------------------------------------------------------------------
 
 class ContributionMade(Event, frozen=True):
-    """The own contribution to a round, over so many tokens."""
+    """Own contribution to a round."""
     round: int
     id: str
     tokens: int = 0
 
 class NotFinite(Event, frozen=True):
-    """None was made: the gradient is not finite."""
+    """No contribution was made: the gradient is not finite."""
     sentence = "no contribution to round {round}"
     codes = reasons.CONTRIBUTIONS
     is_printed = True
@@ -271,16 +270,15 @@ class NotFinite(Event, frozen=True):
     tokens: int
 
 class Reduced(Event, frozen=True):
-    """What others contributed of these shards was added up here, and is a result of the round's set."""
+    """This peer reduced these shards and published the result."""
     round: int
     id: str
     shards: Sequence[int]
     contributors: int
 
 class Audited(Event, frozen=True):
-    """The slices of one shard behind a result were requested, from its reducer or from a peer that reports a
-    lie."""
-    sentence = "looked into what {peer} added up for round {round}"
+    """The slices behind a result were requested, from its reducer or a peer that reports fraud."""
+    sentence = "audited the sums of {peer} for round {round}"
     codes = reasons.AUDITS
     is_printed = True
     code: str
@@ -291,15 +289,15 @@ class Audited(Event, frozen=True):
     asked: str
 
 class ContributionAccepted(Event, frozen=True):
-    """Somebody's contribution came, was checked and counts."""
+    """A contribution was received, verified and counted."""
     round: int
     id: str
     contributor: str
 
 class ContributionReturned(Event, frozen=True):
-    """The group went on without the own contribution; it is offered again with later rounds, unless this
-    peer counts for nothing yet."""
-    sentence = "contribution to round {round} taken back"
+    """A round settled without the own contribution. Its gradient goes into a later one, unless this peer is
+    on probation."""
+    sentence = "contribution to round {round} did not count"
     codes = reasons.CONTRIBUTIONS
     is_printed = True
     code: str
@@ -307,7 +305,7 @@ class ContributionReturned(Event, frozen=True):
     id: str
 
 class Applied(Event, frozen=True):
-    """A round became part of the live weights, with so many contributors after so many seconds' wait."""
+    """A round was added to the live weights, `waited` seconds after it closed."""
     sentence = "a round was applied"
     codes = reasons.ROUNDS
     is_printed = True
@@ -317,26 +315,26 @@ class Applied(Event, frozen=True):
     waited: float = 0.0
 
 class Settled(Event, frozen=True):
-    """The set of a round is final: digest of the weights after it (empty: of a large state, between two
-    rounds in which it is signed), its ids, and the tokens of all rounds."""
+    """A round is final. `digest` of the weights (empty for a large state between signed rounds), contribution
+    `ids`, `tokens` of all rounds."""
     round: int
     digest: str
     ids: Sequence[str]
     tokens: int | None = None
 
 class ShardRead(Event, frozen=True):
-    """This peer has read a shard of the run's text to its end: the sequences of so many tokens."""
+    """A shard of the run's text was read to its end."""
     shard: str
     epoch: int
     tokens: int
 
 class Undecided(Event, frozen=True):
-    """At the end: what becomes of these own contributions is open."""
+    """At the end of a log: own contributions neither settled nor returned."""
     ids: Sequence[str]
 
 class Resync(Event, frozen=True):
-    """The state is fetched anew; its own history from `fork_round` on is given up, none if null."""
-    sentence = "the state is fetched anew"
+    """The state is fetched again. Own rounds from `fork_round` on are discarded."""
+    sentence = "fetches the state again"
     codes = reasons.RESYNCHRONISATIONS
     is_printed = True
     code: str
@@ -345,7 +343,7 @@ class Resync(Event, frozen=True):
     fork_round: int | None
 
 class DigestDiffers(Event, frozen=True):
-    """Peers of the group have signed other weights of a round."""
+    """Group members have signed other weights after a round."""
     sentence = "weights after round {round} differ"
     codes = reasons.RESYNCHRONISATIONS
     is_printed = True
@@ -354,16 +352,16 @@ class DigestDiffers(Event, frozen=True):
     peers: Sequence[str]
 
 class StatementUnusable(Event, frozen=True):
-    """A signed digest on the own disk is damaged and left out."""
+    """A signed digest on this disk is damaged and ignored."""
     reason: str
 
 class Receipt(Event, frozen=True):
-    """A peer signed what it has accepted of this one; so many contributions by all signers' word."""
+    """A receipt was received; `accepted`: contributions confirmed so far."""
     signer: str
     accepted: int
 
 class ReceiptsUnusable(Event, frozen=True):
-    """So many lines of the own receipts are damaged and left out."""
+    """Damaged lines of the receipts file."""
     lines: int
 
 class ReceiptNotKept(Event, frozen=True):
@@ -373,17 +371,17 @@ class ReceiptNotKept(Event, frozen=True):
 # -- state ------------------------------------------------------------------------------------------------
 
 class Saved(Event, frozen=True):
-    """A checkpoint is on disk."""
+    """A checkpoint was written."""
     sentence = "checkpoint of round {round} written"
     round: int
     bytes: int
 
 class OffersMissing(Event, frozen=True):
-    """These peers did not say in time what state they have."""
+    """These peers did not report their state."""
     peers: Sequence[str]
 
 class Fetching(Event, frozen=True):
-    """A snapshot of so many bytes is fetched, of which so many were kept from before."""
+    """A snapshot of `size` bytes is being fetched, `kept` of them from an earlier download."""
     sentence = "fetches the state of round {round}"
     round: int
     size: int
@@ -391,48 +389,48 @@ class Fetching(Event, frozen=True):
     holders: int
 
 class Fetched(Event, frozen=True):
-    """The state is here; so many bytes came."""
+    """The state was fetched; `bytes` were downloaded."""
     round: int
     bytes: int
 
 class HolderDropped(Event, frozen=True):
-    """A holder of the snapshot is asked no more."""
-    sentence = "{peer} is no source of the state"
+    """A source of the snapshot was dropped."""
+    sentence = "{peer} was dropped as a source of the state"
     codes = reasons.HOLDERS
     peer: str
     code: str
     reason: str
 
 class NoCarriers(Event, frozen=True):
-    """Further connections for a large snapshot could not be opened."""
+    """More connections for a large snapshot could not be opened."""
     reason: str
 
 # -- the run's owner --------------------------------------------------------------------------------------
 
 class Order(Event, frozen=True):
-    """A newer order of the owner is held."""
+    """A newer order of the owner was received."""
     sequence: int
     reason: str
 
 class OrderUnusable(Event, frozen=True):
-    """The order on the own disk is damaged."""
+    """The order on this disk is damaged."""
     reason: str
 
 class OrderUnknown(Event, frozen=True):
-    """The directory did not say in time what the owner orders."""
+    """The directory did not return the owner's order."""
     reason: str
 
 # -- archivists and bootstraps ----------------------------------------------------------------------------
 
 class Archived(Event, frozen=True):
-    """A stage's settled weights are in the archive, signed by so many."""
+    """A stage's settled weights were archived, signed by `signers` peers."""
     stage: int
     round: int
     bytes: int
     signers: int
 
 class ArchivingFailed(Event, frozen=True):
-    """A stage was not archived this time."""
+    """A stage could not be archived this time."""
     sentence = "stage {stage} was not archived"
     codes = reasons.ARCHIVING
     stage: int
@@ -440,18 +438,18 @@ class ArchivingFailed(Event, frozen=True):
     reason: str
 
 class Pruned(Event, frozen=True):
-    """An older checkpoint left the archive, by its policy."""
+    """An old checkpoint left the archive."""
     stage: int
     round: int
 
 class ArchiveUnusable(Event, frozen=True):
-    """A checkpoint in the archive is damaged and not served."""
+    """A damaged checkpoint in the archive is not served."""
     stage: int
     round: int
     reason: str
 
 class Circuits(Event, frozen=True):
-    """What the relay has carried since the last such line grew: open circuits, slots, bytes in all."""
+    """Relay statistics: open circuits, slots, bytes in all."""
     open: int
     slots: int
     bytes: int
@@ -459,14 +457,14 @@ class Circuits(Event, frozen=True):
 # -- counters, now and then -------------------------------------------------------------------------------
 
 class Traffic(Event, frozen=True):
-    """Bytes by kind of message, refusals by code, links by state; since the worker's life began."""
+    """Bytes by kind of message, refusals by code, links by state; since the worker was built."""
     sent: dict[str, int]
     received: dict[str, int]
     refused: dict[str, int] = field(default_factory=dict)
     subflows: dict[str, int] = field(default_factory=dict)
 
 class Ledger(Event, frozen=True):
-    """What became of microbatches, dropped and re-routed ones by code; since the worker's life began."""
+    """Microbatches by outcome; dropped and rerouted ones by code; since the worker was built."""
     committed: int
     tokens: int = 0
     repeated: int = 0
@@ -475,10 +473,10 @@ class Ledger(Event, frozen=True):
     refused: int = 0
     late_answers: int = 0
 
-# -- what people are told as it happens: a line of text, also in the log -------------------------------------
+# -- lines for people: shown as it happens, also in the log -------------------------------------------------
 
 class Said(Event, frozen=True):
-    """A line for people, in the log as it was said."""
+    """A line for people, as it was shown."""
     text: str
 
 Topic = Literal[
@@ -493,12 +491,12 @@ Topic = Literal[
     "state", "swarm", "text", "text_left_out", "tokenizing", "trains", "turned_away", "unreachable",
     "weights",
 ]  # fmt: skip
-"""What a line is about that has nothing but its text."""
+"""Topics of lines that have no fields of their own."""
 Notify = Callable[[Topic, str], None]
-"""One line for people, and the event log."""
+"""Shows one line to people and appends it to the event log."""
 
 class Remark(Said, frozen=True):
-    """A line that has no fields of its own."""
+    """A line without fields of its own."""
     topic: Topic
 
     @property
@@ -510,56 +508,56 @@ class Remark(Said, frozen=True):
         return {"text": self.text}
 
 class Listening(Said, frozen=True):
-    """An address at which the peer listens, at the end of its text; the number of p2pd's process."""
+    """An address at which the peer listens; `p2pd`: its process id."""
     p2pd: int | None = None
 
 class Relayed(Said, frozen=True):
-    """A relay leads to this peer, by these addresses."""
+    """A relay forwards connections to this peer, at these addresses."""
     relay: str
     addresses: Sequence[str]
 
 class NotRelayed(Said, frozen=True):
-    """It does not any more."""
+    """The relay no longer does so."""
     relay: str
 
 class Reachable(Said, frozen=True):
-    """How others reach this peer."""
+    """How other peers reach this one."""
     way: str
 
 class Metrics(Said, frozen=True):
-    """Where /metrics is."""
+    """Address of /metrics."""
     url: str
 
 class Page(Said, frozen=True):
-    """Where an observer's page is."""
+    """Address of an observer's page."""
     url: str
 
 class Text(Said, frozen=True):
-    """What was read of the run's text, in files, documents and bytes, and what was left out."""
+    """Text that was read: files, documents, bytes, and documents left out."""
     files: int
     documents: int
     bytes: int
     left_out: int
 
 class EpochRead(Said, frozen=True):
-    """Every shard of the run's text that this peer has was read."""
+    """All shards of the run's text on this peer were read."""
     epoch: int
     shards: int
 
 class Pausing(Said, frozen=True):
-    """It will let go of its stage."""
+    """The peer is about to leave its stage."""
     reason: str
 
 class Paused(Said, frozen=True):
-    """It holds no stage; so much memory is still in use."""
+    """No stage is in memory; `bytes` remain in use."""
     bytes: int
 
 class Resuming(Said, frozen=True):
-    """A reason to pause is gone."""
+    """A reason to pause has ended."""
     reason: str
 
 class Evaluated(Said, frozen=True):
-    """An observer's score, in nats per token and bits per byte, on so many bytes with that SHA-256."""
+    """An observer's evaluation on `bytes` bytes with this SHA-256."""
     loss: float
     bits_per_byte: float
     round: int
@@ -573,10 +571,11 @@ class Evaluated(Said, frozen=True):
 NOT_AMONG_NEWS = frozenset(
     {"run", "listening", "metrics", "text", "trains", "weights", "checkpoint", "holder"}
 )
-"""Names of lines that people are told at the start, or by another event too."""
+"""Lines shown at the start, or in addition to another event."""
 NOTED = {
     kind.tag(): kind for kind in Event.__subclasses__() if kind.__module__ == __name__ and kind is not Said
 }
-"""By name."""
+"""Event classes by name."""
 SAID = {kind.tag(): kind for kind in Said.__subclasses__() if kind is not Remark}
-"""By name, which may be one of the noted, too: `order` is noted with its number, and said in words."""
+"""Classes of lines for people, by name. `order` is in both: as an event with its number, and as a line of
+text."""

@@ -18,37 +18,34 @@ IDLE = (
 """What the compute thread can wait for (peers/worker/compute_sampler.py)."""
 
 GPU = {
-    "gpu_memory_used_ratio": "Share of the GPU's memory in use, by whomever, 0 to 1. Only with a GPU.",
+    "gpu_memory_used_ratio": "GPU memory in use by any program, 0 to 1. Only with a GPU.",
     "gpu_utilization_ratio":
-        "Share of the time in which some program computed on the GPU, 0 to 1. Only with NVIDIA's library.",
-    "gpu_temperature_celsius": "Temperature of the GPU, degrees Celsius. Only with NVIDIA's library.",
-    "gpu_power_watts": "Power that the GPU draws, watts. Only with NVIDIA's library.",
+        "Fraction of time in which any program used the GPU, 0 to 1. Only with NVML.",
+    "gpu_temperature_celsius": "GPU temperature. Only with NVML.",
+    "gpu_power_watts": "GPU power draw. Only with NVML.",
 }  # fmt: skip
 
 EXPERTS = {
     "expert_load_imbalance_ratio":
-        "Tokens of a layer's busiest expert over the mean of its experts, mean of the stage's layers, in the "
-        "newest ten seconds; 1: even. Only where there are experts, computed on one device.",
+        "Tokens of a layer's busiest expert over the mean of its experts, averaged over layers and 10 "
+        "seconds; 1: even. Only with experts on one device.",
 }  # fmt: skip
 
 PEAK = {
     "train_flops_utilization_ratio":
-        "Model flops utilisation over the last 10 seconds: the model's operations by those that the declared "
-        "peak allows, 0 to 1. Only with a declared peak.",
+        "Model FLOPs utilization over 10 seconds, 0 to 1. Only with `metrics.peak_flops`.",
 }  # fmt: skip
 
 
 class ComputeSeconds:
-    """Where the compute thread's time goes."""
+    """The compute thread's time."""
 
     def __init__(self, declare: Declare) -> None:
-        self.busy = declare.counter("compute_busy_seconds_total", "Computing, for visitors too, seconds.")
+        self.busy = declare.counter("compute_busy_seconds_total", "Seconds of computing, inference included.")
         self.idle = declare.counters(
             "compute_idle_seconds_total",
-            "Not computing, by what was waited for when it was looked at (once a second), seconds; "
-            "microbatches: nothing to do has come; answers: all microbatches here are on other stages; "
-            "joining: not in step yet; held: the owner paused the run; compute_duty_cycle: rest that "
-            "the peer file "
-            "asks for.",
+            "Idle seconds by reason, sampled once a second; microbatches: none has arrived; answers: all are "
+            "on other stages; joining: not in step yet; paused_by_owner: the owner paused the run; "
+            "compute_duty_cycle: limited by the peer file.",
             Label("reason", IDLE),
         )

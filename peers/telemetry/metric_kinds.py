@@ -1,4 +1,4 @@
-"""How metrics are declared: once each, with all their series, and listed for the documentation."""
+"""Declare Prometheus metrics: once each, with all their series, and listed for the documentation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Metric = TypeVar("Metric")
 PREFIX = "swarmnet_"
 
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Histogram bounds in seconds for one piece of computing, from a tiny stage on a CPU up."""
+"""Histogram bounds in seconds for one compute operation, from a tiny stage on a CPU upwards."""
 
 ROUNDS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 """Histogram bounds in rounds."""
 
 SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Histogram bounds in seconds for what crosses the internet or the disk."""
+"""Histogram bounds in seconds for work over the internet or on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and all its values; no values: anything, chosen by this peer itself."""
+    """A label and all its values; no values means any value that this peer chooses itself."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -68,13 +68,13 @@ class Family(Generic[Metric]):
 
 
 def only(family: Family[Gauge], values: Iterable[str], value: str) -> None:
-    """Of a family with one label, 1 for this value and 0 for the others."""
+    """Set a family with one label to 1 for `value` and to 0 for all other `values`."""
     for each in values:
         family(each).set(each == value)
 
 
 class Declare:
-    """Makes metrics in one registry and keeps the list of what was declared."""
+    """Creates metrics in one registry and lists what was declared."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -112,35 +112,36 @@ class Declare:
 
 
 class Sometimes:
-    """Gauges that appear with their first value: what cannot be told has no series, and never a false 0."""
+    """Gauges that appear with their first value, so that an unknown value has no series instead of a false
+    0."""
 
     def __init__(self, declare: Declare, helps: Mapping[str, str]) -> None:
-        """`helps`: the gauges' names, and what each means."""
+        """`helps` maps the gauges' names to their help texts."""
         self._declare, self._helps = declare, helps
         self._gauges: dict[str, Gauge] = {}
 
     def set(self, name: str, value: float | None) -> None:
-        """None: not told, or no longer."""
+        """Set a gauge; None means that the value is unknown, or no longer known."""
         if value is not None and name not in self._gauges:
             self.show(name)
         if name in self._gauges:
             self._gauges[name].set(value if value is not None else nan)
 
     def show(self, *names: str) -> None:
-        """Let these appear now, or all."""
+        """Create these gauges now, or all if none is named."""
         for name in names or self._helps:
             if name not in self._gauges:
                 self._gauges[name] = self._declare.gauge(name, self._helps[name])
 
 
 def table(declared: Iterable[Declared]) -> Iterator[str]:
-    """Of docs/metrics.md."""
+    """Yield the lines of a table of docs/metrics.md."""
     yield "| metric | type | labels | meaning, unit |"
     yield "|---|---|---|---|"
     for metric in declared:
-        labels = ", ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
+        labels = "; ".join(f"`{label.name}`{_values(label)}" for label in metric.labels)
         yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
 def _values(label: Label) -> str:
-    return " = " + " \\| ".join(label.values) if label.values else ""
+    return ": " + ", ".join(label.values) if label.values else ""

@@ -1,11 +1,10 @@
-"""Every Prometheus metric of a peer, declared once. docs/metrics.md is made from these lines.
+"""Every Prometheus metric of a peer, declared once; docs/metrics.md is generated from it.
 
-A role has only the series that it can move: the others are declared in a registry that nobody reads. A peer
-id is never a label: Prometheus' `instance` is that. Labels with a fixed set of values have all their series
-from the start, and a value outside the set is counted as `other`: whatever comes from the network, the number
-of series is bounded. An update costs a dictionary look-up and an addition; the text is made only when
-somebody scrapes. An instance belongs to one peer; nothing here is global.
-"""
+A role exports only the series that it updates; the others are declared in an unused registry. A peer id is
+never a label, because Prometheus has `instance` for that. Labels with fixed values have all their series from
+the start, and any other value is counted as `other`. So the number of series is bounded, whatever the network
+sends. An update costs a dictionary look-up and an addition; the text is made only for a scrape. An instance
+belongs to one peer; nothing here is global."""
 
 from __future__ import annotations
 
@@ -25,79 +24,74 @@ from peers.telemetry.storage_metrics import Archive, Checkpoints, Relay
 
 KINDS = ("activation", "gradient", "experts", "contribution", "update", "audit", "snapshot", "inference",
          "control", "directory", "other")  # fmt: skip
-"""What bytes are for: `Message.kind` in protocols/messages/table.py, and what the directory costs."""
+"""What bytes are used for: `Message.kind` in protocols/messages/table.py, and the directory's traffic."""
 
 WAYS = ("direct", "relayed", "none", "unknown")
-"""How others get to a peer (`reachable.Way`)."""
+"""How other peers reach this one (`reachable.Way`)."""
 
 STATES = ("connecting", "joining", "training", "paused_by_owner", "ended", "paused", "leaving")
-"""What a worker can be at (`Worker.state`)."""
+"""States of a worker (`Worker.state`)."""
 
 COUNTED = {
     "finalized_tokens":
-        "Tokens in all: of all peers, in all settled rounds of the stage since the run began. Only where it "
-        "is known.",
+        "Tokens of all peers in all settled rounds of the stage. Only if known.",
     "text_shards":
-        "Shards of the run's text that this peer has. Only of the first stage, where text is read in epochs.",
+        "Shards of the run's text on this peer. Only stage 0 with `sampling: epoch`.",
     "text_read_shards":
-        "Shards of it that were read to their end in this epoch. Only of the first stage, where text is read "
-        "in epochs.",
+        "Shards read to their end in this epoch. Only stage 0 with `sampling: epoch`.",
     "text_epochs":
-        "Epochs of it that were read to their end. Only of the first stage, where text is read in epochs.",
+        "Epochs completed. Only stage 0 with `sampling: epoch`.",
 }  # fmt: skip
 ROLES = {
-    "worker": "A worker has these as well.",
-    "archivist": "An archivist has these as well.",
-    "bootstrap": "A bootstrap has these as well.",
+    "worker": "Only a worker has these.",
+    "archivist": "Only an archivist has these. A stage's series appear once the archive is open.",
+    "bootstrap": "Only a bootstrap has these.",
 }
-"""Those with series of their own."""
+"""Roles with series of their own."""
 
 
 class About:
-    """Who this peer is."""
+    """The identity of this peer."""
 
     def __init__(self, declare: Declare) -> None:
         self.peer = declare.gauges(
-            "peer_info", "Always 1, once the run is known; the labels say who this is and what runs.",
+            "peer_info", "Always 1 once the run is known; the labels identify the peer.",
             Label("run"), Label("peer"), Label("role"), Label("device"), Label("version"),
         )  # fmt: skip
         self.late = declare.counter(
             "event_loop_late_seconds_total",
-            "By how much the event loop was late, looked at once a second, seconds: answers wait so long.",
+            "Delay of the event loop in seconds, sampled once a second; responses wait as long.",
         )
 
 
 class Training:
-    """Computing."""
+    """Training progress."""
 
     def __init__(self, declare: Declare) -> None:
-        self.stage = declare.gauge("stage", "Index of the stage that this peer holds; -1: none.")
-        self.state = declare.gauges(
-            "state", "1 for the state that this peer is in, else 0.", Label("state", STATES)
-        )
+        self.stage = declare.gauge("stage", "Index of the stage that this peer serves; -1: none.")
+        self.state = declare.gauges("state", "1 for this peer's state, else 0.", Label("state", STATES))
         self.tokens = declare.counter(
-            "train_tokens_total", "Tokens since the start: whose gradient this process has committed."
+            "train_tokens_total", "Tokens whose gradient this process has committed."
         )
         self.loss = declare.gauge(
-            "train_loss", "Loss, mean of the newest 100 microbatches that passed here, nats per token."
+            "train_loss", "Loss, mean of the newest 100 microbatches here, nats per token."
         )
         self.learning_rate = declare.gauge(
             "train_learning_rate", "Learning rate of the newest applied round."
         )
         self.gradient_norm = declare.gauge(
             "train_gradient_norm",
-            "2-norm of this stage's mean gradient in the newest own contribution, before it is clipped; per "
-            "token's nats.",
+            "2-norm of the mean gradient in the newest own contribution, before clipping; nats per token.",
         )
         self.momentum_norm = declare.gauge(
             "train_momentum_norm",
-            "2-norm of what own contributions have not sent yet (error feedback): it should level off.",
+            "2-norm of the residual (error feedback); it should level off.",
         )
         self.last_step = declare.gauge(
-            "train_last_step_timestamp_seconds", "When the newest round was applied, Unix time in seconds."
+            "train_last_step_timestamp_seconds", "Unix time of the newest applied round."
         )
         self.nonfinite = declare.counters(
-            "train_nonfinite_total", "What was dropped because a number was not finite.",
+            "train_nonfinite_total", "Dropped because a number was not finite.",
             Label("where", ("microbatch", "contribution")),
         )  # fmt: skip
 
@@ -111,135 +105,131 @@ class Rounds:
         self.lag = declare.gauge("round_lag", "Rounds behind the group's newest known round.")
         self.finished = declare.counters(
             "rounds_total",
-            "Rounds applied here; completed: all expected contributions came; deadline: some came late; "
-            "alone: no neighbour to wait for; replayed: the group had settled it before; "
-            "empty: without contributions.",
+            "Rounds applied here, by outcome (docs/watching.md).",
             Label("outcome", tuple(ROUND_ENDS)),
         )  # fmt: skip
         self.duration = declare.histogram(
-            "round_duration_seconds", "From the opening of a round to its application, seconds.", SLOW
+            "round_duration_seconds", "Seconds from the opening of a round to its application.", SLOW
         )
         self.updates = declare.counters(
             "updates_total",
-            "Contributions received, by outcome; not_finite and given_back: own ones (docs/watching.md).",
+            "Contributions by outcome (docs/watching.md); not_finite, contribution_returned: own ones.",
             Label("outcome", tuple(CONTRIBUTIONS)),
         )  # fmt: skip
         self.audits = declare.counters(
             "audits_total",
-            "Shards of others' results that were computed again here (docs/watching.md).",
+            "Shards of other peers' results audited here, by outcome (docs/watching.md).",
             Label("outcome", tuple(AUDITS)),
         )  # fmt: skip
         self.votes = declare.counters(
             "votes_total",
-            "Own votes in applied rounds; agreed: the others who voted on that coefficient mostly voted so, "
-            "too; opposed: the other way; alone: nobody else voted on it, or the others are even. Noise is "
-            "opposed as often as agreed with.",
+            "Own votes in applied rounds, compared with the majority of other votes on the coefficient; "
+            "alone: no other vote, or a tie. Noise is opposed as often as agreed.",
             Label("outcome", ("agreed", "opposed", "alone")),
         )
         self.credit = declare.gauge(
             "credit_contributions",
-            "Contributions of this peer that others have signed receipts for (`swarmnet credit`).",
+            "Contributions with signed receipts (`swarmnet credit`).",
         )
 
 
 class Microbatches:
-    """The data path."""
+    """Microbatches in the pipeline."""
 
     def __init__(self, declare: Declare) -> None:
         self.ended = declare.counters(
             "microbatches_total",
-            "What became of microbatches here; repeated: asked again after it was committed; refused: no "
-            "slot was free; late_answers: gradients that were no longer needed.",
+            "Microbatches by outcome; repeated: sent again after it was committed; refused: no free slot; "
+            "late_answers: gradients no longer needed.",
             Label("outcome", ("committed", "repeated", "refused", "late_answers")),
         )
         self.rerouted = declare.counters(
-            "microbatches_rerouted_total", "Microbatches sent to another peer of the next stage, by reason.",
+            "microbatches_rerouted_total", "Microbatches sent to another peer, by reason.",
             Label("reason", tuple(REROUTES)),
         )  # fmt: skip
         self.dropped = declare.counters(
-            "microbatches_dropped_total", "Microbatches given up here, by reason.",
+            "microbatches_dropped_total", "Microbatches dropped here, by reason.",
             Label("reason", (*DROPS, "other")),
         )  # fmt: skip
         self.missing = declare.gauge(
-            "stages_missing", "Stages without a live peer that microbatches here wait for."
+            "stages_missing", "Stages without a live peer that microbatches wait for."
         )
         self.duration = declare.histograms(
             "microbatch_duration_seconds",
-            "Seconds, network included; forward: from sending it on to its gradient; "
-            "backward: from its arrival to handing its gradient up.", SLOW,
+            "Seconds, network included; forward: from sending it to its gradient; "
+            "backward: from its arrival to sending its gradient.", SLOW,
             Label("direction", ("forward", "backward")),
         )  # fmt: skip
         self.requests = declare.counters(
-            "inference_requests_total", "Requests of visitors, by what became of them.",
+            "inference_requests_total", "Inference requests by outcome.",
             Label("outcome", (*REQUESTS, "other")),
         )  # fmt: skip
 
 
 class Neighbours:
-    """Those that a worker is linked to."""
+    """The peers that a worker is linked to."""
 
     def __init__(self, declare: Declare) -> None:
         self.peers = declare.gauges(
             "peers",
-            "Peers of the run that this one knows; active: linked and in step; joining: linked, not in step; "
-            "suspect: linked, but silent for more than 2 seconds; gone: known, not linked.",
+            "Known peers of the run; active: linked and in step; joining: linked, not in step; "
+            "suspect: linked, silent for over 2 seconds; gone: not linked.",
             Label("state", ("active", "joining", "suspect", "gone")),
         )  # fmt: skip
         self.group = declare.gauge(
-            "stage_peers", "Peers of the own stage that are linked and in step, this one included."
+            "stage_peers", "Peers of the same stage, linked and in step, this one included."
         )
         self.departures = declare.counters(
             "departures_total",
-            "Neighbours that are gone, by reason.",
+            "Neighbours lost, by reason.",
             Label("reason", (*DEPARTURES, "other")),
         )
         self.round_trip = declare.histogram(
-            "network_round_trip_seconds", "Round trip to neighbours as heartbeats measure it, seconds.", FAST
+            "network_round_trip_seconds", "Round trip to neighbours in seconds, by heartbeats.", FAST
         )
         self.split = declare.gauge(
             "dht_split_suspected",
-            "1 while the directory does not return half or more of the peers that are linked here, else 0.",
+            "1 while the directory lacks at least half of the linked peers, else 0.",
         )
 
 
 class Network:
-    """Bytes, the directory, refusals."""
+    """Traffic, the directory and refusals."""
 
     def __init__(self, declare: Declare, kinds: tuple[str, ...]) -> None:
-        """`kinds`: of bytes that the role counts."""
+        """`kinds` are the kinds of bytes that the role counts."""
         kind = Label("kind", kinds)
         self.sent = declare.counters(
-            "network_sent_bytes_total", "Bytes sent, framing included, by what they are for.", kind
+            "network_sent_bytes_total", "Bytes sent, with framing, by purpose.", kind
         )
         self.received = declare.counters(
             "network_received_bytes_total",
-            "Bytes received, framing included, by what they are for; directory: the DHT's own.",
+            "Bytes received, with framing, by purpose; directory: the DHT's own.",
             kind,
         )
         self.clock_offset = declare.gauge(
             "network_clock_offset_seconds",
-            "The swarm's clock minus this machine's, as others last told the time, seconds; above 3, either "
-            "way, this peer goes by the swarm's, above 300 not: then this clock must be set. 0 while nobody "
-            "has told it.",
+            "Swarm's clock minus this machine's. Beyond 3 seconds this peer uses the swarm's clock; "
+            "beyond 300 set the machine's clock. 0 while unknown.",
         )
         self.refused = declare.counters(
             "refused_total",
-            "What came from others and was refused, by reason.",
+            "Messages and connections refused, by reason.",
             Label("code", tuple(REFUSALS)),
         )
         self.directory = declare.counters(
             "dht_operations_total",
-            "Operations of the directory; empty: nothing found, or nobody stored it; failed: no answer.",
+            "DHT operations; empty: nothing found or stored; failed: no response.",
             Label("operation", ("get", "put", "bootstrap")), Label("outcome", ("ok", "empty", "failed")),
         )  # fmt: skip
         self.bootstraps_lost = declare.gauge(
             "dht_bootstraps_lost",
-            "1 while no bootstrap is in the directory's routing table or answers, else 0.",
+            "1 while no bootstrap is in the routing table or responds, else 0.",
         )
         self.reachable = declare.gauges(
             "network_reachable",
-            "1 for how others get to this peer, else 0; direct: somebody who was asked to dial back got in; "
-            "relayed: nobody did, but a relay leads here; none: nobody did; unknown: nobody could tell.",
+            "1 for how other peers reach this one, else 0; direct: a dial-back succeeded; relayed: only "
+            "through a relay; none: not at all; unknown: not tested.",
             Label("way", WAYS),
         )  # fmt: skip
         only(self.reachable, WAYS, "unknown")
@@ -247,10 +237,10 @@ class Network:
 
 
 class Metrics:
-    """All metrics of one peer. `process=False` leaves out what prometheus-client knows of the process."""
+    """All metrics of one peer. `process=False` leaves out prometheus-client's metrics of the process."""
 
     def __init__(self, role: str = "worker", process: bool = True) -> None:
-        # A `_created` series beside each counter doubles the text and no query here wants it.
+        # A `_created` series for each counter doubles the text, and no query here uses it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._role = role
@@ -280,55 +270,53 @@ class Metrics:
 
     @property
     def shared(self) -> tuple[Declared, ...]:
-        """What every role has."""
+        """Return the metrics of every role."""
         return tuple(self._shared.declared)
 
     @property
     def own(self) -> tuple[Declared, ...]:
-        """What this role has besides."""
+        """Return the metrics of this role only."""
         return tuple(self._own.declared)
 
     def show_all(self) -> None:
-        """Also what appears only where it can be told, for the documentation."""
+        """Create also the series that appear only when their value is known, for the documentation."""
         self.gpu.show()
         self.peak.show()
         self.counted.show()
         self.experts.show()
 
     def text(self) -> bytes:
-        """What /metrics answers, in Prometheus' text format."""
+        """Return the response of /metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 def of_role(role: str) -> Metrics:
-    """All that a peer of this role can have."""
+    """Return all metrics that a peer of this role can have."""
     metrics = Metrics(role, process=False)
     metrics.show_all()
     return metrics
 
 
 def declared_metrics() -> tuple[Declared, ...]:
-    """Of all roles, each once."""
+    """Return the metrics of all roles, each once."""
     return (*of_role("worker").shared, *(metric for role in ROLES for metric in of_role(role).own))
 
 
 def document() -> str:
-    """docs/metrics.md."""
+    """Return docs/metrics.md without the observer's part."""
     lines = [
         "# Metrics",
         "",
-        "Made by `scripts/docs` from peers/telemetry/metrics.py, peers/telemetry/machine_metrics.py and",
-        "peers/telemetry/storage_metrics.py; do not edit.",
+        "Generated by `scripts/docs` from peers/telemetry/*metrics.py; do not edit.",
         "",
-        "A peer serves these at `/metrics`, on 127.0.0.1:9410 unless its file says otherwise, with the",
-        "`process_*` and `python_gc_*` of prometheus-client beside them. Labels with a fixed set of values",
-        "have all their series from the start; a value outside the set is counted as `other`. Of an",
-        "archive's stages only its archivist has series, for each stage of the run from when the archive is",
-        "open.",
+        "A peer serves these at `/metrics`, by default on 127.0.0.1:9410, together with prometheus-client's",
+        "`process_*` and `python_gc_*`. Units are in the names. Timestamps are Unix time in seconds. Labels",
+        "with listed values have all their series from the start; any other value is counted as `other`.",
+        "Codes are explained in [watching](watching.md#codes).",
         "",
         "## Every role",
         "",
-        "A role that is no worker counts of the bytes only the directory's.",
+        "Roles other than worker count only the bytes of kind `directory`.",
         "",
         *table(of_role("worker").shared),
     ]

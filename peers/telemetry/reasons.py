@@ -1,8 +1,7 @@
-"""Why things happened: every code of an event, a counter or a message, with its level, words and what helps.
+"""Every code of an event, counter or message, with its level, meaning, and what helps.
 
-A code is stable: dashboards, alerts and people's notes name it. docs/watching.md lists them all from here; a
-test finds every code in the program.
-"""
+Codes are stable, because dashboards, alerts and people's notes name them. docs/watching.md lists them all
+from here; a test finds every code in the program."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ DOCTOR = "`swarmnet doctor`"
 JOIN = "`swarmnet join RUN --bootstrap ADDRESS --stage N`"
 VERSION = "`swarmnet version` on both sides"
 BAN = "tell the run's owner: `swarmnet order ban RUN PEER`"
-"""Only the owner can."""
+"""Only the owner can ban."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +27,9 @@ class Reason:
     meaning: str
     """One sentence for people."""
     cure: str
-    """The command, or the thing to do, that helps."""
+    """The command or action that helps."""
     level: Literal["none", "info", "warning", "error"] = "info"
-    """`none`: it happens every day, and people are not told."""
+    """`none` marks everyday events that are not shown to people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Codes(Mapping[str, Reason]):
 
     title: str
     metric: str
-    """Where they are counted; empty: nowhere."""
+    """The metric that counts them; empty if none does."""
     reasons: Mapping[str, Reason]
 
     def __getitem__(self, code: str) -> Reason:
@@ -103,7 +102,7 @@ REFUSALS = Codes("Refused", "refused_total", {
 
 
 def refusal(code: str) -> str:
-    """What another peer calls its refusal, if it is one of these codes; else `other`."""
+    """Return the code of another peer's refusal if it is a known one; else `other`."""
     return code if code in REFUSALS else "other"
 
 
@@ -121,18 +120,19 @@ LINKS = Codes("Not sent, not found", "", {
 
 
 def join_line(run: str, stage: int) -> str:
-    """Return what a peer that took part before types. `run`: the run's id; its first digits are enough."""
+    """Return the command that a peer of the stage types to come back. `run` is the run's id; its first digits
+    are enough."""
     return f"swarmnet join {run[:RUN_DIGITS]} --stage {stage}"
 
 
 def way_out(run: str, stage: int) -> str:
-    """What brings weights back to a stage that no peer has them of."""
+    """Return the sentence on how to restore a stage whose weights no present peer has."""
     return f"The peer that was in stage {stage} before can type: {join_line(run, stage)}"
 
 
 def stuck_lines(stuck: Mapping[int, int], run: str) -> tuple[str, ...]:
-    """A sentence about each stage whose peers wait for weights. `stuck`: stage -> how many peers wait;
-    `run`: its id."""
+    """Return a sentence for each stage whose peers wait for weights. `stuck` maps stages to the number of
+    waiting peers; `run` is the run's id."""
     return tuple(
         f"Stage {stage} is stuck: {waiting} {'peer waits' if waiting == 1 else 'peers wait'} for "
         f"its weights. {way_out(run, stage)}"
@@ -141,8 +141,8 @@ def stuck_lines(stuck: Mapping[int, int], run: str) -> tuple[str, ...]:
 
 
 def slow_upload(verdict: UploadVerdict, doctor: str, restart: str = "") -> tuple[str, str]:
-    """Return what is wrong with a peer's upload, and what helps. `doctor`: the command that measures it;
-    `restart`: the commands that start the peer, where its own limits.upload is too low."""
+    """Return what is wrong with a peer's upload, and what helps. `doctor` is the command that measures it.
+    `restart` is the command that restarts the peer, where its own limits.upload is too low."""
     line = f" ({round(8e-6 * verdict.line, 1):g} Mbit/s)" if verdict.line < inf else ""
     proof = "."
     if verdict.has_proof:
@@ -320,4 +320,4 @@ TABLES = (
     CONTRIBUTIONS, AUDITS, RESYNCHRONISATIONS, MOVES, HOLDERS, WAITS,
     ENDS, REQUESTS, ARCHIVING, RELAYING,
 )  # fmt: skip
-"""In the order of docs/watching.md."""
+"""The tables in the order of docs/watching.md."""

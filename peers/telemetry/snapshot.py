@@ -1,10 +1,9 @@
-"""The snapshot of a swarm that `swarmnet top`, the observer's page, its JSON and the metrics all read.
+"""The snapshot of a swarm, read by `swarmnet top`, the observer's page, its JSON and the metrics.
 
-A worker makes one of what it knows itself (peers/worker/snapshot_of_worker.py). An observer and `top --run`
-make one of the signed records in the directory (peers/observer/snapshot_of_records.py). `complete` adds what
-follows from the rows, for both. A worker's travels as JSON over its control socket: it is bounded, and it is
-checked before it is drawn.
-"""
+A worker makes it from its own knowledge (peers/worker/snapshot_of_worker.py). An observer and `top --run`
+make it from the signed records in the directory (peers/observer/snapshot_of_records.py). `complete` adds what
+follows from the rows, for both. A worker sends it as JSON over its control socket; its size is bounded, and
+it is validated before it is drawn."""
 
 from __future__ import annotations
 
@@ -26,23 +25,24 @@ MAX_EVENTS = 256
 SHOWN_VERSIONS = 8
 ROLES = ("worker", "bootstrap", "observer", "archivist", "other")
 STATES = ("joining", "training", "serving", "paused_by_owner", "ended", "paused", "leaving", "other", "gone")
-"""`joining` is also a peer that connects; `serving`: a peer without a stage; `gone`: it does not answer."""
+"""`joining` includes peers that connect; `serving` is a peer without a stage; `gone` is a peer that does not
+respond."""
 IN_STEP = ("training", "paused_by_owner", "ended")
-"""A peer of a run that its owner paused or ended has the weights and the rounds of its group as before."""
+"""A peer of a run that its owner paused or ended still has the weights and rounds of its group."""
 HOLDING = ("joining", *IN_STEP, "suspect", "known")
-"""A peer in one of these states holds its stage or is about to."""
+"""A peer in one of these states serves its stage or is about to."""
 FASTEST = 16.0
-"""As in swarmnet/placement/policy.py: no peer counts for more than this many times the median."""
+"""No peer counts for more than this many times the median, as in swarmnet/placement/policy.py."""
 _NO_STAGE = {"bootstrap": "a bootstrap", "observer": "an observer", "archivist": "an archivist"}
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """One peer. None: not known from where the snapshot was made."""
+    """One peer. None means that the snapshot's maker does not know the value."""
 
     peer: str
     stage: int
-    """-1: it holds none."""
+    """Index of its stage; -1 for none."""
     state: str
     name: str = ""
     role: str = "worker"
@@ -50,43 +50,45 @@ class PeerRow:
     loss: float | None = None
     """Nats per token."""
     tokens: int = 0
-    """Committed since it started."""
+    """Tokens committed since the peer started."""
     tokens_per_second: float | None = None
-    """What it trains now."""
+    """Current training speed."""
     can_do: float | None = None
-    """What its computer could do, in tokens per second."""
+    """Speed that its machine could reach, in tokens per second."""
     sent_bytes: int | None = None
     received_bytes: int | None = None
     version: str = ""
     signed_at: float = 0.0
-    """Of its newest record, Unix time in seconds; 0: it was not made of records."""
+    """Unix time in seconds of its newest record; 0 if the row was not made from records."""
     answers: bool = True
-    """False for a peer that is here by its records only."""
+    """Whether the peer responds; False if only its records show it."""
     here: bool = False
-    """It is the peer that made the snapshot."""
+    """Whether this peer made the snapshot."""
 
     def fits(self, search: str) -> bool:
-        """`search` is lower case: part of its id or name, its state, role, or `stage 3`."""
+        """Return whether the row matches `search` (lower case): part of its id, name or state, its role, or
+        `stage 3`."""
         words = (self.peer.lower(), self.name.lower(), self.state, self.role, f"stage {self.stage}")
         return any(search in word for word in words)
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage, by the rows of its peers."""
+    """One stage, as the sum of its peers' rows."""
 
     stage: int
     layers: int
     peers: int
-    """They hold it or are about to."""
+    """Number of peers that serve it or are about to."""
     states: Mapping[str, int]
     tokens_per_second: float
-    """What the computers that are here could do together, as they say."""
+    """Speed that all present machines could reach together, by their own claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Of the stage whose newest one is oldest: with it the whole model is on disks."""
+    """The newest checkpoint of the stage whose newest one is oldest: since then the whole model is on
+    disks."""
 
     round: int
     at: float
@@ -99,18 +101,18 @@ class ExpertGroup:
     stage: int
     group: int
     first: int
-    """Of its experts, by their numbers in each layer."""
+    """Index of the first expert of the group in each layer."""
     last: int
     holders: int
-    """Peers that train it."""
+    """Number of peers that train it."""
     trained: int | None
-    """The newest settled round in which it was; None: nobody knows."""
+    """The newest settled round in which it was trained; None if unknown."""
     settled: int | None
-    """Newest settled round of the stage; None: nobody is there."""
+    """The newest settled round of the stage; None if no peer is there."""
 
     @property
     def stale_rounds(self) -> int | None:
-        """Settled without it; None: not known."""
+        """Rounds settled since it was last trained; None if unknown."""
         if self.trained is None or self.settled is None:
             return None
         return max(0, self.settled - self.trained)
@@ -118,32 +120,32 @@ class ExpertGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The order that holds the run."""
+    """The order that pauses the run."""
 
     since: float
-    """When the owner signed it, seconds since 1970."""
+    """Unix time at which the owner signed it."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What the run's owner has ordered, as far as it was read."""
+    """The owner's orders, as far as they were read."""
 
     order: Order = NO_ORDER
     asked_at: float = 0.0
-    """When the directory last answered, seconds since 1970; 0: not yet."""
+    """Unix time at which the directory last responded; 0 for never."""
     pause: Pause | None = None
-    """None: the run is not held, or what holds it was followed by other orders before anything was read: an
-    order says what holds, and why the newest change was made, not since when the others hold."""
+    """The current pause. None if the run is not paused, or if other orders followed the pause before any was
+    read. An order contains only the reason of the newest change."""
 
     @property
     def given_at(self) -> float | None:
-        """When the owner signed the newest order, seconds since 1970; None: none was found."""
+        """Unix time at which the owner signed the newest order; None if none was found."""
         return self.order.sequence / 1e6 if self.order.sequence else None
 
     @property
     def held(self) -> bool | None:
-        """None: nobody knows yet."""
+        """Whether the run is paused; None if unknown."""
         return self.order.paused if self.asked_at else None
 
 
@@ -152,7 +154,7 @@ UNASKED = Ordered()
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event worth a line."""
+    """An event that is shown to people."""
 
     time: float
     """Unix time in seconds."""
@@ -164,39 +166,39 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
-    """All that is known at one moment. None: not known from where it was made."""
+    """The state of a swarm at one moment. None means that the snapshot's maker does not know the value."""
 
     source: str
-    """Where it comes from, for people."""
+    """The source of the data, for people."""
     at: float
     """Unix time in seconds."""
     run: str = ""
-    """Its name."""
+    """Name of the run."""
     run_id: str = ""
     state: str = ""
     rows: tuple[PeerRow, ...] = ()
-    """By stage, those who are here before those who are gone, who has done most first."""
+    """Sorted by stage, present peers before gone ones, most tokens first."""
     stages: tuple[StageRow, ...] = ()
-    """Empty: not known."""
+    """Empty if unknown."""
     states: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Role -> state -> peers."""
+    """Role -> state -> number of peers."""
     versions: tuple[tuple[str, int], ...] = ()
     weakest: int | None = None
-    """Where a newcomer would go; None while nobody is there, or a stage is stuck."""
+    """Stage that a newcomer would choose; None while no peer is there or a stage is stuck."""
     round: int | None = None
     settled: int | None = None
-    """Of the own stage or the first one, as `finalized_tokens`."""
+    """Of this peer's stage or the first stage, as `finalized_tokens`."""
     lag: int | None = None
-    """Rounds behind the newest that is known of the same stage: each stage has rounds of its own."""
+    """Rounds behind the newest known round of the same stage; each stage counts its own rounds."""
     loss: float | None = None
     eval_loss: float | None = None
-    """On held-out text, as observers that evaluate say; nats per token."""
+    """Loss on held-out text in nats per token, as reported by evaluating observers."""
     losses: tuple[float, ...] = ()
     """Oldest first."""
     tokens: int = 0
-    """Since the peer started, or those that are there did."""
+    """Tokens committed since the peer, or each present peer, started."""
     finalized_tokens: int | None = None
-    """In all settled rounds of the stage since the run began, by all peers."""
+    """Tokens of all peers in all settled rounds of the stage."""
     tokens_per_second: float | None = None
     sent: Mapping[str, int] = field(default_factory=dict)
     """Bytes by kind."""
@@ -204,51 +206,62 @@ class SwarmSnapshot:
     sent_bytes_per_second: float | None = None
     received_bytes_per_second: float | None = None
     microbatches: Mapping[str, int] = field(default_factory=dict)
-    """What became of them -> how many."""
+    """Number of microbatches by outcome."""
     rounds: Mapping[str, int] = field(default_factory=dict)
-    """How they ended -> how many."""
+    """Number of rounds by outcome."""
     contributions_decided: int = 0
-    """Of the own ones, those of which it is known whether they count."""
+    """Own contributions of which it is known whether they count."""
     contributions_late: int = 0
-    """Of these, those that came too late to count."""
+    """Own contributions that came too late to count."""
     events: tuple[Happened, ...] = ()
     """Oldest first."""
     departures: Mapping[str, int] = field(default_factory=dict)
-    """Code -> peers that have left."""
+    """Departure code -> number of departures since the observer started."""
+    away: Mapping[str, int] = field(default_factory=dict)
+    """Departure code -> number of peers that left and have not come back."""
     idle_share: float | None = None
-    """Of the last seconds, how much of the time it had nothing to compute, 0 to 1."""
+    """Fraction of the last seconds without compute, 0 to 1."""
     utilization: float | None = None
-    """Of the operations that its device can do at most, 0 to 1, over the last seconds."""
+    """Fraction of the device's peak over the last seconds, 0 to 1."""
     memory_bytes: int | None = None
-    """Of the peer's process, resident, as /metrics has it: p2pd beside it is not in it."""
+    """Resident memory of the peer's process, as in /metrics; p2pd is not included."""
     gradient_norm: float | None = None
-    """Of its newest contribution, before it was clipped."""
+    """Norm of its newest contribution's gradient before clipping."""
     waits_for: tuple[int, ...] = ()
-    """Stages without a peer, for which microbatches wait."""
+    """Stages without a peer for which microbatches wait."""
     warnings: tuple[str, ...] = ()
-    """What keeps the run or this peer's work from counting, a sentence each, with what a person can type: of
-    stages whose peers all wait for weights, and of an upload that is too slow."""
+    """Problems that keep the run or this peer's work from counting, one sentence each, with the command that
+    helps."""
     checkpoint: Checkpoint | None = None
     contributors: tuple[tuple[str, str, int], ...] = ()
-    """(peer, name, tokens)."""
+    """Tuples of peer, name and tokens."""
     experts: tuple[ExpertGroup, ...] = ()
-    """Where each peer trains one group of them."""
+    """Groups of experts, where each peer trains one group."""
     ordered: Ordered = UNASKED
     left_out: int = 0
-    """Peers for which there was no room."""
+    """Number of peers that were left out because the limit was reached."""
     walked_at: float = 0.0
-    """When the whole directory was last read; 0: not yet."""
+    """Unix time at which the whole directory was last read; 0 for never."""
     bootstraps: Mapping[str, bool] = field(default_factory=dict)
-    """Address -> whether it answers."""
+    """Address -> whether the bootstrap responds."""
 
     @property
     def peers(self) -> int:
-        """Peers that are here, of any role and state."""
-        return sum(row.state != "gone" for row in self.rows)
+        """Number of present workers, of any state."""
+        return sum(row.state != "gone" and row.role == "worker" for row in self.rows)
+
+    @property
+    def others(self) -> dict[str, int]:
+        """Role -> number of present peers that are no workers. Known bootstraps count if they respond, since
+        they have a record only while no peer trains."""
+        here = Counter(row.role for row in self.rows if row.state != "gone" and row.role != "worker")
+        if self.bootstraps:
+            here["bootstrap"] = sum(self.bootstraps.values())
+        return {role: here[role] for role in ROLES if here[role]}
 
 
 MAX_POINTS = 360
-"""More than a page is wide in points that can be told apart."""
+"""More points than a page can show apart."""
 FIRST_STEP_SECONDS = 5.0
 
 Point = TypeVar("Point")
@@ -256,13 +269,14 @@ Point = TypeVar("Point")
 
 @dataclass(slots=True)
 class Curve(Generic[Point]):
-    """Over any time in bounded memory: when it is full, every other point goes and the step doubles."""
+    """A curve over any time in bounded memory: when full, every other point is dropped and the step
+    doubles."""
 
     step_seconds: float = FIRST_STEP_SECONDS
     points: list[tuple[float, Point]] = field(default_factory=list)
 
     def add(self, now: float, point: Point) -> None:
-        """Kept if the newest one is a step old."""
+        """Add a point if the newest one is at least a step old."""
         if self.points and now < self.points[-1][0] + self.step_seconds:
             return
         self.points.append((now, point))
@@ -272,7 +286,8 @@ class Curve(Generic[Point]):
 
 
 def complete(known: SwarmSnapshot, layers: Sequence[int]) -> SwarmSnapshot:
-    """Return `known` with all that follows from its rows. `layers`: of each stage of the run."""
+    """Return `known` completed by what follows from its rows. `layers` is the number of layers of each
+    stage."""
     rows = tuple(sorted(known.rows, key=_order))
     return replace(
         known,
@@ -309,7 +324,7 @@ def _states(rows: Iterable[PeerRow]) -> dict[str, dict[str, int]]:
 
 
 def _versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
-    """Of those that are here; the rarest are `other`."""
+    """Return versions of present peers with their counts; the rarest are `other`."""
     counts = Counter(row.version for row in rows if row.state != "gone" and row.signed_at)
     shown = counts.most_common(SHOWN_VERSIONS)
     rest = counts.total() - sum(count for _, count in shown)
@@ -317,7 +332,7 @@ def _versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
 
 
 def _lag(rows: Sequence[PeerRow]) -> int | None:
-    """The most rounds that a peer in step is behind another of its stage."""
+    """Return how many rounds a peer in step is behind another one of its stage, at most."""
     steps = [(row.stage, row.round) for row in rows
              if row.round is not None and row.stage >= 0 and row.state in IN_STEP]  # fmt: skip
     newest: dict[int, int] = {}
@@ -327,14 +342,14 @@ def _lag(rows: Sequence[PeerRow]) -> int | None:
 
 
 def capped_sum(values: Iterable[float]) -> float:
-    """Return a sum in which one liar counts for little."""
+    """Return a sum in which a single false claim counts for little."""
     positive = [value for value in values if value > 0]
     most = FASTEST * median(positive) if positive else 0.0
     return sum(min(value, most) for value in positive)
 
 
 def plain_state(state: str) -> str:
-    """Return what a record says, as one of STATES."""
+    """Return a record's state as one of STATES."""
     known = "joining" if state in ("connecting", "moving") else state
     return known if known in STATES and known != "gone" else "other"
 
@@ -344,13 +359,13 @@ def plain_version(version: str) -> str:
 
 
 def as_json(snapshot: SwarmSnapshot) -> dict[str, Any]:
-    """Plain data."""
+    """Return the snapshot as plain data."""
     plain: dict[str, Any] = msgspec.to_builtins(snapshot)
     return plain
 
 
 def from_json(data: Mapping[str, Any]) -> SwarmSnapshot:
-    """The snapshot in what a peer answered. UserError if it is none: the peer holds no stage, or is of
+    """Return the snapshot from a peer's response. Raises UserError if it is none: the peer has no stage, or
     another version."""
     try:
         snapshot = msgspec.convert(data, SwarmSnapshot)
@@ -359,7 +374,7 @@ def from_json(data: Mapping[str, Any]) -> SwarmSnapshot:
         if role in _NO_STAGE:
             raise UserError(_no_snapshot(role)) from None
         raise UserError(
-            f"the peer's answer is no snapshot of a swarm ({error}); its version is another: swarmnet version"
+            f"the peer's response is no snapshot of a swarm ({error}); its version differs: swarmnet version"
         ) from None
     if max(
         len(snapshot.rows) // MAX_PEERS,
@@ -367,12 +382,12 @@ def from_json(data: Mapping[str, Any]) -> SwarmSnapshot:
         len(snapshot.losses) // MAX_LOSSES,
         len(snapshot.events) // MAX_EVENTS,
     ):
-        raise UserError("the peer's answer is longer than a snapshot of a swarm is")
+        raise UserError("the peer's response is longer than a snapshot of a swarm may be")
     return snapshot
 
 
 def _no_snapshot(role: str) -> str:
     return (
-        f"this peer is {_NO_STAGE[role]}: it holds no stage, so `swarmnet top` cannot show it; "
+        f"this peer is {_NO_STAGE[role]}: it serves no stage, so `swarmnet top` cannot show it; "
         "to watch its run: swarmnet top --run RUN --bootstrap MULTIADDR"
     )

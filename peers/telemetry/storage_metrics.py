@@ -1,4 +1,4 @@
-"""Metrics of what a peer keeps and carries, for itself and for others: checkpoints, an archive, circuits."""
+"""Metrics of stored and relayed data: checkpoints, an archive, circuits."""
 
 from __future__ import annotations
 
@@ -7,58 +7,51 @@ from peers.telemetry.reasons import ARCHIVING, RELAYING
 
 
 class Checkpoints:
-    """What a worker writes."""
+    """Checkpoints that a worker writes."""
 
     def __init__(self, declare: Declare) -> None:
         self.saved = declare.gauge(
             "checkpoint_last_success_timestamp_seconds",
-            "When the newest checkpoint was written, Unix time in seconds.",
+            "Time of the newest checkpoint.",
         )
         self.interval = declare.gauge(
             "checkpoint_interval_seconds",
-            "Seconds between two checkpoints, as the peer file asks; 0: only when leaving, or none.",
+            "Seconds between checkpoints, from the peer file; 0: only when leaving, or none.",
         )
-        self.disk_free = declare.gauge(
-            "disk_free_bytes", "Bytes free on the disk of this peer's state folder."
-        )
+        self.disk_free = declare.gauge("disk_free_bytes", "Free bytes on the disk of the state folder.")
 
 
 class Archive:
-    """What an archivist keeps. Its series are of the stages of a run, and appear with `show`."""
+    """The archive of an archivist. Its series are by stage and appear with `show`."""
 
     def __init__(self, declare: Declare) -> None:
         stage = Label("stage")
-        self.round = declare.gauges(
-            "archive_round", "Newest archived round, number, by the archive's index; -1: none.", stage
-        )
+        self.round = declare.gauges("archive_round", "Newest archived round, number; -1: none.", stage)
         self.succeeded = declare.gauges(
             "archive_last_success_timestamp_seconds",
-            "When a look at the peers of the stage last succeeded, Unix time in seconds: a newer checkpoint "
-            "was archived, or they offered none; 0: not yet.",
+            "Time of the last successful check of the stage: a newer checkpoint was archived, or none was "
+            "offered; 0: not yet.",
             stage,
         )
-        self.bytes = declare.gauges(
-            "archive_size_bytes", "Bytes of the checkpoints kept, by the archive's index.", stage
-        )
+        self.bytes = declare.gauges("archive_size_bytes", "Bytes of the checkpoints kept.", stage)
         self.served = declare.counters(
             "archive_served_bytes_total",
-            "Bytes of weights handed to the connections of newcomers that asked for them; also what broken "
-            "ones lost.",
+            "Bytes of weights sent to newcomers, lost ones included.",
             stage,
         )
         self.failures = declare.counters(
             "archive_failures_total",
-            "Looks after which the stage was not archived, by reason (docs/watching.md).",
+            "Checks without an archived checkpoint, by reason.",
             stage,
             Label("reason", tuple(ARCHIVING)),
         )
         self.interval = declare.gauge(
             "archive_interval_seconds",
-            "Seconds between two looks at all stages, as the peer file asks.",
+            "Seconds between checks, from the peer file.",
         )
 
     def show(self, stages: int) -> None:
-        """All series of a run with so many stages."""
+        """Create all series of a run with this many stages."""
         gauges = (self.round, self.succeeded, self.bytes)
         for stage in map(str, range(stages)):
             for gauge in gauges:
@@ -69,18 +62,18 @@ class Archive:
 
 
 class Relay:
-    """What a bootstrap carries between peers that cannot dial each other."""
+    """What a bootstrap relays between peers that cannot dial each other."""
 
     def __init__(self, declare: Declare) -> None:
         self.circuits = declare.gauge(
             "relay_circuits",
-            "Circuits through this peer that are open now, or being opened.",
+            "Circuits through this peer, open or being opened.",
         )
         self.refused = declare.counters(
             "relay_refused_total",
-            "Slots and circuits that others asked for here and did not get, by reason (docs/watching.md).",
+            "Slots and circuits refused, by reason.",
             Label("reason", tuple(RELAYING)),
         )
         self.carried = declare.counter(
-            "relay_carried_bytes_total", "Bytes carried through circuits, both ways together."
+            "relay_carried_bytes_total", "Bytes relayed through circuits, both directions."
         )

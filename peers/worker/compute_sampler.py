@@ -1,7 +1,7 @@
-"""Where the time of the compute thread goes: working, or idle, and why. Looked at once a second.
+"""Measure how long the compute thread works and how long it idles, and why. Sampled once a second.
 
-The thread itself only adds up how long it worked; what it had to wait for is what the peer is at when
-somebody looks, so the seconds of each reason are right over minutes, and not one by one.
+The thread only adds up its working time. Idle time is booked on the reason that holds at the moment of the
+sample. The seconds per reason are therefore right over minutes, but not for each single second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peers.telemetry.machine_metrics import ComputeSeconds
 from peers.worker.worker import Worker
 
 SHARE_SECONDS = 10.0
-"""`idle_share` is an average over so long (as tokens per second are)."""
+"""`idle_share` is the mean over this window, the same as for tokens per second."""
 PLAIN = {
     "connecting": "joining",
     "joining": "joining",
@@ -22,13 +22,13 @@ PLAIN = {
     "ended": "paused_by_owner",
     "leaving": "leaving",
 }
-"""States of a worker that are the reason themselves."""
+"""States of a worker that are an idle reason themselves."""
 ELSEWHERE = ("waiting", "unrouted")
-"""Phases of a microbatch (pipeline.Phase) that is on another stage, or wants to go there."""
+"""Phases of a microbatch (`pipeline.Phase`) that is on another stage or needs a peer of one."""
 
 
 class Counted(Protocol):
-    """What is read of a compute thread (compute.Compute)."""
+    """The part of a compute thread (`compute.Compute`) that this module reads."""
 
     @property
     def busy_seconds(self) -> float: ...
@@ -38,32 +38,33 @@ class Counted(Protocol):
 
 
 def idle_reason(worker: Worker) -> str:
-    """What the compute thread waits for when it has nothing to do."""
+    """Return what the compute thread waits for when it has nothing to do."""
     data = worker.data
     if worker.state in PLAIN or data is None or not data.serving:
         return PLAIN.get(worker.state, "joining")
     if data.missing:
         return "stage_missing"
-    # What is just being computed here says nothing of the pauses in between.
+    # What is being computed here at this moment does not explain the pauses in between.
     elsewhere = any(job.phase in ELSEWHERE for job in data.pipeline.jobs.values())
     return "answers" if elsewhere else "microbatches"
 
 
 class ComputeTime:
-    """Of one process, whatever stages it holds one after the other."""
+    """The compute time of one process, over all stages that it serves one after another."""
 
     def __init__(self, metrics: ComputeSeconds) -> None:
         self._metrics = metrics
         self._at: float | None = None
         self._compute: ref[Counted] | None = None
-        """Not kept alive: what waits in it holds a stage's memory, and the peer may be paused."""
+        """A weak reference: work waiting in it holds a stage's memory, which a paused peer has to release."""
         self._busy = self._rested = 0.0
         self._idle = 0.0
-        self._looks: deque[tuple[float, float]] = deque()
-        """(time, idle seconds until then)."""
+        self._samples: deque[tuple[float, float]] = deque()
+        """Samples of (time, idle seconds until then)."""
 
     def look(self, now: float, compute: Counted | None, reason: str) -> None:
-        """`now` in seconds; `compute`: None: there is none; `reason`: why it would be idle."""
+        """Add a sample at `now` (seconds). `compute` is None if there is none; `reason` explains idle
+        time."""
         if compute is not (self._compute() if self._compute is not None else None):
             self._compute = ref(compute) if compute is not None else None
             self._busy = self._rested = 0.0
@@ -72,9 +73,9 @@ class ComputeTime:
         if self._at is not None:
             self._add(now - self._at, max(0.0, busy - self._busy), max(0.0, rested - self._rested), reason)
         self._at, self._busy, self._rested = now, busy, rested
-        self._looks.append((now, self._idle))
-        while self._looks[0][0] < now - SHARE_SECONDS:
-            self._looks.popleft()
+        self._samples.append((now, self._idle))
+        while self._samples[0][0] < now - SHARE_SECONDS:
+            self._samples.popleft()
 
     def _add(self, passed: float, busy: float, rested: float, reason: str) -> None:
         busy = min(passed, busy)
@@ -87,8 +88,8 @@ class ComputeTime:
 
     @property
     def idle_share(self) -> float | None:
-        """Of the last seconds; None: not looked at long enough."""
-        if not self._looks:
+        """Return the idle fraction of the last seconds; None with fewer than two samples."""
+        if not self._samples:
             return None
-        (first_at, first), (last_at, last) = self._looks[0], self._looks[-1]
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None

@@ -1,4 +1,4 @@
-"""What a worker's neighbourhood tells it, handed to the part of the worker that it concerns."""
+"""Dispatch what the peer links report (messages, new and lost links) to the part of the worker concerned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from swarmnet.rounds.events import ProcessStalled
 
 
 class MessageDispatcher:
-    """`Listener` of the neighbourhood. `wake()`: what in the worker waits for a condition looks again."""
+    """`Listener` of the peer links. It calls `wake()` so that waiting parts of the worker check their
+    condition."""
 
     def __init__(self, worker: WorkerContext, orders: OrderEnforcer, wake: Callable[[], None]) -> None:
         self.worker, self.orders, self.wake = worker, orders, wake

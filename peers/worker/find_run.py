@@ -1,4 +1,4 @@
-"""Finding the run."""
+"""Find the run that this peer is to join."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from swarmnet.run.manifest import Manifest
 
 
 async def find_run(process: Process, network: Network) -> SignedManifest:
-    """Be in the swarm, and know the run. UserError if the run has not the stage that this peer would hold, or
-    the first is asked for without the run's text: before anybody hears of this peer, where the run is on its
-    disk."""
+    """Join the swarm and return the run's signed manifest.
+
+    Raises UserError if the run does not have the requested stage, or if stage 0 is requested without the
+    run's text. If the manifest is on disk, this is checked before any other peer learns of this one."""
     config = process.config
     assert config.run is not None, "checked by PeerFile"
     kept = config.state / "run.json"

@@ -1,8 +1,8 @@
-"""What a worker does about the owner's orders: hands them on, and obeys.
+"""Pass the owner's orders on to other peers and carry them out on this one.
 
-Nothing of it touches the sets of contributions that are open: whoever was banned has no links any more, and
-nothing that it makes for rounds some way ahead is taken from anybody (swarmnet/rounds/contributors.py), but
-what some peer took before stays in the sets that all come to agree on.
+Sets of contributions that are still open are left as they are. A banned peer loses its links, and its
+contributions to later rounds are rejected (swarmnet/rounds/contributors.py). Contributions that some peer
+accepted before stay, because all peers have to agree on the same sets.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.owner_orders import NO_ORDER, Order, describe_changes
 
 LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
-"""The run's text without the documents of these hashes."""
+"""Loads the run's text without the documents of these hashes."""
 
 
 class OrderEnforcer:
-    """Made with the worker; `begin` when its parts are there."""
+    """Carries out the owner's orders; built with the worker, started by `begin()` once its parts exist."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class OrderEnforcer:
         task_ended: Callable[[asyncio.Task[None]], None],
         stands: Callable[[], None],
     ) -> None:
-        """`task_ended`: takes what fails; `stands()`: the run may have been paused, or go on."""
+        """`task_ended` receives failed tasks; `stands()` is called when the run may be paused or resumed."""
         self.worker = worker
         self.ending = ending
         self.task_ended, self.stands = task_ended, stands
@@ -52,7 +52,7 @@ class OrderEnforcer:
         self.load_text = load_text
         self._text: Text | None = None
         self._loaded: frozenset[bytes] = frozenset()
-        """Withdrawn when `_text` was read."""
+        """Hashes of the documents that were withdrawn when `_text` was read."""
         self._reading: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
 
@@ -61,22 +61,23 @@ class OrderEnforcer:
         return self.book.order.paused
 
     async def first_look(self, deadline_seconds: float) -> None:
-        """Ask the directory once before anything starts. UserError if this peer is not to take part."""
+        """Look the order up in the directory before anything starts. Raises UserError if this peer may not
+        take part."""
         worker, directory = self.worker, self.worker.presence.directory
         me = worker.transport.peer
         await first_look(self.book, self.gatekeeper, directory, me, deadline_seconds, worker.log_event)
         if self.book.order.sequence:
             now = "; ".join(describe_changes(NO_ORDER, self.book.order))
-            self.worker.notify("order", f"by the owner's newest order: {now}")
+            self.worker.notify("order", f"the owner's newest order: {now}")
 
     async def read_text(self) -> Text:
-        """For the first stage."""
+        """Read the run's text; called for the first stage."""
         self._loaded = self.book.order.documents()
         self._text = await self.load_text(self._loaded)
         return self._text
 
     def begin(self) -> None:
-        """The worker's parts are assembled."""
+        """Start to enforce orders. Called when the worker's parts are assembled."""
         self.book.heard.append(self._on_order)
         neighbourhood = self.worker.neighbourhood
         assert neighbourhood is not None
@@ -85,7 +86,8 @@ class OrderEnforcer:
         self.steer()
 
     async def keep_forever(self) -> None:
-        """The order and the registry's entry in the directory, and what others have put there."""
+        """Keep the order and the registry entry published in the directory, and read newer ones, until
+        cancelled."""
         await keep_forever(self.book, self.worker.presence.directory, self.worker.log_event)
 
     async def close(self) -> None:
@@ -102,13 +104,13 @@ class OrderEnforcer:
         self._send_order(peer)
 
     def on_state_request(self, peer: PeerId) -> None:
-        """It asks for the state: a visitor has no link on which it was told."""
+        """Send the order to a peer that requests the state but has no link on which it got the order."""
         neighbourhood, held = self.worker.neighbourhood, self.book.held
         if held is not None and neighbourhood is not None and peer not in neighbourhood.known():
             neighbourhood.answer(peer, "group", OrderUpdate(held.data))
 
     def message(self, peer: PeerId, message: OrderUpdate) -> None:
-        """From anybody, even from one who has not greeted."""
+        """Accept an order from any peer, also before its handshake is complete."""
         neighbourhood = self.worker.neighbourhood
         assert neighbourhood is not None
         held = self.book.held
@@ -118,19 +120,20 @@ class OrderEnforcer:
             neighbourhood.refused(peer, error.code, str(error))
             return
         if not news and held is not None and message.order != held.data:
-            self._send_order(peer)  # It knows an older one. Who has no link to us gets nothing.
+            self._send_order(peer)  # The peer has an older order. A peer without a link gets no reply.
 
     def _send_order(self, peer: PeerId) -> None:
         neighbourhood, held = self.worker.neighbourhood, self.book.held
         if held is not None and neighbourhood is not None:
             neighbourhood.post(peer, "group", OrderUpdate(held.data))
 
-    # -- obeying --------------------------------------------------------------------------------------
+    # -- enforcing ------------------------------------------------------------------------------------
 
     def _on_order(self, before: Order, now: Order) -> None:
         worker = self.worker
         reason = now.reason or "no reason given"
-        worker.notify("order", f"the owner orders: {'; '.join(describe_changes(before, now))} ({reason})")
+        changes = "; ".join(describe_changes(before, now))
+        worker.notify("order", f"new order of the owner: {changes} ({reason})")
         neighbourhood = worker.neighbourhood
         assert neighbourhood is not None
         for peer, known in list(neighbourhood.membership.peers.items()):
@@ -155,13 +158,13 @@ class OrderEnforcer:
         self.stands()
 
     def _bar(self) -> None:
-        """Whose contributions count no more."""
+        """Reject the contributions of excluded peers from now on."""
         update = self.worker.update
         current = update.rounds.current if update is not None else -1
         self.worker.contributors.bar(self.gatekeeper.parted(), current)
 
     def steer(self) -> None:
-        """Start microbatches or not, from the text that may be read."""
+        """Allow or stop new microbatches, depending on the order and on the text that may be read."""
         data = self.worker.data
         if data is None or self._text is None:
             return
@@ -173,13 +176,13 @@ class OrderEnforcer:
         data.pump()
 
     async def _read_again(self) -> None:
-        """Documents were withdrawn. Until the text is read without them, nothing of it is used."""
+        """Read the text again after documents were withdrawn; no microbatch starts until that is done."""
         while self._loaded != self.book.order.documents():
             await self.read_text()
         self.steer()
 
     async def _save(self) -> None:
-        """The newest settled weights."""
+        """Save the newest settled weights."""
         update = self.worker.update
         if update is not None:
             await self.worker.disk.save(update.settled_weights)

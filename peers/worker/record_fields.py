@@ -1,4 +1,4 @@
-"""What a peer says of itself in its record, taken from its parts: for observers and for newcomers."""
+"""Collect what a peer claims about itself in its record, for observers and newcomers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from peers.worker.pipeline.text_reader import coverage_of
 from peers.worker.worker_context import WorkerContext
 
 HIGHEST_LOSS = 1e6
-"""Nats per token; a record holds no more, and no model means more."""
+"""Upper bound in nats per token: a record takes no higher value, and a higher one means nothing."""
 
 
 def claims_of(worker: WorkerContext) -> Claims:
-    """As it is now; also before its parts are there."""
+    """Return the claims as of now; also works before the worker's parts exist."""
     data, update, neighbourhood = worker.data, worker.update, worker.neighbourhood
     shape = worker.manifest.data
     microbatch_tokens = shape.seq_len * shape.micro_batch_size
@@ -49,7 +49,7 @@ def claims_of(worker: WorkerContext) -> Claims:
 
 
 def _written_at(path: Path) -> float:
-    """Unix time; 0 if the file is gone. Also right for one of an earlier start."""
+    """Return the Unix time when the file was written, also by an earlier process; 0 if the file is gone."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,7 +1,7 @@
-"""The worker role: finds the run, then holds one stage after the other until told to stop.
+"""The worker role: find the run, then serve one stage after another until the peer is stopped.
 
-While somebody or something pauses it, it holds none: nothing of the run is in memory, and the peer stays in
-the directory to come back.
+While the peer is paused it serves no stage. Nothing of the run is in memory, and the peer stays in the
+directory so that it can resume.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from swarmnet.resources.memory_estimate import Needs
 from swarmnet.run.manifest import Manifest
 
 RESTART_SECONDS = 1.0
-"""Before devices of which one was lost are begun anew; each time in a row twice as long."""
+"""Delay before lost devices are started again; it doubles with each loss in a row."""
 LONGEST_RESTART_SECONDS = 30.0
 SAVE_SECONDS = 10.0
-"""How long a new p2pd waits for the weights to be on disk."""
+"""How long a new p2pd waits until the weights are on disk."""
 
 
 TRIM_SECONDS = 30.0
-"""Between two times that free memory is handed back: without, a stage of 2.2 M parameters held 200 MB more
+"""Interval for returning free memory to the system. Without it, a stage of 2.2 M parameters kept 200 MB more
 than it used after 500 rounds."""
 
 
@@ -87,7 +87,7 @@ async def _trim_forever() -> None:
 
 
 class WorkerRole(Role):
-    """Role `worker`. The weights outlive a session on disk and in the swarm."""
+    """Role `worker`. Its weights outlive a session on disk and in the swarm."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -95,25 +95,25 @@ class WorkerRole(Role):
         self.device, *_ = self.devices = devices_of(config.compute, device_of(config.device))
         self.computing = computing_of(config.compute, self.device)
         self.processes: Processes | None = None
-        """Of several devices."""
+        """The processes of several devices; None with one device."""
         self._restart_seconds, self._held_since = RESTART_SECONDS, 0.0
         self.worker: Worker | None = None
         self.observer: Observer | None = None
         self.compute: Compute | None = None
         self._left: Callable[[], Worker | None] = lambda: None
-        """The worker before, for as long as anything holds it."""
+        """Returns the previous worker while anything still references it."""
         self.story = Story()
-        """For `swarmnet top`: hears the event log from the start."""
+        """The timeline for `swarmnet top`, fed by the event log from the start."""
         process.log.listeners += [self.story.take, Teller(process.report).heard]
         self.upload = UploadWatch(config, self.story, process.notify)
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
         self.signed: SignedManifest | None = None
         self.model: Path | None = None
-        """The folder of what the run starts from, where this machine has it."""
+        """Folder of the model that the run starts from, if this machine has it."""
         self.never: frozenset[int] = frozenset()
-        """Stages that this machine cannot hold, as it lacks the run's text."""
+        """Stages that this machine cannot serve because it lacks the run's text."""
         self._first, self._taken = -1, asyncio.Event()
-        """The stage that it holds first, and whether it does."""
+        """The stage that this peer serves first, and an event that is set once it does."""
         self.began = time.monotonic()
         self.pausing = Pausing()
         self.compute_time = ComputeTime(process.metrics.compute)
@@ -130,7 +130,7 @@ class WorkerRole(Role):
         )
 
     async def run(self, network: Network) -> None:
-        """Until it is told to leave, and has."""
+        """Serve the run until the peer has left it."""
         process, config = self.process, self.process.config
         self.signed = signed = await find_run(process, network)
         process.known_as(signed.run_id, self.device.type)
@@ -142,16 +142,16 @@ class WorkerRole(Role):
         watching = self.watch.run(lambda: (p2pd, *(self.processes.pids if self.processes else ())))
         process.notify("run", run_line(signed))
         if self.never and (config.stage == "auto" or config.may_move):
-            process.notify("no_text", f"takes any stage but the first: {missing}")
+            process.notify("no_text", f"this peer cannot serve the first stage: {missing}")
         beside = [
             asyncio.create_task(watching, name="limits"),
-            asyncio.create_task(self._introduce(signed, network), name="introduction"),
+            asyncio.create_task(self._report_run(signed, network), name="introduction"),
             asyncio.create_task(_trim_forever(), name="trim"),
         ]
         if self.device.type == "cuda":
             gpu = self._gpu = GpuWatch(process.metrics, self.device, nvml_of(self.device))
             beside.append(asyncio.create_task(gpu.run(), name="gpu"))
-        await asyncio.sleep(0)  # The limits' first look may find that this is no hour to begin.
+        await asyncio.sleep(0)  # The first check of the limits may find that the peer must not start now.
         try:
             goes_on = True
             while goes_on:
@@ -164,16 +164,16 @@ class WorkerRole(Role):
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
 
-    async def _introduce(self, signed: SignedManifest, network: Network) -> None:
-        """Say what was found of the run, and once this machine's pace is known, what goes over its line."""
+    async def _report_run(self, signed: SignedManifest, network: Network) -> None:
+        """Report what was found of the run and, once this machine's speed is known, its expected traffic."""
         process = self.process
         records = await found(network.directory, signed, process.identity.peer_id)
         process.notify("swarm", swarm_line(records))
         await self._taken.wait()
         self.upload.look(signed, records, self._first)
-        await asyncio.gather(self._say_traffic(signed, records), self._watch_upload(signed, network))
+        await asyncio.gather(self._report_traffic(signed, records), self._watch_upload(signed, network))
 
-    async def _say_traffic(
+    async def _report_traffic(
         self, signed: SignedManifest, records: Mapping[PeerId, SignedRecord] | None
     ) -> None:
         process, limits = self.process, self.process.config.limits
@@ -181,7 +181,7 @@ class WorkerRole(Role):
         process.notify("line", traffic_line(signed.manifest, self._first, pace, records, limits))
 
     async def _watch_upload(self, signed: SignedManifest, network: Network) -> None:
-        """Compare the line with what the run needs, again and again where there is something to say."""
+        """Compare the upload link with what the run needs, again and again while it may be too slow."""
         while True:
             await asyncio.sleep(UPLOAD_SECONDS)
             worker = self.worker
@@ -190,15 +190,15 @@ class WorkerRole(Role):
                 self.upload.look(signed, records, worker.stage)
 
     def _tokens(self) -> int:
-        """Committed by the present worker."""
+        """Return the tokens that the current worker has committed."""
         data = self.worker.data if self.worker is not None else None
         return data.ledger.tokens if data is not None else 0
 
-    # -- holding a stage ------------------------------------------------------------------------------
+    # -- serving a stage ------------------------------------------------------------------------------
 
     async def _stage(self, signed: SignedManifest, network: Network) -> bool:
-        """Hold one stage, until told to stop; True if it moves on to another or is only paused, be that pause
-        taken back before it was done."""
+        """Serve one stage. Returns True if the peer moves to another stage or is only paused, also when the
+        pause was cleared early. Returns False when it is stopped or the run has ended."""
         process = self.process
         compute = self.compute = self._computing()
         hear_loop(asyncio.get_running_loop(), compute.failed)
@@ -224,7 +224,8 @@ class WorkerRole(Role):
             await worker.keep_newest()
         finally:
             observing.cancel()
-            await asyncio.gather(observing, compute.close(), return_exceptions=True)  # A cut worker did not.
+            # A worker that was cut off did not close its compute thread.
+            await asyncio.gather(observing, compute.close(), return_exceptions=True)
             await self._let_devices_go()
             await text.close()
             observer.look()
@@ -232,17 +233,17 @@ class WorkerRole(Role):
             process.log.flush()
             if worker.neighbourhood is not None:
                 known = worker.neighbourhood.membership.peers.items()
-                with contextlib.suppress(UserError):  # A full disk, which was said before.
+                with contextlib.suppress(UserError):  # The disk is full, which was reported before.
                     network.cache.write((peer, seen.addresses) for peer, seen in known if seen.reached)
             process.pulse.fault = lambda: None
             network.dht.linked = tuple  # It would keep the whole worker in memory while this peer is paused.
             self.worker = self.observer = self.compute = None
             self._left = weakref.ref(worker)
-            held = worker.stage if worker.stage >= 0 else self.stage  # Also after its p2pd has died.
+            held = worker.stage if worker.stage >= 0 else self.stage  # Also set after its p2pd has died.
             self.stage = held if worker.goes_to is None else worker.goes_to
             self.moved += worker.goes_to is not None
         if lost is not None:
-            await self._say_lost(lost)
+            await self._report_lost(lost)
             return not process.stop.is_set()
         if worker.ending.round is not None:
             process.notify("ended", f"the run has ended at round {worker.ending.round}: {worker.ending.hint}")
@@ -259,7 +260,7 @@ class WorkerRole(Role):
     def _computing(self) -> Compute:
         compute = ThreadCompute(self.process.config.compute_duty_cycle)
         if len(self.devices) > 1:
-            compute.used = time.perf_counter  # Others do its work.
+            compute.used = time.perf_counter  # Other processes do its work.
         return compute
 
     async def _let_devices_go(self) -> None:
@@ -267,20 +268,19 @@ class WorkerRole(Role):
             processes, self.processes = self.processes, None
             await asyncio.to_thread(processes.close)
 
-    async def _say_lost(self, lost: DevicesLost) -> None:
-        """And wait a moment, a longer one each time, unless they had worked for a while."""
+    async def _report_lost(self, lost: DevicesLost) -> None:
+        """Report lost devices and wait before the restart; each wait is longer unless the devices had worked
+        for a while."""
         if time.monotonic() > self._held_since + LONGEST_RESTART_SECONDS:
             self._restart_seconds = RESTART_SECONDS
-        self.process.notify(
-            "devices_lost", f"{lost}; takes its stage up again in {self._restart_seconds:g} s"
-        )
+        self.process.notify("devices_lost", f"{lost}; the stage starts again in {self._restart_seconds:g} s")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._restart_seconds):
                 await self.process.stop.wait()
         self._restart_seconds = min(LONGEST_RESTART_SECONDS, 2 * self._restart_seconds)
 
     async def _until_paused(self, worker: Worker, compute: Compute) -> None:
-        """Let it work until it is done. A pause makes it leave quickly; what takes longer is cut."""
+        """Run the worker until it is done. A pause makes it leave quickly; what takes longer is cut off."""
         work = asyncio.create_task(unless_failed(worker.run(), compute.failed), name="worker")
         begun = asyncio.create_task(self.pausing.begun(), name="pause")
         try:
@@ -289,20 +289,21 @@ class WorkerRole(Role):
                 drain = self.process.config.drain_seconds
                 if not self.process.stop.is_set():
                     worker.leave(min(DRAIN_SECONDS, drain), "pausing")
-                # What nobody else holds is brought to disk, however long that takes, once there is something.
+                # Weights that no other peer has are saved, however long that takes, once there are some.
                 others_have_it = worker.has_company() or worker.update is None
                 await asyncio.wait({work}, timeout=CUT_SECONDS if others_have_it else None)
             if work.done():
                 work.result()
             else:
-                self.process.notify("pause_cut", f"was not done within {CUT_SECONDS:g} s: leaves as it is")
+                self.process.notify("pause_cut", f"dropped what was not finished within {CUT_SECONDS:g} s")
         finally:
             for task in (work, begun):
                 task.cancel()
             await asyncio.gather(work, begun, return_exceptions=True)
 
     def _part(self, manifest: Manifest, stage: int) -> StagePart:
-        """What computes the stage; UserError if that would not fit into the memory that it may take."""
+        """Return the part that computes the stage. Raises UserError if it does not fit into the allowed
+        memory."""
         config = self.process.config
         every, allowed, limited = self._needs(manifest), self._allowed(), config.limits.memory is not None
         graphs = graphs_that_fit(every, stage, allowed, limited)
@@ -320,12 +321,12 @@ class WorkerRole(Role):
         return replace(part, most_graphs=graphs)
 
     def _needs(self, manifest: Manifest) -> list[Needs]:
-        """What each stage of the run would need on this machine."""
+        """Return the memory that each stage of the run needs on this machine."""
         max_data_bytes = self.process.config.max_data_bytes
         return all_needs(manifest, self.device, max_data_bytes, self.computing, len(self.devices))
 
     def _allowed(self) -> int:
-        """The bytes that a stage may take."""
+        """Return the bytes of memory that a stage may use."""
         return allowed_bytes(self.process.config.limits.memory, self.device)
 
     def _settings(self, signed: SignedManifest) -> Settings:
@@ -345,7 +346,7 @@ class WorkerRole(Role):
         )  # fmt: skip
 
     def _joules_from_now(self) -> Callable[[], float]:
-        """What the device takes from now on."""
+        """Return a function that measures the device's energy in joules from now on."""
         before = self._joules()
         return lambda: self._joules() - before
 
@@ -363,26 +364,26 @@ class WorkerRole(Role):
     # -- pausing --------------------------------------------------------------------------------------
 
     def pause(self, reason: Why, text: str = "") -> None:
-        """Let go of the stage soon, and hold none while this or another reason stands."""
+        """Drop the stage soon and load none while this or another reason holds."""
         if reason not in self.pausing.texts:
             self.process.tell(noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
         self.pausing.pause(reason, text)
-        self._tell_pause()
+        self._report_pause()
 
     def resume(self, reason: Why) -> None:
-        """Take a reason back; the peer goes on if it was the last."""
+        """Clear a reason; the peer resumes if it was the last one."""
         if reason in self.pausing.texts:
             self.pausing.resume(reason)
-            left = self.pausing.line() if self.pausing else "goes on"
+            left = f"still {self.pausing.line()}" if self.pausing else "the peer resumes"
             self.process.tell(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
-            self._tell_pause()
+            self._report_pause()
 
-    def _tell_pause(self) -> None:
+    def _report_pause(self) -> None:
         if self.pausing and self.pausing.resting.is_set():
             self.process.report.status(Status(self.pausing.line()))
 
     async def _rest(self, signed: SignedManifest, network: Network) -> None:
-        """Be paused until no reason stands."""
+        """Stay paused until no reason holds."""
         process, pausing = self.process, self.pausing
         resting = asyncio.create_task(
             rest(process, signed, network, version("swarmnet"), pausing.line()), name="resting"
@@ -429,9 +430,9 @@ class WorkerRole(Role):
     async def _asked_to_pause(self, _request: Request) -> dict[str, Any]:
         before, began = resident_bytes(), time.monotonic()
         self.pause("user")
-        # Without a worker it has not begun, and will not.
+        # Without a worker the peer has not started, and will not start while paused.
         if self.worker is not None and not await self.pausing.rested():
-            raise UserError("the pause was taken back before it was done: the peer joins its stage again")
+            raise UserError("the pause was ended before it was complete: the peer joins its stage again")
         seconds = round(time.monotonic() - began, 3)
         return {**self._standing(), "seconds": seconds, "bytes_before": before, "bytes": resident_bytes()}
 
@@ -442,7 +443,7 @@ class WorkerRole(Role):
     async def _asked_to_save(self, _request: Request) -> dict[str, Any]:
         worker = self.worker
         if worker is None or worker.update is None:
-            raise UserError("this peer holds no weights now: it is paused, or has not joined its stage yet")
+            raise UserError("this peer has no weights now: it is paused or has not joined its stage yet")
         await worker.disk.save(worker.update.settled_weights)
         if worker.disk.saved is None:
             raise UserError("there is nothing to save yet: no round has settled")
@@ -489,7 +490,7 @@ class WorkerRole(Role):
         return self.compute.working_seconds() if self.compute is not None else 0.0
 
     async def save(self) -> None:
-        """Nobody can be reached, but the weights need not be fetched again."""
+        """Save the weights although no peer can be reached, so that they need not be fetched again."""
         worker = self.worker
         if worker is None or worker.update is None:
             return
@@ -497,4 +498,4 @@ class WorkerRole(Role):
             async with asyncio.timeout(SAVE_SECONDS):
                 await worker.disk.save(worker.update.settled_weights)
         except TimeoutError:
-            self.process.notify("notsaved", f"the weights were not on disk within {SAVE_SECONDS:g} s")
+            self.process.notify("notsaved", f"the weights were not saved within {SAVE_SECONDS:g} s")

@@ -1,7 +1,8 @@
-"""The end of a run, as its owner orders it: what is open settles, is saved, and the peer stops.
+"""End a run when its owner orders it: open rounds settle, weights are saved, and the peer stops.
 
-The order names a round of the first stage, which every microbatch passes: its peers begin none after it. The
-other stages go on for as long as anything comes to them, and end when the first has and they are idle.
+The order names a last round of the first stage, through which every microbatch passes. Its peers start none
+after that round. The other stages continue while microbatches arrive, and end when the first stage has ended
+and they are idle.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from peers.worker.worker_context import WorkerContext
 
 LOOK_SECONDS = 1.0
 SERVE_SECONDS = 60.0
-"""So long a peer is still there when all is settled: for archivists to take the last weights, and for the
-other stages to read in the directory that the first has ended."""
+"""How long a peer stays after everything has settled. Archivists fetch the last weights meanwhile, and the
+other stages read in the directory that the first one has ended."""
 
 
 class RunShutdown:
-    """Of one worker. It does nothing before an end is ordered."""
+    """Ends one worker; does nothing before an end is ordered."""
 
     def __init__(
         self,
@@ -37,7 +38,8 @@ class RunShutdown:
         *,
         hint: str = "",
     ) -> None:
-        """`stands()`: the run has ended here; `leave()` ends the worker; `hint`: how to export the model."""
+        """`stands()` is called when the run has ended here, `leave()` ends the worker, `hint` tells how to
+        export the model."""
         self.hint = hint
         self.worker = worker
         self.book = book
@@ -49,11 +51,11 @@ class RunShutdown:
 
     @property
     def last(self) -> int | None:
-        """The round that the owner has named."""
+        """The last round that the owner ordered; None if no end is ordered."""
         return self.book.order.ends
 
     def on_change(self) -> None:
-        """An order has come, or the rounds have begun anew."""
+        """Called when an order has arrived or the rounds have restarted."""
         worker, last = self.worker, self.last
         if worker.update is not None and worker.stage == 0:
             worker.update.end_at(last)
@@ -61,8 +63,8 @@ class RunShutdown:
             self.ordered.set()
 
     async def refuse_if_over(self, folder: Path | None) -> None:
-        """Raise UserError where the run has ended, and intact weights of it are in `folder`. A peer without
-        any may still get them from others."""
+        """Raise UserError if the run has ended and `folder` has intact weights of it. A peer without weights
+        may still fetch them from others."""
         last = self.last
         if last is None or folder is None:
             return
@@ -73,18 +75,18 @@ class RunShutdown:
         ended_at = max(of_first, await self.elsewhere.first_stage())
         if ended_at >= last:
             raise UserError(
-                f"the run has ended at round {ended_at}, as its owner ordered: nothing is left to train. The "
+                f"the run has ended at round {ended_at}, as its owner ordered; nothing is left to train. The "
                 f"weights of this peer are in {folder}; {self.hint}"
             )
 
     @property
     def starts_nothing(self) -> bool:
-        """Whether no microbatch is begun here any more."""
+        """Whether no new microbatch starts here."""
         update = self.worker.update
         return self.round is not None or (update is not None and update.rounds.past_last)
 
     async def run(self) -> None:
-        """Until the worker is told to leave, by this when the run has ended."""
+        """Wait for the end of the run, then save the weights and leave. Runs until cancelled."""
         await self.ordered.wait()
         worker = self.worker
         while True:
@@ -96,7 +98,7 @@ class RunShutdown:
         worker.log_event(noted.RunEnded(round=self.round, ordered=self.last))
         worker.notify(
             "ended",
-            f"the run has ended, by its owner's order: all rounds up to {self.round} are settled. This peer "
+            f"the run has ended, as its owner ordered: all rounds up to {self.round} are settled. This peer "
             f"stays for {SERVE_SECONDS:g} s; {self.hint}",
         )
         self.stands()

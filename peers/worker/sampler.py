@@ -1,6 +1,6 @@
-"""Once a second, what a peer knows of itself becomes metrics, a status line and events.
+"""Once a second, turn the counters of a worker into metrics, a status line and events.
 
-Nothing that works waits for anything here: the parts keep plain counters and timings, and these are read.
+Working code never waits for this: the parts keep plain counters and timings, which are read here.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from swarmnet.run.manifest import learning_rate
 from swarmnet.run.rates import WHOLE, factor_of
 
 NOTE_EVERY = 5
-"""Every so many looks, ledger and traffic go to the event log too: a killed peer leaves them there."""
+"""Every this many samples, ledger and traffic are also logged, so that a killed peer leaves them behind."""
 SPEED_SECONDS = 10.0
-"""Tokens per second are an average over so long."""
+"""Tokens per second are averaged over this window."""
 
 
 PEER_STATES = {"training": "active", "joining": "joining", "suspect": "suspect"}
-"""State of a neighbour in the snapshot -> in `swarmnet_peers`."""
+"""State of a neighbour in the snapshot -> its label in `swarmnet_peers`."""
 BALANCE_SECONDS = 10.0
-"""How even experts' loads were is told of so long: of a few microbatches, chance makes some busier."""
+"""Window for the load imbalance of experts; over a few microbatches chance alone makes some busier."""
 
 
 class DirectoryBytes(Protocol):
-    """Of DhtDirectory."""
+    """Traffic counters of `DhtDirectory`."""
 
     @property
     def sent_bytes(self) -> int: ...
@@ -59,7 +59,7 @@ class DirectoryBytes(Protocol):
 
 
 class Observer:
-    """Reads a worker's counters."""
+    """Samples one worker's counters."""
 
     def __init__(
         self,
@@ -72,28 +72,28 @@ class Observer:
         directory: DirectoryBytes | None = None,
         name: str = "",
     ) -> None:
-        """`compute_time`: of the process, which may have had workers before; `peak`: what its device can do
-        by the peer file, operations per second; `directory`: what its part in that costs; `name`: of the peer
-        file."""
+        """`compute_time` belongs to the process, which may have had other workers before. `peak` is the
+        device's peak FLOP/s from the peer file. `directory` counts this peer's DHT traffic. `name` is the
+        name in the peer file."""
         self.worker = worker
         self.metrics = metrics
         self.compute_time = compute_time if compute_time is not None else ComputeTime(metrics.compute)
         self.peak = peak
         self.directory = directory
         self.utilization: float | None = None
-        """Of the peak, over the last seconds; None: not known."""
+        """Model FLOPs utilization over the last seconds; None if not known."""
         self.report = report
         self.log = log
         self.name = name
         self.snapshot: SwarmSnapshot | None = None
-        """The newest one, for `swarmnet top`."""
+        """The newest snapshot, for `swarmnet top`."""
         self.ready = False
         self.growth = Growth()
         self._tokens: list[tuple[float, int]] = []
         self._update: RoundService | None = None
         self._saved_round: int | None = None
         self._routed: tuple[float, Routed, Routed] | None = None
-        """What routers had chosen at some moment: when, what goes on counting, and as it was."""
+        """Tokens routed to each expert at an earlier sample: time, the live counter, and a copy of it."""
         self._durations = {
             "answered": metrics.microbatches.duration("forward"),
             "handed up": metrics.microbatches.duration("backward"),
@@ -102,13 +102,13 @@ class Observer:
         }
 
     async def run(self) -> None:
-        looks = 0
+        samples = 0
         self._account()
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
-            looks += 1
+            samples += 1
             self.look()
-            if looks % NOTE_EVERY == 0:
+            if samples % NOTE_EVERY == 0:
                 self.log_event()
             self.log.flush()
 
@@ -116,7 +116,7 @@ class Observer:
         self.compute_time.look(self.worker.loop.time(), self.worker.compute, idle_reason(self.worker))
 
     def log_event(self) -> None:
-        """The counters as events; and what takes a few milliseconds to add up."""
+        """Log the counters as events, and update metrics that take a few milliseconds to compute."""
         worker = self.worker
         if worker.neighbourhood is not None:
             traffic = worker.neighbourhood.traffic
@@ -150,7 +150,7 @@ class Observer:
             ))  # fmt: skip
 
     def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: Ledger) -> None:
-        if self.directory is not None:  # Beside what messages cost: a line carries both.
+        if self.directory is not None:  # Added to the message traffic: the link carries both.
             traffic = neighbourhood.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
             traffic.received["directory"] = self.directory.received_bytes
@@ -188,7 +188,7 @@ class Observer:
         ))  # fmt: skip
 
     def _shown(self, snapshot: SwarmSnapshot) -> None:
-        """What `swarmnet top` shows, too."""
+        """Update the metrics whose values `swarmnet top` shows as well."""
         rounds, growth = self.metrics.rounds, self.growth
         if snapshot.loss is not None:
             self.metrics.training.loss.set(snapshot.loss)
@@ -270,7 +270,7 @@ class Observer:
             metrics.updates(outcome).inc(growth.of("updates", count, outcome))
 
     def _experts(self, worker: Worker, now: float) -> None:
-        """How evenly tokens were routed, once in BALANCE_SECONDS."""
+        """Update the load imbalance of experts, once in BALANCE_SECONDS."""
         routed, before = worker.part.compute.routed, self._routed
         if not routed or (before is not None and before[1] is routed and now < before[0] + BALANCE_SECONDS):
             return
@@ -290,13 +290,13 @@ class Observer:
             self.metrics.microbatches.requests(outcome).inc(self.growth.of("requests", count, outcome))
 
     def _machine(self, checkpoints: Path | None) -> None:
-        """The disk that checkpoints go to."""
+        """Update the free space on the checkpoints' disk."""
         if checkpoints is not None:
-            with suppress(OSError):  # Not made yet.
+            with suppress(OSError):  # The folder does not exist yet.
                 self.metrics.checkpoints.disk_free.set(shutil.disk_usage(checkpoints.parent).free)
 
     def _timed(self, worker: Worker) -> None:
-        """Every duration that some part measured since the last look."""
+        """Record every duration that a part has measured since the last sample."""
         counts = worker.update.counts if worker.update is not None else None
         for part in (worker.neighbourhood, worker.data, counts):
             for what, measured in part.timings.read() if part is not None else ():
@@ -304,12 +304,13 @@ class Observer:
 
 
 def _of_messages(counted: Mapping[str, int]) -> list[tuple[str, int]]:
-    """By kind; the directory's are counted for the metrics where they arise (network/dht_sampler.py)."""
+    """Return message traffic by kind. DHT traffic is left out: network/dht_sampler.py counts it."""
     return [(kind, count) for kind, count in counted.items() if kind != "directory"]
 
 
 def _waits_for(worker: Worker, neighbourhood: PeerLinks) -> int | None:
-    """A stage below, else above, of which nobody is there and that cannot be left out."""
+    """Return a stage that microbatches wait for, a later one or else the previous one; None if there is
+    none."""
     if worker.state != "training" or worker.data is None:
         return None
     membership, missing = neighbourhood.membership, worker.data.ways.missing()

@@ -1,4 +1,4 @@
-"""What one peer brings along, besides the run."""
+"""The settings that one peer brings to a run."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one peer brings along, besides the run."""
+    """The settings that one peer brings to a run."""
 
     stage: int | None = None
-    """None: the one that needs a peer most."""
+    """Stage to serve; None for the one that needs a peer most."""
     in_flight: int = 4
     slots: int = 4
     checkpoint_seconds: float = 300.0
     drain_seconds: float = 20.0
     checkpoints: Path | None = None
-    """Folder; None keeps nothing on disk."""
+    """Folder of checkpoints; None keeps nothing on disk."""
     orders: Path | None = None
-    """File that keeps the owner's newest order; None keeps none."""
+    """File with the owner's newest order; None keeps none."""
     invite: bytes = b""
-    """The owner's word that this peer may take part, where the run asks for one."""
+    """The owner's signed invite for this peer, where the run requires one."""
     archive: str = ""
-    """Where to start from when nobody of the stage is there; empty: nowhere."""
+    """URL of the archive to start from when no peer of the stage is there; empty for none."""
     start: Path | None = None
-    """The folder of the model that the run starts from, if it is on this machine."""
+    """Folder of the model that the run starts from, if it is on this machine."""
     allow_reinit: bool = False
-    """Begins from the seed even where the run is known to have come farther."""
+    """Whether to start from the seed even if the run is known to have progressed further."""
     receipts: Path | None = None
-    """File; None keeps none on disk."""
+    """File of receipts; None keeps none on disk."""
     moves: bool = False
-    """Leaves its stage for one that needs it more (stage_moves.py)."""
+    """Whether this peer may move to a stage that needs it more (stage_moves.py)."""
     never: frozenset[int] = frozenset()
-    """Stages that it cannot serve."""
+    """Stages that this peer cannot serve."""
     own_start: OwnStart = field(default_factory=OwnStart)
-    """Of the process."""
+    """When this process started, to tell its records from those of another process."""
     moved: int = 0
-    """How often it has done so."""
+    """Number of moves so far."""
     line: LinkBandwidth = UNKNOWN
-    """This machine's, for this peer; what is not known limits nothing."""
+    """Bandwidth of this machine's link; an unknown bandwidth is no limit."""
     version: str = ""
     name: str = ""
-    """Shown to people."""
+    """Display name."""
     export_hint: str = ""
-    """Which command exports the model, for the end of the run."""
+    """The command that exports the model, shown at the end of the run."""
     joules: Callable[[], float] = lambda: 0.0
-    """That its device has taken since it began this stage, as measured; 0: it does not tell."""
+    """Returns the device's energy in joules since it began this stage; 0 if the device does not report it."""

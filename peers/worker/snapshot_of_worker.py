@@ -1,4 +1,4 @@
-"""The snapshot as one running worker sees it: for its metrics, its status line and `swarmnet top`."""
+"""The swarm snapshot as one running worker sees it, for its metrics, status line and `swarmnet top`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def snapshot_of(
     worker: Worker, name: str = "", *, tokens_per_second: float | None = None,
     idle_share: float | None = None, utilization: float | None = None,
 ) -> SwarmSnapshot:  # fmt: skip
-    """`name`: of the peer file; `tokens_per_second`: trained in the last seconds; `idle_share`: of the time,
-    in which nothing was computed; `utilization`: of what its device can do at most."""
+    """Return the snapshot. `name` is from the peer file, `tokens_per_second` covers the last seconds.
+    `idle_share` is the fraction of time without compute; `utilization` is relative to the device's peak."""
     now, source, stuck = time.time(), f"peer {name or worker.identity.peer_id[-6:]}", _stuck(worker)
     if worker.neighbourhood is None or worker.data is None:
         return SwarmSnapshot(
@@ -73,7 +73,7 @@ def snapshot_of(
 
 
 def microbatches_of(ledger: Ledger) -> dict[str, int]:
-    """Return what became of microbatches; a cancelled one was no failure."""
+    """Return the number of microbatches by outcome; a cancelled one is no failure."""
     cancelled = ledger.dropped.get("cancelled", 0)
     return {
         "committed": ledger.committed,
@@ -94,7 +94,7 @@ def ledger_event(ledger: Ledger) -> noted.Ledger:
 
 
 def stuck_of_worker(worker: Worker) -> tuple[str, ...]:
-    """Why the run stands still, as far as this peer knows, and what a person can type."""
+    """Return why the run is stuck, as far as this peer knows, and the command that helps."""
     if worker.elsewhere.why:
         return (worker.elsewhere.why,)
     return stuck_lines(_stuck(worker), worker.signed.run_id)

@@ -1,7 +1,8 @@
-"""Carries out what `Mover` decides: looks in the directory, announces, and leaves the stage for another.
+"""Carry out what the `Mover` state machine decides: check the directory, announce a move, change the stage.
 
-A move is a polite leave and a new worker: what is under way is finished, the last contribution handed over,
-Bye said, and then a worker of the other stage begins on the same transport, fetches its state and starts.
+A move is a polite leave and a new worker. The old worker finishes its microbatches, hands over its last
+contribution and sends Bye. A worker of the other stage then starts on the same transport and fetches its
+state.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 from swarmnet.run.manifest import Manifest
 
 GUESSED_BYTES_PER_SECOND = 1_250_000
-"""Until one was fetched: a home line's 10 Mbit/s, the slower direction of those the swarm is made for."""
+"""Assumed download rate until a state was fetched: 10 Mbit/s, the slower direction of the home links that the
+swarm is designed for."""
 GUESSED_SECONDS = 5.0
-"""What leaving, meeting the group and catching up take besides (docs/benchmarks/removed.md)."""
+"""Assumed seconds for leaving, meeting the group and catching up (docs/benchmarks/removed.md)."""
 CHANGED = 1.25
-"""A speed that has changed by this factor is announced without waiting for the next time."""
+"""A speed that has changed by this factor is announced at once."""
 
 
 class Serves(Protocol):
-    """What moving must know of the worker."""
+    """The part of the worker that `StageMover` uses."""
 
     settings: Settings
 
@@ -78,8 +80,9 @@ async def first_stage(
     line: LinkBandwidth = UNKNOWN,
     checkpoints: Path | None = None,
 ) -> int:
-    """The stage that needs a newcomer with that line most, counting the peers that are there, and is not in
-    `never`. Before all others one whose weights are in the folder `checkpoints` and not there."""
+    """Return the stage that needs a newcomer with this link most and is not in `never`.
+
+    A stage whose weights are in `checkpoints` and at no present peer goes first."""
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
@@ -96,13 +99,13 @@ async def first_stage(
         return restored
     chosen = choose_stage(view, rules, chance)
     frozen = 0 < view.frozen(rules, chosen) < 1
-    why = "experts that nobody trains" if frozen else "the least capacity"
+    why = "experts that no peer trains" if frozen else "the least capacity"
     notify("stage", f"takes stage {chosen}, which has {why} (peers now: {now})")
     return chosen
 
 
 async def _on_disk(presence: RecordAnnouncer, checkpoints: Path | None) -> list[OnDisk]:
-    """What the own disk holds of this run, newest file first."""
+    """Return the checkpoints of this run on this peer's disk, the newest file first."""
     if checkpoints is None:
         return []
     stages = len(presence.signed.manifest.stages)
@@ -111,7 +114,7 @@ async def _on_disk(presence: RecordAnnouncer, checkpoints: Path | None) -> list[
 
 
 class StageMover:
-    """One worker's `Mover`; nothing happens before `begin`."""
+    """Drives the `Mover` of one worker; does nothing before `begin`."""
 
     def __init__(
         self, presence: RecordAnnouncer, neighbourhood: PeerLinks, worker: Serves, chance: Random,
@@ -124,7 +127,7 @@ class StageMover:
         self.log_event = log_event
         self.notify = notify
         self.moving_to = -1
-        """Announced; -1: none."""
+        """The announced target stage; -1 for none."""
         settings = worker.settings
         self.rules = move_rules(presence.signed.manifest, settings.never, settings.line)
         self._clock = neighbourhood.clock
@@ -132,14 +135,16 @@ class StageMover:
         self._mover: Mover | None = None
         self._timer = Timer(lambda: self._feed(Tick()), self._clock)
         self._announced_after = 0
-        """Sequence of the first beat that carries the announcement."""
+        """Sequence number of the first heartbeat that carries the announcement."""
         self._announced_rate = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._on_disk: frozenset[int] | None = None
-        """Stages whose weights this peer has; None: not read yet. Only the own stage's change meanwhile."""
+        """Stages whose weights this peer has on disk; None if not read yet. Only its own stage's can change
+        meanwhile."""
 
     def begin(self, fetched_bytes: int, state_bytes: int, moved: int) -> None:
-        """The worker takes part from now on; it had to fetch so much for that, and has moved so often."""
+        """Start to consider moves. Called when the worker serves; it fetched `fetched_bytes` and has moved
+        `moved` times."""
         if self._mover is not None:
             return
         now = self._clock.time()
@@ -159,14 +164,14 @@ class StageMover:
     # -- what happens ---------------------------------------------------------------------------------
 
     def beaten(self, peer: PeerId) -> None:
-        """A neighbour said how it is."""
+        """Called at a neighbour's heartbeat."""
         known = self.neighbourhood.membership.peers.get(peer)
         if known is not None and known.stage == self.worker.stage:
             stays = known.ready and known.moving_to < 0
             self._feed(GroupBeat(peer, known.has_seen >= self._announced_after, stays))
 
     def gone(self, peer: PeerId) -> None:
-        """A neighbour left, or was lost."""
+        """Called when a neighbour has left or was lost."""
         self._feed(GroupPeerGone(peer))
         membership = self.neighbourhood.membership
         beside = self.presence.signed.manifest.beside(self.worker.stage)
@@ -190,7 +195,7 @@ class StageMover:
                     self.log_event(noted.StageChangeRefused(code=code, reason=MOVES[code].meaning))
                 case Go(stage):
                     here = self.worker.stage
-                    self.notify("moves", f"leaves stage {here} for stage {stage}, which has less capacity")
+                    self.notify("moves", f"moves from stage {here} to stage {stage}, which has less capacity")
                     self.worker.leave()
                     self.worker.goes_to = stage
         self._timer.arm(mover.next_deadline())
@@ -201,7 +206,8 @@ class StageMover:
         self.presence.announce_now()
 
     async def _look(self) -> None:
-        """What the directory says of all stages, and what neighbours have said of themselves since."""
+        """Combine the records of all stages with newer heartbeats of neighbours, and pass the view to the
+        `Mover`."""
         load, manifest = self.worker.load(), self.presence.signed.manifest
         rate = _rate(load.service_seconds)
         if not self._announced_rate / CHANGED <= rate <= self._announced_rate * CHANGED:
@@ -234,8 +240,8 @@ class StageMover:
 
 
 def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
-    """Whether it was a neighbour of that stage, and is not there any more. Who has moved on is not lost: it
-    says another stage by now."""
+    """Return whether a former neighbour of that stage is gone. A peer that moved is not: it now has another
+    stage."""
     known = membership.peers.get(peer)
     if known is None or known.linked or not known.failures or known.stage != stage:
         return False
@@ -243,7 +249,8 @@ def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
 
 
 def _linked(membership: Membership, lines: Mapping[PeerId, LinkBandwidth]) -> Iterable[tuple[PeerId, Seen]]:
-    """By their beats, which are newer; of their lines records tell."""
+    """Yield linked peers as seen by their heartbeats, which are newer; only records contain their
+    bandwidths."""
     for peer, known in membership.peers.items():
         if known.linked:
             rate = _rate(known.service_seconds)
@@ -253,7 +260,7 @@ def _linked(membership: Membership, lines: Mapping[PeerId, LinkBandwidth]) -> It
 
 
 def _rate(service_seconds: float) -> float:
-    """Microbatches per second; 0: not measured yet."""
+    """Return microbatches per second; 0 if not measured yet."""
     return 1.0 / service_seconds if service_seconds > 0 else 0.0
 
 
@@ -267,7 +274,7 @@ def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
 
 
 async def _records(presence: RecordAnnouncer, stages: int) -> dict[PeerId, SignedRecord] | None:
-    """Of peers that hold a stage; None if the directory is silent about one."""
+    """Return the records of peers that serve a stage; None if a look-up failed."""
     try:
         records = await look(presence.directory, presence.signed.run_id, stages)
     except WireError as error:

@@ -1,8 +1,8 @@
-"""Where a worker starts from: the group's newest state, its own disk, or what the run starts from. Again
-after a fork.
+"""Choose the state that a worker starts from: the group's newest state, its own disk, or the run's initial
+weights. Used again after a fork.
 
-Where a run starts from a model (`start`), whose folder is on some machines only, a peer that does not have it
-fetches its stage's part from those that do, as a snapshot whose digest the manifest says.
+If the run starts from a model (`init_checkpoint`), only some machines have its folder. Other peers fetch
+their stage's part from them, as a snapshot whose digest is in the manifest.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from swarmnet.rounds.history import START
 from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
 
 AGAIN_SECONDS = 1.0
-"""Between two attempts to get the state from the group."""
+"""Interval between attempts to fetch the state from the group."""
 START_AGAIN_SECONDS = 5.0
-"""Between two lines that say that what the run starts from is nowhere."""
-NO_START = "waits for one who has it; or say in the peer file where its folder is: init_checkpoint: PATH"
+"""Interval between messages that no peer has the run's initial weights."""
+NO_START = "waits for a peer that has it. If it is on this machine, set init_checkpoint: PATH in peer.yaml"
 AGREE_SECONDS = 10.0
-"""So long a peer that starts waits for those who have begun before it, if nobody takes part. Each of them may
-have begun from something else, its disk or the seed, and waits in turn for this one (`Worker._in_step`)."""
+"""How long a starting peer waits for peers that started earlier, if no peer is training. Each of them may
+have started from something else, its disk or the seed, and waits for this one in turn (`Worker._in_step`)."""
 
 
 def newest_wish(held: Resync | None, wish: Resync) -> Resync:
-    """What to go by while the state is not there yet. More peers are in sight by then than at first, so a
-    later wish names whom to ask; but a history that was given up stays given up, now to an unknown one."""
+    """Combine two requests to resynchronise while the state is not there yet.
+
+    The later one names better sources, since more peers are known by then. But an abandoned branch stays
+    abandoned; its fork point then counts as inexact."""
     if held is None or held.fork_round is None or wish.fork_round is not None:
         return wish
     return replace(wish, fork_round=held.fork_round, exact=False)
@@ -59,16 +61,16 @@ class StateRecovery:
         elsewhere: Callable[[], Awaitable[bool]],
         model: Path | None = None,
     ) -> None:
-        """`elsewhere`: whether somebody who is not here has this run's weights
-        (peers/network/discovery/height.py). `model`: the folder of the model that the run starts from."""
+        """`elsewhere()` returns whether an absent peer has this run's weights
+        (peers/network/discovery/height.py). `model` is the folder of the model that the run starts from."""
         self.model = model
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
         self._pasts: dict[tuple[int, bytes], Past] = {}
-        """By round and chain value, of the histories that the own checkpoints are of."""
+        """What is known of earlier rounds, by round and chain value of this peer's checkpoints."""
         self._own: Weights | None = None
-        """The newest of them, until this peer has begun."""
+        """The newest of these checkpoints, until this peer has started."""
         self.keepers = ArchivistClients(presence, neighbourhood, neighbourhood.membership.stage)
         states.vouched = self.keepers.vouched
         states.kept = disk.chunks
@@ -78,7 +80,7 @@ class StateRecovery:
         self.notify = notify
 
     def group(self) -> list[PeerId]:
-        """Linked peers of the own stage."""
+        """Return the linked peers of the own stage."""
         membership = self.neighbourhood.membership
         return [
             peer
@@ -87,14 +89,15 @@ class StateRecovery:
         ]
 
     def is_trained(self) -> bool:
-        """Whether one of them takes part."""
+        """Return whether a linked peer of the own stage is in step."""
         known = self.neighbourhood.known()
         return any(known[peer].ready for peer in self.group())
 
     async def weights(self, update: RoundService | None, wish: Callable[[], Resync | None]) -> Weights:
-        """The newest that the group offers, else what this peer has itself. `wish`: why the state is
-        fetched anew, as it is known by then; after a fork only from those of the history that stands, and not
-        on top of the own one."""
+        """Return the newest weights that the group offers, else this peer's own.
+
+        `wish()` returns why the state is fetched again, as known by then. After a fork only peers of the
+        winning branch are asked, and own weights of the losing branch are not used."""
         own = self._first() if update is None else await self._settled(update)
         clock = self.neighbourhood.clock
         until, agreed_until = clock.time() + PATIENCE_SECONDS, clock.time() + AGREE_SECONDS
@@ -108,7 +111,7 @@ class StateRecovery:
             alone = not group and not keepers
             others = update is None and self.neighbourhood.membership.others_may_be_there()
             if alone and others and clock.time() < until:
-                await asyncio.sleep(AGAIN_SECONDS)  # To begin without them would be a second history.
+                await asyncio.sleep(AGAIN_SECONDS)  # To start without them would create a second branch.
                 continue
             if alone and await self._waits_for_weights(own, update):
                 continue
@@ -118,7 +121,7 @@ class StateRecovery:
                     self.notify("weights", f"no other peer of this stage is there: starts from {source}")
                 return own
             if alone:
-                await self._wait_again("the run starts from a model that nobody here has", own, group)
+                await self._wait_again("the run starts from a model that no peer here has", own, group)
                 continue
             apart = update is None and clock.time() >= agreed_until and not self._trains(group)
             try:
@@ -131,18 +134,18 @@ class StateRecovery:
                     continue
                 assert own is not None, "without weights some are fetched"
                 return own
-            if weights is None:  # From the first weights on, the sets of the history that stands are there.
+            if weights is None:  # The winning branch has its sets from the first weights on.
                 self._forget_after(-1)
                 first = self.disk.first_weights(self.states.snapshots)
                 assert first is not None, "likewise"
                 return first
             bytes_now = self.states.fetched_bytes - self.states.kept_bytes
             self.log_event(noted.Fetched(round=weights.settled_round, bytes=bytes_now))
-            if weights.settled_round < 0:  # Now it has what a seed would make at once, and looks again.
+            if weights.settled_round < 0:  # Now it has what a seed would give, and tries again.
                 self.states.snapshots.hold(weights)
                 own = weights if own is None else own
                 continue
-            # Of a history that was given up the weights after this very round are others, too.
+            # On an abandoned branch even the weights after this round differ.
             self._forget_after(weights.settled_round - (forked or self._holds_another(weights)))
             self.states.snapshots.hold(weights)
             return replace(
@@ -150,9 +153,10 @@ class StateRecovery:
             )
 
     async def _wait_again(self, problem: str, own: Weights | None, group: Sequence[PeerId]) -> None:
-        """Wait before asking again; who has nothing looks for archivists that have come meanwhile."""
+        """Wait before the next attempt. A peer without weights also looks for archivists that joined
+        meanwhile."""
         if own is not None or self._trains(group):
-            self.notify("no_weights", f"{problem}; asks again in {AGAIN_SECONDS:g} s")
+            self.notify("no_weights", f"{problem}; tries again in {AGAIN_SECONDS:g} s")
             await asyncio.sleep(AGAIN_SECONDS)
             return
         self.notify("no_weights", f"{problem}: {NO_START}")
@@ -160,13 +164,13 @@ class StateRecovery:
         await self.keepers.reach()
 
     def _have(self, own: Weights | None, forked: bool) -> int:
-        """The newest round whose weights this peer can go on from."""
+        """Return the newest round whose weights this peer can continue from."""
         if forked:
             own = self.disk.first_weights(self.states.snapshots)
         return own.settled_round if own is not None else NOTHING
 
     async def _waits_for_weights(self, own: Weights | None, update: RoundService | None) -> bool:
-        """Whether this peer, which would begin from the seed, has waited a moment instead."""
+        """Return whether this peer, which would start from the seed, has waited a moment instead."""
         begins = (own is None or own.settled_round < 0) and update is None
         if not begins or not await self.elsewhere():
             return False
@@ -174,7 +178,7 @@ class StateRecovery:
         return True
 
     def _holds_another(self, weights: Weights) -> bool:
-        """Whether the own disk had other weights after the same round."""
+        """Return whether this peer's disk has other weights after the same round."""
         held = self.states.snapshots.held
         return any(
             snapshot.root.round == weights.settled_round and snapshot.root.chain != weights.chain
@@ -186,7 +190,7 @@ class StateRecovery:
         self.states.snapshots.forget_after(round)
 
     def _keepers(self, group: Sequence[PeerId]) -> list[PeerId]:
-        """Archivists to ask besides: none where somebody takes part."""
+        """Return the archivists to ask as well; none if a peer of the group is in step."""
         return [] if self._trains(group) else self.keepers.linked()
 
     def _trains(self, group: Sequence[PeerId]) -> bool:
@@ -194,8 +198,8 @@ class StateRecovery:
         return any(known[peer].ready for peer in group)
 
     def restore(self) -> None:
-        """Read the own checkpoints, which are served to others from then on. Before anybody can ask: where a
-        whole group starts again, a disk that is not read yet counts as an empty one."""
+        """Read this peer's checkpoints and serve them from then on. Called before any request can arrive:
+        when a whole group restarts, a disk that is not read yet counts as empty."""
         restored = self.disk.restored()
         self._pasts = {(weights.settled_round, weights.chain): weights.past for weights in restored}
         for weights in restored:
@@ -203,7 +207,8 @@ class StateRecovery:
         self._own = restored[0] if restored else None
 
     async def read_model(self) -> None:
-        """Read what the run starts from, if this machine has it, for itself and others. Raises StartError."""
+        """Read the run's initial model if this machine has it, for this peer and others. Raises
+        StartError."""
         if self.model is not None and self.states.start is not None:
             self.notify("weights", f"reads the model that the run starts from: {self.model}")
             await asyncio.to_thread(self._hold_model, self.model)
@@ -213,7 +218,7 @@ class StateRecovery:
         self.states.snapshots.hold(Weights(units, -1, START, tokens=0))
 
     def _first(self) -> Weights | None:
-        """The newest of the own checkpoints, else what the run starts from, if it is here."""
+        """Return the newest own checkpoint, else the run's initial weights if they are here."""
         own, self._own = self._own, None
         return own if own is not None else self.disk.first_weights(self.states.snapshots)
 

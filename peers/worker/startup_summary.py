@@ -1,6 +1,6 @@
-"""What a peer says at its start: what it found of the run, and what this machine will do for it.
+"""The messages of a starting peer: what it found of the run, and what this machine will do for it.
 
-It asks the directory once, beside everything else that begins; nothing waits for it.
+The directory is asked once, in parallel with the start; nothing waits for the answer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from swarmnet.resources.working_hours import DAY_MINUTES
 from swarmnet.run.manifest import Manifest
 
 PACE_SECONDS = 20.0
-"""Some rounds, and more than the first look of the machine's caches takes."""
+"""Long enough for some rounds, and longer than caches take to warm up."""
 PACE_MICROBATCHES = 8
 
 
 async def found(
     directory: Directory, signed: SignedManifest, me: PeerId
 ) -> dict[PeerId, SignedRecord] | None:
-    """Records of the others; None if the directory does not answer."""
+    """Return the records of the other peers; None if the directory does not answer."""
     try:
         records = await look(directory, signed.run_id, len(signed.manifest.stages))
     except WireError:
@@ -51,26 +51,26 @@ def run_line(signed: SignedManifest) -> str:
 
 
 def swarm_line(records: Mapping[PeerId, SignedRecord] | None) -> str:
-    """Who is there, by their own records."""
+    """Return a line about the peers in the swarm, from their records."""
     if records is None:
-        return "swarm  the directory does not answer yet; it is asked again while this peer works"
+        return "swarm  the directory does not answer yet; this peer tries again while it works"
     workers = [signed.record for signed in records.values() if signed.record.stage >= 0]
     training = [record for record in workers if record.state in ("training", "")]
     if not workers:
-        return "swarm  nobody else is there yet: this peer is the first"
-    said = [f"swarm  {counted(len(workers), 'peer')}, {len(training)} training"]
+        return "swarm  no other peer is there yet: this peer is the first"
+    words = [f"swarm  {counted(len(workers), 'peer')}, {len(training)} training"]
     if training:
-        said.append(f"round {int(median(record.round for record in training))}")
+        words.append(f"round {int(median(record.round for record in training))}")
     losses = [record.loss for record in training if record.loss is not None]
     if losses:
-        said.append(f"loss {median(losses):.3f}")
-    return ", ".join(said) + " (as they say)"
+        words.append(f"loss {median(losses):.3f}")
+    return ", ".join(words) + " (as reported)"
 
 
 def machine_line(
     needs: Needs, graphs: int, allowed: int, limited: bool, device: str, computing: Computing
 ) -> str:
-    """What it takes of this machine."""
+    """Return a line about the memory that the stage needs on this machine."""
     whose = "limits.memory allows" if limited else "this machine has"
     most = needs.least + (graphs - 1) * needs.graph
     return (
@@ -80,14 +80,15 @@ def machine_line(
 
 
 async def pace_of(tokens: Callable[[], int], least: int) -> float:
-    """Tokens per second that this machine commits: of its first PACE_SECONDS, or of as many more as `least`
-    tokens take. `tokens`: how many it has committed; they begin anew when it changes its stage."""
+    """Return the tokens per second that this machine commits, over the first PACE_SECONDS, or longer if
+    `least` tokens take longer. `tokens()` is the committed count, which restarts when the peer changes its
+    stage."""
     clock = asyncio.get_running_loop().time
     began, first = clock(), tokens()
     while True:
         await asyncio.sleep(1.0)
         done = tokens() - first
-        if done <= 0:  # Nothing yet: others are not there, or the text is being read.
+        if done <= 0:  # No progress yet: other peers are missing, or the text is being read.
             began, first = clock(), tokens()
         elif done >= least and clock() - began >= PACE_SECONDS:
             return done / (clock() - began)
@@ -97,7 +98,7 @@ def traffic_line(
     manifest: Manifest, stage: int, pace: float, records: Mapping[PeerId, SignedRecord] | None,
     limits: LimitsFile,
 ) -> str:  # fmt: skip
-    """About what goes over the line at this pace, in tokens per second."""
+    """Return a line about the expected traffic at this pace, in tokens per second."""
     others = [s.record for s in (records or {}).values() if s.record.stage >= 0]
     traffic = traffic_of(manifest, stage, pace, 1 + sum(record.stage == stage for record in others))
     received, share = traffic.received, _share_of_day(limits)
@@ -118,13 +119,13 @@ def _share_of_day(limits: LimitsFile) -> float:
 
 
 def _bounds(limits: LimitsFile) -> str:
-    said = []
+    words = []
     if limits.upload is not None:
-        said.append(f"never more than {amount(limits.upload)}/s up")
+        words.append(f"never more than {amount(limits.upload)}/s up")
     if limits.hours is not None:
-        said.append(f"only at {limits.hours} (it is {time.strftime('%H:%M')} now)")
+        words.append(f"only at {limits.hours} (it is {time.strftime('%H:%M')} now)")
     if limits.only_when_idle:
-        said.append("only while nothing else needs this machine")
+        words.append("only while nothing else needs this machine")
     if limits.only_when_plugged_in:
-        said.append("not on battery")
-    return "; " + "; ".join(said) if said else ""
+        words.append("not on battery")
+    return "; " + "; ".join(words) if words else ""

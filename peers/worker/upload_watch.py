@@ -1,4 +1,6 @@
-"""Warns where this peer's upload is too slow for its run: before it trains, and by how its work fares."""
+"""Warn when this peer's upload is too slow for its run, before it trains and while its contributions come
+late.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,13 @@ from swarmnet.resources.upload_need import UploadVerdict, judge_upload, needed_u
 from swarmnet.run.manifest import Manifest
 
 UPLOAD_SECONDS = 30.0
-"""Between two looks: records are up to two minutes old, and some rounds settle in this time."""
+"""Interval between checks: records are up to two minutes old, and some rounds settle in this time."""
 
 
 def upload_need_of(manifest: Manifest, records: Iterable[PeerRecord], stage: int) -> float:
     """Return the bytes per second that a newcomer to `stage` must send, by the records of the others.
 
-    They say what each peer could compute. Their run is at most as fast as its slowest stage.
-    """
+    Records contain each peer's compute speed. A run is at most as fast as its slowest stage."""
     working = [record for record in records if record.state in IN_STEP]
     pace = min(_paces(manifest, working))
     return needed_upload(manifest, stage, pace, 1 + sum(record.stage == stage for record in working))
@@ -49,12 +50,13 @@ def _paces(manifest: Manifest, working: Sequence[PeerRecord]) -> list[float]:
 
 
 def upload_words(config: PeerFile, verdict: UploadVerdict, *, runs: bool) -> tuple[str, str]:
-    """Return what is wrong with this peer's upload, and what helps. `runs`: the peer must be ended first."""
+    """Return what is wrong with this peer's upload, and what helps. `runs` means that the peer must be
+    stopped first."""
     state = shlex.quote(str(config.state))
     doctor, start = f"swarmnet doctor {state}", f"`swarmnet join --state {state}"
     if not (config.state / PEER_FILE).is_file():
         doctor, start = "swarmnet doctor PEER.yaml", "`swarmnet run PEER.yaml"
-        if not config.identity.is_file():  # A newcomer.
+        if not config.identity.is_file():  # This peer is new here.
             doctor, start = "swarmnet doctor --run RUN --bootstrap ADDRESS", "`swarmnet join RUN"
     if runs:
         start = f"`swarmnet leave {state}`, then {start}"
@@ -62,31 +64,31 @@ def upload_words(config: PeerFile, verdict: UploadVerdict, *, runs: bool) -> tup
 
 
 class UploadWatch:
-    """The sentence about this peer's upload, while there is one."""
+    """The current warning about this peer's upload, if any."""
 
     def __init__(self, config: PeerFile, story: Story, notify: Notify) -> None:
-        """`story`: hears this peer's events."""
+        """`story` is the timeline of this peer's events."""
         self._config, self._story, self._notify = config, story, notify
         self._need = 0.0
-        self._said: UploadVerdict | None = None
+        self._verdict: UploadVerdict | None = None
         self.warnings: tuple[str, ...] = ()
 
     @property
     def is_doubted(self) -> bool:
-        """Whether another look could change anything, which costs look-ups."""
+        """Whether another check, which costs look-ups, could change the warning."""
         fates = self._story.contributions
         return bool(self.warnings) or judge_upload(inf, 0.0, fates.decided, fates.late) is not None
 
     def look(self, signed: SignedManifest, records: Mapping[PeerId, SignedRecord] | None, stage: int) -> None:
-        """Judge the upload anew, and say what is wrong when that begins or is proved.
+        """Judge the upload again, and notify when a problem appears or is proved.
 
-        `records`: of the others; None: not known, so the need is as before."""
+        `records` are those of the other peers; None leaves the estimated need unchanged."""
         if records is not None:
             others = [signed.record for signed in records.values()]
             self._need = upload_need_of(signed.manifest, others, stage)
         fates = self._story.contributions
         verdict = judge_upload(known_line(self._config).up, self._need, fates.decided, fates.late)
-        before, self._said, self.warnings = self._said, verdict, ()
+        before, self._verdict, self.warnings = self._verdict, verdict, ()
         if verdict is None:
             return
         words = ": ".join(upload_words(self._config, verdict, runs=True))

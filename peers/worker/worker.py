@@ -1,8 +1,8 @@
-"""A worker: one peer that holds one stage, from finding the run to leaving it.
+"""A worker: one peer that serves one stage, from joining the run to leaving it.
 
-Assembles the parts and owns their life: neighbourhood (who is there), state path (weights from others),
-data path (microbatches), update path (rounds). It runs on whatever transport, directory, compute and event
-loop it is given: p2pd and a thread, or memory and a virtual clock.
+It builds the services and owns their life cycle: `PeerLinks` (connections), `SnapshotService` (weights of
+other peers), `PipelineService` (microbatches), `RoundService` (rounds). It runs on the transport, directory,
+compute and event loop that it is given: p2pd and a thread, or memory and a virtual clock.
 """
 
 from __future__ import annotations
@@ -60,21 +60,22 @@ from swarmnet.rounds.events import HistorySigned, Resync
 from swarmnet.rounds.own_contributions import NOTHING_PAST, OwnContributions, Past
 
 AUDITS_OF = b"swarmnet audits 1\0"
-"""Signed with the run's id it is a secret, and the same after a restart: by it results are drawn to be looked
-into."""
+"""Signed together with the run's id, this gives a secret that is the same after a restart. It decides which
+results are audited."""
 MEET_SECONDS = 3.0
-"""How long a newcomer waits for links to the peers that it knows of."""
+"""How long a newcomer waits for links to the peers that it knows."""
 LOOK_AGAIN_SECONDS = 0.2
-"""What a condition that no message makes true costs a peer that leaves, at most."""
+"""Upper bound on the delay of a condition that no message triggers."""
 STEP_SECONDS = 60.0
-"""A peer that is not in step after so long fetches the state anew."""
+"""A peer that is not in step after this time fetches the state again."""
 
 
 Result = TypeVar("Result")
 
 
 class Worker(WorkerContext):
-    """One worker. `run()` returns when `leave()` was called and it is done, or raises what ended it."""
+    """One worker. `run()` returns after `leave()` was called and its work is done, or raises the error that
+    ended it."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Worker(WorkerContext):
         notify: Notify,
         make_part: MakePart = real_part,
     ) -> None:
-        """`log_event(event, **fields)` is the event log, `notify(event, text)` one line for people."""
+        """`log_event(event)` appends to the event log; `notify(event, text)` prints one line for people."""
         self.signed = signed
         self.manifest = signed.manifest
         self.identity = identity
@@ -120,26 +121,26 @@ class Worker(WorkerContext):
         self.stage = -1
         self.neighbourhood = self.data = self.update = self.states = None
         self.goes_to: int | None = None
-        """The stage that it leaves this one for, if it does; the next worker takes that up."""
+        """The stage to which this peer moves, if any; the next worker serves it."""
         self._leaving = asyncio.Event()
         self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
         self._behind = asyncio.Event()
         self._given_up: Resync | None = None
-        """Why the state is fetched again, while it is."""
+        """Why the state is being fetched again; None if it is not."""
         self._in_step_before = False
         self._answered_own = 0
-        """Sequence of the newest record of a later process with this identity."""
+        """Sequence number of the newest record of a later process with this identity."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life -----------------------------------------------------------------------------------------
 
     def leave(self, drain_seconds: float | None = None, goodbye: str = "leaving") -> None:
-        """Finish what is under way, hand over the last contribution, say goodbye. `drain_seconds`: how long
-        that may take, else what the settings say."""
+        """Finish current work, hand over the last contribution and say goodbye. `drain_seconds` limits how
+        long that may take; None keeps the limit of the settings."""
         self.goes_to, self._goodbye = None, goodbye
         if self.update is not None:
-            self.moving.close()  # Else a pause could become a move while it drains.
+            self.moving.close()  # Otherwise a pause could become a move while the peer drains.
         if drain_seconds is not None:
             self._drain_seconds = drain_seconds
         self._leaving.set()
@@ -147,11 +148,11 @@ class Worker(WorkerContext):
 
     async def run(self) -> None:
         await self.orders.first_look(OPERATION_SECONDS)
-        resync_request, never, line = self.settings.stage, self.settings.never, self.settings.line
-        if resync_request is None:
+        stage, never, line = self.settings.stage, self.settings.never, self.settings.line
+        if stage is None:
             folder = self.settings.checkpoints
-            resync_request = await first_stage(self.presence, self.chance, self.notify, never, line, folder)
-        self.stage = resync_request
+            stage = await first_stage(self.presence, self.chance, self.notify, never, line, folder)
+        self.stage = stage
         await self.ending.refuse_if_over(self.settings.checkpoints)
         try:
             text = await until_left(self._leaving, self.orders.read_text()) if self.stage == 0 else None
@@ -177,7 +178,7 @@ class Worker(WorkerContext):
                 await until_left(self._leaving, self._meet())
                 while not self._leaving.is_set():
                     self._enter("joining")
-                    await self._take_up()
+                    await self._start_rounds()
                     self._enter("training")
                     self.stands()
                     await self._until_leaving_or_behind()
@@ -186,19 +187,19 @@ class Worker(WorkerContext):
             await self._close()
 
     def _enter(self, state: str) -> None:
-        """The directory hears of it at once."""
+        """Change the state and announce it in the directory at once."""
         if state != self.state:
             self.state = state
             self.presence.announce_now()
 
     def stands(self) -> None:
-        """The owner may have paused the run, ended it, or let it go on."""
+        """Called when the owner may have paused, resumed or ended the run."""
         if self.state in IN_STEP:
             held = "paused_by_owner" if self.orders.paused else "training"
             self._enter(held if self.ending.round is None else "ended")
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
-        """Tasks that run along end with the worker; one that fails before ends the worker."""
+        """End the worker if a background task failed; a cancelled one is ignored."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.compute.failed.done():
             self.compute.failed.set_result(error)
@@ -268,8 +269,8 @@ class Worker(WorkerContext):
             self.chance,
         )  # fmt: skip
         self.neighbourhood.answer_visitor = self.inference.visitors.post
-        # A peer that restarts keeps its identity and must not name its microbatches as before: the others
-        # would take them for done. Nobody starts a thousand in a second.
+        # A restarted peer keeps its identity and must not reuse names of microbatches, which other peers
+        # would take for duplicates. No peer starts a thousand in a second.
         self.data.next_counter = int(self.presence.directory.now() * 1000)
         self.moving = StageMover(
             self.presence, self.neighbourhood, self, self.chance, self.log_event, self.notify
@@ -281,20 +282,22 @@ class Worker(WorkerContext):
         self.log_event(noted.Assembled(stage=self.stage, parameters=self.part.layout.parameters))
 
     async def _warm_up(self) -> None:
-        """Compile, or wait for the processes of several devices: in the compute thread, while this loop keeps
-        the peer's links, and before anybody may send it microbatches."""
+        """Compile, or wait for the processes of several devices, in the compute thread. Meanwhile this loop
+        keeps the links, and no peer sends microbatches yet."""
         data, began = self.manifest.data, self.loop.time()
         warm_up = partial(self.part.compute.warm_up, data.micro_batch_size, data.seq_len)
         if self.part.hold is not None:
             await self._computed(warm_up)
-            self.notify("devices", f"its devices were ready after {self.loop.time() - began:.0f} s")
+            self.notify("devices", f"devices ready in {self.loop.time() - began:.0f} s")
             return
-        self.notify("compiles", "compiles its layers for this GPU before it takes part (compute.compile)")
+        self.notify(
+            "compiles", "compiles the layers for this GPU before it starts to train (compute.compile)"
+        )
         await self._computed(warm_up)
-        self.notify("compiled", f"has compiled its layers in {self.loop.time() - began:.0f} s")
+        self.notify("compiled", f"compiled the layers in {self.loop.time() - began:.0f} s")
 
     async def _computed(self, work: Callable[[], Result]) -> Result:
-        """In the compute thread."""
+        """Run `work` in the compute thread and return its result."""
         done: asyncio.Future[Result] = self.loop.create_future()
 
         def deliver(result: Result, _seconds: float) -> None:
@@ -305,14 +308,14 @@ class Worker(WorkerContext):
         return await done
 
     async def _meet(self) -> None:
-        """Find the group before deciding that there is none: a second history must not be started. Where
-        nobody trains this stage, what the archive has becomes the own checkpoint; archivists are met."""
+        """Find the group before deciding that there is none, so that no second branch starts. If no peer
+        trains this stage, restore the archive's checkpoint and link to archivists."""
         assert self.neighbourhood is not None
         membership = self.neighbourhood.membership
         await self.looking.look()
         await self._until(lambda: met(membership), self.loop.time() + MEET_SECONDS)
         url, folder = self.settings.archive, self.settings.checkpoints
-        # Others that start as this one does are no group yet: all of them take the archive's.
+        # Peers that start at the same time are no group yet: all of them use the archive.
         trained = self.recovery.is_trained
         if trained():
             return
@@ -324,8 +327,8 @@ class Worker(WorkerContext):
         await self.recovery.keepers.reach()
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Wait until `condition()` holds, looking when something happened and now and then anyway: compute
-        and timers change things too. False at the deadline."""
+        """Wait until `condition()` holds. It is checked after each message and at intervals, since compute
+        and timers change it too. Returns False at the deadline."""
         while not condition():
             now = self.loop.time()
             if now >= deadline:
@@ -336,18 +339,18 @@ class Worker(WorkerContext):
                     await self._changed.wait()
         return True
 
-    async def _take_up(self) -> None:
-        """Get settled weights (from the group, the own disk, or the seed) and start the rounds."""
+    async def _start_rounds(self) -> None:
+        """Get settled weights (from the group, this peer's disk, or the seed) and start the rounds."""
         assert self.neighbourhood is not None
         assert self.states is not None
         assert self.data is not None
         old = self.update
         weights = await until_left(self._leaving, self.recovery.weights(old, lambda: self._given_up))
-        await self.disk.chunks.remove()  # Who leaves in a download goes on with it another time.
+        await self.disk.chunks.remove()  # A peer that leaves during a download resumes it another time.
         given_up, self._given_up, self.elsewhere.why = self._given_up, None, ""
         self._behind.clear()
         if old is not None:
-            old.close()  # Before: devices have one replica, and what the old one was told comes first.
+            old.close()  # Devices have one replica, and queued work of the old one comes first.
         begin = partial(self.part.replica, weights.units, weights.settled_round)
         elsewhere = self.part.hold is not None
         replica = await until_left(self._leaving, self._computed(begin)) if elsewhere else begin()
@@ -375,7 +378,7 @@ class Worker(WorkerContext):
         if old is not None:
             update.take_over(old)
         rounds, began = update.rounds, weights.settled_round
-        update.settled, update.made = self._heard_settled, self.receipts.made
+        update.settled, update.made = self._on_settled, self.receipts.made
         update.took_up = lambda took_up: self.notify("experts", experts_line(took_up))
         self.digests.took_up(weights)
         update.sign_history = self.digests.sign
@@ -396,7 +399,7 @@ class Worker(WorkerContext):
         return bodies_for_workers(self.manifest, method.reduced.longest_result, state, slices)
 
     def _may_be_empty(self) -> bool:
-        """Whether microbatches can do without this stage: then nobody may ever have held it."""
+        """Return whether microbatches can skip this stage, so that perhaps no peer ever served it."""
         last = len(self.manifest.stages) - 1
         if self.stage > last:
             return True
@@ -459,7 +462,8 @@ class Worker(WorkerContext):
                 self.data.serving = False
 
     async def _drain(self) -> None:
-        """Finish microbatches, contribute what is gathered, wait until a neighbour has it, save."""
+        """Finish microbatches, contribute the gathered tokens, wait until a neighbour has the contribution,
+        save."""
         if self.data is None or self.update is None or self.neighbourhood is None:
             return
         self._enter("leaving")
@@ -471,8 +475,7 @@ class Worker(WorkerContext):
         await self.disk.save(self.update.settled_weights)
 
     async def keep_newest(self) -> None:
-        """Where the settled weights cannot be had any more: bring the newest snapshot to the disk, of which
-        nobody else may have as much."""
+        """Save the newest snapshot, which may be the only copy. Called when the settled weights are lost."""
         if self.neighbourhood is not None:
             await self.disk.save_newest(self.snapshots)
 
@@ -498,19 +501,20 @@ class Worker(WorkerContext):
     # -- directory ------------------------------------------------------------------------------------
 
     def _record(self) -> bytes:
-        """A new signed record, for the directory and for neighbours."""
+        """Return a new signed record for the directory and for neighbours."""
         record = self.presence.record(self.stage, claims_of(self), self.orders.gatekeeper.record_invite)
         if self.neighbourhood is not None:
             self.neighbourhood.record = record
         return record
 
     def _see_own(self, signed: SignedRecord) -> None:
-        """End if an earlier process uses this identity. Answer a later one's record with a new own one."""
+        """End if an earlier process uses this identity. Answer a later process's record with a new own
+        record."""
         assert self.neighbourhood is not None
         try:
             is_later = self.presence.judge_own(signed)
         except IdentityInUse as error:
-            self._goodbye = ""  # The others must not take the earlier process for gone.
+            self._goodbye = ""  # Otherwise the other peers would take the earlier process for gone.
             if not self.compute.failed.done():
                 self.compute.failed.set_result(error)
             return
@@ -526,12 +530,12 @@ class Worker(WorkerContext):
     # -- between the parts ----------------------------------------------------------------------------
 
     def linked(self) -> list[PeerId]:
-        """Peers to whom links stand."""
+        """Return the peers with open links."""
         known = self.neighbourhood.known() if self.neighbourhood is not None else {}
         return [peer for peer, seen in known.items() if seen.linked]
 
     def has_company(self) -> bool:
-        """Whether some other peer of the stage holds its weights, too."""
+        """Return whether another peer of the stage has its weights, too."""
         return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
 
     def _text(self) -> Text | None:
@@ -545,23 +549,24 @@ class Worker(WorkerContext):
         if self.update is not None:
             self.update.committed(tokens)
 
-    def _heard_settled(self, settled: Settled) -> None:
-        """On the event loop."""
+    def _on_settled(self, settled: Settled) -> None:
+        """Called on the event loop when a round has settled."""
         if self.neighbourhood is not None:
             self.neighbourhood.membership.worked(settled.contributors)
         self.digests.settled(settled)
         self.receipts.settled(settled)
 
     def _settled(self, replica: Holds, settled: Settled) -> None:
-        """In the compute thread, right after a round settled: of these weights, be others taken up by now."""
+        """Keep a snapshot of `replica`. Called in the compute thread right after a round settled; the worker
+        may have other weights by now."""
         self.snapshots.keep(settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens)
 
-    def _resynchronise(self, resync_request: Resync) -> None:
-        self._given_up = newest_wish(self._given_up, resync_request)
+    def _resynchronise(self, request: Resync) -> None:
+        self._given_up = newest_wish(self._given_up, request)
         if self._behind.is_set():
             return
         if self.data is not None:
             self.data.serving = False
-        self.notify("behind", f"fetches the state again: {resync_request.reason}")
+        self.notify("behind", f"fetches the state again: {request.reason}")
         self._behind.set()
         self._changed.set()

@@ -1,6 +1,6 @@
-"""What a worker is made of, for those of its parts that look at the others.
+"""The interface between a worker and its parts, through which the parts reach each other.
 
-They know this and not the worker, which owns the life of them all.
+The parts depend on this module and not on the worker, which owns the life cycle of all of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from swarmnet.run.manifest import Manifest
 
 
 class WorkerContext:
-    """Those that can be None are not there before the stage is known (`update`: before the weights are here);
-    then the ones without None are not there either, below `neighbourhood`."""
+    """The parts of a worker. Those that may be None do not exist before the stage is known (`update`: before
+    the weights are there). The parts from `contributors` on then do not exist either."""
 
     manifest: Manifest
     settings: Settings
@@ -56,7 +56,7 @@ class WorkerContext:
     inference: Inference
 
     def load(self) -> Load:
-        """What beats say."""
+        """Return this peer's load, as sent in heartbeats."""
         data, update = self.data, self.update
         if data is None or update is None:
             return Load(self.stage, False, 0, 0.0, 0)

@@ -82,7 +82,7 @@ async def test_a_peer_of_two_devices_settles_what_others_do_and_survives_the_dea
 
         first[1].send_signal(signal.SIGKILL)
         await until(lambda: times(two.state, "devices_lost"), "it says that a device was lost")
-        assert "device 1 of 2: ended by signal 9; takes its stage up again in 1 s" in " ".join(two.said)
+        assert "device 1 of 2: ended by signal 9; the stage starts again in 1 s" in " ".join(two.said)
         newest = max(settled(one))
         await until(lambda: agree(two, one, newest) > 4 and max(made(two)) > newest, "it takes part again")
         assert two.alive

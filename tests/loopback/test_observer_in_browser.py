@@ -272,9 +272,9 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
             await browser.look_like(1200, 900)
             await browser.open(server.url)
             await browser.until(HELD)
-            await browser.until(f"{CELLS}.filter(text => text === 'held').length === 6")
+            await browser.until(f"{CELLS}.filter(text => text === 'paused_by_owner').length === 6")
             told = await browser.js(TEXT_OF.format("held"))
-            assert told.startswith("The run's owner has paused it, since ")
+            assert told.startswith("The owner has paused this run, since ")
             assert "(2 h ago)Reason: “a look at the data <img" in told
             invited = await browser.js(TEXT_OF.format("access"))
             assert "add --invite" in invited
@@ -321,7 +321,7 @@ async def test_a_run_with_experts_shows_who_trains_which_and_what_nobody_trains(
             await browser.until("document.querySelectorAll('#groups tr').length === 9")
             assert (await browser.js(table))[:4] == [
                 ["0", "0 to 1", "1", "95 (newest)"], ["0", "2 to 3", "2", "95 (newest)"],
-                ["0", "4 to 5", "nobody", "60 (35 ago)"], ["1", "0 to 1", "nobody", "not known"],
+                ["0", "4 to 5", "none", "60 (35 ago)"], ["1", "0 to 1", "none", "unknown"],
             ]  # fmt: skip
             assert await browser.js("$('groups').querySelectorAll('.bad').length") == 7
             await look_at_all_sizes(browser, "experts")

@@ -57,7 +57,7 @@ async def test_a_pause_frees_memory_and_is_seen_and_the_peer_comes_back_and_leav
     async with two_peers(tmp_path) as (first, second):
         paused_at = time.time()
         answer = await asked(second, "pause")
-        assert answer["paused"] == {"user": "somebody here asked for it; `swarmnet resume` goes on"}
+        assert answer["paused"] == {"user": "paused by `swarmnet pause`; to continue: `swarmnet resume`"}
         assert answer["bytes"] < answer["bytes_before"] - 20e6
         assert answer["bytes"] < 420e6, "torch and Python, and nothing of the stage"
         print(f"free after {answer['seconds']} s")

@@ -188,7 +188,7 @@ async def test_the_directory_is_asked_for_the_owners_order_and_need_not_answer(o
     await asyncio.wait_for(watch_swarm(Console(width=80), found), 20.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].rpartition(" ")[0].rstrip().endswith(headline)
-    why = [line for line in lines if "by the owner's newest order: the run is paused (a l" in line]
+    why = [line for line in lines if "the owner's newest order: the run is paused (a l" in line]
     assert len(why) == bool(order and order.paused)
 
 

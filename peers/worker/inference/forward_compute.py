@@ -1,8 +1,8 @@
-"""The tensor side of inference: forward only, on the weights of a snapshot, in the compute thread.
+"""The tensor side of inference: forward passes on the weights of a snapshot, in the compute thread.
 
-Snapshots, not the live weights: they change every `snapshot_interval` only, all peers of a stage hold the
-same ones, and they are what newcomers and checkpoints hold, so an answer can be repeated by anybody. A
-request's weights therefore do not move under it, and training never waits for a reader.
+Inference uses snapshots instead of the live weights. Snapshots change only every `snapshot_interval` rounds,
+and all peers of a stage have the same ones, as do newcomers and checkpoints. Any peer can therefore repeat an
+answer, weights do not change during a request, and training never waits for a reader.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from swarmnet.run.activation_sizes import Codec, encoded_bytes
 from swarmnet.run.manifest import Manifest
 
 VERSIONS_KEPT = 2
-"""Weights of so many rounds are kept ready as floats (4 bytes a parameter each): those that a conversation
-began with, and newer ones that the next began with."""
+"""Weights of this many rounds are kept as floats (4 bytes a parameter each). One version serves conversations
+that began earlier, the other serves newer ones."""
 TOKEN_BYTES = 4
 """Tokens and labels travel as int32."""
 
@@ -55,10 +55,10 @@ class ForwardWork:
         self.part = part
         self.snapshots = snapshots
         self._versions: OrderedDict[int, tuple[bytes, dict[str, Tensor]]] = OrderedDict()
-        """Round -> digest and weights; used last comes last."""
+        """Round -> digest and weights, in order of last use, the newest last."""
 
     def body_bytes(self, ask: ForwardRequest) -> int:
-        """Length of the body of an honest request."""
+        """Return the body length in bytes that a well-formed request has."""
         tokens, model = ask.sequences * ask.tokens * TOKEN_BYTES, self.manifest.model
         shape = (ask.sequences, ask.tokens, model.crossing)
         inputs = tokens if self.span.has_embedding else encoded_bytes(shape, self._codec(ask))
@@ -66,7 +66,7 @@ class ForwardWork:
         return inputs + beside + (tokens if ask.scores and self.span.has_head else 0)
 
     def run(self, ask: ForwardRequest, body: bytes) -> Result:
-        """The answer to a request whose shape and length are in order."""
+        """Compute the answer to a request whose shape and length have been checked."""
         version = self._version(ask.round)
         if isinstance(version, ComputeError):
             return version
@@ -87,7 +87,7 @@ class ForwardWork:
     def _answer(
         self, ask: ForwardRequest, round: int, output: Tensor, labels_BT: Tensor | None
     ) -> ForwardResult | ComputeError:
-        """Of what is behind the stage's layers. Raises HiddenError."""
+        """Encode the output of the stage's layers as a result. Raises HiddenError."""
         if not self.span.has_head:
             return ForwardResult(round, activation_codec.encode(output, self._codec(ask)))
         if labels_BT is None:
@@ -102,14 +102,15 @@ class ForwardWork:
         )
 
     def forget(self) -> None:
-        """Free the weights; they are made ready again when somebody asks."""
+        """Free the weights; the next request prepares them again."""
         self._versions.clear()
 
     def _codec(self, ask: ForwardRequest) -> Codec:
         return "fp32" if ask.exact else self.manifest.activation_codec
 
     def _inputs(self, ask: ForwardRequest, body: bytes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tokens or hidden states; tokens beside these, and labels, if there are any. Raises HiddenError."""
+        """Decode a body into inputs (tokens or hidden states), carried tokens and labels; the last two may be
+        None. Raises HiddenError."""
         size = ask.sequences * ask.tokens * TOKEN_BYTES
         labels = self._tokens(ask, body[-size:]) if ask.scores and self.span.has_head else None
         rest = body if labels is None else body[:-size]
@@ -122,17 +123,17 @@ class ForwardWork:
         return activation_codec.decode(rest, shape, self._codec(ask)), beside, labels
 
     def _tokens(self, ask: ForwardRequest, data: bytes) -> Tensor:
-        """int64 [B, T]."""
+        """Return tokens as int64 [B, T]. Raises HiddenError for tokens outside the vocabulary."""
         values = np.frombuffer(data, "<i4")
         if values.min() < 0 or values.max() >= self.manifest.model.vocab_size:
             raise activation_codec.HiddenError("tokens outside the vocabulary")
         return torch.from_numpy(values.astype(np.int64)).view(ask.sequences, ask.tokens)
 
     def _version(self, wanted: int) -> tuple[int, dict[str, Tensor]] | ComputeError:
-        """The weights of a round (-1: the newest snapshot's)."""
+        """Return the round and weights of the wanted round; -1 means the newest snapshot."""
         held = {snapshot.root.round: snapshot for snapshot in self.snapshots.held}
         if wanted < 0 and not held:
-            return ComputeError(NOT_READY, "no snapshot has been made yet")
+            return ComputeError(NOT_READY, "this peer has made no snapshot yet")
         round = max(held) if wanted < 0 else wanted
         snapshot, known = held.get(round), self._versions.get(round)
         if snapshot is None and known is None:

@@ -1,11 +1,13 @@
-"""Answers visitors: forward passes of this peer's stage, a few at a time, while it trains.
+"""Serve inference clients: forward passes of this peer's stage, a few at a time, while it trains.
 
-What a visitor can cost is bounded. A request is no larger than a microbatch. Each visitor has
-ASKED_AT_ONCE of them here, all visitors together MAX_WAITING and MAX_WAITING_BYTES; the rest is
-declined as "busy". Who gets these places, and whose turn it is: swarmnet/inference/request_queue.py. One
-request is computed at a time, before the forward passes that wait (behind dozens of them each one would wait
-for the whole queue), and then none for three times as long while training has work waiting: so inference
-takes at most a quarter of a busy peer, and gets it, and all of an idle one.
+The cost of a client is bounded. A request is no larger than a microbatch. Each client may have
+`ASKED_AT_ONCE` requests here. All clients together may have `MAX_WAITING` requests and `MAX_WAITING_BYTES`.
+Further ones are declined as "busy". swarmnet/inference/request_queue.py decides which client gets a place and
+whose turn it is.
+
+One request is computed at a time. It goes before the waiting forward passes, because behind dozens of them
+each request would wait for the whole queue. Then inference rests for three times as long while training has
+work waiting. So inference gets a quarter of a busy peer at most, and all of an idle one.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from swarmnet.run.manifest import Manifest
 MAX_WAITING = 16
 MAX_WAITING_BYTES = 64 << 20
 REST_FACTOR = 3.0
-"""Rest after a request while training has work waiting, in times of what the request took."""
+"""Length of the rest after a request while training has work waiting, as a multiple of the request's time."""
 FORGET_SECONDS = 60.0
-"""After so long without a request the weights that were made ready for it are freed."""
+"""Prepared weights are freed after this time without a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class _Waiting:
 
 
 _Work = tuple[Callable[[], Result], Callable[[Result, float], None]]
-"""What is computed, and what becomes of it."""
+"""A function for the compute thread, and the callback for its result and seconds."""
 
 
 class Inference:
@@ -74,7 +76,8 @@ class Inference:
         self.work = ForwardWork(manifest, stage, part, snapshots)
         self.visitors = Visitors(neighbourhood, log_event)
         self.outcomes: Counter[str] = Counter()
-        """Requests answered ("done") or declined, by code; "stale": nobody waited for them any more."""
+        """Requests answered ("done") or declined, by code; "stale" counts requests that expired or lost their
+        client."""
         self._loop = asyncio.get_running_loop()
         self._waiting: RequestQueue[_Waiting] = RequestQueue(MAX_WAITING, MAX_WAITING_BYTES, chance)
         self._computes = False
@@ -105,7 +108,8 @@ class Inference:
         self._next()
 
     def _client(self, peer: PeerId) -> Client:
-        """In an open run everybody may claim a stage: members are those whose work has settled."""
+        """Return the queue's view of a client. Clients whose training work has settled, or who have an
+        invite, go first. In an open run the claim to serve a stage proves nothing."""
         known = self.neighbourhood.membership.peers.get(peer)
         is_first = known is not None and (known.worked or known.invited)
         return Client(peer, self.neighbourhood.transport.seen_range(peer) or peer, is_first)
@@ -136,20 +140,20 @@ class Inference:
     # -- computing ------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        """Hand the next request to the compute thread, unless it is training's turn."""
+        """Submit the next request to the compute thread, unless it is training's turn."""
         now = self._loop.time()
         if self._computes or not self._waiting:
             return
         if now < self._rests_until and self.compute.queued:
             self._timer.arm(self._rests_until)
             return
-        work = self._begun(now)
+        work = self._pop_work(now)
         if work is not None:
             self._computes, self._used_at = True, now
             self.compute.submit(BACKWARD, *work)
 
-    def _begun(self, now: float) -> _Work | None:
-        """The next request whose turn it is."""
+    def _pop_work(self, now: float) -> _Work | None:
+        """Pop the next request that is not stale; None if none is left."""
         while self._waiting:
             found = self._waiting.pop(now)
             peer, waiting = found.client.peer, found.item
@@ -160,7 +164,7 @@ class Inference:
         return None
 
     def _is_stale(self, peer: PeerId, until: float, now: float) -> bool:
-        """Whether nobody waits for it any more."""
+        """Return whether a request has expired or its client's link has closed."""
         stale = until <= now or self.visitors.is_gone(peer)
         self.outcomes["stale"] += stale
         return stale

@@ -1,7 +1,8 @@
-"""Links back to visitors: opened for the first answer, closed after a time without questions.
+"""Links back to inference clients: opened for the first answer, closed when no answer has been sent for a
+while.
 
-A visitor has no record and perhaps no address that can be dialled: the link takes the connection on which it
-reached us. So it need not listen, and may sit behind any router.
+A client has no record and perhaps no address that can be dialled. The link therefore uses the connection on
+which the client reached this peer, so a client works behind any router without listening.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import WIRE_VERSION
 
 OPEN_SECONDS = 8.0
-"""As for any link (channels.DIAL_SECONDS)."""
+"""The same timeout as for any link (`channels.DIAL_SECONDS`)."""
 IDLE_SECONDS = 60.0
 MAX_VISITORS = 16
-"""At once. Others are answered one by one over links that are closed again (network/one_off_replies.py)."""
+"""Links kept open at the same time. Other clients get each answer over a link of its own, which is then
+closed (network/one_off_replies.py)."""
 QUIET_SECONDS = 5.0
-"""Who was told nothing for so long makes room for a new visitor."""
+"""A client that got no answer for this long gives its place to a new client."""
 MAX_WAITING = 16
-"""Answers for one visitor while its link opens."""
+"""Answers queued for one client while its link opens."""
 LOOK_SECONDS = 10.0
 
 
@@ -58,8 +60,8 @@ class Visitors:
         return len(self._visitors)
 
     def post(self, peer: PeerId, message: Message, body: Body = b"") -> None:
-        """Send it when there is a link. What cannot be sent is noted; the visitor's deadline tells it."""
-        if not self.neighbourhood.is_visitor(peer):  # The links to it have an owner.
+        """Send a message once there is a link. A failure is logged; the client notices it by its deadline."""
+        if not self.neighbourhood.is_visitor(peer):  # Links to members belong to `PeerLinks`.
             self.neighbourhood.post(peer, "data", message, body)
             return
         is_answer = not isinstance(message, Declined)
@@ -82,7 +84,7 @@ class Visitors:
         self._timer.arm(visitor.used_at + LOOK_SECONDS)
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Whether the link to it has broken: nobody reads an answer."""
+        """Return whether the link to this client has broken, so that no answer can arrive."""
         visitor = self._visitors.get(peer)
         return visitor is not None and visitor.link is not None and visitor.link.closed
 
@@ -124,8 +126,10 @@ class Visitors:
             self._timer.arm(now + LOOK_SECONDS)
 
     def _loser(self, newcomer: PeerId) -> PeerId | None:
-        """The visitor that was answered longest ago: of all, if that is long, or of the address range with
-        most, if the newcomer's has fewer."""
+        """Return the client that loses its place to `newcomer`, or None.
+
+        It is the client answered longest ago, if that was long enough ago. Otherwise it is the oldest of the
+        address range with most clients, if the newcomer's range has fewer."""
         times = {peer: each.used_at for peer, each in self._visitors.items() if not each.waiting}
         oldest = min(times, key=times.__getitem__, default=None)
         if oldest is None or times[oldest] + QUIET_SECONDS <= self._loop.time():

@@ -1,4 +1,4 @@
-"""A worker that is paused: in the directory, with its name and the word `paused`, and nothing in memory."""
+"""A paused worker: announced in the directory as `paused`, with no stage in memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import WIRE_VERSION
 
 MAX_ANSWERS = 8
-"""Strangers that are answered at a time; whoever is not asks somebody else."""
+"""Peers answered at the same time; a peer that gets no answer tries another one."""
 
 
 class PausedReceiver:
-    """`Receiver` of the transport while the peer is paused: says so to whoever dials, and hands the run's
-    manifest on. It takes nothing."""
+    """`Receiver` of the transport while the peer is paused. It answers handshakes with `Bye("pausing")` and
+    sends the run's manifest on request. It ignores all other messages."""
 
     def __init__(self, transport: Transport, signed: SignedManifest, record: Callable[[], bytes]) -> None:
         self.transport = transport
@@ -44,10 +44,10 @@ class PausedReceiver:
             self._answer(peer, [(hello, b""), (Bye("pausing"), b"")])
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        """Nobody here waits for anybody."""
+        """Ignore a lost link: a paused peer waits for no one."""
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        """Whatever it was, nothing came of it."""
+        """Ignore a malformed message: a paused peer acts on none."""
 
     def _answer(self, peer: PeerId, messages: list[tuple[Message, Body]]) -> None:
         key = (peer, type(messages[0][0]))
@@ -72,7 +72,7 @@ class PausedReceiver:
 
 
 async def rest(process: Process, signed: SignedManifest, network: Network, version: str, told: str) -> None:
-    """Be there, paused and without a stage, until cancelled. `told`: the status line."""
+    """Stay announced as paused, without a stage, until cancelled. `told` is the status line."""
     presence = RecordAnnouncer(
         signed, process.identity, network.transport, network.directory, version, process.log.record,
         process.own_start,

@@ -1,8 +1,9 @@
-"""Why a worker is paused, and whoever waits for that to change.
+"""The reasons for which a worker is paused, and waiting for them to change.
 
-A reason is a word with a text for people. The peer is paused while any stands; each is taken back by whoever
-gave it: a person's pause outlasts the hours of the peer file, and the other way round. The owner's order to
-pause the run is none of them: its peers keep their stages in memory (creator/obedience.py).
+A reason is a word with a text for people. The peer is paused while at least one reason holds. Only the source
+that set a reason can clear it: a user's pause outlasts the hours of the peer file, and vice versa. The
+owner's order to pause the run is not among them: then peers keep their stages in memory
+(peers/worker/order_enforcement.py).
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from peers.compute.limits_watch import Why
 from peers.runtime.supervision import until_one_ends
 
 REASONS: Mapping[Why, str] = {
-    "user": "somebody here asked for it; `swarmnet resume` goes on",
+    "user": "paused by `swarmnet pause`; to continue: `swarmnet resume`",
     "schedule": "outside the hours that the peer file allows",
     "idle": "something else needs this machine",
     "battery": "this machine runs on its battery",
 }
 
 DRAIN_SECONDS = 1.5
-"""How long a pause may finish what is under way: a person wants the machine back now."""
+"""How long a pause may finish work in progress; short, because a person wants the machine back now."""
 CUT_SECONDS = 3.0
-"""After so long the stage is left however far that came, if others hold it too."""
+"""After this time the stage is dropped even if work is unfinished, provided other peers have it too."""
 
 
 class Pausing:
     def __init__(self) -> None:
         self.texts: dict[Why, str] = {}
-        """Reasons that stand, in the order in which they came."""
+        """Reasons that hold now, in the order in which they were set."""
         self.resting = asyncio.Event()
-        """Set while nothing of a stage is in memory because of them."""
+        """Set while these reasons keep every stage out of memory."""
         self._begun, self._ended = asyncio.Event(), asyncio.Event()
         self._ended.set()
 
@@ -39,28 +40,29 @@ class Pausing:
         return bool(self.texts)
 
     def pause(self, reason: Why, text: str = "") -> None:
-        """Leave the stage soon, and hold none until this reason is taken back."""
+        """Leave the stage soon, and load none until this reason is cleared."""
         self.texts[reason] = text or REASONS[reason]
         self._begun.set()
         self._ended.clear()
 
     def resume(self, reason: Why) -> None:
-        """This reason no longer stands; others may."""
+        """Clear this reason; others may still hold."""
         self.texts.pop(reason, None)
         if not self.texts:
             self._begun.clear()
             self._ended.set()
 
     async def begun(self) -> None:
-        """Wait for a reason to pause."""
+        """Wait until there is a reason to pause."""
         await self._begun.wait()
 
     async def ended(self) -> None:
-        """Wait until no reason stands."""
+        """Wait until no reason holds."""
         await self._ended.wait()
 
     async def rested(self) -> bool:
-        """Wait until nothing of a stage is in memory, or no reason stands any more; whether it rests."""
+        """Wait until no stage is in memory or no reason holds any more. Returns whether the peer is
+        paused."""
         await until_one_ends(resting=self.resting.wait(), ended=self._ended.wait())
         return self.resting.is_set()
 
@@ -69,5 +71,5 @@ class Pausing:
         return REASONS[reason]
 
     def line(self) -> str:
-        """For people: `paused (user)`."""
+        """Return a line for people, such as `paused (user)`."""
         return f"paused ({', '.join(self.texts)})"

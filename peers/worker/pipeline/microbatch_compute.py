@@ -1,6 +1,6 @@
-"""The tensor side of microbatches: everything here that computes runs in the compute thread.
+"""The tensor side of microbatches: forward and backward passes in the compute thread.
 
-A microbatch that cannot be computed (wrong shape, not finite) is an ordinary outcome: `ComputeError`.
+A microbatch that cannot be computed (wrong shape, not finite) is an ordinary result: `ComputeError`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from swarmnet.run.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whose numbers they are: those of one peer are compared with those of others of the same kind."""
+    """The peer that sent a tensor. Norms of its tensors are compared with those of others of the same
+    `kind`."""
 
     peer: PeerId
     stage: int
     path_stages: int
-    """That the microbatch had visited (hidden states), or visits in all (a gradient): where stages are left
-    out, norms depend on it."""
+    """Stages that the microbatch had visited (hidden states), or visits in all (a gradient). Norms depend on
+    it where stages are skipped."""
 
     @property
     def kind(self) -> tuple[int, int]:
@@ -42,55 +43,56 @@ class Source:
 
 @dataclass(slots=True)
 class MicrobatchState:
-    """Everything kept for one microbatch, until Forget."""
+    """Everything that is kept for one microbatch until `Forget`."""
 
     passage: Passage = field(default=Passage(1))
     sender: Source | None = None
-    """Whose hidden states `output` holds at first; None: it starts here."""
+    """The sender of the hidden states first kept in `output`; None if the microbatch starts here."""
     answerer: Source | None = None
-    """Whose gradient `gradient` is."""
+    """The sender of `gradient`."""
 
     inputs: Tensor | None = None
     text: CarriedText | None = None
     output: bytes = b""
-    """Encoded hidden states and text, for the next peer and for another if that one fails."""
+    """Encoded hidden states and text, for the next peer and for another one if that peer fails."""
     shape: tuple[int, int, int] = (0, 0, 0)
     gradient: bytes = b""
-    """Encoded gradient that came from below."""
+    """Encoded gradient that came from the next stage."""
     answer: bytes = b""
-    """Encoded gradient for the peer above."""
+    """Encoded gradient for the previous stage."""
     loss_sum: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
-    """Compute spent here and below."""
+    """Compute seconds spent here and on later stages."""
     own_seconds: float = 0.0
-    """Compute spent here."""
+    """Compute seconds spent here."""
     queued: float = 0.0
-    """Waited for compute here."""
+    """Seconds spent waiting for compute here."""
     queued_below: float = 0.0
-    """Waited for compute on the stages below."""
+    """Seconds spent waiting for compute on later stages."""
     submitted_at: float = 0.0
-    """When it was last handed to the compute thread."""
+    """Time when it was last submitted to the compute thread."""
     started_at: float | None = None
-    """When it was cut from the text; None: it came from above."""
+    """Time when it was cut from the text; None if it came from another peer."""
     answered: float = 0.0
-    """From sending its output to the gradient: compute, queues and network below."""
+    """Seconds from sending its output to receiving the gradient: compute, queues and network of later
+    stages."""
     arrived_at: float | None = None
-    """When it came from above; None once its gradient was handed up."""
+    """Time when it came from the previous stage; None once its gradient was sent back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeError:
-    """Why a microbatch was not computed."""
+    """The reason why a microbatch was not computed."""
 
     code: str
     reason: str
     again: bool = False
-    """Nothing is lost here: with another gradient from below it can be computed still."""
+    """Whether it can still be computed here with another gradient from the next stage."""
     peer: PeerId | None = None
-    """Who sent the numbers that are no good."""
+    """The sender of the bad tensor, if one is to blame."""
     outlier: bool = False
-    """Most of what that peer sent lately is no good."""
+    """Whether most recent tensors of that peer are bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +120,21 @@ class MicrobatchWork:
         self.is_last = stage == len(manifest.stages) - 1
         self.stage_compute = stage_compute
         self.gathered_tokens = 0
-        """Tokens in the gradient that StageCompute holds; touched by the compute thread alone."""
+        """Tokens in the gradient that `StageCompute` accumulates; used by the compute thread alone."""
         self.after_gradient: Callable[[], None] | None = None
-        """Called when one was added, in the compute thread; None where nobody steps by it alone."""
+        """Called in the compute thread after a gradient was added; None where no local optimizer steps on
+        it."""
         self.hidden_sizes, self.gradient_sizes = NormTracker(), NormTracker(weighed=True)
-        """Of hidden states from above, and of gradients from below."""
+        """Norms of hidden states from earlier stages, and of gradients from later ones."""
         self.scaled = 0
-        """Microbatches whose gradient from below was too large."""
+        """Number of microbatches whose gradient was too large and was scaled down."""
 
     def drop(self, key: MicrobatchId) -> None:
-        """Forget what is kept of it."""
+        """Drop what is kept of this microbatch."""
         self.stage_compute.drop(key)
 
     def left(self, peer: PeerId) -> None:
-        """What it sent decides no more what is usual."""
+        """Forget the norms of a peer that left: they no longer define what is usual."""
         for sizes in (self.hidden_sizes, self.gradient_sizes):
             sizes.left(peer)
 
@@ -186,8 +189,10 @@ class MicrobatchWork:
         return Computed(encoded, kept.shape)
 
     def _far_off(self, sender: Source | None, norm: float) -> ComputeError | None:
-        """Why hidden states are not computed with. They are refused and not scaled: whatever they are, they
-        are not what an honest stage has computed, and made to fit they would be trained on."""
+        """Return why hidden states with this norm are rejected, or None.
+
+        They are rejected and not rescaled: no honest stage computed them, and after rescaling the model would
+        train on them."""
         judgement = _judged(self.hidden_sizes, sender, norm)
         if not (judgement.far_off or judgement.outlier):
             return None
@@ -203,7 +208,8 @@ class MicrobatchWork:
         return activation_codec.encode(tensor, self.codecs[kind], chance)
 
     def _encode_gradient(self, key: MicrobatchId, gradient: Tensor) -> bytes:
-        """Always, for it is added here already: what is finite in fp32 may be beyond the end of the codec."""
+        """Encode a gradient, clamped if need be. It has already been added here, so it must not be lost; a
+        value finite in fp32 may exceed the codec's range."""
         chance = activation_codec.rounding_of(self._run_id, key, self._stage) if self._by_chance else None
         try:
             return self._encode("gradient", gradient, chance)
@@ -220,9 +226,11 @@ def _norm(hidden_BTD: Tensor) -> float:
 
 
 def _left_out(manifest: Manifest) -> float:
-    """The norm of what does not cross a narrow boundary and is known to both sides: what tokens are, about as
-    large as first embeddings. Without it nothing would be usual in the first rounds, in which layers begin to
-    add from next to nothing; with it, hidden states are judged as they are through open boundaries."""
+    """Return the expected norm of what does not cross a narrow boundary because both sides know it.
+
+    That part are the token embeddings, about as large as at initialisation. Without it no norm would be usual
+    in the first rounds, in which layers add next to nothing. With it, hidden states are judged as through
+    full boundaries."""
     model = manifest.model
     if not model.boundary.is_narrow:
         return 0.0
@@ -230,10 +238,12 @@ def _left_out(manifest: Manifest) -> float:
 
 
 def _judged(sizes: NormTracker, source: Source | None, norm: float) -> NormCheck:
-    """Of a whole model in one stage there is no source but the peer itself."""
+    """Compare a norm with what is usual for its source. In a single-stage model the only source is this
+    peer."""
     return sizes.judge(PeerId(""), norm) if source is None else sizes.judge(source.peer, norm, source.kind)
 
 
 def _blamed(source: Source | None, code: str, reason: str, judgement: NormCheck) -> ComputeError:
-    """With another peer's numbers it can be computed still."""
+    """Return an error that blames the sender; with another peer's tensor the microbatch can still be
+    computed."""
     return ComputeError(code, reason, True, source.peer if source is not None else None, judgement.outlier)

@@ -1,6 +1,6 @@
-"""Carries out what `Pipeline` decides: computes, sends and keeps the bodies of microbatches.
+"""Carry out what the `Pipeline` state machine decides: compute, send and keep the bodies of microbatches.
 
-Computing is `MicrobatchWork`'s, in the compute thread; everything here runs on the event loop.
+`MicrobatchWork` computes in the compute thread; everything in this module runs on the event loop.
 """
 
 from __future__ import annotations
@@ -54,23 +54,27 @@ NACK_CODES = frozenset(
     {"committed", "deadline", "malformed", "not_finite", "not_ready", "wrong_stage", "illegal_path",
      "other_path", "outlier", "gone", "cancelled"}
 )  # fmt: skip
-"""Whatever else a peer writes is counted as "other": codes become names of metrics."""
+"""Codes that are counted under their own name, since codes become metric labels. Any other code is counted as
+"other"."""
 LOOK_SECONDS = 1.0
-"""As often as peers beat: nothing is known sooner."""
+"""Interval for checking missing stages. Peers send heartbeats as often, so nothing is known sooner."""
 SMOOTHING = 0.1
-"""Weight of a new measurement of the own service time."""
+"""Weight of a new measurement in the moving average of this peer's service time."""
 
 
 class Text(Protocol):
-    """Where the first stage takes its microbatches from."""
+    """The source of the first stage's microbatches."""
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
-        """inputs_BT and labels_BT, int64: where text is drawn, a pure function of the key; where it is read
-        in epochs, what comes next. None: that is not there yet, and `pump` is called when it is."""
+        """Return inputs_BT and labels_BT, int64.
+
+        With random sampling they are a pure function of the key; with epochs they are the next ones in order.
+        None means that they are not read yet; the caller tries again in `pump`, which is called when they
+        are."""
 
 
 class PipelineService:
-    """One stage's part in the way of microbatches."""
+    """One stage's part in the pipeline of microbatches."""
 
     def __init__(
         self,
@@ -88,9 +92,9 @@ class PipelineService:
         log_event: noted.LogEvent,
         line: LinkBandwidth = UNKNOWN,
     ) -> None:
-        """`text` for the first stage. At most `in_flight` microbatches of its own and `slots` of others are
-        under way here, and fewer if memory holds no more. `committed(tokens)` tells the update path;
-        `round()` is that of the stage now."""
+        """`text` is given to the first stage only. At most `in_flight` of this peer's own microbatches and
+        `slots` of others are in progress here, and fewer if memory is short. `committed(tokens)` informs the
+        round service; `round()` returns the stage's current round."""
         self.stages = len(manifest.stages)
         self.form, self.gradient_bytes = ActForm.of(manifest), manifest.gradient_bytes
         self.stage, self.is_last = stage, stage == len(manifest.stages) - 1
@@ -101,7 +105,7 @@ class PipelineService:
         self.flow = Flow(min(in_flight, fitting))
         self.committed, self.log_event, self.ledger, self.timings = committed, log_event, Ledger(), Timings()
         self.router = Router(chance)
-        if not self.is_last:  # It keeps graphs.
+        if not self.is_last:  # Only these stages keep graphs.
             slots = min(slots, fitting)
         rules, live = manifest.path_rules(), neighbourhood.membership.live
         skipping = Skipping(rules, stage, live, round) if rules.skips else None
@@ -109,7 +113,7 @@ class PipelineService:
         below, body_bytes = rules.last - stage, manifest.body_bytes
         self.pipeline = Pipeline(below, self.router, self.ways.candidates, slots, self.ledger, body_bytes)
         self.ahead: ReservationClient | None = None
-        """In a run that may leave stages out, who asks for places before bodies travel."""
+        """The client that reserves places before bodies travel; None in a run that skips no stages."""
         if skipping is not None:
             wake = partial(self.feed, events.Tick())
             self.ahead = self.pipeline.guide = ReservationClient(
@@ -119,29 +123,29 @@ class PipelineService:
         self.next_counter, self.service_seconds = 0, 0.0
         self._line_seconds = seconds_on_line(line, crossings(manifest)[stage])
         self.losses = RecentLoss()
-        """Of microbatches whose loss passed here."""
+        """The recent mean loss of microbatches whose loss passed through here."""
         self.serving, self._look_at = False, 0.0
-        self._senders = set[PeerId]()  # Linked; a crowd's links come and go, and sent nothing to forget.
+        self._senders = set[PeerId]()  # Peers that sent a body: their norms are kept.
         self.missing: tuple[int, ...] = ()
-        """Stages without a live peer that microbatches here wait for: they cannot be left out."""
+        """Stages that microbatches here wait for: they have no live peer and cannot be skipped."""
         self.clock = neighbourhood.clock
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
     # -- the machine ----------------------------------------------------------------------------------
 
     def feed(self, event: events.Event) -> None:
-        """Give the pipeline an event and do what it says."""
+        """Feed an event to the pipeline and carry out its effects."""
         waiting = [event]
         while waiting:
             for effect in self.pipeline.handle(waiting.pop(), self.clock.time()):
                 if not isinstance(effect, events.SendAct):
                     self._carry_out(effect)
-                elif not self._send_act(effect):  # No link, or too much waits on it: nothing would come.
+                elif not self._send_act(effect):  # No link, or its queue is full.
                     waiting.append(events.BusyArrived(effect.peer, effect.key, effect.attempt))
         self._timer.arm(self.pipeline.next_deadline())
 
     def pump(self) -> None:
-        """Start microbatches while this origin has room for them ahead."""
+        """Start microbatches while this origin may have more in flight and the next stage has capacity."""
         self._look_ahead()
         if self.text is None:
             return
@@ -163,7 +167,8 @@ class PipelineService:
             self.feed(events.Start(key))
 
     def _look_ahead(self) -> None:
-        """Once a second, while this peer serves: say which stages have nobody, and when that is over."""
+        """Once a second, while this peer serves, log which stages have no peer, and when they have one
+        again."""
         now = self.clock.time()
         if not self.serving or now < self._look_at:
             return
@@ -178,7 +183,8 @@ class PipelineService:
                 self.log_event(noted.WaitingOver())
 
     def finished(self) -> bool:
-        """Whether nothing is under way here, or all that is waits for a next stage that has left."""
+        """Return whether no microbatch is in progress here, or all of them wait for a next stage that has
+        left."""
         waits = all(job.phase in ("unrouted", "done") for job in self.pipeline.jobs.values())
         return not self.pipeline.under_way or (waits and not self.ways.candidates(None))
 
@@ -240,7 +246,7 @@ class PipelineService:
         return self.neighbourhood.post(peer, "data", act, kept.output)
 
     def _send_credit(self, peer: PeerId) -> None:
-        """What this peer can do for one of the stage above."""
+        """Send a peer of the previous stage this peer's credit and service time."""
         slots, seconds = self.pipeline.grant(peer), self.service_seconds
         seconds = max(seconds, self._line_seconds) if seconds > 0 else 0.0
         self.neighbourhood.post(peer, "data", Credit(slots, seconds, self.compute.queued))
@@ -274,12 +280,12 @@ class PipelineService:
             case _ if self.ahead is not None:
                 self.ahead.message(peer, message, self.serving)
             case _:
-                reason = "a question about paths in a run that skips nothing"
+                reason = "a path-reservation message, but this run skips no stages (paths.skip_ratio: 0)"
                 self.neighbourhood.refused(peer, "malformed", reason)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
-        self._look_at = 0.0  # Perhaps nobody is left whose beats would make it look again.
+        self._look_at = 0.0  # Perhaps no peer is left whose heartbeats would trigger the check.
         if self.ahead is not None:
             self.ahead.lost(peer)
         if peer in self._senders:
@@ -308,7 +314,7 @@ class PipelineService:
         self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
         if job is None:
-            self.bodies.pop(key, None)  # Refused: busy, or known.
+            self.bodies.pop(key, None)  # Rejected: busy, or a duplicate.
             self.ways.forget(key)
         elif peer in job.above and self.ahead is not None:
             self.ahead.came(peer, key)
@@ -318,14 +324,14 @@ class PipelineService:
         self.neighbourhood.post(peer, "data", nack)
 
     def _unwanted(self, peer: PeerId, came: Arrival) -> ComputeError | None:
-        """Why it is not taken although it is in order."""
+        """Return why a valid microbatch is not accepted; None if it is."""
         if not self.serving:
-            return ComputeError("not_ready", "not in step yet")
+            return ComputeError("not_ready", "this peer is not in step with its stage yet")
         if came.key in self.pipeline.jobs and self.ways.came_otherwise(came.key, came.header):
-            reason = "it is here by another way: a gradient for that one is none for this one"
+            reason = "the same microbatch is here by another path, and gradients of the two differ"
             return ComputeError("other_path", reason)
         if self.router.is_shunned(peer, self.clock.time()):
-            return ComputeError("outlier", "most of what it sent lately was far from what others send")
+            return ComputeError("outlier", "most tensors that this peer sent lately were outliers")
         return None
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
@@ -409,7 +415,7 @@ class PipelineService:
         self.pump()
 
     def _computed(self, key: MicrobatchId, seconds: float) -> MicrobatchState | None:
-        """Its bodies, unless nobody wants it any more."""
+        """Return the state of a computed microbatch; None if it was dropped meanwhile."""
         kept = self.bodies.get(key)
         if kept is not None:
             kept.queued += max(0.0, self.clock.time() - kept.submitted_at - seconds)
@@ -428,7 +434,7 @@ class PipelineService:
             self.neighbourhood.part_from(peer, "outlier", reason)
 
     def _loss(self, loss_sum: float, tokens: int) -> float | None:
-        """Of a microbatch that is committed; None without tokens."""
+        """Record the loss of a committed microbatch and return its mean per token; None without tokens."""
         self.losses.add(loss_sum, tokens)
         return loss_sum / tokens if tokens else None
 
@@ -438,6 +444,6 @@ class PipelineService:
 
 
 def _fitting(manifest: Manifest, stage: int, part: StagePart) -> int:
-    """How many graphs memory holds."""
+    """Return how many microbatch graphs memory holds."""
     fit = graphs_that_fit(manifest, stage, memory_bytes(part.device), part.computing)
     return min(fit, part.most_graphs)

@@ -1,8 +1,8 @@
-"""Questions that run ahead of bodies, in runs that skip stages: the shell of `PathSearch` and
-`ReservationTable`.
+"""Reserve places for microbatches before their bodies travel, in runs that skip stages. Driver of
+`PathSearch` and `ReservationTable`.
 
-Tells the stages above what a microbatch would meet here, asks the stages below for places, and answers
-(docs/decisions/0007-skipping.md).
+The client reports this stage's load to earlier stages, requests places from later stages, and answers
+requests (docs/decisions/0007-skipping.md).
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from swarmnet.routing.reservations import ReservationTable
 from swarmnet.routing.skipping import Skipping
 
 TELL_SECONDS = 0.1
-"""News are gathered for so long; a question that is refused brings them at once."""
+"""Load changes are collected for this long before they are reported. A refused request reports them at
+once."""
 TELL_AGAIN_SECONDS = 1.0
-"""As often as peers beat: what is told by durations grows old."""
+"""Load is reported anew as often as peers send heartbeats, because reported durations age."""
 LATELY_SECONDS = 5.0
-"""News are for those that have asked so lately. To all of 96 links, ten times a second, they are megabits."""
+"""Changes go only to peers that sent a request this recently. Sending to all of 96 links ten times a second
+would take megabits per second."""
 
 
 class ReservationClient:
-    """`Guide` of a pipeline. Times in seconds on the peer's own clock."""
+    """The `Guide` of a pipeline. Times are seconds on this peer's clock."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class ReservationClient:
         compute: Compute,
         wake: Callable[[], None],
     ) -> None:
-        """`wake()`: a microbatch that waits for its way may have it now."""
+        """`wake()` is called when a waiting microbatch may have a path now."""
         self.ways, self.pipeline, self.neighbourhood, self.compute = ways, pipeline, neighbourhood, compute
         self.wake = wake
         self.clock = neighbourhood.clock
@@ -51,11 +53,11 @@ class ReservationClient:
         self.scouting = PathSearch(ways.rules, ways.stage)
         self.table: dict[tuple[int, int], float] = {}
         self._held: dict[MicrobatchId, tuple[PeerId, int, float]] = {}
-        """What peers below said how long they had a microbatch; its gradient comes next."""
-        self._asked_at: dict[PeerId, float] = {}
-        """When peers above asked last."""
+        """The durations that later peers reported having had a microbatch; its gradient comes next."""
+        self._requested_at: dict[PeerId, float] = {}
+        """When each earlier peer last sent a request."""
         self._news = False
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         self._timer = Timer(self._tick, self.clock)
         self._timer.arm(self.clock.time())
 
@@ -65,14 +67,14 @@ class ReservationClient:
     # -- what happens to microbatches here ------------------------------------------------------------
 
     def computed(self, forward_seconds: float, backward_seconds: float) -> None:
-        """A pass took so long; the other one is 0."""
+        """Record the duration of a pass; the other one is 0."""
         if forward_seconds > 0:
             self.places.forward_took(forward_seconds)
         if backward_seconds > 0:
             self.places.backward_took(backward_seconds)
 
     def begins(self, key: MicrobatchId) -> None:
-        """Its forward is handed to the compute thread."""
+        """Called when the forward pass is submitted to the compute thread."""
         wait = self.compute.queued * self.places.forward_seconds
         start = self.clock.time() + wait
         self.places.begins(key, start)
@@ -83,14 +85,14 @@ class ReservationClient:
             self._seek(key)
 
     def came(self, peer: PeerId, key: MicrobatchId) -> None:
-        """The body of a microbatch was taken, from the peer that it came from last."""
+        """Called when the body of a microbatch was accepted from the peer that sent it last."""
         job = self.pipeline.jobs[key]
         if job.phase == "done":
             return
         header = self.ways.headers[key]
         place = self.places.held.get(key)
         if place is not None and place.header != header:
-            self.drop(key)  # It came by another way than was asked for.
+            self.drop(key)  # It came by another path than the reserved one.
         rest = self.scouting.rest(header, self.table)
         self.places.came(key, peer, header, rest, self.clock.time())
         self._news = True
@@ -100,11 +102,13 @@ class ReservationClient:
             self._seek(key)
 
     def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
-        """Its gradient goes to the peer above next; it was here for so long."""
+        """Tell the previous peer how long the microbatch was here; called before its gradient is sent
+        there."""
         self.neighbourhood.post(peer, "data", Held(*key, attempt, seconds))
 
     def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
-        """Its gradient is here, so long after it was sent."""
+        """Called when its gradient arrives, `seconds` after its body was sent; updates the estimated network
+        delay."""
         held = self._held.pop(key, None)
         if held is not None and held[:2] == (peer, attempt) and held[2] <= seconds:
             self.scouting.measured(peer, (seconds - held[2]) / 2)
@@ -114,7 +118,7 @@ class ReservationClient:
         self._news |= self.places.end(key)
 
     def drop(self, key: MicrobatchId) -> None:
-        """Nobody wants it any more: what was booked for it below is given back."""
+        """Drop a microbatch and cancel its reservations on later stages."""
         self._news |= self.places.end(key)
         self._held.pop(key, None)
         quest = self.scouting.quests.pop(key, None)
@@ -122,8 +126,9 @@ class ReservationClient:
             self._give_back(key, quest)
 
     def lost(self, peer: PeerId) -> None:
-        """That peer is gone."""
-        self._asked_at.pop(peer, None)
+        """Called when the link to a peer is lost: drop its microbatches and search other paths for those sent
+        to it."""
+        self._requested_at.pop(peer, None)
         for key in self.places.gone(peer, self.clock.time()):
             self.drop(key)
         self.scouting.forget(peer)
@@ -135,7 +140,7 @@ class ReservationClient:
     def choose(
         self, key: MicrobatchId, candidates: Collection[PeerId], now: float, avoid: Collection[PeerId]
     ) -> PeerId | None:
-        """See `Guide`."""
+        """Implements `Guide.choose`."""
         quest = self.scouting.quests.get(key)
         if quest is None or quest.sent:
             quest = self.scouting.quests[key] = PathQuery(self.ways.headers[key], now)
@@ -153,14 +158,14 @@ class ReservationClient:
         return self.pipeline.router.choose(candidates, now, avoid)
 
     def has_room(self, candidates: Collection[PeerId], now: float) -> bool:
-        """See `Guide`."""
+        """Implements `Guide.has_room`."""
         return any(self._earned(candidates, now))
 
     def expects(self, key: MicrobatchId, sender: PeerId) -> bool:
-        """See `Guide`."""
+        """Implements `Guide.expects`."""
         return self.places.expects(key, sender)
 
-    # -- questions and answers ------------------------------------------------------------------------
+    # -- requests and responses ------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, serving: bool) -> None:
         known = self.neighbourhood.membership.peers.get(peer)
@@ -178,7 +183,7 @@ class ReservationClient:
                     self._held[key] = (peer, attempt, seconds)
 
     def given_back(self, peer: PeerId, key: MicrobatchId) -> None:
-        """The asker does not need its place any more."""
+        """Drop the place of a microbatch that the requesting peer no longer needs."""
         if self.places.expects(key, peer):
             self.drop(key)
 
@@ -195,7 +200,7 @@ class ReservationClient:
             self.neighbourhood.refused(peer, trouble.code, trouble.reason)
             return
         start, was = None, self.places.held.get(key)
-        self._asked_at[peer] = now
+        self._requested_at[peer] = now
         if serving and key not in self.pipeline.jobs:
             since = now - self._latency(peer)
             start = self.places.ask(
@@ -214,7 +219,7 @@ class ReservationClient:
         ready = start + self.places.forward_seconds
         quest = self.scouting.quests.get(key)
         if quest is not None and was is not None and was.header == header:
-            quest.ready = ready  # Asked again: the way on is known.
+            quest.ready = ready  # A repeated request: the onward path is known.
             return
         if quest is not None:
             self._give_back(key, quest)
@@ -240,7 +245,7 @@ class ReservationClient:
     def _seek(
         self, key: MicrobatchId, candidates: Collection[PeerId] | None = None, avoid: Collection[PeerId] = ()
     ) -> bool:
-        """Ask somebody for a place; False where nobody is known to ask."""
+        """Request a place for a microbatch from a later peer. Returns False if no known peer can be asked."""
         quest, now = self.scouting.quests[key], self.clock.time()
         quest.asked = quest.granted = None
         way = self.ways.onward(quest.header)
@@ -258,8 +263,8 @@ class ReservationClient:
         return asking is not None
 
     def _earned(self, peers: Collection[PeerId], now: float) -> Iterator[PeerId]:
-        """Those that may be promised one more: a yes costs its sender nothing, so what it was promised before
-        counts until the body is under way."""
+        """Yield the peers that may get one more microbatch. A granted reservation costs its sender nothing,
+        so earlier promises count until the body is sent."""
         promised = Counter(
             peer
             for quest in self.scouting.quests.values() if not quest.sent
@@ -278,7 +283,7 @@ class ReservationClient:
             self.neighbourhood.post(peer, "data", Cancel(*key, NO_ATTEMPT))
         quest.asked = quest.granted = None
 
-    # -- telling --------------------------------------------------------------------------------------
+    # -- reporting ------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         now = self.clock.time()
@@ -287,15 +292,15 @@ class ReservationClient:
             self._news = True
         for key in self.scouting.overdue(now):
             self._seek(key)
-        again = now >= self._told_at + TELL_AGAIN_SECONDS
+        again = now >= self._reported_at + TELL_AGAIN_SECONDS
         if self._news or again:
             if again and not self.is_last:
                 self.table = self.scouting.table(self._below(now))
-            self._told_at = now if again else self._told_at
+            self._reported_at = now if again else self._reported_at
             self._news = False
             for stage in range(max(0, self.ways.stage - self.ways.reach), self.ways.stage):
                 for peer in self.neighbourhood.membership.live(stage):
-                    if again or now < self._asked_at.get(peer, float("-inf")) + LATELY_SECONDS:
+                    if again or now < self._requested_at.get(peer, float("-inf")) + LATELY_SECONDS:
                         self._send_load(peer)
         self._timer.arm(now + TELL_SECONDS)
 
@@ -313,7 +318,7 @@ class ReservationClient:
         return [(peer, stage) for peer, stage in self._live_below() if usable(peer, now)]
 
     def _live_below(self) -> list[tuple[PeerId, int]]:
-        """Peers of the stages below that a microbatch may reach from here, and their stages."""
+        """Return the peers of later stages that a microbatch may reach from here, with their stages."""
         last = min(self.ways.stage + self.ways.reach, self.ways.rules.last)
         below = range(self.ways.stage + 1, last + 1)
         return [(peer, stage) for stage in below for peer in self.neighbourhood.membership.live(stage)]

@@ -1,12 +1,13 @@
-"""A worker's text, read in shards, in one of two orders. Where text is drawn, microbatches come from anywhere
-in the one shard that the peer draws from. Where it is read in epochs, they come from one shard after the
-other, and the peer's place outlives the process:
+"""Read a worker's text, in shards, in one of two orders.
 
-    STATE/text/place.json    written every few seconds, and behind each shard: a peer that is killed reads
-                             once more what it has read since then
+With `sampling: random`, microbatches come from any position of the single shard that the peer drew. With
+`sampling: epoch`, they come from one shard after another, and the position is kept on disk:
 
-Two shards of each circle are open: the one that is read, and the next one, which a thread opens meanwhile.
-While the next one is not open in time, no microbatch starts.
+    STATE/text/place.json    written every few seconds and after each shard
+
+A peer that is killed repeats at most what it has read since then. Two shards of each circle are open: the
+current one and the next one, which a thread opens meanwhile. No microbatch starts while the next shard is
+needed and not open yet.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ class Coverage:
     """How much of its text a peer has read."""
 
     shards: int
-    """That it has, and that hold a sequence at least."""
+    """Shards that this peer has and that contain at least one sequence."""
     shards_read: int
-    """To their end, in this epoch."""
+    """Shards read to their end in this epoch."""
     epochs: int
-    """Read to their end; of several sources with weights that of the one that is furthest behind."""
+    """Completed epochs; with weighted sources, those of the source that is furthest behind."""
     read_ever: int
-    """Shards, in all epochs."""
+    """Shards read to their end in all epochs."""
 
 
 @dataclass(slots=True)
 class Circle:
-    """The shards that are read in turn: of all sources together, or of one that has a weight."""
+    """Shards that are read in turn: those of all sources together, or those of one source with a weight."""
 
     name: str
-    """The source's; empty: all."""
+    """Name of the source; empty for all sources."""
     weight: float
     shards: Mapping[str, Shard]
     reader: Reader
@@ -69,28 +70,29 @@ class Circle:
     place: Place = field(default_factory=Place)
     now: ShardTokens | None = None
     ahead: tuple[int, ShardTokens] | None = None
-    """The next one, and its epoch."""
+    """The next shard and its epoch."""
 
     empty: set[str] = field(default_factory=set)
-    """Shards that hold no sequence."""
+    """Names of shards that are too short for a sequence."""
     left_out: Reading = field(default_factory=Reading)
-    """What was left out of those."""
+    """What was left out of the shards in `empty`."""
 
     def count(self, shard: ShardTokens) -> int:
         return window_count(len(shard.tokens), self.seq_len)
 
     @property
     def size(self) -> int:
-        """Shards that hold a sequence, as far as is known."""
+        """Number of shards that contain a sequence, as far as is known."""
         return len(self.shards) - len(self.empty)
 
     @property
     def is_done(self) -> bool:
-        """With the shard that is open, if one is."""
+        """Whether no shard is open or the open one has been read to its end."""
         return self.now is None or self.place.window >= self.count(self.now)
 
     def take(self) -> Tensor | None:
-        """The next window, seq_len + 1 of its shard's; None: the next shard is not open yet."""
+        """Return the next window, `seq_len` + 1 tokens of one shard; None if the next shard is not open
+        yet."""
         if self.is_done:
             if self.ahead is None:
                 return None
@@ -107,8 +109,8 @@ class Circle:
         return tokens[start : start + self.seq_len + 1]
 
     def sought(self) -> tuple[int, str]:
-        """Return the epoch and the name of the next shard, past those that are too short. Raises UserError
-        where all are."""
+        """Return the epoch and the name of the next shard, skipping those that are too short. Raises
+        UserError if all are."""
         there = [name for name in self.shards if name not in self.empty]
         if not there:
             raise _too_short(self.name, self.seq_len, self.left_out)
@@ -129,32 +131,33 @@ def _too_short(source: str, length: int, read: Reading) -> UserError:
 
 
 class TextReader:
-    """`data_path.Text` of one process. `open` once more, and the text before is closed: it goes on where that
-    was."""
+    """The `Text` of one process. Calling `open` again closes the text before and continues at the same
+    position."""
 
     def __init__(
         self, process: Process, signed: SignedManifest, opened: Callable[[], None],
         ended: Callable[[asyncio.Task[None]], None],
     ) -> None:  # fmt: skip
-        """`opened()`: a shard that was waited for may be there; `ended`: takes what fails."""
+        """`opened()` is called when a shard that was waited for may be open; `ended` receives failed
+        tasks."""
         self._process, self._signed, self._opened, self._ended = process, signed, opened, ended
         self._path = process.config.state / FOLDER / PLACE
         self.circles: list[Circle] = []
         self._drawn: Tensor | None = None
         self._cache: ShardCache | None = None
         self._waiting: list[Tensor] = []
-        """Windows of a microbatch that is not whole yet."""
+        """Windows of a microbatch that is not complete yet."""
         self._wanted = asyncio.Event()
         self._ahead: asyncio.Task[None] | None = None
         self._whole = self._saved = b""
-        """Where the newest whole microbatch ended, and what of it is on the disk."""
+        """Position after the newest complete microbatch, and the position that is on disk."""
 
     @property
     def _data(self) -> Data:
         return self._signed.manifest.data
 
     async def open(self, withdrawn: frozenset[bytes]) -> TextReader:
-        """Until microbatches can be taken. Raises UserError."""
+        """Open the text; returns when microbatches can be taken. Raises UserError."""
         await self.close()
         process, config, manifest = self._process, self._process.config, self._signed.manifest
         sources = places_here(manifest, config).items()
@@ -182,13 +185,13 @@ class TextReader:
         there, size = self._covered(), sum(each.bytes for some in shards.values() for each in some)
         process.notify(
             "text",
-            f"{there.shards:,} shards, {size / 1e6:,.1f} MB: {there.shards_read:,} of them are read in epoch "
+            f"{there.shards:,} shards, {size / 1e6:,.1f} MB; {there.shards_read:,} of them are read in epoch "
             f"{there.epochs}",
         )
         return self
 
     async def close(self) -> None:
-        """What it has come to is on the disk."""
+        """Close the text and save the position to disk."""
         if self._cache is not None:
             self._cache.stopped = True
         if self._ahead is not None:
@@ -199,8 +202,9 @@ class TextReader:
         self._waiting.clear()
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
-        """inputs_BT and labels_BT: where text is drawn, those of the key; else the next ones of this peer
-        whatever the key. None: what comes next is not open yet, and `opened` is called when it is."""
+        """Return inputs_BT and labels_BT. With random sampling they belong to the key, else they are this
+        peer's next ones, whatever the key. None means that the next shard is not open yet; `opened` is called
+        when it is."""
         if self._drawn is not None:
             return drawn(self._signed.run_id, self._signed.manifest.seed, key, self._drawn, self._data)
         while len(self._waiting) < self._data.micro_batch_size:
@@ -213,7 +217,7 @@ class TextReader:
                 return None
             self._waiting.append(window)
             if circle.is_done:
-                self._tell(circle)
+                self._log_shard_read(circle)
             if circle.is_done or circle.now is not before:
                 self._wanted.set()
         microbatch = inputs_and_labels(self._waiting)
@@ -222,7 +226,7 @@ class TextReader:
         return microbatch
 
     def coverage(self) -> Coverage | None:
-        """None where text is drawn: nobody counts which of it has come."""
+        """Return how much was read; None with random sampling, which does not count it."""
         return self._covered() if self.circles else None
 
     def _covered(self) -> Coverage:
@@ -244,7 +248,7 @@ class TextReader:
         self._drawn = opened.tokens
 
     def _circles(self, shards: Mapping[str, list[Shard]]) -> list[Circle]:
-        """Each where this peer was, as far as that is known."""
+        """Return the circles, each at this peer's saved position if there is one."""
         manifest, weights = self._signed.manifest, {one.name: one.weight for one in self._data.sources}
         reader = Reader(self._signed.run_id, manifest.seed, self._process.identity.peer_id)
         if not any(weights.values()):
@@ -259,7 +263,7 @@ class TextReader:
         ]  # fmt: skip
 
     async def _read_ahead(self) -> None:
-        """Until cancelled, or something is wrong with the text (UserError)."""
+        """Open next shards until cancelled. Raises UserError if the text cannot be read."""
         while True:
             self._wanted.clear()
             await self._open_ahead()
@@ -288,7 +292,7 @@ class TextReader:
         return opened
 
     async def _patiently(self, read: Callable[[], Result]) -> Result:
-        """`read` in a thread, again where who keeps the text does not answer. Raises UserError."""
+        """Run `read` in a thread, and retry while the text's server does not respond. Raises UserError."""
         try:
             return await until_reached(lambda: asyncio.to_thread(read), TextUnreachable, self._trouble)
         except TextError as error:
@@ -299,7 +303,7 @@ class TextReader:
             try:
                 await asyncio.to_thread(write_atomically, self._path, told)
                 self._saved = told
-            except UserError as error:  # A full disk.
+            except UserError as error:  # The disk is full.
                 self._trouble(str(error))
 
     def _as_json(self) -> bytes:
@@ -307,7 +311,7 @@ class TextReader:
         return msgspec.json.encode({"run": self._signed.run_id, "circles": circles})
 
     def _kept(self) -> dict[str, Place]:
-        """The places in the text that are on the disk."""
+        """Return the positions that are on disk; empty if there are none of this run."""
         try:
             told = msgspec.json.decode(self._path.read_bytes(), type=_Places)
         except (OSError, ValueError, RecursionError):
@@ -315,8 +319,8 @@ class TextReader:
         whole = all(min(one.epoch, one.window, one.shards, one.read) >= 0 for one in told.circles.values())
         return told.circles if whole and told.run == self._signed.run_id else {}
 
-    def _tell(self, circle: Circle) -> None:
-        """The shard that is open was read to its end."""
+    def _log_shard_read(self, circle: Circle) -> None:
+        """Log that the open shard was read to its end."""
         place = circle.place
         assert circle.now is not None
         tokens = circle.count(circle.now) * circle.seq_len
@@ -336,7 +340,7 @@ class TextReader:
 
 
 def coverage_of(text: object) -> Coverage | None:
-    """Of a worker's text; None where it is not read in epochs, or not now."""
+    """Return the coverage of a worker's text; None with random sampling or while no text is open."""
     return text.coverage() if isinstance(text, TextReader) else None
 
 

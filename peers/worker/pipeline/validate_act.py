@@ -1,4 +1,4 @@
-"""Whether what came from above is a microbatch that this peer may compute: nothing of it is believed."""
+"""Decide whether an incoming ACT message is a microbatch that this peer may compute. No field is trusted."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from swarmnet.run.path_rules import Header, IllegalPath
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A microbatch that may be computed, decoded once."""
+    """A valid microbatch, decoded once."""
 
     key: MicrobatchId
     header: Header
     hidden: bytes
-    """Encoded as the run's codec has it."""
+    """Hidden states, encoded with the run's codec."""
     text: CarriedText
     """Labels, and the tokens where a stage needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActForm:
-    """What every ACT of a run is like."""
+    """The form that every ACT message of a run has."""
 
     shape: tuple[int, int, int]
-    """Of its hidden states."""
+    """Shape [B, T, D] of its hidden states."""
     hidden_bytes: int
     text: TextCodec
 
@@ -47,7 +47,7 @@ class ActForm:
 def checked_act(
     membership: Membership, ways: NextHop, form: ActForm, peer: PeerId, act: Act, body: bytes
 ) -> Arrival | ComputeError:
-    """What came, or why it is not computed."""
+    """Return the decoded microbatch, or the reason why it is not computed."""
     if act.stage != ways.stage:
         return ComputeError("wrong_stage", f"this peer takes microbatches for stage {ways.stage} from above")
     key, header = MicrobatchId(PeerId(act.origin), act.counter), act.path.header()
@@ -58,7 +58,7 @@ def checked_act(
 def unfit_way(
     membership: Membership, ways: NextHop, peer: PeerId, origin: PeerId, header: Header
 ) -> ComputeError | None:
-    """Why a microbatch of this origin may not come from this peer with this header."""
+    """Return why a microbatch of this origin may not come from this peer with this header; None if it may."""
     known = membership.peers.get(peer)
     beside = known is not None and known.stage != ways.stage and membership.concerns_us(known.stage)
     if ways.stage == 0 or known is None or not beside:
@@ -66,7 +66,7 @@ def unfit_way(
     if header.visited[-2:-1] != (known.stage,):
         reason = f"visited {list(header.visited[:8])}, and its sender holds stage {known.stage}"
         return ComputeError("illegal_path", reason)
-    if known.stage == 0 and peer != origin:  # Else anybody could use up others' names.
+    if known.stage == 0 and peer != origin:  # Else a peer could use up another's microbatch names.
         return ComputeError("illegal_path", "only its origin sends a microbatch from the first stage")
     try:
         ways.check(header)
@@ -78,12 +78,12 @@ def unfit_way(
 def arrival_of(
     form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes
 ) -> Arrival | ComputeError:
-    """Its body decoded, or why it cannot be computed."""
+    """Return the decoded body, or the reason why it cannot be computed."""
     if act.shape != form.shape:
         return ComputeError("malformed", f"hidden states of shape {act.shape}")
     if len(body) != form.hidden_bytes + form.text.size:
         return ComputeError("malformed", f"a body of {len(body)} bytes")
-    try:  # Else only the last stage would find it, and the honest peer that asked it would get the blame.
+    try:  # Otherwise only the last stage would find it and blame the honest peer that sent it on.
         text = form.text.decode(body[form.hidden_bytes :])
     except HiddenError as error:
         return ComputeError("malformed", str(error))

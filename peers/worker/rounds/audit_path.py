@@ -1,5 +1,8 @@
-"""Asks reducers for the slices behind their results, gives its own, and hands on the proof that one has lied
-(swarmnet/rounds/audits.py)."""
+"""Audit the results of reducers (swarmnet/rounds/audits.py).
+
+A peer requests the slices behind a result, sends its own slices on request, and passes on the proof that a
+reducer's result is invalid.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,15 @@ class AuditPath(Proofs[AuditQuery]):
         log_event: noted.LogEvent,
         folder: Path | None,
     ) -> None:
-        """As long as it is open what becomes of own contributions, slices are kept."""
+        """Slices are kept for as long as it is undecided whether own contributions settle."""
         delay = rounds.offers.delay
         super().__init__(audits, rounds, compute, neighbourhood, feed, log_event, folder, delay)
         self.reduced = reduced
         self.outcome = partial(outcome_of, run_id=work.run_id, stage=work.stage, reduced=reduced)
 
     def came(self, reference: events.Reference, result: bytes, table: Table) -> None:
-        """Somebody's result of an open round, checked."""
+        """Called with a checked result of an open round: request the slices of the shards that are drawn for
+        an audit."""
         reducing = self.rounds.reducing
         if reducing is None or not self.rounds.in_step:
             return
@@ -68,17 +72,17 @@ class AuditPath(Proofs[AuditQuery]):
         return AuditQuery(name, round, contributor, asked, self.until())
 
     def take(self, question: AuditQuery, body: bytes) -> None:
-        """See `Proofs.take`: of a proof the result comes first."""
+        """Implements `Proofs.take`: in a proof the result comes first, then the slices."""
         if body[1:2] == bytes([EnvelopeKind.CONTRIBUTION]):
-            self._begin(question, body)
+            self._take_result(question, body)
         else:
-            self._add(question, body)
+            self._take_slice(question, body)
 
     def judge(self, question: AuditQuery) -> None:
         self.compute.submit(FORWARD, partial(self.outcome, question), partial(self._judged, question))
 
-    def _begin(self, question: AuditQuery, result: bytes) -> None:
-        """A proof comes with the result. Raises WireError, ContributionError."""
+    def _take_result(self, question: AuditQuery, result: bytes) -> None:
+        """Accept the result that a proof begins with. Raises WireError, ContributionError."""
         if question.result:
             return
         table, _ = self.reduced.head(result[ENVELOPE_BYTES:])
@@ -88,10 +92,10 @@ class AuditPath(Proofs[AuditQuery]):
         question.result, question.contributors = result, contributors
         question.until += answer_seconds(len(contributors), self._body_bytes(shard))
 
-    def _add(self, question: AuditQuery, body: bytes) -> None:
-        """One slice; its signature is verified with the others'. Raises WireError."""
+    def _take_slice(self, question: AuditQuery, body: bytes) -> None:
+        """Accept one slice; its signature is verified later together with the others. Raises WireError."""
         if not question.result:
-            return  # What comes first is lost, and with it the rest.
+            return  # The first body is lost, and the others are useless without it.
         tag = tag_of(claimed(body)[0])
         named = [one for one in question.contributors if one.peer == tag]
         if not named or len(body) != self._body_bytes(question.name[1]):
@@ -107,12 +111,12 @@ class AuditPath(Proofs[AuditQuery]):
         if outcome == "lied":
             self._convict(question)
         elif outcome != "agrees" or question.is_proof:
-            self.failed(question, "not_in_order", reason or "slices that give the sums prove no lie")
+            self.failed(question, "not_in_order", reason or "slices that give the sums prove no fraud")
         else:
             self.record_outcome(question, outcome)
 
     def failed(self, question: AuditQuery, outcome: str, reason: str = "") -> None:
-        """See `Proofs.failed`."""
+        """Implements `Proofs.failed`."""
         if question.is_proof:
             self.audits.proves_nothing(question)
             self.neighbourhood.part_from(question.asked, "malformed", reason)
@@ -133,8 +137,10 @@ class AuditPath(Proofs[AuditQuery]):
 
 
 def outcome_of(question: AuditQuery, run_id: RunId, stage: int, reduced: Reduced) -> tuple[str, str]:
-    """`agrees`, `lied` or `not_in_order`, and why; of a question that is answered whole. A function of signed
-    bytes. In the compute thread."""
+    """Judge a query whose evidence is complete; a pure function of signed bytes. Runs in the compute thread.
+
+    Returns `agrees`, `lied` (the sums do not follow from the slices) or `not_in_order` (evidence that proves
+    nothing), and the reason for the last."""
     identity, shard = question.name
     payload = question.result[ENVELOPE_BYTES:]
     try:

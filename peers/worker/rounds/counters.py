@@ -1,4 +1,4 @@
-"""What an update path counts of its rounds, for the metrics."""
+"""Count what a round service does, for the metrics."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ class RoundCounts:
         self.ended: Counter[Outcome] = Counter()
         """Rounds applied here, by how they ended."""
         self.contributors = 0
-        """Of the newest applied round."""
+        """Number of contributors to the newest applied round."""
         self.corrections = 0
         """Late contributions that changed an applied round. Counted in the compute thread."""
         self.not_finite = 0
-        """Own contributions and own steps that were not made. Counted in the compute thread."""
+        """Own contributions and local steps lost because a gradient was not finite. Counted in the compute
+        thread."""
         self.votes = VoteAgreement(0, 0, 0)
-        """The own ones in applied rounds. Counted in the compute thread."""
+        """How own sign votes fared in applied rounds. Counted in the compute thread."""
         self.norms: tuple[float | None, float | None] = (None, None)
-        """Of the newest gradient, and of what it left unsent. Measured in the compute thread."""
+        """Norms of the newest gradient and of the residual that it left. Measured in the compute thread."""
 
     def voted(self, vote_agreement: VoteAgreement | None) -> None:
-        """A round was applied in which the own votes fared so."""
+        """Add the result of this peer's votes in an applied round."""
         if vote_agreement is not None:
             self.votes += vote_agreement
 
     def applied(self, effect: ApplyRound, rounds: GroupRounds, now: float) -> Outcome:
-        """A round enters the live weights. `rounds`: right after it decided so."""
+        """Count a round that enters the live weights and return how it ended. `rounds` is the state right
+        after that decision."""
         outcome = _outcome(effect, rounds)
         self.ended[outcome] += 1
         self.contributors = len(effect.contributors)

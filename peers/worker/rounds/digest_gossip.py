@@ -1,9 +1,9 @@
-"""Signed words on settled weights: made every few rounds, told to the group, kept beside the checkpoints.
+"""Signed digests of settled weights: made every few rounds, sent to the group, kept next to the checkpoints.
 
-A statement is an envelope around the chain's value and the digest of the settled weights after a round. They
-say which snapshot a group agrees on, after a restart of everything too, and tell a peer whose weights went
-wrong that they did: it then fetches the group's. Where histories stay apart there are more of them, which say
-who is on which (swarmnet/rounds/fork_choice.py).
+A statement is an envelope with the chain value and the digest of the settled weights after a round.
+Statements prove which snapshot a group agrees on, even after a restart of all peers. They also show a peer
+that its own weights are wrong, so that it fetches the group's. While branches persist, peers sign more
+statements, which show which peer is on which branch (swarmnet/rounds/fork_choice.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
 
 CHAINS_KEPT = 16
-"""Rounds: what others sign is as old as its way here."""
+"""Rounds whose chain values are kept: a statement of another peer may be this many rounds old when it
+arrives."""
 
 
 class SignedDigests:
@@ -39,7 +40,7 @@ class SignedDigests:
         wrong: Callable[[Resync], None],
         log_event: noted.LogEvent,
     ) -> None:
-        """Signs for every snapshot. `wrong` is called when the own weights are not what the group has."""
+        """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's."""
         self.identity = identity
         self.run_id = signed.run_id
         self.stage = stage
@@ -50,19 +51,20 @@ class SignedDigests:
         self.digests = SettledDigests(identity.peer_id)
         self._signed: dict[Statement, bytes] = {}
         self._statements: dict[bytes, Statement] = {}
-        self._told: tuple[int, tuple[PeerId, ...]] = (-1, ())
-        """The newest difference that was noted."""
+        self._logged: tuple[int, tuple[PeerId, ...]] = (-1, ())
+        """The newest difference that was logged: round and peers."""
         self._last: tuple[int, bytes, bytes] | None = None
-        """Round, chain and digest of what settled last."""
+        """Round, chain value and digest of the newest settled round."""
         self._chains: dict[int, bytes] = {}
-        """Of the newest rounds here."""
+        """Chain values of the newest rounds here."""
         self._newest: dict[PeerId, dict[bool, bytes]] = {}
-        """What each peer signed last, of another history than here and of this one, whatever the round."""
+        """The newest statement of each peer, for any round: one on another branch (True) and one on this
+        branch (False)."""
         self.heard: Callable[[Statement], None] = lambda _: None
-        """Is told of what is news."""
+        """Called with each new statement."""
 
     def settled(self, settled: Settled) -> None:
-        """A round settled here: say so if it is its turn."""
+        """Called when a round has settled here: sign its digest if that is due."""
         self._last = settled.round, settled.chain, settled.digest
         self._chains[settled.round] = settled.chain
         self._chains.pop(settled.round - CHAINS_KEPT, None)
@@ -75,15 +77,17 @@ class SignedDigests:
             self._compare(settled.round)
 
     def took_up(self, weights: Weights) -> None:
-        """This peer goes on from these weights: what it said of a history that it gave up no longer holds."""
+        """Called when this peer continues with fetched weights: withdraw own statements on the abandoned
+        branch."""
         round, self._last, self._chains, self._newest = weights.settled_round, None, {}, {}
         self._forget(self.digests.forget(self.identity.peer_id, round))
         if round >= 0 and self._is_turn(round):
             self._send_digest(round, weights.chain, state_digest(round, weights.units))
 
     def sign(self, forked: Collection[PeerId]) -> None:
-        """What settled last, for all; for these, who are on another history, what others have signed, and for
-        the rest who has signed another, with all that it has."""
+        """Sign the newest settled round and send it to the group. Peers in `forked`, which are on another
+        branch, also get the statements of all others. The remaining peers get the statements of every peer
+        that signed another branch."""
         if self._last is not None:
             self._send_digest(*self._last)
         contested = [data for words in self._newest.values() if True in words for data in words.values()]
@@ -105,13 +109,15 @@ class SignedDigests:
             self.neighbourhood.post(peer, "group", Statements([data]))
 
     def send_all(self, peer: PeerId) -> None:
-        """Everything that is held, the newest first, to a peer that chooses a state."""
+        """Send all statements, the newest first, to a peer that is choosing a state."""
         statements = [self._signed[statement] for statement in self.digests.all()]
         self.neighbourhood.answer(peer, "group", Statements(statements[:MAX_STATEMENTS]))
 
     def message(self, peer: PeerId, message: Statements) -> None:
-        """From a neighbour, its own or those of others; only words of peers that are known here are kept.
-        Raises BadSignature for what nobody has signed: it should have looked before it passed that on."""
+        """Accept statements from a neighbour, its own or relayed ones; only those of known peers are kept.
+
+        Raises BadSignature for a forged statement: the neighbour should have verified it before relaying
+        it."""
         try:
             rounds = {self._take(data) for data in message.statements[:MAX_STATEMENTS]}
         except BadSignature:
@@ -124,7 +130,7 @@ class SignedDigests:
             self._compare(round)
 
     def restore(self, kept: Iterable[bytes]) -> None:
-        """From the own disk. What is not in order there is left out."""
+        """Load statements from this peer's disk; unusable ones are skipped and logged."""
         for data in kept:
             try:
                 self._keep(self._open(data), data)
@@ -132,15 +138,16 @@ class SignedDigests:
                 self.log_event(noted.StatementUnusable(reason=str(error)))
 
     def of_round(self, round: int) -> list[bytes]:
-        """To keep beside a checkpoint of that round."""
+        """Return the statements of a round, to be kept next to its checkpoint."""
         return [self._signed[statement] for statement in self.digests.of_round(round)][:MAX_STATEMENTS]
 
     def roots(self) -> dict[PeerId, frozenset[Root]]:
-        """What each peer has put its name to."""
+        """Return the roots that each peer has signed."""
         return self.digests.roots()
 
     def _take(self, data: bytes) -> int | None:
-        """The round of a statement that is news. Raises WireError."""
+        """Accept a statement; returns its round if it is new and due for a snapshot, else None. Raises
+        WireError."""
         if data in self._statements or any(data in words.values() for words in self._newest.values()):
             return None
         statement = self._open(data)
@@ -176,17 +183,18 @@ class SignedDigests:
         return [peer for peer, known in peers if known.linked and known.stage == self.stage]
 
     def _compare(self, round: int) -> None:
-        """Look whether the weights after a round are the group's."""
+        """Compare this peer's weights after a round with those of the group, and fetch the group's if ours
+        are wrong."""
         group = self._group()
         differing = self.digests.differing(round, group)
-        if not differing or (round, differing) == self._told:
+        if not differing or (round, differing) == self._logged:
             return
-        self._told = (round, differing)
+        self._logged = (round, differing)
         right = self.digests.against(round, group)
         code = "in_minority" if right else "digests_differ"
         self.log_event(noted.DigestDiffers(code=code, round=round, peers=list(differing)))
         if right:
-            reason = f"{len(right)} peers agree on other weights after round {round}: this peer's are wrong"
+            reason = f"{len(right)} peers agree on other weights after round {round}: this peer's differ"
             first = max(0, round + 1 - self.every_rounds)
             self.log_event(noted.Resync(code=code, peers=list(right), reason=reason, fork_round=first))
             self.wrong(Resync(right, reason, first))

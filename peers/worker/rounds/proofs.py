@@ -1,5 +1,6 @@
-"""How peers request the evidence behind results of reducers, give their own, and pass proofs of lies from
-neighbour to neighbour. audit_path.py says what the evidence is."""
+"""Request the evidence behind results of reducers, send this peer's own, and pass fraud proofs from neighbour
+to neighbour. audit_path.py defines what the evidence is.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from swarmnet.rounds.audits import MAX_OF_RESULT, AuditQuery, Audits, Name
 from swarmnet.rounds.machine import GroupRounds
 
 MIN_ON_DISK = 1 << 20
-"""Bytes of what belongs together; less stays in memory."""
+"""Evidence of at least this many bytes goes to disk; less stays in memory."""
 Piece = tuple[Name, int]
-"""Of what is kept under a name, the how manieth body."""
+"""The name of kept evidence, and the index of one body in it."""
 Asked = TypeVar("Asked", bound=AuditQuery)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     round: int | None
-    """None: of a proof, kept longer than the round."""
+    """The round of the evidence; None for a proof, which is kept longer than the round."""
     bodies: Sequence[bytes | memoryview]
 
 
@@ -50,15 +51,15 @@ class Proofs(ABC, Generic[Asked]):
         folder: Path | None,
         kept_rounds: int,
     ) -> None:
-        """`folder`: where long answers lie; None: in memory. `kept_rounds`: after so many settled rounds an
-        answer is given no more."""
+        """`folder` is where long evidence is stored; None keeps it in memory. Evidence is dropped after
+        `kept_rounds` settled rounds."""
         self.audits, self.rounds = audits, rounds
         self.compute, self.neighbourhood, self.clock = compute, neighbourhood, neighbourhood.clock
         self.me = neighbourhood.transport.peer
         self.feed, self.log_event, self.folder, self.kept_rounds = feed, log_event, folder, kept_rounds
         self.kept: dict[Name, Kept] = {}
-        """What this peer gives to whoever asks: of its own, and of the newest proofs."""
-        self._given: Counter[tuple[PeerId, ContributionId]] = Counter()
+        """Evidence that this peer sends on request: its own and the newest proofs."""
+        self._sent: Counter[tuple[PeerId, ContributionId]] = Counter()
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving: UploadQueue[Piece] = UploadQueue(self._send, queued, self.clock)
 
@@ -74,14 +75,14 @@ class Proofs(ABC, Generic[Asked]):
         for name in old:
             del self.kept[name]
         results = {result for result, _ in old}
-        for given in [given for given in self._given if given[1] in results]:
-            del self._given[given]
+        for given in [given for given in self._sent if given[1] in results]:
+            del self._sent[given]
 
     def _on_query(self, peer: PeerId, name: Name) -> None:
         kept = self.kept.get(name)
-        if kept is None or self._given[peer, name[0]] >= MAX_OF_RESULT:
+        if kept is None or self._sent[peer, name[0]] >= MAX_OF_RESULT:
             return
-        self._given[peer, name[0]] += 1
+        self._sent[peer, name[0]] += 1
         self.giving.wanted(peer, ((name, place) for place in range(len(kept.bodies))))
 
     def _send(self, peer: PeerId, piece: Piece) -> None:
@@ -93,7 +94,7 @@ class Proofs(ABC, Generic[Asked]):
     # -- what others have -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Once a second: what has not been answered, and who is to be told of whom."""
+        """Once a second: give up overdue queries, and send proofs to neighbours that lack them."""
         for question in self.audits.overdue(self.clock.time()):
             if not question.is_proof:
                 self.failed(self.own(question), "unanswered")
@@ -111,7 +112,7 @@ class Proofs(ABC, Generic[Asked]):
         self.giving.close()
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
-        """Of a member of the group; of others nothing."""
+        """Handle a message of a group member; messages of other peers are ignored."""
         if not self.rounds.has_weight(peer, self.rounds.current):
             return
         match message:
@@ -120,14 +121,14 @@ class Proofs(ABC, Generic[Asked]):
             case Evidence(result, shard):
                 self._evidence(peer, (ContributionId(result), shard), body)
             case FraudProof():
-                self._lied(peer, message)
+                self._on_fraud_proof(peer, message)
 
     def until(self) -> float:
-        """When a question that is asked now is answered no more, but for the time that a slow line takes."""
+        """Return the deadline of a query sent now, without the extra time that a slow link needs."""
         return self.clock.time() + self.rounds.rules.contribution_timeout_seconds
 
     def ask(self, question: Asked) -> bool:
-        """Whether it is on its way."""
+        """Send a query. Returns whether it was sent."""
         if not self.audits.ask(question):
             return False
         if not self.neighbourhood.post(question.asked, "group", GetSlices(*question.name)):
@@ -152,23 +153,23 @@ class Proofs(ABC, Generic[Asked]):
 
     @abstractmethod
     def own(self, question: AuditQuery) -> Asked:
-        """As all are that were asked here."""
+        """Return the query in this class's own type; all open queries were made here."""
 
     @abstractmethod
     def take(self, question: Asked, body: bytes) -> None:
-        """One body of its answer. Raises WireError, ContributionError."""
+        """Accept one body of the answer. Raises WireError, ContributionError."""
 
     @abstractmethod
     def judge(self, question: Asked) -> None:
-        """It is answered whole."""
+        """Called when the answer is complete."""
 
     @abstractmethod
     def failed(self, question: Asked, outcome: str, reason: str = "") -> None:
-        """No answer, or one that proves nothing."""
+        """Called when a query got no answer, or one that proves nothing."""
 
     @abstractmethod
     def about(self, message: FraudProof, asked: PeerId) -> Asked | None:
-        """What is to be asked of who says that it has a proof; None: it cannot have one."""
+        """Return the query to send to a peer that claims to have a proof; None if it cannot have one."""
 
     def record_outcome(self, question: AuditQuery, outcome: str) -> None:
         self.audits.outcomes[outcome] += 1
@@ -178,24 +179,25 @@ class Proofs(ABC, Generic[Asked]):
         )
 
     def proven(self, question: AuditQuery, bodies: Sequence[bytes]) -> None:
-        """It has lied: keep the proof for those who ask for it."""
+        """Called when evidence proves an invalid result: keep the proof for peers that request it."""
         self.record_outcome(question, "lied")
         self.keep(question.name, None, bodies)
         for name in self.audits.proves(question):
             self.kept.pop(name, None)
 
-    def _lied(self, peer: PeerId, message: FraudProof) -> None:
+    def _on_fraud_proof(self, peer: PeerId, message: FraudProof) -> None:
         liar = PeerId(message.peer)
         if not self.audits.is_news(liar, message.round):
             if self.audits.knows(peer, liar, message.round):
-                self._send_proof(peer, self.audits.proofs[liar])  # It need not say it again.
+                self._send_proof(peer, self.audits.proofs[liar])  # It need not send it again.
         elif liar != self.me and self._is_known(liar):
             question = self.about(message, peer)
             if question is not None:
                 self.ask(question)
 
     def _is_known(self, peer: PeerId) -> bool:
-        """Whether it could do harm here, or could until a later lie was proven."""
+        """Return whether a fraud proof against this peer matters: its contributions have weight here, or it
+        was convicted of a later round."""
         return peer in self.audits.convicted or self.rounds.has_weight(peer, self.rounds.current)
 
     def _send_proof(self, peer: PeerId, proof: AuditQuery) -> None:

@@ -1,10 +1,10 @@
-"""Receipts between the peers of a stage: signed for others, taken from others, kept on the own disk.
+"""Receipts between the peers of a stage: signed for others, accepted from others, kept on this peer's disk.
 
-After every `snapshot_interval` settled rounds a peer signs, for each maker of contributions in them, how many
-it has counted, and sends it to the maker. `swarmnet credit` adds up what is kept here.
+After every `snapshot_interval` settled rounds a peer counts the settled contributions of each contributor. It
+signs that count and sends it to the contributor as a receipt. `swarmnet credit` adds up what is kept here.
 
-Strangers send receipts, too: one is looked at only where it can be owed, its signature last of all. The file
-is written once a second, beside the event loop: a crash costs the last second, a normal end nothing.
+Strangers may send receipts too. A receipt is checked only where it can be owed, and its signature is verified
+last. A thread writes the file once a second: a crash loses the last second, a normal exit nothing.
 """
 
 from __future__ import annotations
@@ -45,44 +45,46 @@ if TYPE_CHECKING:
 
 FILE_NAME = "receipts.jsonl"
 MAX_UNDUE, MAX_UNDUE_PEERS = 32, 1024
-"""Receipts of a peer, in a block, that nobody owes: an honest one hands over what it owed for some blocks at
-once, a few for each stage that it was in. Counted of so many peers."""
+"""Limit on unexpected receipts of one peer in a block, and on the peers for which they are counted. An honest
+peer may deliver receipts of some blocks at once, a few for each stage that it served."""
 MAKERS_OWED, RECEIPTS_OWED = 1024, BLOCKS_BACK
-"""Receipts that wait for their maker to be linked: for so many makers, so many each, which it still takes."""
+"""Receipts that wait until their contributor is linked: for this many contributors, this many each. The
+contributor still accepts that many."""
 EARLY_SIGNERS = 64
-"""Peers whose receipts wait here for our own link to them: it stands a moment after theirs. More than a peer
-has neighbours in its group; a receipt has 248 bytes at most."""
+"""Peers whose receipts wait here until our own link to them is open, a moment after theirs. This is more than
+a peer has neighbours in its group; a receipt has 248 bytes at most."""
 WRITE_SECONDS = 1.0
-"""As the event log: what a crash may cost."""
+"""Interval between writes, as for the event log: a crash loses this much."""
 LINES_WAITING = 1024
-"""For a disk that hangs: 200 blocks of four signers and the own count, hours of a run. Then all of the file
-is written anew once it can be."""
+"""Lines that may wait for a stalled disk: 200 blocks of four signers and the own count, hours of a run.
+Beyond that the whole file is rewritten once that is possible."""
 LINES_ADDED = 4096
-"""After so many, of 800 blocks, the file is written anew without what is superseded or too old: it has 10 MB
-at most."""
+"""After this many added lines (800 blocks) the file is rewritten without superseded and old lines, so it has
+10 MB at most."""
 _MAX_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
-"""A longer file is not ours; a line has about 400 bytes."""
+"""A longer file was not written by this program; a line has about 400 bytes."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """The file's content."""
+    """The content of the file."""
 
     book: ReceiptBook
     lines: dict[tuple[int, int], dict[PeerId, str]] = field(default_factory=dict)
-    """As in the book: by stage and block, by signer."""
+    """Lines as in `book`: by stage and block, then by signer."""
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Of the own contributions, by stage and block, as this peer counted them."""
+    """Tokens of own contributions, by stage and block, as this peer counted them."""
     made: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The blocks in the order in which they were counted."""
+    """Own contributions, by stage and block, in the order in which the blocks were counted."""
     first_seconds: float | None = None
-    """When the first receipt was signed, swarm time."""
+    """Swarm time at which the first receipt was signed; None without receipts."""
     unusable: int = 0
-    """Lines that are no receipt for this peer."""
+    """Number of lines that are no receipt for this peer."""
 
 
 def read(path: Path, signed: SignedManifest, me: PeerId) -> Kept:
-    """What is kept; every receipt is verified again. A missing file is an empty one."""
+    """Read the file and verify every receipt again. A missing file gives an empty result. Raises
+    UserError."""
     kept = Kept(ReceiptBook(signed.manifest.rounds.snapshot_interval))
     for line in _lines(path):
         try:
@@ -104,7 +106,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _take_line(kept: Kept, line: str, signed: SignedManifest, me: PeerId) -> None:
-    """Raises WireError, ValueError, KeyError, TypeError, OverflowError or RecursionError for no receipt."""
+    """Add one line. Raises WireError, ValueError, KeyError, TypeError, OverflowError or RecursionError if it
+    is invalid."""
     content = json.loads(line)
     if "older" in content:
         kept.book.older += int(content["older"])
@@ -122,11 +125,11 @@ def _count(kept: Kept, counted: Counted) -> None:
 
 
 def take(kept: Kept, data: bytes, signed: SignedManifest, me: PeerId, sender: PeerId | None = None) -> str:
-    """Add a receipt; its line for the file, or nothing if it is no news. Raises WireError."""
+    """Add a receipt; returns its line for the file, or an empty string if it is not new. Raises WireError."""
     rounds = signed.manifest.rounds.snapshot_interval
     receipt, at = open_receipt(data, signed.run_id, rounds)
     if receipt.contributor != me or (sender is not None and receipt.signer != sender):
-        raise Malformed("a receipt for somebody else, or signed by somebody else")
+        raise Malformed("a receipt for another contributor, or by another signer than its sender")
     if not kept.book.take(receipt):
         return ""
     line = json.dumps({
@@ -143,7 +146,7 @@ def take(kept: Kept, data: bytes, signed: SignedManifest, me: PeerId, sender: Pe
 
 
 class Receipts:
-    """One per worker."""
+    """The receipts of one worker: those it signs and those it gets."""
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class Receipts:
         now: Callable[[], float],
         log_event: noted.LogEvent,
     ) -> None:
-        """`path` None keeps nothing on disk; `now`: the swarm's time in seconds."""
+        """`path` None keeps nothing on disk; `now` returns the swarm's time in seconds."""
         self.identity, self.signed, self.stage = identity, signed, stage
         self.path = path
         self.neighbourhood, self.now, self.log_event = neighbourhood, now, log_event
@@ -170,9 +173,9 @@ class Receipts:
         self._early: OrderedDict[PeerId, list[ReceiptMessage]] = OrderedDict()
         self._undue: Counter[PeerId] = Counter()
         self._lines: list[str] = []
-        """Not on disk yet."""
+        """Lines that are not on disk yet."""
         self._added = 0
-        """Lines of the file since it was written anew."""
+        """Lines added to the file since it was last rewritten."""
         self._news = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         if path is not None and path.exists():
@@ -181,7 +184,7 @@ class Receipts:
     # -- signed for others ----------------------------------------------------------------------------
 
     def settled(self, settled: Settled) -> None:
-        """A round settled here: sign what is due at the end of a block."""
+        """Called when a round has settled here: sign the receipts that are due at the end of a block."""
         if (settled.round + 1) % self.own.block_rounds == 0:
             self._undue.clear()
         contributors = settled.contributors
@@ -204,18 +207,19 @@ class Receipts:
             self._owed.popitem(last=False)
 
     def linked(self, peer: PeerId) -> None:
-        """It can be sent to: hand over what it was owed; and look at what it sent before."""
+        """Called when a peer can be sent to: send the receipts owed to it, and check those that it sent
+        early."""
         for data in self._owed.pop(peer, ()):
             self.neighbourhood.post(peer, "group", ReceiptMessage(data))
         for message in self._early.pop(peer, ()):
-            with contextlib.suppress(Backlog):  # What it sends next ends its link.
+            with contextlib.suppress(Backlog):  # Its next message ends its link.
                 self.message(peer, message)
 
     # -- taken from others ----------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: ReceiptMessage) -> None:
-        """From whoever signed it. One that is not due is only counted, as an honest one may come late; raises
-        Backlog where there are more of them than anybody can owe."""
+        """Accept a receipt from its signer. An unexpected one is only counted, since an honest one may come
+        late. Raises Backlog if a peer sends more of them than can be owed."""
         known, line = self.neighbourhood.known().get(peer), ""
         try:
             if known is None or not self._is_due(peer, known.stage, message.receipt, known.linked):
@@ -238,14 +242,14 @@ class Receipts:
             self._undue.clear()
         self._undue[peer] += 1
         if self._undue[peer] > MAX_UNDUE:
-            raise Backlog(f"{MAX_UNDUE} receipts that nobody owes this peer")
+            raise Backlog(f"more than {MAX_UNDUE} receipts that are not owed to this peer")
 
     def _is_due(self, peer: PeerId, stage_of_peer: int, data: bytes, linked: bool) -> bool:
-        """Whether the signature is worth verifying: of a peer of the stage that it is about, for a block of
-        which receipts are taken. Raises Malformed."""
+        """Return whether a receipt is worth verifying: signed by a peer of the same stage, for a block that
+        is still accepted. Raises Malformed."""
         sender, stage, round = claimed(data)
         if sender != peer:
-            raise Malformed("a receipt that somebody else signed")
+            raise Malformed("a receipt by another signer than its sender")
         if stage != stage_of_peer or not self.own.takes(stage, round):
             return False
         if not self.kept.book.has_place(peer, stage, round):
@@ -253,7 +257,7 @@ class Receipts:
         return not linked or self.own.may_check(peer, stage, round)
 
     def _keep_early(self, peer: PeerId, message: ReceiptMessage) -> None:
-        """Our own link to it is not up yet, or broke and is made anew."""
+        """Keep a receipt until our own link to its signer is open (again)."""
         early = self._early.setdefault(peer, [])
         early.append(message)
         del early[:-RECEIPTS_OWED]
@@ -271,7 +275,7 @@ class Receipts:
         self._news.set()
 
     async def keep_forever(self) -> None:
-        """Write what has come in, once a second, until cancelled."""
+        """Write new lines once a second, until cancelled."""
         while True:
             await self._news.wait()
             await asyncio.sleep(WRITE_SECONDS)
@@ -280,14 +284,15 @@ class Receipts:
             await asyncio.shield(self._writing)
 
     async def close(self) -> None:
-        """Write the rest; `keep_forever` is cancelled by then."""
+        """Write the remaining lines. Called after `keep_forever` was cancelled."""
         self._write_down(self.own.rest())
         if self._writing is not None:
             await self._writing
         await self._write()
 
     async def _write(self) -> None:
-        """A full disk costs no training and, once there is room, no receipt: all is written anew then."""
+        """Write the waiting lines. A full disk does not stop training and loses no receipt: the file is
+        rewritten once there is space."""
         lines, self._lines = self._lines, []
         if self.path is None or not lines:
             return
@@ -304,8 +309,8 @@ class Receipts:
 
 
 def _content(kept: Kept) -> tuple[int, list[Counted], list[str]]:
-    """What is to be kept: contributions of older blocks, own counts, lines of receipts. Forgets the counts
-    beyond BLOCKS_KEPT."""
+    """Return what to keep: contributions of older blocks, own counts, receipt lines. Drops own counts beyond
+    BLOCKS_KEPT."""
     for old in list(kept.made)[:-BLOCKS_KEPT]:
         del kept.made[old], kept.tokens[old]
     own = [Counted(*key, made, kept.tokens[key]) for key, made in kept.made.items()]
@@ -313,7 +318,7 @@ def _content(kept: Kept) -> tuple[int, list[Counted], list[str]]:
 
 
 def _write_anew(path: Path, older: int, own: Iterable[Counted], lines: Iterable[str]) -> None:
-    """Raises UserError."""
+    """Write the whole file. Raises UserError."""
     first = [json.dumps({"older": older})] if older else []
     counts = (_own_line(counted) for counted in own)
     write_atomically(path, "".join(f"{line}\n" for line in (*first, *counts, *lines)).encode())
@@ -332,7 +337,7 @@ def _own_line(counted: Counted) -> str:
 
 
 def summary(kept: Kept) -> dict[str, Any]:
-    """For `swarmnet credit`: plain data. Tokens are this peer's own count, of confirmed blocks only."""
+    """Return plain data for `swarmnet credit`. Tokens are this peer's own count, in confirmed blocks only."""
     total = kept.book.total()
     tokens = sum(kept.tokens.get(key, 0) for key in kept.book.blocks)
     return {

@@ -1,5 +1,6 @@
-"""Slices of contributions, where reducers add them up: the own ones on their way, and those of others that
-this peer reduces (swarmnet/rounds/reducing.py)."""
+"""Move slices of contributions to and through reducers: send this peer's own slices, and collect the slices
+that this peer reduces (swarmnet/rounds/reducing.py).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, tag_of
 
 Kept = dict[int, dict[Contributor, bytes]]
-"""Slices by shard."""
+"""Slices by shard, then by contributor."""
 
 
 class ReducerPath:
@@ -37,30 +38,31 @@ class ReducerPath:
         count: Callable[[str], None],
         log_event: noted.LogEvent,
     ) -> None:
-        """`feed`: to `rounds`, and carry out what follows; `refuse`, `count`: what does not count."""
+        """`feed` passes an event to `rounds` and carries out its effects; `refuse` and `count` record
+        rejected slices."""
         self.reduced, self.work, self.rounds, self.audits = reduced, work, rounds, audits
         self.neighbourhood = neighbourhood
         self.me = neighbourhood.transport.peer
         self.feed, self.refuse, self.count, self.log_event = feed, refuse, count, log_event
         self.kept: dict[int, Kept] = {}
-        """What came for this peer to add up, by round."""
+        """Slices for this peer to reduce, by round."""
         self._heads: dict[int, dict[Contributor, bytes]] = {}
-        """What each signed of it."""
-        self._adding: dict[int, Kept] = {}
+        """The signed heads of these slices, by round."""
+        self._reducing: dict[int, Kept] = {}
 
     def say_nothing(self, round: int, reducers: Sequence[PeerId]) -> None:
         for peer in reducers:
             self.neighbourhood.post(peer, "group", Slices(round, []))
 
     def was_cut(self, cut: SlicedContribution) -> None:
-        """The own contribution is in slices: send each to its reducer."""
+        """Send each slice of the own contribution to its reducer."""
         others = sorted(set(cut.reducers) - {self.me}, key=lambda peer: (peer < self.me, peer))
         if cut.id is None:
             self.say_nothing(cut.round, others)
             self.feed(events.SlicesArrived(self.me, cut.round, False))
             return
         self.feed(events.SlicesSent(cut.round, cut.id, cut.reducers))
-        for peer in others:  # Everybody begins with another one.
+        for peer in others:  # Each peer starts with a different reducer.
             shards = cut.shards_of(peer)
             body = b"".join([cut.grants[peer], cut.head, *(cut.slices[shard] for shard in shards)])
             self.neighbourhood.post(peer, "group", Slices(cut.round, shards), body)
@@ -71,7 +73,7 @@ class ReducerPath:
         self.feed(events.SlicesArrived(self.me, cut.round, bool(mine)))
 
     def take(self, peer: PeerId, round: int, shards: Sequence[int], body: bytes) -> None:
-        """Slices of a contribution, for this peer to add up. Raises BadSignature."""
+        """Accept slices of a contribution that this peer reduces. Raises BadSignature."""
         if not shards and not body:
             self.feed(events.SlicesArrived(peer, round, False))
             return
@@ -83,7 +85,7 @@ class ReducerPath:
         try:
             slices = open_slices(evidence, self.work.run_id, shards, self.reduced.slice_bytes)
             if (slices.sender, slices.stage, slices.round) != (peer, self.work.stage, round):
-                raise Malformed("slices that somebody else signed, or for another round")
+                raise Malformed("slices by another signer than their sender, or for another round")
             for shard, data in slices.data.items():
                 self.reduced.check_slice(shard, data)
             require_grant(signature, reduction, slices)
@@ -96,17 +98,17 @@ class ReducerPath:
         head = evidence[: head_bytes(len(self.reduced.slice_bytes))]
         grant = grant_of(peer, signature)
         self._keep(round, Contributor.of(peer, slices.id, slices.tokens, grant), head, slices.data)
-        # They take no result that names a peer whom they do not know.
+        # A neighbour rejects a result that names a peer unknown to it.
         self.neighbourhood.introduce(peer, tuple(self.rounds.neighbours))
         self.feed(events.SlicesArrived(peer, round, True))
 
     def add_up(self, round: int) -> ReduceShards:
-        self._adding[round] = self.kept.pop(round, {})
-        return ReduceShards(round, self._adding[round])
+        self._reducing[round] = self.kept.pop(round, {})
+        return ReduceShards(round, self._reducing[round])
 
     def was_added_up(self, made: ContributionReady) -> None:
-        """Whoever asks gets the slices from now on."""
-        added, heads = self._adding.pop(made.round, {}), self._heads.pop(made.round, {})
+        """Called with the finished result: from now on peers can request its slices."""
+        added, heads = self._reducing.pop(made.round, {}), self._heads.pop(made.round, {})
         if made.id is None or made.table is None:
             return
         shards, contributors = sorted(made.table.shards), len(made.table.contributors)
@@ -116,12 +118,12 @@ class ReducerPath:
             self.audits.keep((made.id, shard), made.round, bodies)
 
     def settled(self, round: int) -> None:
-        for kept in (self.kept, self._heads, self._adding):
+        for kept in (self.kept, self._heads, self._reducing):
             kept.pop(round, None)
 
     def _has_room(self, round: int, peer: PeerId) -> bool:
-        """Whether this contributor, too, fits into the table of this peer's result, which has 1024 at most,
-        each under a tag of its own."""
+        """Return whether another contributor fits into this peer's result table, which has 1024 entries, each
+        with its own tag."""
         tags = {contributor.peer for contributor in self._heads.get(round, ())}
         return len(tags) < MAX_CONTRIBUTORS and tag_of(peer) not in tags
 

@@ -1,7 +1,7 @@
-"""Carries out what `GroupRounds` decides: makes, checks, keeps, pulls and applies contributions.
+"""Carry out what the `GroupRounds` state machine decides: make, check, keep, fetch and apply contributions.
 
 Everything that touches weights, momentum or gradients runs in the compute thread, in the order in which the
-machine decided it; everything else runs on the event loop.
+state machine decided it. Everything else runs on the event loop.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
 
 MAX_OVERSHOOT = 4
-"""A round that has to wait gathers more than its target; a liar adds no more than this to the count."""
+"""Limit on the tokens counted for a round, as a multiple of its target. A delayed round gathers more than its
+target; a false claim adds no more than this."""
 MIN_ON_DISK = 1 << 20
-"""Bytes of a round's set: those of a small model stay in memory, 40 rounds of them are 40 MiB."""
+"""A round's set of at least this many bytes goes to disk. The sets of a small model stay in memory: 40 rounds
+take 40 MiB."""
 MAX_HEADS = 4096
-"""Of results: hours of rounds; some 300 bytes each in a small group, 12 KB in one of 512."""
+"""Result heads kept: hours of rounds; about 300 bytes each in a small group, 12 KB in one of 512."""
 
 
 class RoundService:
@@ -96,10 +98,13 @@ class RoundService:
         folder: Path | None = None,
         audits: Audits | None = None,
     ) -> None:
-        """Goes on with `weights`, which are in `work.replica`, and with what this peer had offered before.
-        `has_weight`: whose contributions are taken; `resync` is called when only the whole state can
-        help; `rates`: what the run's owner has ordered; `folder`: where long bodies of settled rounds lie,
-        None: in memory; `audits`: which results are looked into, where there are reducers."""
+        """Continue with `weights`, which are loaded in `work.replica`, and with `offers`, this peer's earlier
+        contributions.
+
+        `has_weight` decides whose contributions are accepted. `resynchronise` is called when only fetching
+        the whole state helps. `rates` are the owner's learning-rate orders. `folder` holds long bodies of
+        settled rounds; None keeps them in memory. `audits` draws which results are audited, where there are
+        reducers."""
         self.folder = folder
         self.manifest = manifest
         self.work = work
@@ -116,20 +121,20 @@ class RoundService:
         )  # fmt: skip
         self.stored: dict[ContributionId, Stored] = {}
         self.outcomes: dict[str, int] = {}
-        """What became of contributions that came in, for the metrics."""
+        """Number of received contributions by outcome, for the metrics."""
         self.counts = work.counts
         self.settled: Callable[[Settled], None] = lambda settled: None
-        """Told of every settled round, on the event loop."""
+        """Called with every settled round, on the event loop."""
         self.made: Callable[[int, int], None] = lambda round, tokens: None
-        """Told of every own contribution, and of its tokens."""
+        """Called with the round and tokens of every own contribution."""
         self.took_up: Callable[[ExpertsReassigned], None] = lambda took_up: None
-        """Told of who holds which experts, when that is new."""
+        """Called when the assignment of experts has changed."""
         self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
-        """Told of who has another history, while there are two."""
+        """Called with the peers on another branch while there are two."""
         self.digest = b""
-        """Of the newest settled weights."""
+        """Digest of the newest settled weights."""
         self.tokens = work.tokens = weights.tokens
-        """In all settled rounds, by all peers; None where nobody knew it of those before `weights`."""
+        """Tokens in all settled rounds, of all peers; None if the count before `weights` is unknown."""
         queued = partial(neighbourhood.queued_bytes, lane="group")
         self.giving = UploadQueue(self._send, queued, self.clock)
         rare = manifest.rounds.max_seconds
@@ -137,7 +142,8 @@ class RoundService:
         self._ids: RequestBudget[tuple[PeerId, int]] = RequestBudget(ASK_SECONDS)
         self._chains: RequestBudget[PeerId] = RequestBudget(ASK_SECONDS)
         self.heads: OrderedDict[ContributionId, bytes] = OrderedDict()
-        """Of results, for those who were away and ask whether they are in them: they outlive the bodies."""
+        """Heads of results, for peers that were away and ask whether they are included; kept longer than the
+        bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
         self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
 
@@ -171,18 +177,18 @@ class RoundService:
         self.feed(events.Tick())
 
     def settled_weights(self) -> Weights:
-        """The settled weights as they are now. In the compute thread."""
+        """Return the settled weights as they are now. Called in the compute thread."""
         replica = self.work.replica
         chain = self.rounds.chain.at(replica.settled_round)
         assert chain is not None, "the chain runs ahead of the replica, never behind"
         return Weights(replica.settled_units().cpu(), replica.settled_round, chain, tokens=self.work.tokens)
 
     def past(self, until: int) -> Past:
-        """What is known of the rounds up to `until`, for a later life."""
+        """Return what is known of the rounds up to `until`, for a later process or service."""
         return Past(self.rounds.offers.known(until), self.rounds.chain.earlier(until))
 
     def note_undecided(self) -> None:
-        """For the log's readers, at the end: of these own contributions it is open what becomes of them."""
+        """Log, at the end, the own contributions that are still undecided."""
         if ids := [identity.hex() for identity in self.rounds.offers.open]:
             self.log_event(noted.Undecided(ids=ids))
 
@@ -194,7 +200,7 @@ class RoundService:
             self.reducers.audits.close()
 
     def take_over(self, old: RoundService) -> None:
-        """What is given to those who ask does not end with the rounds of `old`."""
+        """Take over what other peers may still request from `old`, and its knowledge of a stall."""
         self.heads = old.heads
         if old.rounds.agreement.follows:
             self.rounds.on_stall(float("inf"), self.clock.time())
@@ -204,7 +210,7 @@ class RoundService:
     # -- the machine ----------------------------------------------------------------------------------
 
     def feed(self, event: events.Event) -> None:
-        """Give the rounds an event and do what they say."""
+        """Feed an event to the rounds and carry out their effects."""
         if self.work.closed:
             return
         operations: list[Operation] = []
@@ -244,7 +250,7 @@ class RoundService:
                 operations.append(
                     replace(effect, tokens=self.tokens, contributors=self._contributors(references))
                 )
-                self._lay_down(references)
+                self._move_to_disk(references)
                 self._forget_bodies(round - kept_rounds(self.manifest.rounds))
                 if self.reducers is not None:
                     self.reducers.settled(round)
@@ -289,7 +295,7 @@ class RoundService:
                 if result.id is not None:
                     reference = events.Reference(result.round, self.me, result.id, len(result.data))
                     self._store(reference, result.data, result.tokens)
-                    if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
+                    if self.work.closed:  # Made while the state was fetched: no peer will see it.
                         self.rounds.offers.made(result.round, result.id, self.clock.time())
                     self.log_event(
                         noted.ContributionMade(
@@ -307,7 +313,7 @@ class RoundService:
                 ids = [reference.id.hex() for reference in result.references]
                 told = "" if result.digest == NOT_HASHED else result.digest.hex()
                 self.log_event(noted.Settled(result.round, told, ids, result.tokens))
-                if not self.work.closed:  # Nothing is signed of a history that was given up meanwhile.
+                if not self.work.closed:  # No statement is signed on a branch that was abandoned meanwhile.
                     self.settled(result)
 
     @property
@@ -316,19 +322,19 @@ class RoundService:
         return self.reducers
 
     def _was_cut(self, cut: SlicedContribution) -> None:
-        """The own contribution goes to its reducers."""
+        """Send the own contribution's slices to their reducers."""
         if cut.id is None:
             self.log_event(noted.NotFinite("not_finite", cut.round, cut.tokens))
         else:
             self.log_event(noted.ContributionMade(cut.round, cut.id.hex(), cut.tokens))
             self.made(cut.round, cut.tokens)
-            if self.work.closed:  # Made while the state was fetched anew: nobody will see it.
+            if self.work.closed:  # Made while the state was fetched: no peer will see it.
                 self.rounds.offers.made(cut.round, cut.id, self.clock.time())
                 return
         self._reduces.was_cut(cut)
 
     def _was_added_up(self, made: ContributionReady) -> None:
-        """What others contributed has become a result."""
+        """Store and announce the result that this peer has reduced."""
         reference = None
         if made.id is not None:
             reference = events.Reference(made.round, self.me, made.id, len(made.data))
@@ -344,7 +350,7 @@ class RoundService:
                 self.feed(read_progress(peer, message))
             case Announce(references, complete):
                 known = tuple(read_reference(reference) for reference in references)
-                if not all(map(self._has_size, known)):  # Long ones are waited for for long.
+                if not all(map(self._has_size, known)):  # Peers wait longer for large ones.
                     self._refused(peer, "malformed", "contributions of other sizes than the run's")
                 else:
                     self.feed(events.Announced(peer, known, tuple(complete)))
@@ -368,12 +374,13 @@ class RoundService:
             case GetSlices() | Evidence() | FraudProof() if self.reducers is not None:
                 self.reducers.audits.message(peer, message, body)
             case Slices() | GetSlices() | Evidence() | FraudProof():
-                reason = "about slices, and this run has no reducers"
+                reason = "a message about slices, but this run has no reducers (sync.topology: all-gather)"
                 self._refused(peer, "malformed", reason)
 
     def _tells_ids(self, peer: PeerId, round: int) -> bool:
-        """Whether to answer. An honest peer asks one other for a round's set once in ASK_SECONDS, and without
-        an answer it takes its contribution for lost: so the budget is as large."""
+        """Return whether to answer a request for a round's ids. An honest peer requests a round's set from
+        one other peer once in ASK_SECONDS, and without an answer it considers its contribution lost. The
+        budget matches that."""
         rounds = self.rounds
         if not (rounds.offers.remembers(round) or round in rounds.rounds):
             return False  # There is no answer, and each key costs memory.
@@ -395,42 +402,42 @@ class RoundService:
             self.feed(events.Committed(tokens))
 
     def ordered(self, rates: Rates) -> None:
-        """The run's owner has the learning rate changed."""
+        """Called when the owner has changed the learning rate."""
         if rates != self.rounds.rates:
             self.feed(events.RatesOrdered(rates))
 
     def end_at(self, last: int | None) -> None:
-        """No round after it is made."""
+        """Make no round after `last`."""
         if last != self.rounds.last:
             self.feed(events.EndOrdered(last))
 
     def leave(self) -> None:
-        """Close the round under way, so that what was gathered becomes a last contribution."""
+        """Close the current round, so that the tokens gathered so far become a last contribution."""
         self.feed(events.Leave())
 
     def handed_over(self) -> bool:
-        """Whether every contribution of ours that is not settled is held by some neighbour, or none is
-        there to hold it."""
+        """Return whether every unsettled own contribution is held by a neighbour, or there is no
+        neighbour."""
         return self.rounds.handed_over()
 
     def linked(self, peer: PeerId) -> None:
-        """To a peer of the own stage."""
+        """Called when a peer of the same stage is linked."""
         if self.neighbourhood.membership.shares_rounds(peer):
             self.joined(peer)
 
     def joined(self, peer: PeerId) -> None:
-        """A neighbour in the rounds."""
+        """Add a neighbour in the rounds."""
         self.feed(events.NeighbourJoined(peer))
 
     def left(self, peer: PeerId, released: bool) -> None:
-        """`released`: it is there still, only not a neighbour any more."""
+        """Remove a neighbour. `released` means that it is still linked, only no longer as a neighbour."""
         self.giving.left(peer)
         if self.reducers is not None:
             self.reducers.audits.left(peer)
         self.feed(events.NeighbourLeft(peer, released))
 
     def counted(self, peers: int) -> None:
-        """So many are known of the group, this peer included."""
+        """Called with the number of known peers of the group, including this one."""
         reducing = self.rounds.reducing
         if reducing is None:
             if peers != self.rounds.open_round.peers:
@@ -440,25 +447,25 @@ class RoundService:
         members = frozenset(membership.live(self.work.stage)) | {self.me}
         if peers != self.rounds.open_round.peers or members != reducing.members:
             self.feed(events.GroupSizeChanged(peers, members))
-        if self.rounds.agreement.hops > 1:  # Else all are linked as it is.
+        if self.rounds.agreement.hops > 1:  # Otherwise all are linked anyway.
             membership.reduces(reducing.soon(self.rounds.current, membership.candidates()))
         for peer in self.neighbourhood.linked(self.work.stage):
             if membership.shares_rounds(peer) and peer not in self.rounds.neighbours:
                 self.joined(peer)
             elif peer in self.rounds.neighbours and not membership.shares_rounds(peer):
-                self.left(peer, released=True)  # Its link is for slices alone now.
+                self.left(peer, released=True)  # From now on its link carries only slices.
         self._reduces.audits.look()
 
     def _send(self, peer: PeerId, identity: ContributionId) -> None:
-        """A contribution that this neighbour wants, unless it is settled and forgotten by now."""
+        """Send a contribution that this neighbour requested, unless it was dropped after it settled."""
         stored = self.stored.get(identity)
         body = stored.data if stored is not None else self.heads.get(identity)
         if body is not None and self._bodies.spend((peer, identity), self.clock.time()):
             self.neighbourhood.post(peer, "group", Contribution(), body)
 
     def _take(self, peer: PeerId, body: bytes) -> None:
-        """A contribution from anybody: verified by its maker's signature, not by who sent it. What would not
-        count is not looked at. Raises BadSignature."""
+        """Accept a contribution from any sender: the contributor's signature counts, not the sender. One that
+        would not count is not verified. Raises BadSignature."""
         try:
             contributor, _, round = claimed(body)
             if round > self.rounds.settled and not self.rounds.expects(round, contributor):
@@ -467,7 +474,7 @@ class RoundService:
             opened = opened_contribution(body, self.work)
         except BadSignature as error:
             self._count(error.code)
-            raise  # Whoever passes it on should have looked: its link ends.
+            raise  # A peer that relays it should have verified it: its link ends.
         except WireError as error:
             self._refused(peer, error.code, str(error))
             return
@@ -476,7 +483,7 @@ class RoundService:
             self.feed(events.ResultRead(reference.id, table))
             return
         if reference.id in self.stored and not self.rounds.takes(reference):
-            self._count("repeated")  # It may have left the set since it came, and belong to it after all.
+            self._count("repeated")  # It may have left the set since, and belong to it after all.
             return
         if not self.rounds.takes(reference):
             self._count("late" if reference.round <= self.rounds.settled else "not_taken")
@@ -505,7 +512,8 @@ class RoundService:
             self._reduces.audits.came(reference, body, table)
 
     def _may_name(self, peer: PeerId, reference: events.Reference, table: Table) -> bool:
-        """Whether a result's contributors belong to the group, or it waits. Raises as `require_grants`."""
+        """Return whether all contributors of a result belong to the group; otherwise it may wait for them.
+        Raises as `require_grants`."""
         strangers = tuple(one for one in contributors_of(table) if not self._is_member(one))
         if strangers:
             self.feed(events.StrangersNamed(peer, reference, strangers))
@@ -525,14 +533,14 @@ class RoundService:
         return tuple(state.held.values()) if state is not None else ()
 
     def _contributors(self, references: Sequence[events.Reference]) -> tuple[PeerId, ...]:
-        """Who has contributed to a set."""
+        """Return the peers that contributed to a set, as far as they are known."""
         if self.work.method.reduced is None:
             return tuple(reference.peer for reference in references)
         tags, known = self.rounds.offers.contributors(references), (self.me, *self.neighbourhood.known())
         return tuple(peer for peer in known if tag_of(peer) in tags)
 
     def _store(self, reference: events.Reference, data: bytes, tokens: int, signed: int = 0) -> None:
-        """`signed`: of a result, how much of it is its head."""
+        """Store a contribution. `signed` is the length of a result's head in bytes."""
         self.stored[reference.id] = Stored(reference, data, tokens)
         if self.reducers is not None:
             self.heads[reference.id] = data[:signed]
@@ -540,15 +548,15 @@ class RoundService:
                 self.heads.popitem(last=False)
 
     def _count_tokens(self, settled: Sequence[events.Reference]) -> None:
-        """A function of the set, so every peer that began from the same count has the same."""
+        """Add the tokens of a settled set. It is a function of the set, so peers that started with the same
+        count agree."""
         if self.tokens is not None:
             each = sum(self.stored[reference.id].tokens for reference in settled)
             usual = max(self.manifest.rounds.global_batch_tokens, self.manifest.microbatch_tokens)
             self.tokens += min(each, MAX_OVERSHOOT * usual)
 
-    def _lay_down(self, settled: Sequence[events.Reference]) -> None:
-        """Long bodies of a settled round go to the disk: they are for those who are behind, and many rounds
-        are kept for them."""
+    def _move_to_disk(self, settled: Sequence[events.Reference]) -> None:
+        """Move long bodies of a settled round to disk. Many rounds are kept for peers that are behind."""
         if sum(reference.size for reference in settled) < MIN_ON_DISK:
             return
         stored = [self.stored[reference.id] for reference in settled]

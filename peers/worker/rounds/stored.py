@@ -1,4 +1,4 @@
-"""Contributions as they came, checked, and as they are kept for those who want them."""
+"""Contributions as they arrive, verified, and as they are stored for peers that request them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from swarmnet.rounds.result_table import Table
 class Stored:
     reference: Reference
     data: bytes | memoryview
-    """The envelope with the payload, as it travels; of a settled round maybe on the disk."""
+    """The envelope with the payload, as sent; on disk if it is long and its round has settled."""
     tokens: int
-    """That it says it stands for."""
+    """Tokens that the contributor claims for it."""
 
     @property
     def payload(self) -> bytes:
@@ -28,19 +28,19 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A contribution, or a result, whose signature is verified."""
+    """A contribution or a result whose signature has been verified."""
 
     reference: Reference
     tokens: int
     table: Table | None = None
     signed: int = 0
-    """Of a result: bytes at its beginning that name the rest."""
+    """Length in bytes of a result's signed head, which names the rest by its digest."""
 
 
 def opened_contribution(data: bytes, work: UpdateWork) -> Opened:
-    """To the stage of this work. Raises WireError."""
+    """Verify a contribution to this stage. Raises WireError."""
     method, signed, table = work.method, len(data), None
-    if method.reduced is not None:  # Of a result the head, which names the rest by its digest.
+    if method.reduced is not None:  # Only a result's head is signed; it names the rest by its digest.
         try:
             table, length = method.reduced.head(data[ENVELOPE_BYTES:])
         except ContributionError as error:

@@ -1,4 +1,6 @@
-"""The tensor side of rounds: everything here runs in the compute thread, in the order that was decided."""
+"""The tensor side of rounds: everything here runs in the compute thread, in the order in which it was
+decided.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,15 @@ from swarmnet.rounds.result_table import Contributor, Table
 from swarmnet.run.rates import WHOLE
 
 HASHED_NUMBERS = 1 << 24
-"""Of a state that is hashed after each round: 64 MiB. A larger one is hashed when peers sign what they have,
-for meanwhile nothing is computed."""
+"""A state of at most this many numbers (64 MiB) is hashed after each round. A larger one is hashed only when
+peers sign digests, because nothing is computed meanwhile."""
 OWN_BYTES_KEPT = 64 << 20
-"""Own contributions kept for giving back after a fork; at 30 KB a round, over two thousand rounds."""
+"""Bytes of own contributions kept for their return after a fork; at 30 KB a round, over two thousand
+rounds."""
 
 
 class Gathered(Protocol):
-    """Whose gradient a contribution takes (the data path)."""
+    """The owner of the gradient that a contribution takes (the pipeline service)."""
 
     gathered_tokens: int
 
@@ -52,34 +55,35 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class ContributionReady:
-    """A contribution; empty if no gradient was finite."""
+    """A contribution; it has no data if the gradient was not finite."""
 
     round: int
     data: bytes
     tokens: int
     id: ContributionId | None
     is_result: bool = False
-    """This peer has added up what others contributed."""
+    """Whether this is the result of contributions that this peer has reduced."""
     table: Table | None = None
-    """Of a result."""
+    """The table of contributors, for a result."""
     signed: int = 0
-    """Of a result: the bytes at its beginning that are signed, and name the rest. 0: all of it is signed."""
+    """For a result: length in bytes of its signed head, which names the rest. 0 means that all of it is
+    signed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedContribution:
-    """A contribution for reducers; no name if no gradient was finite."""
+    """A contribution for reducers; it has no id if the gradient was not finite."""
 
     round: int
     reducers: tuple[PeerId, ...]
-    """By shard."""
+    """The reducer of each shard, by shard."""
     tokens: int
     head: bytes = b""
-    """Goes before the slices (protocols/signed/slices.py)."""
+    """The signed head that is sent before the slices (protocols/signed/slices.py)."""
     slices: tuple[bytes, ...] = ()
     id: ContributionId | None = None
     grants: Mapping[PeerId, bytes] = field(default_factory=dict)
-    """For each reducer the signature that lets it add up its slices (protocols/signed/grants.py)."""
+    """For each reducer, the signature that allows it to reduce these slices (protocols/signed/grants.py)."""
 
     def shards_of(self, reducer: PeerId) -> list[int]:
         """Return the shards whose slices go to this reducer, in order."""
@@ -88,7 +92,7 @@ class SlicedContribution:
 
 @dataclass(frozen=True, slots=True)
 class ReduceShards:
-    """What came of a round, by shard, for this peer to reduce."""
+    """The slices of a round, by shard and contributor, that this peer reduces."""
 
     round: int
     slices: Mapping[int, Mapping[Contributor, bytes]]
@@ -98,24 +102,25 @@ class ReduceShards:
 class Settled:
     round: int
     digest: bytes
-    """Replica.digest() after it; or NOT_HASHED."""
+    """`Replica.digest()` after the round, or NOT_HASHED."""
     chain: bytes
     references: tuple[Reference, ...]
     tokens: int | None = None
-    """In all settled rounds up to it; None: not known."""
+    """Tokens in all settled rounds up to this one; None if not known."""
     contributors: tuple[PeerId, ...] = ()
-    """Who has contributed to it, as far as they are known."""
+    """The contributors to the round, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsReassigned:
-    """This peer trains other experts now, or some have lost or found a holder."""
+    """Reported when this peer trains other experts, or when a group of experts has lost or gained its
+    peers."""
 
     round: int
     experts: range
     group: int
     holders: tuple[int, ...]
-    """Of each group."""
+    """Number of peers that train each group."""
 
 
 Operation = (
@@ -132,19 +137,16 @@ Done = ContributionReady | SlicedContribution | Settled | ExpertsReassigned
 
 
 def experts_line(took_up: ExpertsReassigned) -> str:
-    """For people."""
+    """Return a line for people about the experts that this peer trains."""
     first, last = took_up.experts[0], took_up.experts[-1]
     which = f"expert {first}" if first == last else f"experts {first} to {last}"
     counts = ", ".join(map(str, took_up.holders))
-    encode_tokens = f"trains {which} of each layer; each group of them has {counts} peers"
+    line = f"trains {which} of each layer; peers of each group of experts: {counts}"
     others = ((group, count) for group, count in enumerate(took_up.holders) if group != took_up.group)
     alone = [str(group) for group, count in others if not count]
     if not alone:
-        return encode_tokens
-    return (
-        f"{encode_tokens}; what nobody trains, group {' and '.join(alone)}, stays as it is until a "
-        "peer takes it up"
-    )
+        return line
+    return f"{line}; no peer trains group {' and '.join(alone)}: it stays as it is until one does"
 
 
 class UpdateWork:
@@ -163,8 +165,9 @@ class UpdateWork:
         signs_every: int = 1,
     ) -> None:
         """`settled` is called right after a round settled, before anything else changes the weights.
-        `undecided`: own contributions of which it is open what becomes of them. `signs_every`: of so many
-        rounds one's digest is signed (rounds.snapshot_interval)."""
+
+        `undecided` contains the own contributions that have neither settled nor been given up. `signs_every`
+        is the number of rounds between signed digests (`rounds.snapshot_interval`)."""
         self.run_id = run_id
         self.stage = stage
         self.identity = identity
@@ -176,34 +179,35 @@ class UpdateWork:
         self.counts = counts
         self.undecided = undecided
         self.own: OrderedDict[ContributionId, bytes] = OrderedDict()
-        """Payloads of the own contributions: all that are undecided, and the newest OWN_BYTES_KEPT."""
+        """Payloads of own contributions: all undecided ones, and the newest up to OWN_BYTES_KEPT."""
         self.tokens: int | None = None
-        """In all rounds that are settled in the replica; None: not known."""
+        """Tokens in all rounds settled in the replica; None if not known."""
         self.closed = False
-        """The state is fetched anew: what is still queued is of a history that was given up."""
+        """Set when the state is fetched again: queued operations belong to an abandoned branch."""
         self.optimizer_warmup_steps = 0
-        """So many own steps move nothing yet; while there are any, nobody counts what this peer commits. Set
-        by a newcomer before it serves, then counted down in the compute thread."""
+        """Local optimizer steps left that only fill the moment estimates. While there are any, committed
+        tokens are not counted. Set by a newcomer before it serves, then counted down in the compute
+        thread."""
         self.joins = 0
-        """While its own steps move nothing yet, this peer takes up the experts that the fewest train, as soon
-        as it knows, and takes so many such steps again. Set by a newcomer before it serves; 0: it stays."""
-        self._told: tuple[int, tuple[int, ...]] | None = None
-        """The group of experts that this peer was last said to train, and those without a holder then."""
+        """Warm-up steps to repeat if this peer switches to the experts with the fewest peers, as soon as it
+        knows them. Set by a newcomer before it serves; 0 keeps its experts."""
+        self._reported_experts: tuple[int, tuple[int, ...]] | None = None
+        """The group of experts last reported, and the groups without a peer then."""
         held = method.held
         if held is not None and held.begins(identity.peer_id):
             stage_compute.train(held.trained)
         self._ahead = False
-        """Weights are published moved ahead by the own momentum."""
+        """Whether the published weights include this peer's own momentum as a lookahead."""
         self._stepped_tokens = 0
-        """In own steps since the last contribution."""
+        """Tokens in local steps since the last contribution."""
         self._published_round = -1
-        """The newest applied round in the weights that are computed with."""
+        """The newest applied round in the published weights."""
         self._signs_every = signs_every
         self._rate: tuple[int, int] | None = None
-        """The round after the published one, and its learning-rate factor, at the newest microbatch."""
+        """The round after the published one and its learning-rate factor, as of the newest microbatch."""
 
     def run(self, operations: Sequence[Operation]) -> list[Done]:
-        """Do them in order and publish the weights if they changed."""
+        """Run operations in order and publish the weights if they changed; returns their results."""
         results: list[Done] = []
         stale = False
         for operation in operations:
@@ -211,10 +215,10 @@ class UpdateWork:
                 case MakeContribution(round, _, reducers):
                     results.append(self._make(round, reducers))
                     self._ahead = self.method.own is None
-                    stale |= self._goes_over(round) or self._ahead
-                    results += self._took_up(round)
+                    stale |= self._switch_experts(round) or self._ahead
+                    results += self._reassignment(round)
                 case ReduceShards(round, slices):
-                    results.append(self._add_up(round, slices))
+                    results.append(self._reduce(round, slices))
                 case Add(round, peer, payload):
                     self.replica.add(round, peer, payload)
                     self.counts.corrections += round <= self.replica.applied_round
@@ -246,11 +250,12 @@ class UpdateWork:
         return self.replica.size <= HASHED_NUMBERS or (round + 1) % self._signs_every == 0
 
     def step_if_due(self) -> None:
-        """Where peers step by themselves: step by what was gathered, if that is enough, and publish."""
+        """Make a local optimizer step if enough tokens were gathered, and publish the weights. Called after
+        each gradient."""
         own = self.method.own
         if own is None or self.closed:
             return
-        if self._joins():
+        if self._join_fewest():
             return
         round = self._published_round + 1
         self._rate = round, 0 if self.optimizer_warmup_steps else self.replica.factor(round)
@@ -260,7 +265,7 @@ class UpdateWork:
         self._publish()
 
     def publish(self) -> None:
-        """Compute with the live weights as they are now."""
+        """Publish the live weights for the next microbatches."""
         self._published_round = self.replica.applied_round
         self._publish()
 
@@ -282,8 +287,9 @@ class UpdateWork:
         else:
             self._stepped_tokens += tokens
 
-    def _joins(self) -> bool:
-        """As a newcomer, those who train other experts than it drew; whether it did."""
+    def _join_fewest(self) -> bool:
+        """Switch to the experts that the fewest peers train, while this peer is new; returns whether it
+        switched."""
         held, joins = self.method.held, self.joins
         if not (joins and self.optimizer_warmup_steps and held is not None and held.knows_holders):
             return False
@@ -291,54 +297,55 @@ class UpdateWork:
         if not held.joins():
             return False
         self.optimizer_warmup_steps = joins
-        self._trains_others(held)
+        self._train_assigned(held)
         return True
 
-    def _goes_over(self, round: int) -> bool:
-        """To other experts, if it is this peer's turn."""
+    def _switch_experts(self, round: int) -> bool:
+        """Switch to other experts if it is this peer's turn; returns whether it switched."""
         held = self.method.held
         if held is None or not held.goes_over(round, self.identity.peer_id):
             return False
-        self._trains_others(held)
+        self._train_assigned(held)
         return True
 
-    def _trains_others(self, held: ExpertShardSteps) -> None:
-        """Of what it gathered for the experts that it gives up nothing is left to train."""
+    def _train_assigned(self, held: ExpertShardSteps) -> None:
+        """Train the assigned experts from now on, and discard gradients gathered for the ones before."""
         self.gathered.gathered_tokens = 0
         self.stage_compute.train(held.trained)
 
-    def _took_up(self, round: int) -> list[ExpertsReassigned]:
-        """What is new about who holds which experts, if anything is."""
+    def _reassignment(self, round: int) -> list[ExpertsReassigned]:
+        """Return the new assignment of experts if it has changed."""
         held = self.method.held
         if held is None:
             return []
         holders = held.holders()
-        encode_tokens = held.group, tuple(group for group, count in enumerate(holders) if not count)
-        if encode_tokens == self._told or not any(holders):
+        assignment = held.group, tuple(group for group, count in enumerate(holders) if not count)
+        if assignment == self._reported_experts or not any(holders):
             return []
-        self._told = encode_tokens
+        self._reported_experts = assignment
         return [ExpertsReassigned(round, held.experts, held.group, tuple(holders))]
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
-        """Return the votes of an own contribution to the momentum, or those of some shards, if they are still
+        """Restore an own contribution, or some of its shards, to the momentum, if its payload is still
         kept."""
         payload = self.own.get(identity) if shards else self.own.pop(identity, None)
         if payload is not None:
             self.method.give_back(payload, round, self.identity.peer_id, shards)
 
     def _forget_oldest(self, size: int, newest: ContributionId) -> None:
-        """As many as are too many, of those that are settled: an undecided one may have to be given back."""
+        """Drop the oldest decided payloads beyond the limit; an undecided one may have to be restored."""
         surplus = len(self.own) - OWN_BYTES_KEPT // max(1, size)
         decided = (name for name in self.own if name != newest and name not in self.undecided)
         for name in list(islice(decided, max(0, surplus))):
             del self.own[name]
 
     def _make(self, round: int, reducers: tuple[PeerId, ...]) -> ContributionReady | SlicedContribution:
+        """Make this peer's contribution to a round, whole or in slices for reducers."""
         own = self.method.own
         if own is None:
-            payload, tokens = self._by_gradient(round)
+            payload, tokens = self._encode_gradient(round)
         else:
-            payload, tokens = self._by_moves(round, own)
+            payload, tokens = self._encode_local_delta(round, own)
         if payload is None:
             self.counts.not_finite += 1
             return (
@@ -358,10 +365,10 @@ class UpdateWork:
         return made
 
     def _sealed(self, round: int, tokens: int, payload: bytes, rest: bytes = b"") -> ContributionReady:
-        """`rest`: what the payload names by its digest."""
-        stands_for = encode_tokens(tokens, round)
+        """Sign a contribution. `rest` follows the payload, which names it by its digest."""
+        signed_tokens = encode_tokens(tokens, round)
         data = seal(
-            self.identity, self.run_id, EnvelopeKind.CONTRIBUTION, self.stage, round, stands_for, payload
+            self.identity, self.run_id, EnvelopeKind.CONTRIBUTION, self.stage, round, signed_tokens, payload
         )
         assert len(data) == ENVELOPE_BYTES + len(payload)
         envelope = open_envelope(data, self.run_id, EnvelopeKind.CONTRIBUTION, len(payload))
@@ -370,6 +377,7 @@ class UpdateWork:
     def _cut(
         self, round: int, reducers: tuple[PeerId, ...], tokens: int, payload: bytes
     ) -> SlicedContribution:
+        """Split a contribution into signed slices with a grant for each reducer."""
         assert self.method.reduced is not None
         slices = self.method.reduced.slices(payload)
         head, identity = sign_slices(self.identity, self.run_id, self.stage, round, tokens, slices)
@@ -380,8 +388,8 @@ class UpdateWork:
             grants[reducer] = sign_grant(self.identity, reduction, identity, tokens, cut.shards_of(reducer))
         return replace(cut, grants=grants)
 
-    def _add_up(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> ContributionReady:
-        """The result, for the round's set."""
+    def _reduce(self, round: int, slices: Mapping[int, Mapping[Contributor, bytes]]) -> ContributionReady:
+        """Reduce the slices of a round and return the signed result."""
         reduced = self.method.reduced
         assert reduced is not None
         if not slices:
@@ -391,8 +399,8 @@ class UpdateWork:
         sealed = self._sealed(round, table.tokens(reduced.draw.shards), result[:head], result[head:])
         return replace(sealed, is_result=True, table=table, signed=ENVELOPE_BYTES + head)
 
-    def _by_gradient(self, round: int) -> tuple[bytes | None, int]:
-        """The payload, None if the gradient is not finite, and the tokens it stands for."""
+    def _encode_gradient(self, round: int) -> tuple[bytes | None, int]:
+        """Return the payload, None if the gradient is not finite, and its number of tokens."""
         tokens, self.gathered.gathered_tokens = self.gathered.gathered_tokens, 0
         me, contribute = self.identity.peer_id, self.method.contribute
         try:
@@ -403,9 +411,11 @@ class UpdateWork:
         except GradientError:
             return None, tokens
 
-    def _by_moves(self, round: int, own: LocalOptimizer) -> tuple[bytes | None, int]:
-        """Likewise, of own steps. What is too little for a step yet waits for the next round, unless it is
-        all that there is."""
+    def _encode_local_delta(self, round: int, own: LocalOptimizer) -> tuple[bytes | None, int]:
+        """Return the local delta since the last contribution, None without tokens, and its tokens.
+
+        A gradient too small for a step waits for the next round, unless the contribution would be empty
+        without it."""
         gathered = self.gathered.gathered_tokens
         if should_flush_partial_step(gathered, self._stepped_tokens, own.tokens):
             self._step(own)

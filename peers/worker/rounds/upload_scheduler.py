@@ -1,9 +1,9 @@
-"""Contributions that neighbours want, handed out no faster than their lines carry them.
+"""Send contributions that neighbours requested no faster than their links carry them.
 
-Where contributions are made faster than a line carries them, what was asked for would pile up in the link's
-queue (64 MiB of 605 KB contributions, measured at 2.7 Mbit/s), most of it long settled when it arrives, and
-some of it twice because it was asked for again. So little is queued at a time; the rest waits here as names,
-each once, and is looked up when its turn comes: what is settled by then is not sent any more.
+Where contributions are made faster than a link carries them, requested ones would fill the link's queue. 64
+MiB of 605 KB contributions were measured at 2.7 Mbit/s. Most would be long settled on arrival, and some would
+be sent twice because they were requested again. So little is queued at a time. The rest waits here as ids,
+each once; a contribution that has settled by its turn is not sent.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from peers.runtime.timer import HasTime, Timer
 from swarmnet.identifiers import PeerId
 
 Item = TypeVar("Item", bound=Hashable)
-"""How what is wanted is named."""
+"""The name of a requested item."""
 
 QUEUE_BYTES = 256 * 1024
-"""More is posted while less than this is queued: 0.8 s of what 1 % loss leaves a connection at 50 ms."""
+"""More is posted while less than this is queued: 0.8 s on a connection with 1 % loss and 50 ms round trip."""
 LOOK_SECONDS = 0.1
-"""How often a full queue is looked at: 33 KB go out meanwhile on such a connection."""
+"""Interval for checking a full queue; such a connection sends 33 KB meanwhile."""
 
 
 class UploadQueue(Generic[Item]):
-    """What is still to be sent to whom."""
+    """Items still to be sent, by peer."""
 
     def __init__(
         self,
@@ -32,22 +32,22 @@ class UploadQueue(Generic[Item]):
         queued_bytes: Callable[[PeerId], int],
         clock: HasTime,
     ) -> None:
-        """`send` posts what is wanted, if it is still kept; `queued_bytes` is what waits on the link."""
+        """`send` posts an item if it is still kept; `queued_bytes` returns the bytes queued on the link."""
         self._send = send
         self._queued_bytes = queued_bytes
         self._clock = clock
         self._wanted: dict[PeerId, dict[Item, None]] = {}
-        self._timer = Timer(self._pour, clock)
+        self._timer = Timer(self._send_next, clock)
 
     def __len__(self) -> int:
         return sum(map(len, self._wanted.values()))
 
     def wanted(self, peer: PeerId, ids: Iterable[Item]) -> None:
-        """`peer` asks for these; what it asks for again waits in its old place."""
+        """Queue the items that `peer` requests; a repeated request keeps its old place."""
         waiting = self._wanted.setdefault(peer, {})
         for identity in ids:
             waiting.setdefault(identity)
-        self._pour()
+        self._send_next()
 
     def left(self, peer: PeerId) -> None:
         self._wanted.pop(peer, None)
@@ -55,7 +55,7 @@ class UploadQueue(Generic[Item]):
     def close(self) -> None:
         self._timer.close()
 
-    def _pour(self) -> None:
+    def _send_next(self) -> None:
         for peer, waiting in list(self._wanted.items()):
             while waiting and self._queued_bytes(peer) < QUEUE_BYTES:
                 identity = next(iter(waiting))

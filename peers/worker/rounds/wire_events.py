@@ -1,4 +1,4 @@
-"""The rounds' events and effects as messages on the wire, and back."""
+"""Convert the rounds' events and effects to wire messages and back."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ def read_reference(reference: WireReference) -> Reference:
 
 
 def write_announces(references: tuple[Reference, ...], complete: tuple[int, ...]) -> list[Announce]:
-    """Split so that each fits in a header, a round that is `complete` never in two."""
+    """Return announcements that each fit in a header. A round that is `complete` is never split between
+    two."""
     messages: list[Announce] = []
     by_round: dict[int, list[WireReference]] = {number: [] for number in complete}
     for reference in references:
         wire = WireReference(reference.round, reference.peer, reference.id, reference.size)
         by_round.setdefault(reference.round, []).append(wire)
-    told: list[WireReference] = []
+    batch: list[WireReference] = []
     whole: list[int] = []
     for number, of_round in by_round.items():
-        if told and len(told) + len(of_round) > REFERENCES_PER_MESSAGE:
-            messages.append(Announce(told, whole))
-            told, whole = [], []
-        told = told + of_round
+        if batch and len(batch) + len(of_round) > REFERENCES_PER_MESSAGE:
+            messages.append(Announce(batch, whole))
+            batch, whole = [], []
+        batch = batch + of_round
         whole = whole + ([number] if number in complete else [])
-    messages.append(Announce(told, whole))
+    messages.append(Announce(batch, whole))
     return messages

@@ -426,7 +426,7 @@ def test_what_was_found_is_said_in_a_few_lines():
     assert "does not answer yet" in swarm_line(None)
     assert "this peer is the first" in swarm_line({})
     records = {"a": record(0), "b": record(1, loss=None, round=9), "c": record(2, "paused", 99.0)}
-    assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as they say)"
+    assert swarm_line(records) == "swarm  3 peers, 2 training, round 8, loss 3.000 (as reported)"
     needs = all_needs(manifest, pytest.importorskip("torch").device("cpu"), 0)[1]
     line = machine_line(needs, 5, 8 << 30, True, "cpu", PLAIN)
     assert line.startswith("you    stage 1 on cpu")

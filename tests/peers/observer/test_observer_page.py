@@ -116,6 +116,24 @@ def test_a_swarm_that_is_held_keeps_its_numbers():
     assert (trained.tokens, trained.round) == (held.tokens, held.round)
 
 
+def test_workers_are_counted_apart_from_those_that_hold_no_stage():
+    others = (
+        record("eye", -1, role="observer", state="serving"),
+        record("keeper", -1, role="archivist", state="serving"),
+    )
+    sightings = PeerObservations(3)
+    for signed in (*(record(f"peer-{n}", n % 3) for n in range(4)), *others):
+        sightings.recorded(signed, NOON)
+    up, down = "/ip4/203.0.113.5/tcp/31330/p2p/up", "/ip4/203.0.113.6/tcp/31330/p2p/down"
+    picture = snapshot_of(sightings, SIGNED, NOON, bootstraps={up: True, down: False})
+    assert picture.peers == 4
+    assert picture.others == {"bootstrap": 1, "observer": 1, "archivist": 1}
+    answer = json.loads(shown(picture).answer(""))
+    assert (answer["peers"], answer["others"]) == (4, picture.others)
+    states = picture.states["bootstrap"]
+    assert (states["serving"], states["gone"]) == (1, 1), "as swarm_bootstrap_up says"
+
+
 def test_in_an_empty_swarm_nothing_is_known_and_nothing_breaks():
     picture = pictured()
     assert (picture.round, picture.loss, picture.checkpoint, picture.weakest) == (None, None, None, None)
@@ -152,7 +170,7 @@ def test_the_last_checkpoint_is_the_one_of_the_stage_that_saved_longest_ago():
 def test_peers_without_a_stage_are_counted_and_train_nothing():
     picture = pictured(record("eye", -1, role="observer", state="serving"), record("peer-0", 0))
     assert picture.states["observer"]["serving"] == 1
-    assert (picture.peers, picture.rows[-1].peer) == (2, "eye")
+    assert (picture.peers, picture.others, picture.rows[-1].peer) == (1, {"observer": 1}, "eye")
 
 
 # -- JSON -------------------------------------------------------------------------------------------------
@@ -201,7 +219,7 @@ def test_the_swarms_metrics_are_what_prometheus_reads_and_say_whose_word_they_ar
         assert family.samples, name
         names = {label.name for label in metric.labels}
         assert all(set(sample.labels) == names for sample in family.samples)
-        assert re.search(r"claimed by|claim\.|observer|series|answers", metric.help), name
+        assert re.search(r"by records|of the records|records\.|observer|owner", metric.help), name
         assert f"`{metric.name}`" in document()
 
 
@@ -248,7 +266,7 @@ def test_every_page_answers_and_lets_nothing_from_elsewhere_in():
 def test_before_the_run_is_known_the_page_says_so():
     with served(None, healthy=lambda: "the event loop has not turned for 20 s") as server:
         status, _, body = fetch(server.url + "/swarm.json")
-        assert (status, "looking for its manifest" in json.loads(body)["error"]) == (503, True)
+        assert (status, "fetching its manifest" in json.loads(body)["error"]) == (503, True)
         assert fetch(server.url + "/healthz")[0] == 503
         assert json.loads(fetch(server.url + "/sd")[2]) == []
 

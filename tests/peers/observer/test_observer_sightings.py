@@ -80,6 +80,28 @@ def test_departures_say_why():
     assert [event.code for event in sightings.events] == ["moved", "paused", "left", "not_reached"]
 
 
+def test_who_is_back_is_no_longer_away():
+    sightings = seen(record("restarted"), record("expired"), record("leaver"))
+    for peer in ("restarted", "expired", "leaver"):
+        sightings.answered(peer, NOON)
+        for second in (2, 3):
+            sightings.missed(peer, "not_reached", NOON + second)
+    assert set(sightings.away.values()) == {"not_reached"}
+    sightings.recorded(record("leaver", at=NOON + 1, state="leaving"), NOON + 4)
+    assert sightings.away["leaver"] == "left", "its last record was found late"
+    sightings.answered("restarted", NOON + 9)
+    sightings.look(NOON + RECORD_SECONDS + 2)
+    assert set(sightings.away) == {"expired", "leaver", "restarted"}
+    later = NOON + RECORD_SECONDS + 5
+    for peer in ("expired", "restarted"):
+        sightings.recorded(record(peer, at=later), later)
+    assert sightings.away == {"leaver": "left"}
+    came = [event.text for event in sightings.events if event.code == "came"]
+    assert len(came) == 3
+    assert all(text.endswith("is back") for text in came)
+    assert sightings.departures.total() == 4, "the counter never shrinks"
+
+
 def test_a_record_that_expires_takes_its_peer_away_and_leaves_its_contribution():
     sightings = seen(record(tokens=5000))
     sightings.look(NOON + RECORD_SECONDS + 1)

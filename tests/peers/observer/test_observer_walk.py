@@ -9,6 +9,7 @@ from swarm import OWNER, Swarm, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
+from peers.observer import crawler
 from peers.observer.crawler import Walk, walk_seconds
 from peers.observer.owner_orders import Orders
 from peers.observer.sightings import PeerObservations
@@ -115,6 +116,22 @@ def test_who_leaves_says_so_and_its_work_stays_counted():
             swarm.network.crash(swarm.members["b"].peer)  # The process ends after the worker.
             await swarm.until(lambda: watched.sightings.departures == {"left": 1}, PROMISED_SECONDS)
             assert watched.picture().tokens >= counted
+
+    run(story())
+
+
+def test_a_polite_leave_between_two_walks_is_no_loss(monkeypatch):
+    monkeypatch.setattr(crawler, "SHORTEST_WALK_SECONDS", 60.0)
+    watched = Watched()
+
+    async def story():
+        async with watched.training() as swarm:
+            await swarm.until(lambda: all(known.answers for known in watched.sightings.peers.values()), 60.0)
+            await swarm.leave("b")
+            swarm.network.crash(swarm.members["b"].peer)  # The process ends after the worker.
+            await swarm.until(lambda: watched.peers() == [1, 2], PROMISED_SECONDS)
+            assert watched.sightings.departures == {"left": 1}
+            assert watched.picture().away == {"left": 1}
 
     run(story())
 

@@ -75,7 +75,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_at_the_next_start(tmp_path, cl
 def test_damage_before_the_end_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time":1,"monotonic":1,"event":"a"}\nrubbish\n{"time":1,"monotonic":1,"event":"b"}\n')
-    with pytest.raises(UserError, match=r"events\.jsonl:2: is no event"):
+    with pytest.raises(UserError, match=r"events\.jsonl:2: not an event"):
         names(path)
 
 
@@ -250,7 +250,7 @@ def test_on_a_full_disk_events_wait_for_room_and_it_is_said_once(tmp_path, clock
     for number in range(5):
         log.record(Unknown("during", {"number": number}))
     assert len(told) == 1
-    assert "No space left on device; training goes on" in told[0]
+    assert "No space left on device; training continues" in told[0]
     full.room = 10**9
     log.record(Unknown("after", {}))
     log.close()

@@ -39,6 +39,7 @@ UNITLESS = {
     "stages_missing": "Stages without .*",
     "round_lag": "Rounds behind .*",
     "swarm_peer_versions": "Peers by .*",
+    "swarm_experts_min_replicas": "Peers .*",
     # Of the model: nats per token, which Prometheus has no word for, a rate without a unit, and norms.
     **dict.fromkeys(
         ("train_loss", "swarm_loss", "swarm_eval_loss"),

@@ -202,7 +202,7 @@ def test_events_are_told_with_what_happened_why_and_what_helps():
     assert words.level == "warning"
     assert "swarmnet doctor" in words.cure
     assert words_of(noted.Waiting("stage_missing", [1, 2])).text.startswith("waits for stages 1, 2:")
-    assert words_of(noted.WaitingOver()).text == "waits no more"
+    assert words_of(noted.WaitingOver()).text == "all stages have peers again"
     assert words_of(noted.Unlinked("12D3KooWabcdef", "of a newer version")) is None
     assert words_of(parse("unlinked", {"code": "left"})) is None, "no event of this version"
     assert words_of(parse("committed", {"code": "silent"})) is None
@@ -229,7 +229,7 @@ def test_a_report_tells_trouble_once_and_how_often_it_came_since():
     lines = heard([(float(second), "refused", refusal) for second in range(40)])
     assert [line[0] for line in lines] == ["refused", "refused"]
     assert lines[0][1].startswith("refused ...abcdef: bytes that no honest peer sends (")
-    assert lines[1][1].endswith(f"({QUIET_SECONDS - 1:.0f} more since it was last said)")
+    assert lines[1][1].endswith(f"({QUIET_SECONDS - 1:.0f} more since it was last shown)")
     assert lines[0][3] == {"code": "malformed"}
 
 
@@ -260,8 +260,8 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
     teller = Teller(said)
     for number in range(2000):
         teller.heard(LogLine(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
-    assert len(teller._said) <= notices.MAX_REMEMBERED
-    assert len(teller._kept) <= notices.MAX_REMEMBERED
+    assert len(teller._shown_at) <= notices.MAX_REMEMBERED
+    assert len(teller._suppressed) <= notices.MAX_REMEMBERED
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "b\nc"])

@@ -122,9 +122,9 @@ def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_
 
 def test_who_trains_which_experts_is_said_in_one_line():
     took_up = ExpertsReassigned(3, range(2, 4), group=1, holders=(0, 2))
-    before = "trains experts 2 to 3 of each layer; each group of them has 0, 2 peers; "
-    after = "what nobody trains, group 0, stays as it is until a peer takes it up"
+    before = "trains experts 2 to 3 of each layer; peers of each group of experts: 0, 2; "
+    after = "no peer trains group 0: it stays as it is until one does"
     assert experts_line(took_up) == before + after
     assert experts_line(replace(took_up, experts=range(1), group=0)) == (
-        "trains expert 0 of each layer; each group of them has 0, 2 peers"
+        "trains expert 0 of each layer; peers of each group of experts: 0, 2"
     )
