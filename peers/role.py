@@ -14,10 +14,10 @@ from peers.network.discovery.bootstrap import ANSWER_SECONDS, PeerCache, join_di
 from peers.network.discovery.mdns import Lan
 from peers.runtime.control_server import Control
 from peers.runtime.liveness import Pulse
-from peers.telemetry.console import Report
+from peers.telemetry.console import Reporter
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.events import Remark, Said, Topic
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.events import Notice, TextNotice, Topic
+from peers.telemetry.metrics import PeerMetrics
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Unreachable
 from protocols.p2pd.transport import P2pdTransport
@@ -34,8 +34,8 @@ class Process:
 
     config: PeerFile
     identity: Identity
-    report: Report
-    metrics: Metrics
+    report: Reporter
+    metrics: PeerMetrics
     log: EventLog
     pulse: Pulse
     stop: asyncio.Event
@@ -48,9 +48,9 @@ class Process:
 
     def notify(self, topic: Topic, text: str) -> None:
         """One line for people, and the event log."""
-        self.tell(Remark(text, topic))
+        self.tell(TextNotice(text, topic))
 
-    def tell(self, said: Said) -> None:
+    def tell(self, said: Notice) -> None:
         """The same, with fields."""
         self.report.notify(said.name, level="info", **said.fields)
         self.log.record(said)

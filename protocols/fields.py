@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta, Struct
 
-from swarmnet.run.path_rules import Header
+from swarmnet.run.path_rules import PathHeader
 
 Body = bytes | bytearray | memoryview
 """Bytes that follow a message header, or the bytes that are signed."""
@@ -46,8 +46,8 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The stages that a microbatch has passed (`Header` in swarmnet/run/path_rules.py). Each receiver checks
-    it."""
+    """The stages that a microbatch has passed (`PathHeader` in swarmnet/run/path_rules.py). Each receiver
+    checks it."""
 
     visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
     """Visited stages in order, including the receiver's."""
@@ -58,10 +58,10 @@ class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Number of stages still to visit."""
 
     @classmethod
-    def of(cls, header: Header) -> Self:
+    def of(cls, header: PathHeader) -> Self:
         """Return the wire form of a path header."""
         return cls(header.visited, header.frontier, header.swaps_left, header.hops_left)
 
-    def header(self) -> Header:
+    def header(self) -> PathHeader:
         """Return the path header that this message describes."""
-        return Header(self.visited, self.frontier, self.swaps_left, self.hops_left)
+        return PathHeader(self.visited, self.frontier, self.swaps_left, self.hops_left)

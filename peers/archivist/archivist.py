@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from peers.archivist.links import ArchivistLinks, Surroundings
+from peers.archivist.links import ArchivistLinks, LinkContext
 from peers.errors import UserError
 from peers.network.discovery.claimed_tokens import Contributions
 from peers.network.orders.order_book import OrderBook
 from peers.state import checkpoint_file
-from peers.state.archive import Archive, Entry, IndexFull, entry_name
+from peers.state.archive import Archive, ArchivedCheckpoint, IndexFull, entry_name
 from peers.state.archive_store import ArchiveError, sha256
 from peers.state.snapshot_service import SNAPSHOTS_ALONE, NoState, SnapshotService, start_digest
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.telemetry.console import counted
 from peers.telemetry.events import Notify
 from protocols.errors import WireError
@@ -85,7 +85,7 @@ class Archivist:
         identity: Identity,
         book: OrderBook,
         circle: ArchivistLinks,
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         notify: Notify,
     ) -> None:
         self.archive = archive
@@ -108,7 +108,7 @@ class Archivist:
         self._layouts: dict[int, Layout] = {}
         for stage in range(len(self.manifest.stages)):
             self._layouts[stage] = state_layout(self.manifest, stage)
-            around = Surroundings(circle, stage)
+            around = LinkContext(circle, stage)
             snapshots = Snapshots(identity, book.signed.run_id, stage, self.manifest.rounds)
             path = SnapshotService(snapshots, around, self._layouts[stage].size * 4, log_event, notify)
             path.signed = around.roots
@@ -157,7 +157,7 @@ class Archivist:
     def _failed(self, stage: int, error: Failure) -> None:
         code = code_of(error)
         self.failures[stage, code] += 1
-        self.log_event(noted.ArchivingFailed(stage=stage, code=code, reason=str(error)))
+        self.log_event(events.ArchivingFailed(stage=stage, code=code, reason=str(error)))
         self.notify("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def fetch_stage(self, stage: int) -> None:
@@ -183,7 +183,9 @@ class Archivist:
         now = self.circle.directory.now()
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)
         self.signed.update(entry.signers)
-        self.log_event(noted.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed)))
+        self.log_event(
+            events.Archived(stage=stage, round=entry.round, bytes=entry.bytes, signers=len(signed))
+        )
         text = f"archived stage {stage}, round {entry.round}, signed by {counted(len(signed), 'peer')}"
         self.notify("archived", f"{text}, in {self.archive.store.url}")
         await self._prune()
@@ -195,17 +197,19 @@ class Archivist:
         prune = partial(self.archive.prune, interval, self.policy.newest, self.policy.every)
         try:
             for gone in await asyncio.to_thread(prune):
-                self.log_event(noted.Pruned(stage=gone.stage, round=gone.round))
+                self.log_event(events.Pruned(stage=gone.stage, round=gone.round))
         except UserError as error:
             self.notify("archive", str(error))
 
-    def _write(self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float) -> Entry:
+    def _write(
+        self, stage: int, weights: Weights, signed: dict[PeerId, bytes], now: float
+    ) -> ArchivedCheckpoint:
         """Write a checkpoint to the archive and read it back. Raises NotArchived if that fails."""
         data = checkpoint_file.content(
             self.manifest, stage, weights.settled_round, weights.chain, weights.units, self._layouts[stage],
             list(signed.values()), tokens=weights.tokens,
         )  # fmt: skip
-        entry = Entry(
+        entry = ArchivedCheckpoint(
             entry_name(stage, weights.settled_round), stage, weights.settled_round, len(data), sha256(data),
             tuple(sorted(signed)), now, weights.tokens,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The archivist's links: to some peers of every stage, as a visitor, and to newcomers of stages without
 peers.
 
-The latter are served by serve.py. `Surroundings` gives a `SnapshotService` what it needs of a neighbourhood.
+The latter are served by serve.py. `LinkContext` gives a `SnapshotService` what it needs of a neighbourhood.
 Thus the archivist fetches snapshots with the same code as a newcomer.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from peers.archivist.serve import Serving
+from peers.archivist.serve import NewcomerService
 from peers.network.discovery.announcer import OPERATION_SECONDS
 from peers.network.orders.order_book import OrderBook
 from peers.runtime.lived_clock import Clock
 from peers.state.checkpoint_file import STATEMENT_BYTES
 from peers.state.snapshot_service import SnapshotService
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.telemetry.reasons import refusal
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -30,7 +30,7 @@ from protocols.messages.table import (
     Message,
     OrderUpdate,
     Refuse,
-    State,
+    SnapshotOffer,
     Statements,
 )
 from protocols.messages.terms import Terms
@@ -49,7 +49,7 @@ MAX_ASKED = 8
 DIAL_SECONDS = 8.0
 
 
-class Surroundings:
+class LinkContext:
     """The peers of one stage, as its `SnapshotService` sees them."""
 
     def __init__(self, circle: ArchivistLinks, stage: int) -> None:
@@ -78,7 +78,7 @@ class Surroundings:
         return self.circle.post(peer, message, body)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.circle.log_event(noted.Refused(peer=peer, code=code, reason=reason))
+        self.circle.log_event(events.Refused(peer=peer, code=code, reason=reason))
 
     def roots(self) -> dict[PeerId, frozenset[tuple[int, bytes]]]:
         """Return the (round, digest) pairs that each peer has signed."""
@@ -124,8 +124,8 @@ class ArchivistLinks:
         directory: Directory,
         invite: bytes,
         chance: Random,
-        log_event: noted.LogEvent,
-        serving: Serving,
+        log_event: events.LogEvent,
+        serving: NewcomerService,
     ) -> None:
         self.book = book
         self.serving = serving
@@ -134,8 +134,8 @@ class ArchivistLinks:
         self.invite = invite
         self.chance = chance
         self.log_event = log_event
-        self.clock = Clock(lambda seconds: log_event(noted.ProcessStalled(seconds=round(seconds, 3))))
-        self.states: dict[int, tuple[Surroundings, SnapshotService]] = {}
+        self.clock = Clock(lambda seconds: log_event(events.ProcessStalled(seconds=round(seconds, 3))))
+        self.states: dict[int, tuple[LinkContext, SnapshotService]] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
         self._met: set[PeerId] = set()
@@ -183,7 +183,7 @@ class ArchivistLinks:
         for peer in [peer for peer, held in self._stages.items() if held == stage]:
             self._drop(peer)
 
-    async def _dial(self, surroundings: Surroundings, signed: SignedRecord) -> None:
+    async def _dial(self, surroundings: LinkContext, signed: SignedRecord) -> None:
         """Link to a peer as a visitor."""
         peer, record = signed.peer, signed.record
         if peer in self._links:
@@ -193,7 +193,7 @@ class ArchivistLinks:
             self._met.add(peer)
             link.post(Hello(WIRE_VERSION, run_bytes(self.book.signed.run_id), b"", self.invite))
         except WireError as error:
-            self.log_event(noted.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
+            self.log_event(events.DialFailed(peer=peer, lane="group", code=error.code, reason=str(error)))
             return
         self._links[peer], self._stages[peer] = link, record.stage
         known = PeerInfo(record.stage, record.role, tuple(record.addresses), signed.sequence, b"", 0.0)
@@ -243,11 +243,11 @@ class ArchivistLinks:
         elif isinstance(message, Statements):
             self.states[stage][0].receive(message)
         elif isinstance(message, STATE_MESSAGES):
-            if not isinstance(message, State) or message.stage == stage:
+            if not isinstance(message, SnapshotOffer) or message.stage == stage:
                 self.states[stage][1].message(peer, message, body)
         elif isinstance(message, Refuse):
             self.log_event(
-                noted.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
+                events.RefusedBy(peer=peer, code=refusal(message.code), reason=message.reason[:200])
             )
             self._drop(peer)
 
@@ -267,5 +267,5 @@ class ArchivistLinks:
             self._drop(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        self.log_event(noted.Refused(peer=peer, code=code, reason=reason))
+        self.log_event(events.Refused(peer=peer, code=code, reason=reason))
         self._drop(peer)

@@ -11,7 +11,7 @@ from random import Random
 from peers.archivist.archivist import Archivist, Policy
 from peers.archivist.links import ArchivistLinks
 from peers.archivist.sampler import ArchiveObserver
-from peers.archivist.serve import Serving
+from peers.archivist.serve import NewcomerService
 from peers.config.remote_files import until_reached
 from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
@@ -26,7 +26,7 @@ from peers.state.archive import Archive
 from peers.state.archive_store import StoreUnreachable, open_store
 from peers.state.start_fetch import model_here
 from peers.state.start_folder import open_model
-from peers.telemetry.console import Status
+from peers.telemetry.console import StatusLine
 from protocols.signed.invites import prove_invite
 from protocols.signed.peer_record import NO_STAGE
 
@@ -72,7 +72,7 @@ class ArchivistRole(Role):
         shown = prove_invite(config.invite_bytes, signed.run_id, me)
         gatekeeper = Gatekeeper(book, shown, directory.now)
         await first_look(book, gatekeeper, directory, me, OPERATION_SECONDS, log_event)
-        serving = Serving(archive, signed, network.transport, gatekeeper, record, log_event, model)
+        serving = NewcomerService(archive, signed, network.transport, gatekeeper, record, log_event, model)
         circle = ArchivistLinks(book, network.transport, directory, shown, Random(), log_event, serving)
         rules = config.archiving
         archivist = Archivist(
@@ -106,7 +106,7 @@ class ArchivistRole(Role):
                 observer.look()
                 self.archived = bool(archive.entries)
                 newest = max((entry.round for entry in archive.entries), default=-1)
-                self.process.report.status(Status("archiving", round=newest))
+                self.process.report.status(StatusLine("archiving", round=newest))
                 self.process.log.flush()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from peers.archivist.archivist import Archivist
-from peers.state.archive import Entry
+from peers.state.archive import ArchivedCheckpoint
 from peers.telemetry.counters import Growth
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 
 
 class ArchiveObserver:
     """The metrics of one archivist with an open archive. Its series appear when this is created."""
 
-    def __init__(self, archivist: Archivist, metrics: Metrics) -> None:
+    def __init__(self, archivist: Archivist, metrics: PeerMetrics) -> None:
         self.archivist, self.metrics = archivist, metrics.archive
         self.stages = len(archivist.manifest.stages)
         self.growth = Growth()
-        self._seen: tuple[Entry, ...] | None = None
+        self._seen: tuple[ArchivedCheckpoint, ...] | None = None
         self.metrics.show(self.stages)
         self.metrics.interval.set(archivist.policy.seconds)
 
@@ -33,9 +33,9 @@ class ArchiveObserver:
         for (stage, reason), count in archivist.failures.items():
             metrics.failures(str(stage), reason).inc(growth.of(f"failures {stage}", count, reason))
 
-    def _kept(self, entries: tuple[Entry, ...]) -> None:
+    def _kept(self, entries: tuple[ArchivedCheckpoint, ...]) -> None:
         """Set the metrics of the archive's index."""
-        of_stage: dict[int, list[Entry]] = {stage: [] for stage in range(self.stages)}
+        of_stage: dict[int, list[ArchivedCheckpoint]] = {stage: [] for stage in range(self.stages)}
         for entry in entries:
             of_stage.get(entry.stage, []).append(entry)  # The index of another archive may name more stages.
         for stage, kept in of_stage.items():

@@ -21,11 +21,11 @@ from peers.errors import UserError
 from peers.network.ports import Admission
 from peers.runtime.timer import Timer
 from peers.state import checkpoint_file
-from peers.state.archive import Archive, Entry
+from peers.state.archive import Archive, ArchivedCheckpoint
 from peers.state.archive_store import ArchiveError
 from peers.state.snapshot_store import Snapshots, Weights
 from peers.state.start_folder import start_state
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from protocols.daemon.temporary import prefix
 from protocols.errors import WireError
 from protocols.fields import Body
@@ -69,7 +69,7 @@ class _Newcomer:
     asked_at: float
 
 
-class Serving:
+class NewcomerService:
     """Answers the requests of newcomers."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Serving:
         transport: Transport,
         admission: Admission,
         record: Callable[[], bytes],
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         model: Path | None = None,
     ) -> None:
         """Create the service. `record` returns the archivist's own signed record; `model` is the folder of
@@ -161,7 +161,7 @@ class Serving:
             await link.drained(0, OPEN_SECONDS)
             link.close()
         except WireError as error:
-            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
 
     async def _greet(self, peer: PeerId, stage: int, addresses: list[str], link: Link | None) -> None:
         """Send `Hello` to a newcomer, and start to serve it."""
@@ -169,7 +169,7 @@ class Serving:
             if link is None or link.closed:
                 link = await self.transport.open(peer, "group", OPEN_SECONDS, addresses)
         except WireError as error:
-            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         self._forget(peer)
         self._newcomers[peer] = _Newcomer(stage, link, self._loop.time())
@@ -201,7 +201,7 @@ class Serving:
             link.post(Bye("idle"))
             await link.drained(0, BEAT_SECONDS)
         except WireError as error:
-            self.log_event(noted.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
+            self.log_event(events.AnswerFailed(peer=link.peer, code=error.code, reason=str(error)))
         link.close()
 
     def _forget(self, peer: PeerId, close: bool = True) -> None:
@@ -228,7 +228,7 @@ class Serving:
         try:
             newcomer.link.post(message, body)
         except WireError as error:
-            self.log_event(noted.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(events.AnswerFailed(peer=peer, code=error.code, reason=str(error)))
             return
         if isinstance(message, Chunk):
             self.served_bytes[newcomer.stage] += len(body)
@@ -266,7 +266,7 @@ class Serving:
         """Return the signed statements about the weights offered to a newcomer."""
         return Statements(self._statements.get(self._newcomers[peer].stage, [])[:MAX_STATEMENTS])
 
-    async def _load(self, stage: int, newest: list[Entry]) -> None:
+    async def _load(self, stage: int, newest: list[ArchivedCheckpoint]) -> None:
         """Load the newest usable checkpoint of a stage into memory."""
         snapshots, layout = self.snapshots[stage]
         try:
@@ -274,7 +274,7 @@ class Serving:
                 try:
                     weights, signed = await asyncio.to_thread(self._read, entry, layout)
                 except UserError as error:
-                    self.log_event(noted.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
+                    self.log_event(events.ArchiveUnusable(stage=stage, round=entry.round, reason=str(error)))
                     continue
                 self._statements[stage] = signed
                 await asyncio.to_thread(snapshots.hold, weights)
@@ -290,12 +290,12 @@ class Serving:
             units = await asyncio.to_thread(start_state, model, self.signed.manifest, stage)
             await asyncio.to_thread(self.snapshots[stage][0].hold, Weights(units, -1, START, tokens=0))
         except UserError as error:
-            self.log_event(noted.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
+            self.log_event(events.ArchiveUnusable(stage=stage, round=-1, reason=str(error)))
         finally:
             self._loading.discard(stage)
             self._free_unused(stage)
 
-    def _read(self, entry: Entry, layout: Layout) -> tuple[Weights, list[bytes]]:
+    def _read(self, entry: ArchivedCheckpoint, layout: Layout) -> tuple[Weights, list[bytes]]:
         """Read and verify an archived checkpoint. Raises ArchiveError or CheckpointError."""
         data = self.archive.checkpoint(entry)
         try:

@@ -15,7 +15,7 @@ from peers.errors import UserError
 if TYPE_CHECKING:
     from peers.network.discovery.visitor_session import Reached
     from peers.tools.owner.round_ahead import Chosen
-    from swarmnet.run.owner_orders import Order
+    from swarmnet.run.owner_orders import OwnerOrders
 
 MAX_FACTOR_DIGITS = 20
 """Maximum digits of a factor in thousandths: an order has 64 bits."""
@@ -42,7 +42,7 @@ def rate(
 
     thousandths = _thousandths(factor)
 
-    async def planned(found: Reached) -> Callable[[Order], Order]:
+    async def planned(found: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
         at = await _from(found, from_round)
         typer.echo(f"from   round {at.round}: {at.why}")
         return lambda held: owner_orders.rate(held, thousandths, at.round, reason)
@@ -61,7 +61,7 @@ def end(
     from peers.cli.model import warn
     from swarmnet.run import owner_orders
 
-    async def planned(found: Reached) -> Callable[[Order], Order]:
+    async def planned(found: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
         at = await _from(found, from_round)
         if at.round < 1:
             raise UserError("a run has at least one round: write --from-round 1 or more")

@@ -228,10 +228,10 @@ def _keeping(file: Path, tried: Sequence[str]) -> Callable[[], str]:
 
 def _require_possible(config: PeerFile, signed: SignedManifest) -> None:
     """Raise UserError if the run lacks the requested stage, or this machine lacks what the stage needs."""
-    from peers.config.run_file import check_wish
+    from peers.config.run_file import require_stage
     from peers.data.local_text import require_text
 
-    check_wish(config.stage, signed.manifest)
+    require_stage(config.stage, signed.manifest)
     require_text(signed.manifest, config)
 
 

@@ -25,7 +25,7 @@ from swarmnet.run.manifest import MethodName
 
 if TYPE_CHECKING:
     from peers.lab.bench.learning.bench import BenchConfig
-    from peers.lab.bench.learning.report import Report as Learned
+    from peers.lab.bench.learning.report import LearningReport as Learned
     from peers.lab.bench.learning.trials import Trial
     from peers.lab.faults.report import Result
     from peers.lab.planner.links import Links

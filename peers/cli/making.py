@@ -64,11 +64,11 @@ def index(
 
     from peers.cli.model import warn
     from peers.config.atomic_files import is_there, write_atomically
-    from peers.data.documents import Reading, TextError
+    from peers.data.documents import ReadSummary, TextError
     from peers.data.local_text import progress_lines
     from peers.data.shards import INDEX, index_of, parsed
 
-    out, reading = folder / INDEX, Reading()
+    out, reading = folder / INDEX, ReadSummary()
     if is_there(out) and not replace:
         raise UserError(f"{out} exists already, and runs may name it: add --replace")
     progress = progress_lines(

@@ -81,7 +81,7 @@ def export(
     tokenizer_path: TokenizerFile = None,
 ) -> None:
     """Write a Hugging Face model with a model card, from a checkpoint, and check it against transformers."""
-    live = asks_peers(source, run, bootstrap, invite)
+    live = uses_live_peers(source, run, bootstrap, invite)
     _require_sense(hf, replace, eval_text, score)
     if not live:
         _write_export(source, hf, replace, score, eval_text, tokenizer_path)
@@ -188,7 +188,7 @@ def generate(
     from peers.tools.model.local_model import held
 
     texts = prompts or [prompt]
-    if asks_peers(source, run, bootstrap, invite):
+    if uses_live_peers(source, run, bootstrap, invite):
         from peers.cli.swarm_model import Style
         from peers.cli.swarm_model import generate as through_swarm
 
@@ -232,7 +232,7 @@ def evaluate(
     from peers.tools.model.export_folder import ExportError
     from peers.tools.model.local_model import held
 
-    live = asks_peers(source, run, bootstrap, invite)
+    live = uses_live_peers(source, run, bootstrap, invite)
     if tasks is None and (tasks_folder is not None or limit is not None):
         raise UserError("--tasks-folder and --limit need --tasks, which names the tasks to evaluate")
     if tasks is not None:
@@ -300,7 +300,7 @@ def _evaluate_tasks(
 
     from peers.data.documents import TextError
     from peers.tools.model.export_folder import ExportError
-    from peers.tools.model.likelihood import Reader
+    from peers.tools.model.likelihood import ModelScorer
     from peers.tools.model.local_model import held
 
     names = [task.strip() for task in tasks.split(",") if task.strip()]
@@ -314,7 +314,7 @@ def _evaluate_tasks(
 
     with as_user_errors(ExportError, TextError):
         model = held(source, warn, tokenizer)
-        reader = Reader(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
+        reader = ModelScorer(model.weights, model.shape, model.tokenizer, model.window or DEFAULT_WINDOW)
         results = run_tasks(reader, names, folder, limit)
     for task, metrics in results.items():
         for name, value in metrics.items():
@@ -322,7 +322,7 @@ def _evaluate_tasks(
     typer.echo(f"window {reader.window} tokens")
 
 
-def asks_peers(
+def uses_live_peers(
     source: Path | None, run: str | None, bootstrap: list[str] | None, invite: str | None = None
 ) -> bool:
     """Return whether live peers are used. Raises UserError for options that exclude each other."""

@@ -19,10 +19,10 @@ from peers.errors import UserError, as_user_errors
 if TYPE_CHECKING:
     from peers.config.run_file import SignedManifest
     from peers.network.discovery.visitor_session import Reached
-    from peers.tools.owner.run_facts import Facts
+    from peers.tools.owner.run_facts import RunFacts
     from protocols.signed.identity import Identity
     from swarmnet.identifiers import PeerId
-    from swarmnet.run.owner_orders import Order
+    from swarmnet.run.owner_orders import OwnerOrders
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id or published run file.")]
 Bootstraps = Annotated[
@@ -120,10 +120,12 @@ def _owner(key: Path | None) -> tuple[Path, Identity]:
         return path, load(path)
 
 
-def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[Order], Order]) -> None:
+def _order(
+    run: str, key: Path | None, bootstrap: list[str] | None, change: Callable[[OwnerOrders], OwnerOrders]
+) -> None:
     """Give an order."""
 
-    async def planned(found: Reached) -> Callable[[Order], Order]:
+    async def planned(found: Reached) -> Callable[[OwnerOrders], OwnerOrders]:
         return change
 
     order_as_planned(run, key, bootstrap, planned)
@@ -131,7 +133,7 @@ def _order(run: str, key: Path | None, bootstrap: list[str] | None, change: Call
 
 def order_as_planned(
     run: str, key: Path | None, bootstrap: list[str] | None,
-    planned: Callable[[Reached], Awaitable[Callable[[Order], Order]]],
+    planned: Callable[[Reached], Awaitable[Callable[[OwnerOrders], OwnerOrders]]],
 ) -> None:  # fmt: skip
     """Give an order that depends on the state of the run, which `planned` receives. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
@@ -175,7 +177,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     bootstraps = bootstrap or []
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> Order:
+    async def whole() -> OwnerOrders:
         async with reaching(run, bootstraps, cache, notify) as found:
             return (await newest(found, None, notify)).public
 
@@ -184,7 +186,7 @@ def show_orders(run: Run, bootstrap: Bootstraps = None, as_json: AsJson = False)
     _echo(json.dumps(asdict(order), indent=2, ensure_ascii=False) if as_json else _words(order))
 
 
-def _words(order: Order) -> str:
+def _words(order: OwnerOrders) -> str:
     """Return an order as text."""
     from swarmnet.run.rates import in_words
 
@@ -328,7 +330,7 @@ def report(
         typer.echo(f"wrote  {out}", err=True)
 
 
-def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
+def _of_live_run(run: str, bootstraps: list[str]) -> RunFacts:
     """Return the facts of a run from its live peers. Raises UserError."""
     from peers.cli.connecting import NOT_REACHED, notify, ways_in
     from peers.network.discovery.visitor_session import reaching
@@ -337,7 +339,7 @@ def _of_live_run(run: str, bootstraps: list[str]) -> Facts:
 
     cache = ways_in(run, bootstraps)
 
-    async def whole() -> Facts:
+    async def whole() -> RunFacts:
         async with reaching(run, bootstraps, cache, notify) as found:
             try:
                 return await from_directory(found.signed, found.directory)

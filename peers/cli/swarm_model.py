@@ -23,7 +23,7 @@ from peers.tools.model.evaluate import Score
 from peers.tools.model.generate import Readable, harmless
 from peers.tools.model.run_checkpoints import fetch_checkpoints
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, caveats, score, stream, visiting
+from peers.tools.model.swarm_session import ScoreProgress, caveats, score, stream, visiting
 from protocols.daemon.temporary import prefix
 from protocols.errors import Malformed
 from protocols.signed.invites import invite_bytes
@@ -136,7 +136,7 @@ def evaluate(
     """
 
     cache, shown = ways_in(run, bootstraps), invite_of(invite)
-    progress, talk = Progress(), Conversation()
+    progress, talk = ScoreProgress(), Conversation()
 
     async def whole() -> Score:
         async with visiting(run, bootstraps, cache, notify, invite=shown, tokenizer=tokenizer) as client:
@@ -164,7 +164,7 @@ def evaluate(
     return scored
 
 
-async def _show_progress(progress: Progress) -> None:
+async def _show_progress(progress: ScoreProgress) -> None:
     """Report progress until cancelled."""
     before = 0
     while True:

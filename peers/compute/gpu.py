@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 from peers.errors import how_to_install
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 
 LOOK_SECONDS = 5.0
 """Sample interval. The library averages over up to a second; reading it wakes a sleeping GPU."""
@@ -24,7 +24,7 @@ INSTALL = how_to_install("gpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
+class GpuSensors:
     """Sensor values. None means that this GPU or its driver does not report the value."""
 
     load: float | None = None
@@ -39,7 +39,7 @@ class Nvml:
     def __init__(self, library: ModuleType, device: object) -> None:
         self._library, self._device = library, device
 
-    def read(self) -> Senses:
+    def read(self) -> GpuSensors:
         library, device = self._library, self._device
 
         def query(name: str, *arguments: object) -> float | None:
@@ -50,46 +50,46 @@ class Nvml:
             return float(getattr(answer, "gpu", answer))
 
         load, watts = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetPowerUsage")
-        return Senses(
+        return GpuSensors(
             load / 100.0 if load is not None else None,
             query("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
             watts / MILLIWATTS if watts is not None else None,
         )
 
 
-class NotTold(Exception):
+class NoReading(Exception):
     """NVIDIA's library cannot be used for a GPU; the message has the reason and a remedy."""
 
 
 def in_library(device: torch.device) -> tuple[ModuleType, object]:
     """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NotTold."""
     if torch.version.hip is not None:
-        raise NotTold("only NVIDIA's tell what runs on them")
+        raise NoReading("only NVIDIA's tell what runs on them")
     try:
         import pynvml
     except ImportError:
-        raise NotTold(f"NVIDIA's library for Python is not installed; {INSTALL}") from None
+        raise NoReading(f"NVIDIA's library for Python is not installed; {INSTALL}") from None
     try:
         pynvml.nvmlInit()
         # The UUID is used because CUDA_VISIBLE_DEVICES changes torch's numbers, not the library's.
         uuid = torch.cuda.get_device_properties(device).uuid
         return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except pynvml.NVMLError as error:
-        raise NotTold(f"NVIDIA's library does not know it ({error}); nvidia-smi says more") from None
+        raise NoReading(f"NVIDIA's library does not know it ({error}); nvidia-smi says more") from None
 
 
 def nvml_of(device: torch.device) -> Nvml | None:
     """Return the reader of a GPU; None if NVIDIA's library is missing or does not know this GPU."""
     try:
         return Nvml(*in_library(device))
-    except NotTold:
+    except NoReading:
         return None
 
 
 class GpuWatch:
     """Samples the GPU into the metrics; series appear with the first value."""
 
-    def __init__(self, metrics: Metrics, device: torch.device, nvml: Nvml | None) -> None:
+    def __init__(self, metrics: PeerMetrics, device: torch.device, nvml: Nvml | None) -> None:
         self._metrics, self._device, self._nvml = metrics, device, nvml
         self.joules = 0.0
         """Energy in joules that the GPU has used since the first sample, for all programs; 0 if unknown."""
@@ -104,7 +104,7 @@ class GpuWatch:
     def look(self) -> None:
         """Take one sample."""
         free, total = torch.cuda.mem_get_info(self._device)
-        senses = self._nvml.read() if self._nvml is not None else Senses()
+        senses = self._nvml.read() if self._nvml is not None else GpuSensors()
         now = time.monotonic()
         self.joules += (senses.watts or 0.0) * (now - self._sampled_at)
         self._sampled_at = now

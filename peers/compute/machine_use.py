@@ -11,7 +11,7 @@ from typing import Protocol
 import psutil
 import torch
 
-from peers.compute.gpu import NotTold, in_library
+from peers.compute.gpu import NoReading, in_library
 
 
 class OtherUse:
@@ -86,6 +86,6 @@ def gpu_use(device: torch.device, wanted: bool, warn: Callable[[str], None]) -> 
         return NoGpu()
     try:
         return Nvidia(*in_library(device))
-    except NotTold as error:
+    except NoReading as error:
         warn(f"only_when_idle sees other programs on the processor only, not on the GPU: {error}")
         return NoGpu()

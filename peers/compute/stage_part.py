@@ -22,7 +22,7 @@ from swarmnet.model.computing.gradient_sum import Used
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.experts.merging import ExpertMerging
 from swarmnet.model.flat_layout import NOTHING, Layout, frozen_layout, trained_layout
-from swarmnet.model.stage_compute import Finished, StageCompute, Tiles
+from swarmnet.model.stage_compute import LastStageResult, StageCompute, Tiles
 from swarmnet.model.state_layout import behind, first_state
 from swarmnet.optimizer.method import Method, method_of
 from swarmnet.optimizer.replica import Replica
@@ -55,7 +55,7 @@ class Computes(Protocol):
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
-    ) -> Finished: ...
+    ) -> LastStageResult: ...
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None: ...
 
@@ -64,7 +64,7 @@ class Computes(Protocol):
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used: ...
 
 
-class Holds(Protocol):
+class HasReplica(Protocol):
     """Settled weights and open rounds of a stage, implemented and documented by
     `swarmnet/optimizer/replica.py`."""
 
@@ -114,7 +114,7 @@ class StagePart:
     """Maximum number of open microbatches, if the peer's owner limits the memory."""
     frozen: Layout = NOTHING
     """Layout of the frozen parameters."""
-    hold: Callable[[Tensor, int], Holds] | None = None
+    hold: Callable[[Tensor, int], HasReplica] | None = None
     """Creates a replica from settled weights if several devices hold the stage
     (`peers/compute/devices/part.py`). That takes a while, so it runs in the compute thread. None with one
     device."""
@@ -126,7 +126,7 @@ class StagePart:
         """Layout of all that the group holds (`swarmnet/model/state_layout.py`)."""
         return behind(self.method.state, self.frozen)
 
-    def replica(self, units: Tensor, settled_round: int) -> Holds:
+    def replica(self, units: Tensor, settled_round: int) -> HasReplica:
         """Return a replica that starts from `units`, int32 [state.size], settled after `settled_round`."""
         if self.hold is not None:
             return self.hold(units, settled_round)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from peers.config.quantities import ByteCount, BytesPerSecond, at_least_bytes, at_least_rate
-from peers.config.schema import Shown
+from peers.config.schema import TypeLabel
 from swarmnet.resources.working_hours import Hours, parse
 
 
@@ -17,7 +17,7 @@ def _hours(value: str) -> str:
     return value
 
 
-HoursText = Annotated[str, AfterValidator(_hours), Shown("hours such as 22:00-08:00")]
+HoursText = Annotated[str, AfterValidator(_hours), TypeLabel("hours such as 22:00-08:00")]
 
 
 class LimitsFile(BaseModel):

@@ -24,7 +24,7 @@ def keep(state: Path, line: LinkBandwidth) -> None:
         write_atomically(state / FILE_NAME, json.dumps({"up": line.up, "down": line.down}).encode())
 
 
-def known_line(config: PeerFile) -> LinkBandwidth:
+def known_bandwidth(config: PeerFile) -> LinkBandwidth:
     """Return the measured bandwidth, with the upload limited to `limits.upload`."""
     measured = _measured(config.state)
     return LinkBandwidth(min(config.limits.upload or inf, measured.up), measured.down)

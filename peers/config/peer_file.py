@@ -34,7 +34,7 @@ from peers.config.quantities import (
     at_least_bytes,
     split_host_and_port,
 )
-from peers.config.schema import Shown
+from peers.config.schema import TypeLabel
 from peers.config.validation import validate
 from peers.config.yaml_lines import Typed, overlay, read
 from peers.errors import ConfigError, UserError
@@ -109,11 +109,11 @@ def _path_or_url(url: str, info: ValidationInfo) -> str:
     return str(_resolve(Path(url), info)) if url and "://" not in url else url
 
 
-PathOrUrl = Annotated[str, AfterValidator(_path_or_url), Shown("path | URL")]
-InviteText = Annotated[str, AfterValidator(_checked_invite), Shown("text")]
-FilePath = Annotated[Path, AfterValidator(_resolve), Shown("path")]
-RunReference = Annotated[str, AfterValidator(_run), Shown("run id | path of a published run file")]
-StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), Shown("whole number | auto")]
+PathOrUrl = Annotated[str, AfterValidator(_path_or_url), TypeLabel("path | URL")]
+InviteText = Annotated[str, AfterValidator(_checked_invite), TypeLabel("text")]
+FilePath = Annotated[Path, AfterValidator(_resolve), TypeLabel("path")]
+RunReference = Annotated[str, AfterValidator(_run), TypeLabel("run id | path of a published run file")]
+StageWish = Annotated[int | Literal["auto"], PlainValidator(_stage), TypeLabel("whole number | auto")]
 
 
 OTHER_METRICS_PORTS = range(9430, 9440)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
-from peers.config.schema import Shown
+from peers.config.schema import TypeLabel
 from swarmnet.identifiers import PeerId
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -175,10 +175,10 @@ def _is_ip(text: str, version: int) -> bool:
         return False
 
 
-Seconds = Annotated[float, BeforeValidator(seconds), Shown("duration such as 30s or 5min")]
-BytesPerSecond = Annotated[float, BeforeValidator(byte_rate), Shown("rate such as 20Mbit/s")]
-ByteCount = Annotated[int, BeforeValidator(byte_count), Shown("size such as 64MiB")]
-Multiaddr = Annotated[str, AfterValidator(multiaddr), Shown("multiaddr")]
-BootstrapMultiaddr = Annotated[str, AfterValidator(bootstrap_multiaddr), Shown("multiaddr with /p2p/...")]
-HostName = Annotated[str, AfterValidator(host_name), Shown("name")]
-HostAndPort = Annotated[str, AfterValidator(host_and_port), Shown("HOST:PORT | off")]
+Seconds = Annotated[float, BeforeValidator(seconds), TypeLabel("duration such as 30s or 5min")]
+BytesPerSecond = Annotated[float, BeforeValidator(byte_rate), TypeLabel("rate such as 20Mbit/s")]
+ByteCount = Annotated[int, BeforeValidator(byte_count), TypeLabel("size such as 64MiB")]
+Multiaddr = Annotated[str, AfterValidator(multiaddr), TypeLabel("multiaddr")]
+BootstrapMultiaddr = Annotated[str, AfterValidator(bootstrap_multiaddr), TypeLabel("multiaddr with /p2p/...")]
+HostName = Annotated[str, AfterValidator(host_name), TypeLabel("name")]
+HostAndPort = Annotated[str, AfterValidator(host_and_port), TypeLabel("HOST:PORT | off")]

@@ -31,10 +31,10 @@ from swarmnet.run.manifest import (
     MANIFEST_LIMIT,
     STANDARD_LIBRARY,
     WIRE_VERSION,
+    InitCheckpoint,
     Manifest,
     ManifestError,
-    Source,
-    Start,
+    TextSource,
     owner_statement,
 )
 from swarmnet.run.manifest_check import check
@@ -155,7 +155,7 @@ def beside(folder: Path, name: str) -> Path | None:
     return path if is_there(path) else None
 
 
-def source_beside(folder: Path, source: Source) -> str | None:
+def source_beside(folder: Path, source: TextSource) -> str | None:
     """Return where the text of a source is on its creator's machine, as `Text` accepts it; None if it is not
     in that folder."""
     if source.path == STANDARD_LIBRARY:
@@ -222,7 +222,7 @@ def _contradiction(message: str, typed: Typed) -> str:
 
 def publish(
     run_file: Path, identity: Identity, out: Path | None = None, overrides: Mapping[str, str] | None = None,
-    start: Start | None = None, bootstraps: Sequence[str] = (), sources: tuple[Source, ...] = (),
+    start: InitCheckpoint | None = None, bootstraps: Sequence[str] = (), sources: tuple[TextSource, ...] = (),
 ) -> tuple[SignedManifest, Path]:  # fmt: skip
     """Sign the run and write `<name>.run.json` next to the run file, or to `out`, atomically.
 
@@ -253,7 +253,7 @@ def publish(
     return signed, path
 
 
-def _with_counts(manifest: Manifest, sources: tuple[Source, ...], path: Path) -> Manifest:
+def _with_counts(manifest: Manifest, sources: tuple[TextSource, ...], path: Path) -> Manifest:
     """Return the manifest with the sizes of its text.
 
     If `path` is the published file of this run, its sizes are used, so that the id stays the same; else those
@@ -454,7 +454,7 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def check_wish(wish: int | str, manifest: Manifest) -> None:
+def require_stage(wish: int | str, manifest: Manifest) -> None:
     """Raise UserError if the run does not have the requested stage, which may be `auto`."""
     last = len(manifest.stages) - 1
     if isinstance(wish, int) and wish > last:

@@ -25,7 +25,7 @@ _WORDS: dict[object, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TypeLabel:
     """The name of a type for people; used in `Annotated`."""
 
     text: str
@@ -85,7 +85,7 @@ def kind_text(kind: object) -> str:
     """Return a type in words: `whole number`, `list of multiaddr`, `worker | bootstrap`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        shown = [item.text for item in arguments[1:] if isinstance(item, Shown)]
+        shown = [item.text for item in arguments[1:] if isinstance(item, TypeLabel)]
         return shown[0] if shown else kind_text(arguments[0])
     if origin is Literal:
         return " | ".join(map(str, arguments))

@@ -61,7 +61,7 @@ _BINARY_BYTES = 8192
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadSummary:
     """What was read of a text, and what was not."""
 
     files: int = 0
@@ -117,12 +117,12 @@ class Reading:
         """Return what was left out, to follow a sentence that misses it; empty: nothing was left out."""
         return f"; left out: {self._first_and_count()}" if self.left_out else ""
 
-    def add_left_out(self, other: Reading) -> None:
+    def add_left_out(self, other: ReadSummary) -> None:
         """Count what another reading left out, as after what this one did."""
         self.left_out += other.left_out
         self.first_left_out = self.first_left_out or other.first_left_out
 
-    def keep_losses(self, kept: Reading) -> None:
+    def keep_losses(self, kept: ReadSummary) -> None:
         """Take from a reading of the same text what only encoding it counts."""
         self.ends_in_text, self.encoded_bytes = kept.ends_in_text, kept.encoded_bytes
         self.lost_bytes = kept.lost_bytes
@@ -136,14 +136,14 @@ Block = tuple[bool, bytes]
 """Whether it begins a document, and some of its text."""
 
 
-class Text:
+class DocumentText:
     """The documents of some files, without what the run's owner has withdrawn: SHA-256 of a whole file's
     bytes, or of a line's or a row's text as UTF-8."""
 
     def __init__(
         self,
         files: Sequence[File],
-        others: Reading | None = None,
+        others: ReadSummary | None = None,
         *,
         longest_bytes: int = sys.maxsize,
         seed: int = 0,
@@ -154,14 +154,14 @@ class Text:
         """`others`: what was left out beside the files. Only a part of a text over `longest_bytes` is read,
         which `seed` chooses: give each peer its own. `check` runs with each block that is read, and what it
         raises ends the reading. `places`: for the error where no document is; empty: there may be none."""
-        self.reading = Reading()
+        self.reading = ReadSummary()
         """Of the newest pass over the blocks."""
         self.whole = True
         """Whether that pass found every file, and none unlike its `sha256`."""
         self.digest = hashlib.sha256()
         """Of the documents of that pass, in their order."""
         self._files, self._places = files, places
-        self._others = Reading() if others is None else others
+        self._others = ReadSummary() if others is None else others
         self._longest_bytes, self._seed, self._withdrawn = longest_bytes, seed, withdrawn
         self._check = check
         self._all_bytes = sum(file.bytes for file in files)
@@ -304,12 +304,14 @@ class Text:
             yield True, text
 
 
-def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> Text:
+def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> DocumentText:
     """Return the text at some places. Raises TextError where there is no file, and while it is read where
     there is no document."""
-    named, others = list(places), Reading()
+    named, others = list(places), ReadSummary()
     files = [file for place in named for _, file in files_at(place, others)]
-    return Text(files, others, longest_bytes=longest_bytes, places=", ".join(map(without_secret, named)))
+    return DocumentText(
+        files, others, longest_bytes=longest_bytes, places=", ".join(map(without_secret, named))
+    )
 
 
 def _text_of(line: bytes) -> bytes:
@@ -323,7 +325,7 @@ def _text_of(line: bytes) -> bytes:
     return str(record["text"]).encode("utf-8", "replace")
 
 
-def joined(text: Text) -> bytes:
+def joined(text: DocumentText) -> bytes:
     """All documents in memory, an empty line between them."""
     return b"".join(
         BETWEEN_DOCUMENTS * (starts and number > 0) + block
@@ -370,7 +372,7 @@ def _standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files_at(path: str, reading: Reading) -> list[tuple[str, File]]:
+def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
     """Return the files of `python-stdlib`, or at a path or URL that a person of this machine typed, each with
     its name below that place. A folder gives those that end in SUFFIXES: its own files, then its folders'.
     `reading` counts what else lies there: other endings, and links that lead out of the folder, since a text
@@ -394,7 +396,7 @@ def files_at(path: str, reading: Reading) -> list[tuple[str, File]]:
         return [(place.name, local_file(place, named=True))]
     if not is_folder(place):
         raise TextError(f"text {path} does not exist")
-    others, paths = Reading(), []
+    others, paths = ReadSummary(), []
     for each in _walk(place, frozenset(), others):
         if each == place / INDEX:
             continue
@@ -409,7 +411,7 @@ def files_at(path: str, reading: Reading) -> list[tuple[str, File]]:
     return _opened(place, paths, reading)
 
 
-def _opened(root: Path, paths: Iterable[Path], reading: Reading) -> list[tuple[str, File]]:
+def _opened(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list[tuple[str, File]]:
     files = []
     for path in paths:
         try:
@@ -452,7 +454,7 @@ def leads_out(folder: Path, path: Path) -> bool:
     return True
 
 
-def _walk(root: Path, left_out: frozenset[str], reading: Reading | None = None) -> Iterator[Path]:
+def _walk(root: Path, left_out: frozenset[str], reading: ReadSummary | None = None) -> Iterator[Path]:
     def leave_out(path: Path, why: str) -> None:
         if reading is not None:
             reading.leave_out(f"{displayed(path)}{why}")

@@ -72,7 +72,7 @@ class TextUnreachable(TextError):
     """Whoever keeps the text elsewhere does not answer, or refuses: it may be otherwise later."""
 
 
-class Stopped(Exception):
+class ReadingStopped(Exception):
     """The text is not wanted any more."""
 
 
@@ -181,7 +181,7 @@ class RemoteFolder:
         def unreachable(why: str) -> TextUnreachable:
             return TextUnreachable(f"text {self.url} cannot be read: {why}")
 
-        return reached(self._secret_url, unreachable, TextError, Unreadable, Stopped)
+        return reached(self._secret_url, unreachable, TextError, Unreadable, ReadingStopped)
 
 
 def _seen(info: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from peers.config.atomic_files import is_file
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import as_key
 from peers.config.run_url import is_url
-from peers.data.documents import Reading, TextError, files_at
+from peers.data.documents import ReadSummary, TextError, files_at
 from peers.data.shards import Shard, all_shards
 from peers.data.tokens import Progress, ShardCache, ShardTokens
 from peers.errors import UserError
@@ -50,7 +50,7 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
         if place is not None:
             try:
                 if not is_url(place):
-                    files_at(place, Reading())
+                    files_at(place, ReadSummary())
                 continue
             except TextError as error:
                 problem = str(error)
@@ -86,14 +86,14 @@ def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[
 
 def shards_here(
     manifest: Manifest, config: PeerFile, public_key: bytes, withdrawn: frozenset[bytes]
-) -> tuple[dict[str, list[Shard]], ShardCache, Reading]:
+) -> tuple[dict[str, list[Shard]], ShardCache, ReadSummary]:
     """The shards of each source (`all_shards`), what makes and keeps their tokens, without the documents that
     the owner has withdrawn, and what is left out of the places; of what is no shard any more nothing is kept.
     `public_key`: the peer's, which chooses its part of a text that is drawn from. Raises TextError;
     TextUnreachable where a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise TextError(missing)
-    data, reading = manifest.data, Reading()
+    data, reading = manifest.data, ReadSummary()
     cache = ShardCache(
         tokenizer_here(manifest, config), manifest.model.vocab_size, config.state, data.eos_token, withdrawn
     )

@@ -20,10 +20,10 @@ import msgspec
 
 from peers.config.atomic_files import is_folder, is_there
 from peers.config.run_url import is_url, without_secret
-from peers.data.documents import Reading, TextError, files_at, leads_out
+from peers.data.documents import ReadSummary, TextError, files_at, leads_out
 from peers.data.files import INDEX as INDEX
 from peers.data.files import SUFFIXES, File, RemoteFolder, Unreadable, has_suffix, local_file
-from swarmnet.run.manifest import Data, Source
+from swarmnet.run.manifest import Data, TextSource
 
 FORM = "swarmnet index 1"
 MIN_SHARD_BYTES = 2**20
@@ -52,7 +52,7 @@ class Shard:
     name: str
     """`SOURCE/FILE`, of the first of its files, the same on every machine."""
     files: tuple[File, ...]
-    others: Reading = field(default_factory=Reading)
+    others: ReadSummary = field(default_factory=ReadSummary)
     """What is left out beside these files, and told with what is left out of them."""
     longest_bytes: int = sys.maxsize
     """Of more text only a part is read, chosen by `seed`."""
@@ -71,7 +71,11 @@ class Shard:
 
 
 def all_shards(
-    data: Data, places: Mapping[str, str], reading: Reading, longest_bytes: int = sys.maxsize, seed: int = 0
+    data: Data,
+    places: Mapping[str, str],
+    reading: ReadSummary,
+    longest_bytes: int = sys.maxsize,
+    seed: int = 0,
 ) -> dict[str, list[Shard]]:
     """Return the shards of each source by its name, in the manifest's order. Where text is drawn, there is
     one shard for all sources, of which a part of at most `longest_bytes` is read that `seed` chooses.
@@ -83,7 +87,7 @@ def all_shards(
     return {"": [Shard("random", files, reading, longest_bytes, seed)]}
 
 
-def shards_of(source: Source, place: str, reading: Reading) -> list[Shard]:
+def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shard]:
     """Return the shards of one source, in the order of their names. Raises as `source_files`."""
     shards: list[Shard] = []
     waiting: list[tuple[str, File]] = []
@@ -97,7 +101,7 @@ def shards_of(source: Source, place: str, reading: Reading) -> list[Shard]:
     return shards
 
 
-def source_files(source: Source, place: str, reading: Reading) -> list[tuple[str, File]]:
+def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[tuple[str, File]]:
     """Return the files of one source, with their names below its place. `reading` counts
     what is left out or missing. Raises TextError: there is nothing, the index is not the run's, or a URL does
     not answer (TextUnreachable)."""
@@ -109,7 +113,7 @@ def source_files(source: Source, place: str, reading: Reading) -> list[tuple[str
     return found
 
 
-def _pinned(source: Source, place: str, reading: Reading) -> Iterator[tuple[str, File]]:
+def _pinned(source: TextSource, place: str, reading: ReadSummary) -> Iterator[tuple[str, File]]:
     """What the run's index names and this machine has."""
     folder = RemoteFolder(place) if is_url(place) else Path(place).expanduser()
     for one in _index_of(source, place, folder):
@@ -134,7 +138,7 @@ def _below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = 
     return local_file(folder / name, sha256=sha256)
 
 
-def _index_of(source: Source, place: str, folder: RemoteFolder | Path) -> list[Pinned]:
+def _index_of(source: TextSource, place: str, folder: RemoteFolder | Path) -> list[Pinned]:
     """Checked against what the run says. Raises TextError."""
     where = f"the index of the source `{source.name}`, {INDEX} in {without_secret(place)}"
     try:
@@ -179,7 +183,7 @@ def is_plain(name: str) -> bool:
     )  # fmt: skip
 
 
-def index_of(folder: Path, reading: Reading, progress: Callable[[int, int], None]) -> bytes:
+def index_of(folder: Path, reading: ReadSummary, progress: Callable[[int, int], None]) -> bytes:
     """The index of a folder of text, for its creator to publish beside it. Raises TextError."""
     if not is_folder(folder):
         why = "is no folder" if is_there(folder) else "does not exist"

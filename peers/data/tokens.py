@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from peers.config.atomic_files import write_atomically
-from peers.data.documents import Block, Reading, Text, TextError
-from peers.data.files import Stopped
+from peers.data.documents import Block, DocumentText, ReadSummary, TextError
+from peers.data.files import ReadingStopped
 from peers.data.shards import Shard
 from peers.data.tokenizer import BATCH_BYTES, Tokenizer, dtype_for, open_tokenizer, pieces_of
 from peers.errors import UserError
@@ -52,7 +52,7 @@ class ShardTokens:
     name: str
     tokens: Tensor
     """One dimension, `dtype_for(vocabulary)`, mapped."""
-    reading: Reading
+    reading: ReadSummary
     made: bool
     """False: they lay on the disk."""
 
@@ -64,7 +64,7 @@ class _Note(msgspec.Struct, frozen=True):
     """Of the documents."""
     seen: str
     tokens: int
-    reading: Reading
+    reading: ReadSummary
 
 
 class ShardCache:
@@ -109,7 +109,7 @@ class ShardCache:
         tokens = None if note is None else _mapped(path, note.tokens, self._dtype)
         if note is not None and tokens is not None and note.seen == seen:
             return ShardTokens(shard.name, tokens, note.reading, made=False)
-        text = Text(
+        text = DocumentText(
             shard.files, shard.others, longest_bytes=shard.longest_bytes, seed=shard.seed,
             withdrawn=self._withdrawn, check=self._check,
         )  # fmt: skip
@@ -139,9 +139,9 @@ class ShardCache:
 
     def _check(self) -> None:
         if self.stopped:
-            raise Stopped
+            raise ReadingStopped
 
-    def _write(self, path: Path, text: Text, progress: Progress) -> int:
+    def _write(self, path: Path, text: DocumentText, progress: Progress) -> int:
         """How many tokens were written. Raises OSError; nothing stays then."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -184,7 +184,7 @@ def _mapped(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
         return None
 
 
-def encoded(text: Text, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
+def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
     """The tokens of about BATCH_BYTES of text at a time. `text.reading` counts what they lose."""
     batch: list[bytes | None] = []
     waiting = 0
@@ -198,7 +198,7 @@ def encoded(text: Text, tokenizer: Tokenizer, progress: Progress) -> Iterator[Te
     yield _tokens_of(batch, tokenizer, text.reading)
 
 
-def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: Reading) -> Tensor:
+def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
     """Return the tokens of pieces, and of the end of text where there is None."""
     pieces = [piece for piece in batch if piece is not None]
     tokens = tokenizer.encode_pieces(pieces)
@@ -212,7 +212,7 @@ def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: Rea
     return torch.cat([torch.empty(0, dtype=dtype), *parts])
 
 
-def _pieces(text: Text) -> Iterator[bytes | None]:
+def _pieces(text: DocumentText) -> Iterator[bytes | None]:
     """What the tokenizer is given: whole documents where they are short, and None between two."""
     number = 0
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from peers.data.documents import Text, TextError
+from peers.data.documents import DocumentText, TextError
 from peers.data.tokenizer import pieces_of
 from peers.data.tokens import Progress
 from peers.errors import how_to_install
 
 
-def train_tokenizer(text: Text, vocabulary: int, eos_token: str, progress: Progress) -> tuple[bytes, int]:
+def train_tokenizer(
+    text: DocumentText, vocabulary: int, eos_token: str, progress: Progress
+) -> tuple[bytes, int]:
     """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `eos_token` is one. The
     text is never whole in memory; `progress` hears how much of it was read. Raises TextError: no text, or no
     package."""
@@ -35,7 +37,7 @@ def train_tokenizer(text: Text, vocabulary: int, eos_token: str, progress: Progr
     return made.to_str(pretty=True).encode(), int(made.get_vocab_size())
 
 
-def _pieces(text: Text, progress: Progress) -> Iterator[str]:
+def _pieces(text: DocumentText, progress: Progress) -> Iterator[str]:
     for piece in pieces_of(block for _, block in text.blocks()):
         progress(text.reading.bytes, text.total_bytes)
         yield piece.decode("utf-8", "replace")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Hello, Lane, Message
@@ -26,7 +26,7 @@ LANES: tuple[Lane, ...] = ("group", "data", "bulk")
 
 
 @dataclass(slots=True)
-class Traffic:
+class TrafficCounters:
     """Bytes on the wire by message kind, framing included."""
 
     sent: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class LinkPool:
         hello: Callable[[], Hello],
         addresses: Callable[[PeerId], Sequence[str]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
     ) -> None:
         """Create without links. `sent` counts bytes by message kind; `spawn` runs a task until the
         neighbourhood closes."""
@@ -93,7 +93,7 @@ class LinkPool:
         try:
             link = await self.transport.open(peer, lane, DIAL_SECONDS, self.addresses(peer))
         except WireError as error:
-            self.log_event(noted.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
+            self.log_event(events.DialFailed(peer=peer, lane=lane, code=error.code, reason=str(error)))
             return False
         finally:
             self._opening.discard((peer, lane))
@@ -140,7 +140,7 @@ class LinkPool:
             self.sent[message.kind] += link.post(message, body)
         except WireError as error:
             self.log_event(
-                noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+                events.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
             )
             return False
         return True

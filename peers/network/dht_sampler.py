@@ -8,7 +8,7 @@ from typing import Protocol
 
 from peers.network.counted_directory import CountedDirectory
 from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from protocols.reachability.relay_service import RelayService
 
 
@@ -35,7 +35,7 @@ class DirectoryObserver:
         self,
         counted: CountedDirectory,
         directory: DirectorySeen,
-        metrics: Metrics,
+        metrics: PeerMetrics,
     ) -> None:
         self.counted, self.directory, self.network = counted, directory, metrics.network
         self.growth = Growth()
@@ -65,7 +65,7 @@ class RelayObserver:
     """Copies the counters of one relay into metrics. A relay lives as long as its p2pd; the next counts from
     0."""
 
-    def __init__(self, relay: RelayService, metrics: Metrics) -> None:
+    def __init__(self, relay: RelayService, metrics: PeerMetrics) -> None:
         self.relay, self.metrics = relay, metrics.relay
         self.growth = Growth()
 

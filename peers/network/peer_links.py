@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from peers.network.channels import DIAL_SECONDS, LinkPool, Traffic
+from peers.network.channels import DIAL_SECONDS, LinkPool, TrafficCounters
 from peers.network.one_off_replies import OneOffReplies
 from peers.network.pending_handshakes import PendingHandshakes
 from peers.network.ports import Admission, Listener, OpenToAll
 from peers.network.rtt_tracker import RttTracker
 from peers.runtime.lived_clock import Clock
 from peers.runtime.timer import Timer
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.telemetry.counters import Timings
 from peers.telemetry.reasons import refusal
 from protocols.errors import BadSignature, WireError
@@ -68,7 +68,7 @@ class PeerLinks:
         membership: Membership,
         listener: Listener,
         signed_manifest: bytes,
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         bodies: Bodies = ANYTHING.bodies,
     ) -> None:
         """Create the neighbourhood. `log_event` writes to the peer's event log; `bodies` has the largest
@@ -82,7 +82,7 @@ class PeerLinks:
         self._terms = Terms(bodies, lambda peer: peer in self._greeted)
         self.record = b""
         """This peer's own signed record; empty until the peer knows its stage."""
-        self.traffic = Traffic()
+        self.traffic = TrafficCounters()
         self.departures: Counter[str] = Counter()
         self.timings = Timings()
         self.clock = Clock(self._on_stall)
@@ -135,7 +135,7 @@ class PeerLinks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_stall(self, seconds: float) -> None:
-        self.log_event(noted.ProcessStalled(seconds=round(seconds, 3)))
+        self.log_event(events.ProcessStalled(seconds=round(seconds, 3)))
         self.listener.on_stall(seconds)
 
     @property
@@ -279,7 +279,7 @@ class PeerLinks:
             known = self.membership.peers.get(peer)
         if known is not None:
             self.membership.linked(peer, self.clock.time())
-            self.log_event(noted.Linked(peer=peer, stage=known.stage))
+            self.log_event(events.Linked(peer=peer, stage=known.stage))
             self.listener.linked(peer, known.stage)
             self.listener.counted(self.membership.group_size())
             records = [record for record in self.membership.records(RECORDS_TOLD) if record != known.record]
@@ -327,7 +327,7 @@ class PeerLinks:
             self.membership.unlinked(peer, self.clock.time())
         if was_linked:
             self.departures[code] += 1
-            self.log_event(noted.Unlinked(peer=peer, code=code, reason=reason or code, released=released))
+            self.log_event(events.Unlinked(peer=peer, code=code, reason=reason or code, released=released))
             self.listener.unlinked(peer, reason or code, released)
             self.listener.counted(self.membership.group_size())
 
@@ -371,7 +371,7 @@ class PeerLinks:
             case Bye(reason):
                 self._unlink(peer, GOODBYES.get(reason, "left"), f"left: {reason[:200]}", left=True)
             case Refuse(code, reason):
-                self.log_event(noted.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
+                self.log_event(events.RefusedBy(peer=peer, code=refusal(code), reason=reason[:200]))
                 self._unlink(peer, "refused_us", f"refused us: {code[:40]}")
             case _:
                 self.listener.message(peer, message, body)
@@ -387,7 +387,7 @@ class PeerLinks:
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
         self.traffic.refused[code] += 1
-        self.log_event(noted.Refused(peer=peer, code=code, reason=reason))
+        self.log_event(events.Refused(peer=peer, code=code, reason=reason))
 
     def _hello(self, peer: PeerId, hello: Hello) -> None:
         """Handle `Hello`: refuse the peer, or accept its messages and learn its record."""

@@ -10,7 +10,7 @@ from swarmnet.identifiers import PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class HeartbeatLoad:
     """The load that a heartbeat reports."""
 
     stage: int
@@ -24,7 +24,7 @@ class Load:
 class Listener(Protocol):
     """The peer's roles, as the neighbourhood sees them."""
 
-    def load(self) -> Load: ...
+    def load(self) -> HeartbeatLoad: ...
 
     def linked(self, peer: PeerId, stage: int) -> None:
         """Called when messages can be sent to a neighbour."""

@@ -77,7 +77,7 @@ def in_order(connections: Sequence[tuple[PeerId, str]], chance: Random) -> list[
     return sorted(ranked, key=ranked.__getitem__)
 
 
-class Reachable:
+class ReachabilityProbe:
     """Probes the reachability of one peer while its p2pd runs."""
 
     def __init__(

@@ -41,7 +41,7 @@ def walk_seconds(peers: int) -> float:
     return min(LONGEST_WALK_SECONDS, max(SHORTEST_WALK_SECONDS, WALK_SECONDS_PER_PEER * peers))
 
 
-class Walk:
+class Crawl:
     """Walks the directory of one run and updates the observations."""
 
     def __init__(

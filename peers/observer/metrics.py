@@ -23,7 +23,7 @@ RUN, STAGE = Label("run"), Label("stage")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class SwarmMetric:
     """One metric and where its values are in the snapshot."""
 
     declared: Declared
@@ -48,73 +48,73 @@ def _least_holders(swarm: SwarmSnapshot) -> Samples:
 
 
 SHOWN = (
-    Shown(
+    SwarmMetric(
         _gauge("swarm_peers",
                "Peers by records, bootstraps by responses; gone: not responding.",
                Label("role", ROLES), Label("state", STATES)),
         lambda swarm: [((role, state), count) for role, states in swarm.states.items()
                        for state, count in states.items()],
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_stage_peers", "Peers that serve a stage or are about to, by records.",
                STAGE),
         lambda swarm: [((str(stage.stage),), stage.peers) for stage in swarm.stages],
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_experts_min_replicas",
                "Peers of the expert group with the fewest, by records.",
                STAGE),
         _least_holders,
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_round", "Round of the median training peer, number, by records."),
         lambda swarm: _known(swarm.round),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_loss", "Loss, nats per token: median of the records."),
         lambda swarm: _known(swarm.loss),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_eval_loss",
                "Loss on held-out text, nats per token: median of observers' records."),
         lambda swarm: _known(swarm.eval_loss),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_finalized_tokens",
                "Tokens in all settled rounds of stage 0: median of the records."),
         lambda swarm: _known(swarm.finalized_tokens),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_tokens_per_second",
                "Tokens per second between the newest records."),
         lambda swarm: _known(swarm.tokens_per_second),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_checkpoint_timestamp_seconds",
                "When every stage had a checkpoint on some disk, by records."),
         lambda swarm: _known(swarm.checkpoint.at if swarm.checkpoint else None),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_held",
                "1 if the owner's newest order pauses the run, else 0."),
         lambda swarm: _known(swarm.ordered.held),
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_bootstrap_up", "1 if this bootstrap responds to the observer, else 0.",
                Label("address")),
         lambda swarm: [((address,), up) for address, up in swarm.bootstraps.items()],
     ),
-    Shown(
+    SwarmMetric(
         Declared(PREFIX + "swarm_departures_total", "counter", (RUN, Label("reason", tuple(DEPARTURES))),
                  "Peers that left since the observer started."),
         lambda swarm: [((code,), swarm.departures.get(code, 0)) for code in DEPARTURES],
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_peer_versions", "Peers by version, by records; the rarest are `other`.",
                Label("version")),
         lambda swarm: [((version,), count) for version, count in swarm.versions],
     ),
-    Shown(
+    SwarmMetric(
         _gauge("swarm_last_walk_timestamp_seconds",
                "When the observer last read the whole directory; 0: never."),
         lambda swarm: [((), swarm.walked_at)],

@@ -12,7 +12,7 @@ from peers.telemetry import events as noted
 from peers.telemetry.snapshot import UNASKED, Happened, Ordered, Pause
 from protocols.errors import WireError
 from protocols.ports import Directory
-from swarmnet.run.owner_orders import Order, describe_changes
+from swarmnet.run.owner_orders import OwnerOrders, describe_changes
 from swarmnet.run.rates import WHOLE
 
 SHOWN_ENTRIES = 20
@@ -66,13 +66,13 @@ class Orders:
             return
         self.ordered = replace(self.ordered, asked_at=directory.now())
 
-    def _on_order(self, before: Order, now: Order) -> None:
+    def _on_order(self, before: OwnerOrders, now: OwnerOrders) -> None:
         self.ordered = replace(self.ordered, order=now, pause=self._pause(before, now))
         how = "new order of the owner" if before.sequence else "the owner's newest order"
         text = f"{how}: {'; '.join(describe_changes(before, now))} ({now.reason or 'no reason given'})"
         self.happened(Happened(now.sequence / 1e6, "order", text[:LONGEST_TEXT]))
 
-    def _pause(self, before: Order, now: Order) -> Pause | None:
+    def _pause(self, before: OwnerOrders, now: OwnerOrders) -> Pause | None:
         if not now.paused:
             return None
         if _but_for_its_signing(now) == _but_for_its_signing(replace(before, paused=True)):
@@ -81,5 +81,5 @@ class Orders:
         return self.ordered.pause if before.paused else None
 
 
-def _but_for_its_signing(order: Order) -> Order:
+def _but_for_its_signing(order: OwnerOrders) -> OwnerOrders:
     return replace(order, sequence=0, reason="")

@@ -26,7 +26,7 @@ SHOWN_SOURCES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class CurvePoint:
     """One point of the curve."""
 
     loss: float | None
@@ -41,13 +41,13 @@ class Board:
     """The command that a newcomer types."""
     version: str
     snapshot: SwarmSnapshot = field(default_factory=lambda: SwarmSnapshot("", 0.0))
-    curve: Curve[Past] = field(default_factory=Curve)
+    curve: Curve[CurvePoint] = field(default_factory=Curve)
     _answer: bytes = b"{}"
-    _shown: tuple[tuple[float, Past], ...] = ()
+    _shown: tuple[tuple[float, CurvePoint], ...] = ()
 
     def show(self, snapshot: SwarmSnapshot) -> None:
         """Publish a new snapshot and add it to the curve."""
-        self.curve.add(snapshot.at, Past(snapshot.loss, snapshot.peers, snapshot.tokens_per_second))
+        self.curve.add(snapshot.at, CurvePoint(snapshot.loss, snapshot.peers, snapshot.tokens_per_second))
         self._shown = tuple(self.curve.points)
         self.snapshot = snapshot
         self._answer = self._drawn("")

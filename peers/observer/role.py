@@ -13,7 +13,7 @@ from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.bootstrap import find_manifest
 from peers.network.discovery.claims import Claims, plain_name
 from peers.network.discovery.record_reader import OBSERVER
-from peers.observer.crawler import Walk
+from peers.observer.crawler import Crawl
 from peers.observer.metrics import SwarmMetrics
 from peers.observer.owner_orders import Orders
 from peers.observer.page_json import Board
@@ -25,7 +25,7 @@ from peers.role import Network, Process, Role
 from peers.runtime.http_server import PageServer
 from peers.runtime.supervision import until_one_ends
 from peers.telemetry import events as noted
-from peers.telemetry.console import Status
+from peers.telemetry.console import StatusLine
 from peers.telemetry.snapshot import SwarmSnapshot
 from protocols.signed.peer_record import NO_STAGE
 
@@ -86,7 +86,7 @@ class ObserverRole(Role):
             signed, process.identity, network.transport, directory, version("swarmnet"), process.log.record,
             process.own_start,
         )  # fmt: skip
-        walk = Walk(
+        walk = Crawl(
             signed.run_id, me, directory, self.sightings, self.orders, process.config.bootstrap,
             process.log.record,
         )  # fmt: skip
@@ -109,7 +109,7 @@ class ObserverRole(Role):
             return Claims("serving", name, OBSERVER)
         return Claims("serving", name, OBSERVER, max(0, evaluator.round), loss=evaluator.loss)
 
-    async def _draw_forever(self, signed: SignedManifest, walk: Walk, network: Network) -> None:
+    async def _draw_forever(self, signed: SignedManifest, walk: Crawl, network: Network) -> None:
         assert self.board is not None
         while True:
             now = network.directory.now()
@@ -120,7 +120,7 @@ class ObserverRole(Role):
                 walked_at=walk.walked_at, bootstraps=walk.bootstraps,
             )  # fmt: skip
             self.board.show(self.steady.steady(snapshot))
-            self.process.report.status(Status(
+            self.process.report.status(StatusLine(
                 "observing", round=snapshot.round, loss=snapshot.loss, tokens=snapshot.tokens,
                 tokens_per_second=snapshot.tokens_per_second, swarm_peers=snapshot.peers,
             ))  # fmt: skip

@@ -42,7 +42,7 @@ Miss = Literal["silent", "not_reached"]
 
 
 @dataclass(slots=True)
-class Sighting:
+class PeerObservation:
     """One peer. `gone` is the code of its departure while it is away."""
 
     record: PeerRecord
@@ -69,7 +69,7 @@ class PeerObservations:
     """All peers of a run that are or were in its directory."""
 
     stages: int
-    peers: dict[PeerId, Sighting] = field(default_factory=dict)
+    peers: dict[PeerId, PeerObservation] = field(default_factory=dict)
     contributions: Contributions = field(default_factory=Contributions)
     departures: Counter[str] = field(default_factory=Counter)
     """Departure code -> number since the observer started; only grows."""
@@ -95,7 +95,7 @@ class PeerObservations:
             if len(self.peers) >= MAX_PEERS:
                 self._finding_no_room += 1
                 return
-            self.peers[signed.peer] = Sighting(record, signed.sequence, now)
+            self.peers[signed.peer] = PeerObservation(record, signed.sequence, now)
             self.contributions.first(record)
             if self.away.pop(signed.peer, None) is not None:
                 self._add_event(record, "came", "is back", now)
@@ -109,7 +109,7 @@ class PeerObservations:
         self.left_out, self._finding_no_room = self._finding_no_room, 0
         self._has_walked = True
 
-    def _changed(self, known: Sighting, signed: SignedRecord, now: float) -> None:
+    def _changed(self, known: PeerObservation, signed: SignedRecord, now: float) -> None:
         old, new = known.record, signed.record
         if not known.gone:
             if new.state == "paused" != old.state:
@@ -168,7 +168,7 @@ class PeerObservations:
                 code = "left" if known.record.state == "leaving" else "silent"
                 self._departs(known, code, now, away=True)
 
-    def _departs(self, known: Sighting, code: str, now: float, away: bool = False) -> None:
+    def _departs(self, known: PeerObservation, code: str, now: float, away: bool = False) -> None:
         record = known.record
         self.departures[code] += 1
         level = "warning" if code in ("silent", "not_reached") else "info"
@@ -179,7 +179,7 @@ class PeerObservations:
             while len(self.away) > MAX_PEERS:
                 del self.away[next(iter(self.away))]
 
-    def _returns(self, known: Sighting, now: float) -> None:
+    def _returns(self, known: PeerObservation, now: float) -> None:
         known.gone = ""
         self.away.pop(PeerId(known.record.peer), None)
         self._add_event(known.record, "came", "is back", now)
@@ -191,7 +191,7 @@ class PeerObservations:
 
     # -- what follows ---------------------------------------------------------------------------------
 
-    def _period(self, known: Sighting) -> float:
+    def _period(self, known: PeerObservation) -> float:
         peers = sum(other.record.stage == known.record.stage for other in self.peers.values())
         return min(LONGEST_ASK_SECONDS, max(SHORTEST_ASK_SECONDS, ASK_SECONDS_PER_PEER * peers))
 
@@ -204,7 +204,7 @@ class PeerObservations:
             self.peers[peer].asking = True
         return due
 
-    def here(self) -> Iterator[Sighting]:
+    def here(self) -> Iterator[PeerObservation]:
         return (known for known in self.peers.values() if not known.gone)
 
 

@@ -23,7 +23,7 @@ from peers.network.discovery.record_reader import (
     usual_round,
     waits_for_weights,
 )
-from peers.observer.sightings import PeerObservations, Sighting
+from peers.observer.sightings import PeerObservation, PeerObservations
 from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import (
     HOLDING,
@@ -31,7 +31,7 @@ from peers.telemetry.snapshot import (
     ROLES,
     STATES,
     UNASKED,
-    Checkpoint,
+    OldestCheckpoint,
     Ordered,
     PeerRow,
     SwarmSnapshot,
@@ -113,7 +113,7 @@ def _bootstraps(bootstraps: Mapping[str, bool]) -> dict[str, dict[str, int]]:
     return {"bootstrap": {**dict.fromkeys(STATES, 0), "serving": up, "gone": len(bootstraps) - up}}
 
 
-def state_of(known: Sighting) -> str:
+def state_of(known: PeerObservation) -> str:
     return "gone" if known.gone else plain_state(known.record.state)
 
 
@@ -123,7 +123,7 @@ def _flow(rates: Iterable[float | None]) -> float | None:
     return capped_sum(known_rates) if known_rates else None
 
 
-def _row(known: Sighting) -> PeerRow:
+def _row(known: PeerObservation) -> PeerRow:
     record = known.record
     return PeerRow(
         record.peer, record.stage, state_of(known), record.name,
@@ -136,7 +136,7 @@ def _row(known: Sighting) -> PeerRow:
     )  # fmt: skip
 
 
-def _weakest(holding: Sequence[Sighting], signed: SignedManifest, now: float) -> int | None:
+def _weakest(holding: Sequence[PeerObservation], signed: SignedManifest, now: float) -> int | None:
     """Return the stage that a newcomer would choose."""
     data = signed.manifest.data
     tokens = data.seq_len * data.micro_batch_size
@@ -146,7 +146,7 @@ def _weakest(holding: Sequence[Sighting], signed: SignedManifest, now: float) ->
         rate = record.tokens_per_second / tokens
         line = line_of(record)
         waits = waits_for_weights(record)
-        counted = policy.Seen(record.stage, rate, record.moving_to, age, record.round, line, waits)
+        counted = policy.ObservedPeer(record.stage, rate, record.moving_to, age, record.round, line, waits)
         seen.append((PeerId(record.peer), counted))
     if not seen:
         return None
@@ -154,13 +154,13 @@ def _weakest(holding: Sequence[Sighting], signed: SignedManifest, now: float) ->
     return policy.choose_stage(policy.view_of(seen, rules), rules, Random(0))
 
 
-def _checkpoint(peers: Iterable[Sighting], stages: int, now: float) -> Checkpoint | None:
-    newest: dict[int, Checkpoint] = {}
+def _checkpoint(peers: Iterable[PeerObservation], stages: int, now: float) -> OldestCheckpoint | None:
+    newest: dict[int, OldestCheckpoint] = {}
     for known in peers:
         record: PeerRecord = known.record
         if record.checkpoint_round < 0:
             continue
-        found = Checkpoint(record.checkpoint_round, min(now, record.checkpoint_seconds))
+        found = OldestCheckpoint(record.checkpoint_round, min(now, record.checkpoint_seconds))
         if record.stage not in newest or newest[record.stage].at < found.at:
             newest[record.stage] = found
     if any(stage not in newest for stage in range(stages)):

@@ -18,8 +18,8 @@ from peers.network.discovery.record_reader import look
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep
 from peers.role import Network, Process, Role
-from peers.telemetry import events as noted
-from peers.telemetry.console import Status
+from peers.telemetry import events as events
+from peers.telemetry.console import StatusLine
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE
 
@@ -82,7 +82,7 @@ class Bootstrap(Role):
                     record = presence.record(NO_STAGE, claims)
                     await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
             except WireError as error:
-                log_event(noted.LookUpFailed(what="height", code=error.code, reason=str(error)))
+                log_event(events.LookUpFailed(what="height", code=error.code, reason=str(error)))
             except UserError as error:  # A full disk: it is remembered until a restart.
                 process.notify("height_not_kept", str(error))
             await asyncio.sleep(HEIGHT_SECONDS)
@@ -99,12 +99,12 @@ class Bootstrap(Role):
                     await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
                 if book is not None:
                     await keep(book, directory, process.log.record)
-            process.report.status(Status("bootstrap", swarm_peers=network.dht.known_nodes))
+            process.report.status(StatusLine("bootstrap", swarm_peers=network.dht.known_nodes))
             circuits.look()
             carries = network.transport.circuits
             if carries.carried_bytes != carried:
                 carried = carries.carried_bytes
-                process.log.record(noted.Circuits(open=carries.circuits, slots=carries.slots, bytes=carried))
+                process.log.record(events.Circuits(open=carries.circuits, slots=carries.slots, bytes=carried))
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)
 

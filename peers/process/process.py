@@ -24,11 +24,11 @@ from peers.runtime.control_server import Control, Request
 from peers.runtime.http_server import Exporter
 from peers.runtime.liveness import Pulse
 from peers.runtime.state_lock import only_one
-from peers.runtime.supervision import FAULT, Fault, Watchdog, reason
-from peers.telemetry import events as noted
-from peers.telemetry.console import Report, hear_libraries, open_report
+from peers.runtime.supervision import FAULT, FatalError, Watchdog, reason
+from peers.telemetry import events as events
+from peers.telemetry.console import Reporter, hear_libraries, open_report
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
 
@@ -94,7 +94,7 @@ class Peer:
     """The process of one peer."""
 
     def __init__(
-        self, config: PeerFile, identity: Identity, report: Report, joined: Callable[[], str] = str,
+        self, config: PeerFile, identity: Identity, report: Reporter, joined: Callable[[], str] = str,
         others: Roles = NO_OTHERS,
     ) -> None:  # fmt: skip
         self.config = config
@@ -106,7 +106,7 @@ class Peer:
         self.control.answers.update(status=self._asked_how_it_is, leave=self._asked_to_leave)
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         self.log.trouble = partial(report.notify, "event_log", level="warning")
-        self.metrics = Metrics(config.role)
+        self.metrics = PeerMetrics(config.role)
         self.process = Process(
             config, identity, report, self.metrics, self.log, self.pulse, self._stop, self.control,
             joined=joined,
@@ -129,37 +129,37 @@ class Peer:
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"
             )  # fmt: skip
-            self.process.tell(noted.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
+            self.process.tell(events.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
         me = self.process.identity.peer_id
-        self.log.record(noted.Started(peer=me, pid=os.getpid(), role=self.config.role))
+        self.log.record(events.Started(peer=me, pid=os.getpid(), role=self.config.role))
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
         watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._last_words)
         watchdog.start()
-        ended = noted.Stopped("fault")
+        ended = events.Stopped("fault")
         try:
             await self.control.start()
             await Sessions(self.process, self.role).run()
-        except (Fault, MemoryError) as error:
-            why = str(error) if isinstance(error, Fault) else reason(error)
+        except (FatalError, MemoryError) as error:
+            why = str(error) if isinstance(error, FatalError) else reason(error)
             self._last_words(f"cannot go on: {why}")
-            code = error.code if isinstance(error, Fault) else "out_of_memory"
-            self.log.record(noted.Fault(code=code, reason=why))
-            ended = noted.Stopped(code, why)
+            code = error.code if isinstance(error, FatalError) else "out_of_memory"
+            self.log.record(events.Fault(code=code, reason=why))
+            ended = events.Stopped(code, why)
             return FAULT
         except IdentityInUse as error:
-            ended = noted.Stopped("not_possible", str(error))
+            ended = events.Stopped("not_possible", str(error))
             key = shlex.quote(str(self.config.identity))
             raise UserError(
                 f"{error}. Stop it, or give this computer its own identity: mv {key} {key}.copied"
             ) from None
         except UserError as error:
-            ended = noted.Stopped("not_possible", str(error))
+            ended = events.Stopped("not_possible", str(error))
             raise
         finally:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
-            self.log.record(noted.Stopped("asked") if self._stop.is_set() else ended)
+            self.log.record(events.Stopped("asked") if self._stop.is_set() else ended)
             self.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)

@@ -16,10 +16,10 @@ from peers.network.dht_sampler import DirectoryObserver
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.mdns import neighbours
 from peers.network.discovery.rejoining import Rejoining
-from peers.network.reachability_probe import TEXTS, Reachable, Way, has_a_network
+from peers.network.reachability_probe import TEXTS, ReachabilityProbe, Way, has_a_network
 from peers.role import Network, Process, Role
-from peers.telemetry import events as noted
-from peers.telemetry.console import Status
+from peers.telemetry import events as events
+from peers.telemetry.console import StatusLine
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import WAYS
 from protocols.daemon.p2pd import DaemonOptions
@@ -78,7 +78,7 @@ class Sessions:
 
     async def _session(self) -> None:
         process = self.process
-        process.report.status(Status("connecting"))
+        process.report.status(StatusLine("connecting"))
         options = daemon_options(self.config, self.listen)
         transport = await P2pdTransport.start(self.config.identity, options)
         upload = self.config.limits.upload
@@ -96,7 +96,7 @@ class Sessions:
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
-                process.tell(noted.Listening(where, transport.daemon.pid))
+                process.tell(events.Listening(where, transport.daemon.pid))
             if keeps_slots(self.config):
                 transport.relays.use(self.config.bootstrap, self._relayed)
                 await transport.relays.first(SLOT_SECONDS)
@@ -122,10 +122,10 @@ class Sessions:
             await transport.close()
 
     def _relayed(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
-        relayed = noted.Relayed(text, relay, addresses) if addresses else noted.NotRelayed(text, relay)
+        relayed = events.Relayed(text, relay, addresses) if addresses else events.NotRelayed(text, relay)
         self.process.tell(relayed)
 
-    def _reachable(self, transport: P2pdTransport) -> Reachable:
+    def _reachable(self, transport: P2pdTransport) -> ReachabilityProbe:
         """What asks others whether they get in."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
         only(gauges, WAYS, "unknown")
@@ -135,9 +135,9 @@ class Sessions:
 
         def tell(way: Way) -> None:
             only(gauges, WAYS, way)
-            process.tell(noted.Reachable(TEXTS[way], way))
+            process.tell(events.Reachable(TEXTS[way], way))
 
-        return Reachable(
+        return ReachabilityProbe(
             ask, transport.daemon.connections,
             lambda: Addresses.of(config.announce, self.listen, transport.addresses), tell, Random(),
         )  # fmt: skip

@@ -30,7 +30,7 @@ WORK_SECONDS = 900.0
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
 
-class Fault(Exception):
+class FatalError(Exception):
     """The peer cannot continue. Has one line for people, and a code of peers/telemetry/reasons.py."""
 
     def __init__(self, why: str, code: str = "fault") -> None:
@@ -65,7 +65,7 @@ async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[
             error = failed.result()
             if isinstance(error, UserError | DevicesLost):
                 raise error
-            raise Fault(reason(error), "out_of_memory" if is_memory(error) else "fault")
+            raise FatalError(reason(error), "out_of_memory" if is_memory(error) else "fault")
         task.result()
     finally:
         task.cancel()

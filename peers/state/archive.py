@@ -38,7 +38,7 @@ class IndexFull(ArchiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchivedCheckpoint:
     """One archived checkpoint."""
 
     name: str
@@ -59,7 +59,7 @@ class Archive:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.entries: tuple[Entry, ...] = ()
+        self.entries: tuple[ArchivedCheckpoint, ...] = ()
 
     def open(self, signed: SignedManifest | None = None) -> SignedManifest:
         """Read the index and return the run. `signed` is the expected run, which an empty archive adopts.
@@ -82,11 +82,11 @@ class Archive:
         self.entries = self._read_index(found.run_id)
         return found
 
-    def newest(self, stage: int) -> list[Entry]:
+    def newest(self, stage: int) -> list[ArchivedCheckpoint]:
         """Return the checkpoints of a stage, newest first."""
         return sorted((e for e in self.entries if e.stage == stage), key=lambda entry: -entry.round)
 
-    def checkpoint(self, entry: Entry) -> bytes:
+    def checkpoint(self, entry: ArchivedCheckpoint) -> bytes:
         """Return the bytes of a checkpoint. Raises ArchiveError if they do not match the index."""
         data = self.store.read(entry.name, entry.bytes)
         if data is None:
@@ -95,7 +95,7 @@ class Archive:
             raise ArchiveError(f"{self.store.url}/{entry.name} is damaged: it has not the hash of the index")
         return data
 
-    def put(self, entry: Entry, data: bytes) -> None:
+    def put(self, entry: ArchivedCheckpoint, data: bytes) -> None:
         """Write a checkpoint and then the index. Raises UserError; if the index is full, no file is
         written."""
         entries = (*(e for e in self.entries if e.name != entry.name), entry)
@@ -103,10 +103,10 @@ class Archive:
         self.store.write(entry.name, data)
         self._write_index(entries, index)
 
-    def prune(self, interval_rounds: int, newest: int, every: int) -> list[Entry]:
+    def prune(self, interval_rounds: int, newest: int, every: int) -> list[ArchivedCheckpoint]:
         """Delete the checkpoints that the retention policy does not keep, and return them. The index is
         written first, so that it never names a deleted file."""
-        staying: list[Entry] = []
+        staying: list[ArchivedCheckpoint] = []
         for stage in {entry.stage for entry in self.entries}:
             entries = self.newest(stage)
             rounds = kept([entry.round for entry in entries], interval_rounds, newest, every)
@@ -151,7 +151,7 @@ class Archive:
     def put_contributors(self, contributors: list[dict[str, Any]]) -> None:
         self.store.write(CONTRIBUTORS, json.dumps(contributors, indent=1, ensure_ascii=False).encode())
 
-    def _index(self, entries: tuple[Entry, ...]) -> bytes:
+    def _index(self, entries: tuple[ArchivedCheckpoint, ...]) -> bytes:
         """Return the bytes of the index. Raises IndexFull if readers would refuse it, so that the archive
         stays readable."""
         # Tokens are stored separately, because earlier programs refuse entries with more fields.
@@ -167,11 +167,11 @@ class Archive:
             )
         return data
 
-    def _write_index(self, entries: tuple[Entry, ...], data: bytes) -> None:
+    def _write_index(self, entries: tuple[ArchivedCheckpoint, ...], data: bytes) -> None:
         self.store.write(INDEX, data)
         self.entries = entries
 
-    def _read_index(self, run_id: RunId) -> tuple[Entry, ...]:
+    def _read_index(self, run_id: RunId) -> tuple[ArchivedCheckpoint, ...]:
         """Read the index. Raises ArchiveError if it is invalid."""
         data = self.store.read(INDEX, INDEX_LIMIT)
         if data is None:
@@ -193,10 +193,10 @@ def entry_name(stage: int, round: int) -> str:
     return f"stage-{stage}-round-{round:08d}.safetensors"
 
 
-def _entry(content: dict[str, Any], tokens: object) -> Entry:
+def _entry(content: dict[str, Any], tokens: object) -> ArchivedCheckpoint:
     """Parse an entry. Raises ValueError, KeyError or TypeError, because the archive may be untrusted."""
     known = tokens if isinstance(tokens, int) and 0 <= tokens < _FAR else None
-    entry = Entry(**{**content, "signers": tuple(map(str, content["signers"])), "tokens": known})
+    entry = ArchivedCheckpoint(**{**content, "signers": tuple(map(str, content["signers"])), "tokens": known})
     found = _NAME.fullmatch(entry.name)
     if found is None or (int(found[1]), int(found[2])) != (entry.stage, entry.round):
         raise ValueError(f"an entry named {entry.name!r}")

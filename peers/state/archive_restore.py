@@ -18,7 +18,7 @@ from peers.config.remote_files import until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
 from peers.state import checkpoint_file
-from peers.state.archive import Archive, Entry
+from peers.state.archive import Archive, ArchivedCheckpoint
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.state.checkpoint_file import STATEMENT_BYTES, Checkpoint, CheckpointError
 from peers.telemetry.console import counted
@@ -92,7 +92,7 @@ class Restoring:
             raise ArchiveError(f"no checkpoint of stage {stage} in {self.url} can be used: {problems[0]}")
         return f"{self.url} has no checkpoint of stage {stage}"
 
-    def _take(self, archive: Archive, entry: Entry, folder: Path, layout: Layout) -> set[PeerId]:
+    def _take(self, archive: Archive, entry: ArchivedCheckpoint, folder: Path, layout: Layout) -> set[PeerId]:
         """Check the checkpoint under a temporary name, then rename it. Returns its signers. Raises
         ArchiveError or CheckpointError."""
         data = archive.checkpoint(entry)

@@ -32,7 +32,7 @@ from swarmnet.model.state_layout import MOMENTUM, state_layout
 from swarmnet.placement.standstill import OnDisk
 from swarmnet.rounds.events import Reference, Sets
 from swarmnet.rounds.history import START, Earlier
-from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MAX_REFERENCES, NOTHING_PAST, Past
+from swarmnet.rounds.own_contributions import LEARNED_ROUNDS, MAX_REFERENCES, NOTHING_PAST, RestartState
 from swarmnet.run.manifest import Manifest
 
 STATEMENT_BYTES = len(START) + 32
@@ -72,7 +72,7 @@ class Checkpoint:
     signed: tuple[bytes, ...] = ()
     """Envelopes in which peers of the group signed the weights after that round
     (worker/rounds/digest_gossip.py)."""
-    past: Past = NOTHING_PAST
+    past: RestartState = NOTHING_PAST
     """What the writer knew of the rounds up to that one."""
     tokens: int | None = None
     """Number of tokens in all settled rounds up to that one; None if the writer did not know."""
@@ -97,7 +97,7 @@ def state_digest(round: int, units: Tensor) -> bytes:
 
 def write(
     folder: Path, manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
+    signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
     damaged: Collection[Path] = (),
 ) -> Path:  # fmt: skip
     """Write `stage-S-round-R.safetensors`, and delete all but the stage's newest KEPT files. Files in
@@ -113,7 +113,7 @@ def write(
 
 def content(
     manifest: Manifest, stage: int, round: int, chain: bytes, units: Tensor, layout: Layout,
-    signed: Sequence[bytes] = (), past: Past = NOTHING_PAST, tokens: int | None = None,
+    signed: Sequence[bytes] = (), past: RestartState = NOTHING_PAST, tokens: int | None = None,
 ) -> bytes:  # fmt: skip
     """Return the bytes of a checkpoint file."""
     tensors = {}
@@ -157,7 +157,7 @@ def read(path: Path, max_tensors: int = MAX_TENSORS) -> Checkpoint:
             RunId(metadata["run"]), metadata["manifest"],
             number(metadata["stage"]), number(metadata["round"]), digest, chain, tensors,
             tuple(bytes.fromhex(data) for data in metadata.get("signed", "").split()),
-            Past(
+            RestartState(
                 _sets(metadata.get("sets", "{}")),
                 msgspec.json.decode(metadata.get("earlier", "null"), type=Earlier | None),
             ),

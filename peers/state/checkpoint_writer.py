@@ -13,10 +13,10 @@ from peers.config.run_file import SignedManifest
 from peers.state import checkpoint_file
 from peers.state.partial_download import KeptChunks
 from peers.state.snapshot_store import Snapshots, Weights
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.telemetry.events import Notify
 from swarmnet.rounds.history import START
-from swarmnet.rounds.own_contributions import Past
+from swarmnet.rounds.own_contributions import RestartState
 
 LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
@@ -54,10 +54,10 @@ class CheckpointWriter:
         stage: int,
         part: StagePart,
         compute: Compute,
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         notify: Notify,
         digests: KeepsStatements,
-        past: Callable[[int], Past],
+        past: Callable[[int], RestartState],
     ) -> None:
         """Create the writer. `past(round)` returns what is known of the rounds up to that one."""
         self.folder = folder
@@ -182,6 +182,6 @@ class CheckpointWriter:
                 self.notify("checkpoint_failed", f"{error}; training goes on, the older checkpoint is intact")
             return
         self.saved = path, round
-        self.log_event(noted.Saved(round=round, bytes=path.stat().st_size))
+        self.log_event(events.Saved(round=round, bytes=path.stat().st_size))
         self._say_again = 0.0
         self.notify("checkpoint", f"saved the weights of round {round} in {path}")

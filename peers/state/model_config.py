@@ -23,7 +23,7 @@ MAX_NUMBER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Architecture:
     """An architecture that the decoder implements."""
 
     model_type: str
@@ -36,8 +36,8 @@ class Family:
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", False, None, None),
-    "Qwen3ForCausalLM": Family("qwen3", True, 128, 32),
+    "LlamaForCausalLM": Architecture("llama", False, None, None),
+    "Qwen3ForCausalLM": Architecture("qwen3", True, 128, 32),
 }
 """Maps architecture to its properties in transformers 5 (configuration_llama.py, configuration_qwen3.py)."""
 SIZE_KEYS = (
@@ -161,7 +161,7 @@ def _show_nested(value: dict[str, Any] | list[Any]) -> str:
         return "{...}" if isinstance(value, dict) else "[...]"
 
 
-def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None:
+def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Architecture | None:
     """Return the architecture of a configuration, or None with a reason."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
@@ -176,7 +176,7 @@ def _read_family(config: Mapping[str, Any], reasons: list[str]) -> Family | None
 
 
 def _read_sizes(
-    config: Mapping[str, Any], family: Family | None, reasons: list[str]
+    config: Mapping[str, Any], family: Architecture | None, reasons: list[str]
 ) -> dict[str, int | float]:
     """Return the valid sizes of a configuration, and add a reason for each invalid one."""
     values: dict[str, int | float] = {}

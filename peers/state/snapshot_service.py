@@ -23,13 +23,13 @@ from peers.state.partial_download import Download, KeptChunks
 from peers.state.snapshot_store import (
     NOT_BEGUN,
     SNAPSHOTS_KEPT,
+    RoundProgress,
     Snapshots,
-    Standing,
     Weights,
     sealed_round,
     units_of,
 )
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.telemetry.console import amount
 from peers.telemetry.events import Notify
 from peers.telemetry.reasons import HOLDERS
@@ -43,8 +43,8 @@ from protocols.messages.table import (
     Lane,
     Message,
     NoChunk,
+    SnapshotOffer,
     SnapshotRoot,
-    State,
 )
 from protocols.ports import Carries, Transport
 from protocols.signed import msgpack_guard
@@ -58,8 +58,8 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.snapshots.digest_votes import Root
 from swarmnet.snapshots.fetch import (
     ASKED_AT_ONCE,
-    Ask,
     Dropped,
+    RequestChunk,
     SnapshotFetch,
     choose_restart,
     choose_root,
@@ -85,7 +85,7 @@ CARRIED_BYTES = 8 << 20
 _root_decoder: msgspec.msgpack.Decoder[SnapshotRoot] = msgspec.msgpack.Decoder(SnapshotRoot)
 
 
-class Around(Protocol):
+class SnapshotPorts(Protocol):
     """The part of the neighbourhood that the state path needs."""
 
     @property
@@ -130,9 +130,9 @@ class SnapshotService:
     def __init__(
         self,
         snapshots: Snapshots,
-        neighbourhood: Around,
+        neighbourhood: SnapshotPorts,
         state_bytes: int,
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         notify: Notify,
     ) -> None:
         self.snapshots = snapshots
@@ -142,7 +142,7 @@ class SnapshotService:
         self.log_event = log_event
         self.notify = notify
         self.clock = neighbourhood.clock
-        self.settled_now: Callable[[], Standing] = lambda: NOT_BEGUN
+        self.settled_now: Callable[[], RoundProgress] = lambda: NOT_BEGUN
         """Returns the progress of this peer once it has begun."""
         self.signed: Callable[[], Mapping[PeerId, Collection[Root]]] = dict
         """Returns the roots that each peer has signed (worker/rounds/digest_gossip.py)."""
@@ -160,7 +160,7 @@ class SnapshotService:
         """The part of them that was fetched before the restart."""
         self.chunks_refused = 0
         """Number of chunks with a wrong hash."""
-        self._offers: dict[PeerId, State] = {}
+        self._offers: dict[PeerId, SnapshotOffer] = {}
         self._tokens: dict[tuple[PeerId, bytes], int] = {}
         """Tokens in all rounds up to a snapshot, by (reporting peer, snapshot digest)."""
         self._asked: set[PeerId] = set()
@@ -185,7 +185,7 @@ class SnapshotService:
                 self.neighbourhood.answer(peer, "group", self._state())
             case GetChunk(digest, index):
                 self._serve(peer, digest, index)
-            case State():
+            case SnapshotOffer():
                 self._offer(peer, message)
             case Chunk(digest, index):
                 self._arrived(peer, digest, index, body)
@@ -194,11 +194,11 @@ class SnapshotService:
                     reason = f"no longer has chunk {index}"
                     self._do(self._fetch.drop(peer, "no_chunk", self.clock.time(), reason))
 
-    def _state(self) -> State:
+    def _state(self) -> SnapshotOffer:
         now = self.settled_now()
         oldest = max(0, now.began + 1, now.settled + 1 - kept_rounds(self.snapshots.rules))
         roots = [snapshot.signed for snapshot in self.snapshots.offered()]
-        return State(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
+        return SnapshotOffer(self.snapshots.stage, now.current, now.settled, now.digest, roots, oldest)
 
     def _serve(self, peer: PeerId, digest: bytes, index: int) -> None:
         chunk = self.chunk(digest, index)
@@ -229,7 +229,7 @@ class SnapshotService:
                 async with asyncio.timeout(ASK_AGAIN_SECONDS):
                     await self._offered.wait()
         if self._offers.keys() < self._asked:
-            self.log_event(noted.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
+            self.log_event(events.OffersMissing(peers=sorted(self._asked - self._offers.keys())))
         if not self._offers:
             raise NoState(f"none of {len(holders)} peers of the stage said what it has")
         begun = {peer: offer for peer, offer in self._offers.items() if offer.round >= 0}
@@ -290,7 +290,7 @@ class SnapshotService:
         disks = {peer: roots for peer, roots in {me: own, **named}.items() if roots}
         return choose_restart(disks, self.signed())
 
-    def _offer(self, peer: PeerId, state: State) -> None:
+    def _offer(self, peer: PeerId, state: SnapshotOffer) -> None:
         """Keep a requested offer. A late one may add a holder to the running fetch."""
         if peer not in self._asked or state.stage != self.snapshots.stage:
             return
@@ -303,7 +303,7 @@ class SnapshotService:
                 if offered.digest == root.digest and tuple(offered.chunks) == fetch.hashes:
                     self._do(fetch.add(peer, self.clock.time()))
 
-    def _roots(self, peer: PeerId, offer: State) -> list[SnapshotRoot]:
+    def _roots(self, peer: PeerId, offer: SnapshotOffer) -> list[SnapshotRoot]:
         """Return the roots that a peer itself has signed and that fit this stage."""
         roots = []
         for signed in offer.roots[:SNAPSHOTS_KEPT]:
@@ -345,7 +345,7 @@ class SnapshotService:
         at_once = carriers.lanes_per_holder if carriers is not None else ASKED_AT_ONCE
         self._fetch = SnapshotFetch(hashes, holders, at_once, here)
         self.log_event(
-            noted.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
+            events.Fetching(round=root.round, size=root.size, kept=self.kept_bytes, holders=len(holders))
         )
         size = amount(root.size) + (f", {amount(self.kept_bytes)} of it on disk" if here else "")
         which = f"of round {root.round}" if root.round >= 0 else "that the run starts from"
@@ -387,7 +387,7 @@ class SnapshotService:
         try:
             return await self.neighbourhood.transport.carriers(CARRIERS, self._carried, self._progressed)
         except CannotStart as error:
-            self.log_event(noted.NoCarriers(reason=str(error)))
+            self.log_event(events.NoCarriers(reason=str(error)))
             return None
 
     def _progressed(self, peer: PeerId) -> None:
@@ -438,14 +438,14 @@ class SnapshotService:
         if self._fetch is not None:
             self._do(self._fetch.drop(peer, "gone", self.clock.time()))
 
-    def _do(self, effects: Sequence[Ask | Dropped]) -> None:
+    def _do(self, effects: Sequence[RequestChunk | Dropped]) -> None:
         """Send the requests and report the dropped holders that the fetch decided on."""
         fetch, root = self._fetch, self._root
         if fetch is None or root is None:
             return
         for effect in effects:
             match effect:
-                case Ask(peer, index):
+                case RequestChunk(peer, index):
                     known = self.neighbourhood.known().get(peer)
                     if self._carriers is not None and known is not None:
                         self._carriers.ask(peer, known.addresses, root.digest, index)
@@ -453,7 +453,7 @@ class SnapshotService:
                         self.neighbourhood.post(peer, "group", GetChunk(root.digest, index))
                 case Dropped(peer, code, reason):
                     reason = reason or HOLDERS[code].meaning
-                    self.log_event(noted.HolderDropped(peer=peer, code=code, reason=reason))
+                    self.log_event(events.HolderDropped(peer=peer, code=code, reason=reason))
                     left = len(fetch.holders)
                     self.notify("holder", f"{peer} {reason}; it is asked no more, other holders: {left}")
         if not fetch.missing or fetch.stuck:

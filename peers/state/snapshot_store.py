@@ -19,7 +19,7 @@ from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.token_count import encode_tokens
 from swarmnet.identifiers import RunId
-from swarmnet.rounds.own_contributions import Past
+from swarmnet.rounds.own_contributions import RestartState
 from swarmnet.run.manifest import Rounds
 from swarmnet.snapshots.fetch import chunk_bytes
 
@@ -58,7 +58,7 @@ class Weights:
     settled_round: int
     chain: bytes
     """The value of the chain of settled sets at that round."""
-    past: Past = field(default_factory=Past)
+    past: RestartState = field(default_factory=RestartState)
     """What is known of the rounds up to there, if the weights are from this peer's own disk."""
     tokens: int | None = None
     """Number of tokens of all peers in all settled rounds up to there; None if no peer reports it."""
@@ -70,7 +70,7 @@ def units_of(data: bytes | memoryview) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RoundProgress:
     """The progress of a peer."""
 
     current: int
@@ -81,7 +81,7 @@ class Standing:
     """The round whose settled weights the peer started from. It has the sets of later rounds only."""
 
 
-NOT_BEGUN = Standing(-1, -1, b"", -1)
+NOT_BEGUN = RoundProgress(-1, -1, b"", -1)
 
 
 def sealed_round(round: int) -> int:

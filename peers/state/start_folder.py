@@ -24,7 +24,7 @@ from peers.state.safetensors_file import MAX_TENSORS, open_tensors
 from swarmnet.model.fixed_point import GRID_BITS
 from swarmnet.model.parameters import is_factor, parameter_shapes, whole
 from swarmnet.model.state_layout import first_state
-from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start
+from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 MAX_JSON_BYTES = 16 << 20
@@ -129,7 +129,7 @@ def start_state(path: Path, manifest: Manifest, stage: int, model: Folder | None
     return units
 
 
-def pinned(path: Path, manifest: Manifest) -> Start:
+def pinned(path: Path, manifest: Manifest) -> InitCheckpoint:
     """Return the manifest's entry for the model that the run starts from. Raises StartError."""
     model = open_model(path, manifest)
     sha256 = require_hash(model, manifest)

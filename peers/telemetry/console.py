@@ -25,7 +25,7 @@ END_OF_P2PD = "use of closed network connection"
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class StatusLine:
     """The current state of one peer."""
 
     state: str
@@ -65,10 +65,10 @@ class Status:
         return "  ".join(parts)
 
 
-class Report(Protocol):
+class Reporter(Protocol):
     """The output for a peer's messages."""
 
-    def status(self, status: Status) -> None:
+    def status(self, status: StatusLine) -> None:
         """Show the current status."""
 
     def notify(self, event: str, text: str, level: Level = "info", **fields: object) -> None:
@@ -79,14 +79,14 @@ class Report(Protocol):
 
 def open_report(
     log: Literal["auto", "line", "json"], stream: TextIO, clock: Callable[[], float], name: str = ""
-) -> Report:
+) -> Reporter:
     """Return the report for a peer file's `log` setting. `clock` returns Unix time in seconds."""
     if log == "line" or (log == "auto" and stream.isatty()):
-        return LineReport(stream, clock)
-    return JsonReport(stream, clock, name, 0.0 if log == "json" else STATUS_SECONDS)
+        return LineReporter(stream, clock)
+    return JsonReporter(stream, clock, name, 0.0 if log == "json" else STATUS_SECONDS)
 
 
-class LineReport:
+class LineReporter:
     """Print a status line that is rewritten in place, and events above it. Without a terminal, print the
     status when its state or stage changes, else once in STATUS_SECONDS."""
 
@@ -95,7 +95,7 @@ class LineReport:
         self._live: Live | None = None
         self._due = _Due(clock, STATUS_SECONDS)
 
-    def status(self, status: Status) -> None:
+    def status(self, status: StatusLine) -> None:
         line = Text(printable(status.line()), overflow="ellipsis", no_wrap=True)
         if self._console.is_terminal:
             if self._live is None:
@@ -127,7 +127,7 @@ class _Due:
         """What the last written status showed."""
         self._written_at = 0.0
 
-    def now(self, status: Status) -> bool:
+    def now(self, status: StatusLine) -> bool:
         shown, now = (status.state, status.stage, status.waits_for), self._clock()
         if shown == self._written and 0 <= now - self._written_at < self._seconds:
             return False
@@ -135,7 +135,7 @@ class _Due:
         return True
 
 
-class JsonReport:
+class JsonReporter:
     """Print one JSON object per line: time, level, event, text, and the event's own fields."""
 
     def __init__(
@@ -147,7 +147,7 @@ class JsonReport:
         self._name = {"name": name} if name else {}
         self._due = _Due(clock, status_seconds)
 
-    def status(self, status: Status) -> None:
+    def status(self, status: StatusLine) -> None:
         if not self._due.now(status):
             return
         known = {key: value for key, value in asdict(status).items() if value is not None}
@@ -164,10 +164,10 @@ class JsonReport:
         print(json.dumps(line, separators=(",", ":"), default=str), file=self._stream, flush=True)
 
 
-class LogToReport(logging.Handler):
+class LogToReporter(logging.Handler):
     """Pass log records of libraries to a report, so that a terminal or JSON stream stays intact."""
 
-    def __init__(self, report: Report, level: int = logging.WARNING) -> None:
+    def __init__(self, report: Reporter, level: int = logging.WARNING) -> None:
         super().__init__(level)
         self._report = report
 
@@ -181,10 +181,10 @@ class LogToReport(logging.Handler):
         )
 
 
-def hear_libraries(report: Report) -> None:
+def hear_libraries(report: Reporter) -> None:
     """Send warnings of hivemind, p2pd and this program's loggers to the report only."""
     for logger in (logging.getLogger(), logging.getLogger("hivemind")):  # hivemind's does not propagate
-        logger.handlers = [LogToReport(report)]
+        logger.handlers = [LogToReporter(report)]
 
 
 def printable(text: str) -> str:

@@ -57,7 +57,7 @@ class Unknown(Event, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class EventText:
     """An event as text for people."""
 
     code: str
@@ -74,19 +74,19 @@ def short(peer: object) -> str:
     return f"...{text[-6:]}" if len(text) > 12 else text
 
 
-def words_of(event: Event) -> Words | None:
+def words_of(event: Event) -> EventText | None:
     """Return the text of an event; None if it is not shown or has a code that this version does not know."""
     if not event.sentence:
         return None
     text = event.sentence.format_map({key: _shown(value) for key, value in event.fields.items()})
     if event.codes is None:
-        return Words(event.name, text, "info")
+        return EventText(event.name, text, "info")
     code = str(event.fields["code"])
     reason = event.codes.get(code)
     if reason is None or reason.level == "none":
         return None
     cure = "" if reason.cure == NOTHING else reason.cure
-    return Words(code, f"{text}: {reason.meaning}", reason.level, cure)
+    return EventText(code, f"{text}: {reason.meaning}", reason.level, cure)
 
 
 def _shown(value: object) -> str:

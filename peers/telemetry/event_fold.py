@@ -29,7 +29,7 @@ class SettledRounds(dict[int, noted.Settled]):
                 pass
 
 
-class Story:
+class PeerTimeline:
     """Follows a peer's event log from the start."""
 
     def __init__(self) -> None:
@@ -69,6 +69,6 @@ class Story:
         event = line.event
         if (words := words_of(event)) is not None:
             return Happened(line.time, words.code, words.text, words.level)
-        if isinstance(event, noted.Said) and event.name not in noted.NOT_AMONG_NEWS:
+        if isinstance(event, noted.Notice) and event.name not in noted.NOT_AMONG_NEWS:
             return Happened(line.time, event.name, event.text[:200])
         return None

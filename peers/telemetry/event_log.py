@@ -31,8 +31,8 @@ from peers.telemetry.events import (
     LogRewritten,
     NotRelayed,
     Relayed,
-    Remark,
     Started,
+    TextNotice,
 )
 
 _RESERVED = frozenset({"time", "monotonic", "event"})
@@ -152,7 +152,7 @@ class EventLog:
                 self._standing["relayed", relay] = line
             case NotRelayed(relay=relay):
                 self._standing.pop(("relayed", relay), None)
-            case Remark(topic="p2pd_ended"):
+            case TextNotice(topic="p2pd_ended"):
                 self._standing = {key: kept for key, kept in self._standing.items() if key[0] not in OF_P2PD}
 
     def _continued(self) -> bytes:
@@ -252,7 +252,7 @@ def parse(name: str, fields: Mapping[str, Any]) -> Event:
         if kind is not None:
             return msgspec.convert(fields, kind)
         if "text" in fields:
-            return msgspec.convert({**fields, "topic": name}, Remark)
+            return msgspec.convert({**fields, "topic": name}, TextNotice)
     return Unknown(name, dict(fields))
 
 

@@ -475,7 +475,7 @@ class Ledger(Event, frozen=True):
 
 # -- lines for people: shown as it happens, also in the log -------------------------------------------------
 
-class Said(Event, frozen=True):
+class Notice(Event, frozen=True):
     """A line for people, as it was shown."""
     text: str
 
@@ -495,7 +495,7 @@ Topic = Literal[
 Notify = Callable[[Topic, str], None]
 """Shows one line to people and appends it to the event log."""
 
-class Remark(Said, frozen=True):
+class TextNotice(Notice, frozen=True):
     """A line without fields of its own."""
     topic: Topic
 
@@ -507,56 +507,56 @@ class Remark(Said, frozen=True):
     def fields(self) -> dict[str, Any]:
         return {"text": self.text}
 
-class Listening(Said, frozen=True):
+class Listening(Notice, frozen=True):
     """An address at which the peer listens; `p2pd`: its process id."""
     p2pd: int | None = None
 
-class Relayed(Said, frozen=True):
+class Relayed(Notice, frozen=True):
     """A relay forwards connections to this peer, at these addresses."""
     relay: str
     addresses: Sequence[str]
 
-class NotRelayed(Said, frozen=True):
+class NotRelayed(Notice, frozen=True):
     """The relay no longer does so."""
     relay: str
 
-class Reachable(Said, frozen=True):
+class Reachable(Notice, frozen=True):
     """How other peers reach this one."""
     way: str
 
-class Metrics(Said, frozen=True):
+class Metrics(Notice, frozen=True):
     """Address of /metrics."""
     url: str
 
-class Page(Said, frozen=True):
+class Page(Notice, frozen=True):
     """Address of an observer's page."""
     url: str
 
-class Text(Said, frozen=True):
+class Text(Notice, frozen=True):
     """Text that was read: files, documents, bytes, and documents left out."""
     files: int
     documents: int
     bytes: int
     left_out: int
 
-class EpochRead(Said, frozen=True):
+class EpochRead(Notice, frozen=True):
     """All shards of the run's text on this peer were read."""
     epoch: int
     shards: int
 
-class Pausing(Said, frozen=True):
+class Pausing(Notice, frozen=True):
     """The peer is about to leave its stage."""
     reason: str
 
-class Paused(Said, frozen=True):
+class Paused(Notice, frozen=True):
     """No stage is in memory; `bytes` remain in use."""
     bytes: int
 
-class Resuming(Said, frozen=True):
+class Resuming(Notice, frozen=True):
     """A reason to pause has ended."""
     reason: str
 
-class Evaluated(Said, frozen=True):
+class Evaluated(Notice, frozen=True):
     """An observer's evaluation on `bytes` bytes with this SHA-256."""
     loss: float
     bits_per_byte: float
@@ -573,9 +573,9 @@ NOT_AMONG_NEWS = frozenset(
 )
 """Lines shown at the start, or in addition to another event."""
 NOTED = {
-    kind.tag(): kind for kind in Event.__subclasses__() if kind.__module__ == __name__ and kind is not Said
+    kind.tag(): kind for kind in Event.__subclasses__() if kind.__module__ == __name__ and kind is not Notice
 }
 """Event classes by name."""
-SAID = {kind.tag(): kind for kind in Said.__subclasses__() if kind is not Remark}
+SAID = {kind.tag(): kind for kind in Notice.__subclasses__() if kind is not TextNotice}
 """Classes of lines for people, by name. `order` is in both: as an event with its number, and as a line of
 text."""

@@ -42,7 +42,7 @@ class Declared:
     help: str
 
 
-class Family(Generic[Metric]):
+class LabelledMetric(Generic[Metric]):
     """A metric with labels: `family("activation").inc(5)`. Unknown values become `other`."""
 
     def __init__(self, child: Callable[..., Metric], labels: Sequence[Label]) -> None:
@@ -67,7 +67,7 @@ class Family(Generic[Metric]):
         return self._child(*known)
 
 
-def only(family: Family[Gauge], values: Iterable[str], value: str) -> None:
+def only(family: LabelledMetric[Gauge], values: Iterable[str], value: str) -> None:
     """Set a family with one label to 1 for `value` and to 0 for all other `values`."""
     for each in values:
         family(each).set(each == value)
@@ -94,21 +94,23 @@ class Declare:
         name = self._register(name, "histogram", help)
         return Histogram(name, help, buckets=bounds, registry=self.registry)
 
-    def counters(self, name: str, help: str, *labels: Label) -> Family[Counter]:
+    def counters(self, name: str, help: str, *labels: Label) -> LabelledMetric[Counter]:
         name = self._register(name, "counter", help, labels)
         metric = Counter(name, help, [label.name for label in labels], registry=self.registry)
-        return Family(metric.labels, labels)
+        return LabelledMetric(metric.labels, labels)
 
-    def gauges(self, name: str, help: str, *labels: Label) -> Family[Gauge]:
+    def gauges(self, name: str, help: str, *labels: Label) -> LabelledMetric[Gauge]:
         name = self._register(name, "gauge", help, labels)
         metric = Gauge(name, help, [label.name for label in labels], registry=self.registry)
-        return Family(metric.labels, labels)
+        return LabelledMetric(metric.labels, labels)
 
-    def histograms(self, name: str, help: str, bounds: Sequence[float], *labels: Label) -> Family[Histogram]:
+    def histograms(
+        self, name: str, help: str, bounds: Sequence[float], *labels: Label
+    ) -> LabelledMetric[Histogram]:
         name = self._register(name, "histogram", help, labels)
         names = [label.name for label in labels]
         metric = Histogram(name, help, names, buckets=bounds, registry=self.registry)
-        return Family(metric.labels, labels)
+        return LabelledMetric(metric.labels, labels)
 
 
 class Sometimes:

@@ -20,7 +20,7 @@ from peers.telemetry.machine_metrics import EXPERTS, GPU, PEAK, ComputeSeconds
 from peers.telemetry.metric_kinds import FAST, SLOW, Declare, Declared, Label, Sometimes, only, table
 from peers.telemetry.reasons import AUDITS, CONTRIBUTIONS, DEPARTURES, DROPS, REFUSALS, REQUESTS, REROUTES
 from peers.telemetry.reasons import ROUNDS as ROUND_ENDS
-from peers.telemetry.storage_metrics import Archive, Checkpoints, Relay
+from peers.telemetry.storage_metrics import ArchiveMetrics, CheckpointMetrics, RelayMetrics
 
 KINDS = ("activation", "gradient", "experts", "contribution", "update", "audit", "snapshot", "inference",
          "control", "directory", "other")  # fmt: skip
@@ -64,7 +64,7 @@ class About:
         )
 
 
-class Training:
+class TrainingMetrics:
     """Training progress."""
 
     def __init__(self, declare: Declare) -> None:
@@ -96,7 +96,7 @@ class Training:
         )  # fmt: skip
 
 
-class Rounds:
+class RoundMetrics:
     """Rounds and contributions."""
 
     def __init__(self, declare: Declare) -> None:
@@ -133,7 +133,7 @@ class Rounds:
         )
 
 
-class Microbatches:
+class MicrobatchMetrics:
     """Microbatches in the pipeline."""
 
     def __init__(self, declare: Declare) -> None:
@@ -166,7 +166,7 @@ class Microbatches:
         )  # fmt: skip
 
 
-class Neighbours:
+class NeighbourMetrics:
     """The peers that a worker is linked to."""
 
     def __init__(self, declare: Declare) -> None:
@@ -193,7 +193,7 @@ class Neighbours:
         )
 
 
-class Network:
+class NetworkMetrics:
     """Traffic, the directory and refusals."""
 
     def __init__(self, declare: Declare, kinds: tuple[str, ...]) -> None:
@@ -236,7 +236,7 @@ class Network:
         self.daemon_restarts = declare.counter("daemon_restarts_total", "Restarts of p2pd after it died.")
 
 
-class Metrics:
+class PeerMetrics:
     """All metrics of one peer. `process=False` leaves out prometheus-client's metrics of the process."""
 
     def __init__(self, role: str = "worker", process: bool = True) -> None:
@@ -247,20 +247,20 @@ class Metrics:
         self._shared, self._own = Declare(self.registry), Declare(self.registry)
         self._unread = Declare(CollectorRegistry())
         self.about = About(self._shared)
-        self.network = Network(self._shared, KINDS if role == "worker" else ("directory",))
+        self.network = NetworkMetrics(self._shared, KINDS if role == "worker" else ("directory",))
         worker = self._of("worker")
-        self.training = Training(worker)
-        self.rounds = Rounds(worker)
+        self.training = TrainingMetrics(worker)
+        self.rounds = RoundMetrics(worker)
         self.compute = ComputeSeconds(worker)
-        self.microbatches = Microbatches(worker)
-        self.neighbours = Neighbours(worker)
-        self.checkpoints = Checkpoints(worker)
+        self.microbatches = MicrobatchMetrics(worker)
+        self.neighbours = NeighbourMetrics(worker)
+        self.checkpoints = CheckpointMetrics(worker)
         self.gpu = Sometimes(worker, GPU)
         self.peak = Sometimes(worker, PEAK)
         self.counted = Sometimes(worker, COUNTED)
         self.experts = Sometimes(worker, EXPERTS)
-        self.archive = Archive(self._of("archivist"))
-        self.relay = Relay(self._of("bootstrap"))
+        self.archive = ArchiveMetrics(self._of("archivist"))
+        self.relay = RelayMetrics(self._of("bootstrap"))
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
@@ -290,9 +290,9 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def of_role(role: str) -> Metrics:
+def of_role(role: str) -> PeerMetrics:
     """Return all metrics that a peer of this role can have."""
-    metrics = Metrics(role, process=False)
+    metrics = PeerMetrics(role, process=False)
     metrics.show_all()
     return metrics
 

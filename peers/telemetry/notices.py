@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.telemetry.console import Report
+from peers.telemetry.console import Reporter
 from peers.telemetry.event import words_of
 from peers.telemetry.event_log import LogLine
 from peers.telemetry.events import Applied
@@ -16,10 +16,10 @@ ALONE = "alone"
 purpose."""
 
 
-class Teller:
+class NoticePrinter:
     """Follows a peer's event log and prints the events for people to its report."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Reporter) -> None:
         self._report = report
         self._shown_at: dict[tuple[str, str, str], float] = {}
         self._suppressed: dict[tuple[str, str, str], int] = {}

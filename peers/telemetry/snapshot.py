@@ -17,7 +17,7 @@ import msgspec
 
 from peers.errors import UserError
 from peers.telemetry.console import printable
-from swarmnet.run.owner_orders import NO_ORDER, Order
+from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 
 MAX_PEERS = 4096
 MAX_LOSSES = 512
@@ -86,7 +86,7 @@ class StageRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class OldestCheckpoint:
     """The newest checkpoint of the stage whose newest one is oldest: since then the whole model is on
     disks."""
 
@@ -131,7 +131,7 @@ class Pause:
 class Ordered:
     """The owner's orders, as far as they were read."""
 
-    order: Order = NO_ORDER
+    order: OwnerOrders = NO_ORDER
     asked_at: float = 0.0
     """Unix time at which the directory last responded; 0 for never."""
     pause: Pause | None = None
@@ -232,7 +232,7 @@ class SwarmSnapshot:
     warnings: tuple[str, ...] = ()
     """Problems that keep the run or this peer's work from counting, one sentence each, with the command that
     helps."""
-    checkpoint: Checkpoint | None = None
+    checkpoint: OldestCheckpoint | None = None
     contributors: tuple[tuple[str, str, int], ...] = ()
     """Tuples of peer, name and tokens."""
     experts: tuple[ExpertGroup, ...] = ()

@@ -6,7 +6,7 @@ from peers.telemetry.metric_kinds import Declare, Label
 from peers.telemetry.reasons import ARCHIVING, RELAYING
 
 
-class Checkpoints:
+class CheckpointMetrics:
     """Checkpoints that a worker writes."""
 
     def __init__(self, declare: Declare) -> None:
@@ -21,7 +21,7 @@ class Checkpoints:
         self.disk_free = declare.gauge("disk_free_bytes", "Free bytes on the disk of the state folder.")
 
 
-class Archive:
+class ArchiveMetrics:
     """The archive of an archivist. Its series are by stage and appear with `show`."""
 
     def __init__(self, declare: Declare) -> None:
@@ -61,7 +61,7 @@ class Archive:
                 self.failures(stage, reason)
 
 
-class Relay:
+class RelayMetrics:
     """What a bootstrap relays between peers that cannot dial each other."""
 
     def __init__(self, declare: Declare) -> None:

@@ -38,7 +38,7 @@ SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
 
 
 @dataclass(slots=True)
-class State:
+class StateFolder:
     """A peer's folder."""
 
     folder: Path
@@ -54,7 +54,7 @@ class State:
 class Leftovers:
     """All that was found."""
 
-    states: list[State] = field(default_factory=list)
+    states: list[StateFolder] = field(default_factory=list)
     keys: list[Path] = field(default_factory=list)
     """Owner keys that were named, to be removed."""
     stays: list[tuple[Path, str]] = field(default_factory=list)
@@ -75,7 +75,7 @@ def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) ->
     owners = {owner for folder in folders if (owner := _owner(folder / "run.json"))}
     found.keys = [_owner_key(path) for path in keys]
     for folder in folders:
-        state = State(folder, is_held(folder))
+        state = StateFolder(folder, is_held(folder))
         _sort(folder, "state", state, owners, found)
         found.states.append(state)
         found.stays += [(path, "no peer made it") for path in state.others]
@@ -140,7 +140,7 @@ def _owner(run: Path) -> str | None:
         return None
 
 
-def _sort(folder: Path, kind: str, state: State, owners: Collection[str], found: Leftovers) -> None:
+def _sort(folder: Path, kind: str, state: StateFolder, owners: Collection[str], found: Leftovers) -> None:
     """Each entry into what peers write, and what stays."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = Path(entry.path)
@@ -191,12 +191,12 @@ def remove(found: Leftovers) -> list[str]:
 def remove_state(folder: Path) -> None:
     """What a peer wrote into a folder that this process made, and the folder. UserError where the disk
     refuses."""
-    state = State(folder, running=False)
+    state = StateFolder(folder, running=False)
     _sort(folder, "state", state, (), Leftovers())
     _removed(state)
 
 
-def _removed(state: State) -> list[str]:
+def _removed(state: StateFolder) -> list[str]:
     """UserError where the disk refuses: what was removed until then is gone."""
     for path in (*state.ours, state.folder / "lock"):  # Which we hold, and may just have made.
         try:

@@ -27,7 +27,7 @@ ELSEWHERE = ("waiting", "unrouted")
 """Phases of a microbatch (`pipeline.Phase`) that is on another stage or needs a peer of one."""
 
 
-class Counted(Protocol):
+class ComputeCounters(Protocol):
     """The part of a compute thread (`compute.Compute`) that this module reads."""
 
     @property
@@ -55,14 +55,14 @@ class ComputeTime:
     def __init__(self, metrics: ComputeSeconds) -> None:
         self._metrics = metrics
         self._at: float | None = None
-        self._compute: ref[Counted] | None = None
+        self._compute: ref[ComputeCounters] | None = None
         """A weak reference: work waiting in it holds a stage's memory, which a paused peer has to release."""
         self._busy = self._rested = 0.0
         self._idle = 0.0
         self._samples: deque[tuple[float, float]] = deque()
         """Samples of (time, idle seconds until then)."""
 
-    def look(self, now: float, compute: Counted | None, reason: str) -> None:
+    def look(self, now: float, compute: ComputeCounters | None, reason: str) -> None:
         """Add a sample at `now` (seconds). `compute` is None if there is none; `reason` explains idle
         time."""
         if compute is not (self._compute() if self._compute is not None else None):

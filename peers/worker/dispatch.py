@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.network.ports import Load
+from peers.network.ports import HeartbeatLoad
 from peers.worker.order_enforcement import OrderEnforcer
 from peers.worker.worker_context import WorkerContext
 from protocols.messages.table import (
@@ -20,7 +20,7 @@ from protocols.messages.table import (
     Statements,
 )
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.events import ProcessStalled
+from swarmnet.rounds.events import ProcessSuspended
 
 
 class MessageDispatcher:
@@ -30,7 +30,7 @@ class MessageDispatcher:
     def __init__(self, worker: WorkerContext, orders: OrderEnforcer, wake: Callable[[], None]) -> None:
         self.worker, self.orders, self.wake = worker, orders, wake
 
-    def load(self) -> Load:
+    def load(self) -> HeartbeatLoad:
         return self.worker.load()
 
     def linked(self, peer: PeerId, stage: int) -> None:
@@ -47,7 +47,7 @@ class MessageDispatcher:
 
     def on_stall(self, seconds: float) -> None:
         if self.worker.update is not None:
-            self.worker.update.feed(ProcessStalled(seconds))
+            self.worker.update.feed(ProcessSuspended(seconds))
 
     def unlinked(self, peer: PeerId, reason: str, released: bool) -> None:
         worker = self.worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from peers.config.peer_file import PeerFile
-from peers.config.run_file import SignedManifest, check_wish
+from peers.config.run_file import SignedManifest, require_stage
 from peers.data.local_text import require_text
 from peers.network.discovery.bootstrap import find_manifest, manifest_here
 from peers.role import Network, Process
@@ -32,5 +32,5 @@ async def find_run(process: Process, network: Network) -> SignedManifest:
 
 
 def _check(config: PeerFile, manifest: Manifest) -> None:
-    check_wish(config.stage, manifest)
+    require_stage(config.stage, manifest)
     require_text(manifest, config)

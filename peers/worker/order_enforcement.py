@@ -15,16 +15,16 @@ from peers.network.orders.exclusion import first_look
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
 from peers.network.orders.republish import keep_forever
-from peers.worker.pipeline.pipeline_service import Text
+from peers.worker.pipeline.pipeline_service import MicrobatchSource
 from peers.worker.run_end import RunShutdown
 from peers.worker.worker_context import WorkerContext
 from protocols.errors import WireError
 from protocols.messages.table import OrderUpdate
 from protocols.signed.invites import prove_invite
 from swarmnet.identifiers import PeerId
-from swarmnet.run.owner_orders import NO_ORDER, Order, describe_changes
+from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders, describe_changes
 
-LoadText = Callable[[frozenset[bytes]], Awaitable[Text]]
+LoadText = Callable[[frozenset[bytes]], Awaitable[MicrobatchSource]]
 """Loads the run's text without the documents of these hashes."""
 
 
@@ -50,7 +50,7 @@ class OrderEnforcer:
         shown = prove_invite(invite, book.signed.run_id, presence.identity.peer_id)
         self.gatekeeper = Gatekeeper(book, shown, presence.directory.now)
         self.load_text = load_text
-        self._text: Text | None = None
+        self._text: MicrobatchSource | None = None
         self._loaded: frozenset[bytes] = frozenset()
         """Hashes of the documents that were withdrawn when `_text` was read."""
         self._reading: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class OrderEnforcer:
             now = "; ".join(describe_changes(NO_ORDER, self.book.order))
             self.worker.notify("order", f"the owner's newest order: {now}")
 
-    async def read_text(self) -> Text:
+    async def read_text(self) -> MicrobatchSource:
         """Read the run's text; called for the first stage."""
         self._loaded = self.book.order.documents()
         self._text = await self.load_text(self._loaded)
@@ -129,7 +129,7 @@ class OrderEnforcer:
 
     # -- enforcing ------------------------------------------------------------------------------------
 
-    def _on_order(self, before: Order, now: Order) -> None:
+    def _on_order(self, before: OwnerOrders, now: OwnerOrders) -> None:
         worker = self.worker
         reason = now.reason or "no reason given"
         changes = "; ".join(describe_changes(before, now))

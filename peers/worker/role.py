@@ -27,7 +27,7 @@ from peers.compute.machine_use import gpu_use
 from peers.compute.memory_budget import all_needs, allowed_bytes, graphs_that_fit
 from peers.compute.process_memory import let_go, resident_bytes, trim
 from peers.compute.stage_part import StagePart, computing_of, device_of, devices_of, real_part
-from peers.config.line_file import known_line
+from peers.config.line_file import known_bandwidth
 from peers.config.run_file import SignedManifest, export_hint
 from peers.data.local_text import missing_text, never_held
 from peers.errors import DevicesLost, UserError
@@ -36,20 +36,20 @@ from peers.runtime.control_server import Request
 from peers.runtime.supervision import hear_loop, unless_failed
 from peers.state.start_fetch import model_here
 from peers.telemetry import events as noted
-from peers.telemetry.console import Status
+from peers.telemetry.console import StatusLine
 from peers.telemetry.counters import OBSERVE_SECONDS
-from peers.telemetry.event_fold import Story
+from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.metric_kinds import only
 from peers.telemetry.metrics import STATES
-from peers.telemetry.notices import Teller
+from peers.telemetry.notices import NoticePrinter
 from peers.telemetry.snapshot import SwarmSnapshot, as_json
 from peers.worker.compute_sampler import ComputeTime
 from peers.worker.find_run import find_run
 from peers.worker.pause.paused import rest
-from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, Pausing
+from peers.worker.pause.pausing import CUT_SECONDS, DRAIN_SECONDS, PauseControl
 from peers.worker.pipeline.text_reader import TextReader
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
-from peers.worker.sampler import Observer
+from peers.worker.sampler import WorkerSampler
 from peers.worker.settings import Settings
 from peers.worker.snapshot_of_worker import stuck_of_worker
 from peers.worker.startup_summary import (
@@ -98,13 +98,13 @@ class WorkerRole(Role):
         """The processes of several devices; None with one device."""
         self._restart_seconds, self._held_since = RESTART_SECONDS, 0.0
         self.worker: Worker | None = None
-        self.observer: Observer | None = None
+        self.observer: WorkerSampler | None = None
         self.compute: Compute | None = None
         self._left: Callable[[], Worker | None] = lambda: None
         """Returns the previous worker while anything still references it."""
-        self.story = Story()
+        self.story = PeerTimeline()
         """The timeline for `swarmnet top`, fed by the event log from the start."""
-        process.log.listeners += [self.story.take, Teller(process.report).heard]
+        process.log.listeners += [self.story.take, NoticePrinter(process.report).heard]
         self.upload = UploadWatch(config, self.story, process.notify)
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
         self.signed: SignedManifest | None = None
@@ -115,7 +115,7 @@ class WorkerRole(Role):
         self._first, self._taken = -1, asyncio.Event()
         """The stage that this peer serves first, and an event that is set once it does."""
         self.began = time.monotonic()
-        self.pausing = Pausing()
+        self.pausing = PauseControl()
         self.compute_time = ComputeTime(process.metrics.compute)
         warn = partial(process.report.notify, "limits", level="warning")
         gpu = gpu_use(self.device, config.limits.only_when_idle, warn)
@@ -250,9 +250,9 @@ class WorkerRole(Role):
             return False
         return not process.stop.is_set()
 
-    def _observer(self, worker: Worker, network: Network) -> Observer:
+    def _observer(self, worker: Worker, network: Network) -> WorkerSampler:
         process = self.process
-        return Observer(
+        return WorkerSampler(
             worker, process.metrics, process.report, process.log, self.compute_time,
             process.config.metrics.peak_flops, network.dht, process.config.name,
         )  # fmt: skip
@@ -341,7 +341,7 @@ class WorkerRole(Role):
             allow_reinit=config.allow_reinit, start=self.model,
             orders=config.state / "order.bin", invite=config.invite_bytes, archive=config.archive,
             version=version("swarmnet"), name=config.name, joules=self._joules_from_now(),
-            line=known_line(config), export_hint=export_hint(signed, config.state, config.bootstrap),
+            line=known_bandwidth(config), export_hint=export_hint(signed, config.state, config.bootstrap),
             own_start=self.process.own_start,
         )  # fmt: skip
 
@@ -380,7 +380,7 @@ class WorkerRole(Role):
 
     def _report_pause(self) -> None:
         if self.pausing and self.pausing.resting.is_set():
-            self.process.report.status(Status(self.pausing.line()))
+            self.process.report.status(StatusLine(self.pausing.line()))
 
     async def _rest(self, signed: SignedManifest, network: Network) -> None:
         """Stay paused until no reason holds."""

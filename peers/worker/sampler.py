@@ -17,11 +17,11 @@ from typing import Protocol
 
 from peers.network.peer_links import PeerLinks
 from peers.telemetry import events as noted
-from peers.telemetry.console import Report, Status
+from peers.telemetry.console import Reporter, StatusLine
 from peers.telemetry.counters import OBSERVE_SECONDS, Growth, by_code
 from peers.telemetry.event_log import EventLog
 from peers.telemetry.metric_kinds import only
-from peers.telemetry.metrics import STATES, Metrics
+from peers.telemetry.metrics import STATES, PeerMetrics
 from peers.telemetry.reasons import DEPARTURES, DROPS, REQUESTS, REROUTES
 from peers.telemetry.snapshot import SwarmSnapshot
 from peers.worker.compute_sampler import ComputeTime, idle_reason
@@ -32,7 +32,7 @@ from peers.worker.snapshot_of_worker import ledger_event, snapshot_of
 from peers.worker.worker import Worker
 from swarmnet.model.experts.load import Routed, busiest_ratio
 from swarmnet.model.flops import operations_per_token
-from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.run.manifest import learning_rate
 from swarmnet.run.rates import WHOLE, factor_of
 
@@ -58,14 +58,14 @@ class DirectoryBytes(Protocol):
     def received_bytes(self) -> int: ...
 
 
-class Observer:
+class WorkerSampler:
     """Samples one worker's counters."""
 
     def __init__(
         self,
         worker: Worker,
-        metrics: Metrics,
-        report: Report,
+        metrics: PeerMetrics,
+        report: Reporter,
         log: EventLog,
         compute_time: ComputeTime | None = None,
         peak: float | None = None,
@@ -144,12 +144,12 @@ class Observer:
             self._active(worker, worker.neighbourhood, worker.data.ledger)
         else:
             self.snapshot = snapshot_of(worker, self.name, idle_share=self.compute_time.idle_share)
-            self.report.status(Status(
+            self.report.status(StatusLine(
                 worker.state, stage=worker.stage if worker.stage >= 0 else None,
                 stages=len(worker.manifest.stages),
             ))  # fmt: skip
 
-    def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: Ledger) -> None:
+    def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: MicrobatchLedger) -> None:
         if self.directory is not None:  # Added to the message traffic: the link carries both.
             traffic = neighbourhood.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
@@ -171,7 +171,7 @@ class Observer:
         self._inference(worker)
         self._timed(worker)
         group = [row for row in snapshot.rows if row.stage == worker.stage and not row.here]
-        self.report.status(Status(
+        self.report.status(StatusLine(
             snapshot.state,
             stage=worker.stage,
             stages=len(snapshot.stages),
@@ -226,7 +226,7 @@ class Observer:
         for reason, count in by_code(neighbourhood.departures, DEPARTURES).items():
             neighbours.departures(reason).inc(growth.of("departures", count, reason))
 
-    def _training(self, worker: Worker, ledger: Ledger) -> None:
+    def _training(self, worker: Worker, ledger: MicrobatchLedger) -> None:
         assert worker.data is not None
         training, microbatches, growth = self.metrics.training, self.metrics.microbatches, self.growth
         tokens = growth.of("tokens", ledger.tokens)

@@ -11,8 +11,8 @@ from peers.telemetry.reasons import stuck_lines
 from peers.telemetry.snapshot import IN_STEP, PeerRow, SwarmSnapshot, complete
 from peers.worker.worker import Worker
 from swarmnet.membership.machine import BEAT_SECONDS, PeerInfo
-from swarmnet.pipeline.ledger import Ledger
-from swarmnet.placement.standstill import Standing, stuck_stages
+from swarmnet.pipeline.ledger import MicrobatchLedger
+from swarmnet.placement.standstill import StagePeer, stuck_stages
 from swarmnet.rounds.machine import GroupRounds
 
 
@@ -72,7 +72,7 @@ def snapshot_of(
     return complete(known, [span.stop - span.first for span in spans])
 
 
-def microbatches_of(ledger: Ledger) -> dict[str, int]:
+def microbatches_of(ledger: MicrobatchLedger) -> dict[str, int]:
     """Return the number of microbatches by outcome; a cancelled one is no failure."""
     cancelled = ledger.dropped.get("cancelled", 0)
     return {
@@ -86,7 +86,7 @@ def microbatches_of(ledger: Ledger) -> dict[str, int]:
     }
 
 
-def ledger_event(ledger: Ledger) -> noted.Ledger:
+def ledger_event(ledger: MicrobatchLedger) -> noted.Ledger:
     return noted.Ledger(
         ledger.committed, ledger.tokens, ledger.repeated, dict(ledger.dropped), dict(ledger.rerouted),
         ledger.refused, ledger.late_answers,
@@ -104,8 +104,8 @@ def _stuck(worker: Worker) -> dict[int, int]:
     if worker.neighbourhood is None or worker.update is None:
         return {}
     linked = [known for known in worker.neighbourhood.membership.peers.values() if known.linked]
-    standing = [Standing(known.stage, not known.ready, known.round) for known in linked]
-    standing.append(Standing(worker.stage, worker.state not in IN_STEP, worker.update.rounds.current))
+    standing = [StagePeer(known.stage, not known.ready, known.round) for known in linked]
+    standing.append(StagePeer(worker.stage, worker.state not in IN_STEP, worker.update.rounds.current))
     return stuck_stages(standing, worker.manifest.rounds.snapshot_interval)
 
 

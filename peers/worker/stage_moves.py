@@ -17,7 +17,7 @@ from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import line_of
 from peers.network.discovery.record_reader import look, waits_for_weights
 from peers.network.peer_links import PeerLinks
-from peers.network.ports import Load
+from peers.network.ports import HeartbeatLoad
 from peers.runtime.timer import Timer
 from peers.state.checkpoint_file import on_disk
 from peers.telemetry import events as noted
@@ -30,18 +30,18 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.placement.machine import (
     AnnounceMove,
-    Go,
+    DirectoryQueried,
     GroupBeat,
     GroupPeerGone,
-    Look,
-    Looked,
     MoveEvent,
     Mover,
+    MoveToStage,
+    PlacementTick,
+    QueryDirectory,
     Starving,
-    Tick,
     Withdraw,
 )
-from swarmnet.placement.policy import Seen, choose_stage, move_rules, view_of
+from swarmnet.placement.policy import ObservedPeer, choose_stage, move_rules, view_of
 from swarmnet.placement.standstill import OnDisk, stage_to_restore
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth
 from swarmnet.run.manifest import Manifest
@@ -63,7 +63,7 @@ class Serves(Protocol):
     @property
     def stage(self) -> int: ...
 
-    def load(self) -> Load: ...
+    def load(self) -> HeartbeatLoad: ...
 
     def task_ended(self, task: asyncio.Task[None]) -> None: ...
 
@@ -133,7 +133,7 @@ class StageMover:
         self._clock = neighbourhood.clock
         self._created = self._clock.time()
         self._mover: Mover | None = None
-        self._timer = Timer(lambda: self._feed(Tick()), self._clock)
+        self._timer = Timer(lambda: self._feed(PlacementTick()), self._clock)
         self._announced_after = 0
         """Sequence number of the first heartbeat that carries the announcement."""
         self._announced_rate = 0.0
@@ -174,7 +174,7 @@ class StageMover:
         """Called when a neighbour has left or was lost."""
         self._feed(GroupPeerGone(peer))
         membership = self.neighbourhood.membership
-        beside = self.presence.signed.manifest.beside(self.worker.stage)
+        beside = self.presence.signed.manifest.neighbour_stages(self.worker.stage)
         if any(not membership.live(stage) for stage in beside):
             self._feed(Starving())
 
@@ -184,7 +184,7 @@ class StageMover:
             return
         for effect in mover.handle(event, self._clock.time()):
             match effect:
-                case Look():
+                case QueryDirectory():
                     self._looking = asyncio.get_running_loop().create_task(self._look())
                     self._looking.add_done_callback(self.worker.task_ended)
                 case AnnounceMove(stage):
@@ -193,7 +193,7 @@ class StageMover:
                 case Withdraw(code):
                     self._announce(-1)
                     self.log_event(noted.StageChangeRefused(code=code, reason=MOVES[code].meaning))
-                case Go(stage):
+                case MoveToStage(stage):
                     here = self.worker.stage
                     self.notify("moves", f"moves from stage {here} to stage {stage}, which has less capacity")
                     self.worker.leave()
@@ -226,7 +226,9 @@ class StageMover:
             lines = {peer: line_of(signed.record) for peer, signed in records.items()}
             seen.update(_linked(membership, lines))
             own = self.rules.line
-            seen[membership.me] = Seen(self.worker.stage, rate, self.moving_to, round=load.round, line=own)
+            seen[membership.me] = ObservedPeer(
+                self.worker.stage, rate, self.moving_to, round=load.round, line=own
+            )
             view = view_of(seen.items(), self.rules)
             if min(view.capacities) <= 0 and self._on_disk is None:
                 held = await _on_disk(self.presence, self.worker.settings.checkpoints)
@@ -236,7 +238,7 @@ class StageMover:
                     capacities=[round(capacity, 3) for capacity in view.capacities], rate=rate
                 )
             )
-        self._feed(Looked(view, rate, self._on_disk or frozenset()))
+        self._feed(DirectoryQueried(view, rate, self._on_disk or frozenset()))
 
 
 def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
@@ -248,7 +250,9 @@ def _lost(membership: Membership, peer: PeerId, stage: int) -> bool:
     return membership.concerns_us(known.stage)
 
 
-def _linked(membership: Membership, lines: Mapping[PeerId, LinkBandwidth]) -> Iterable[tuple[PeerId, Seen]]:
+def _linked(
+    membership: Membership, lines: Mapping[PeerId, LinkBandwidth]
+) -> Iterable[tuple[PeerId, ObservedPeer]]:
     """Yield linked peers as seen by their heartbeats, which are newer; only records contain their
     bandwidths."""
     for peer, known in membership.peers.items():
@@ -256,7 +260,10 @@ def _linked(membership: Membership, lines: Mapping[PeerId, LinkBandwidth]) -> It
             rate = _rate(known.service_seconds)
             line = lines.get(peer, UNKNOWN)
             waits = not known.ready
-            yield peer, Seen(known.stage, rate, known.moving_to, round=known.round, line=line, waits=waits)
+            yield (
+                peer,
+                ObservedPeer(known.stage, rate, known.moving_to, round=known.round, line=line, waits=waits),
+            )
 
 
 def _rate(service_seconds: float) -> float:
@@ -264,13 +271,13 @@ def _rate(service_seconds: float) -> float:
     return 1.0 / service_seconds if service_seconds > 0 else 0.0
 
 
-def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> Seen:
+def _seen(signed: SignedRecord, manifest: Manifest, now: float) -> ObservedPeer:
     tokens = manifest.data.seq_len * manifest.data.micro_batch_size
     record = signed.record
     age = max(0.0, now - signed.sequence / 1e6)
     rate, line = record.tokens_per_second / tokens, line_of(record)
     waits = waits_for_weights(record)
-    return Seen(record.stage, rate, record.moving_to, age, record.round, line, waits)
+    return ObservedPeer(record.stage, rate, record.moving_to, age, record.round, line, waits)
 
 
 async def _records(presence: RecordAnnouncer, stages: int) -> dict[PeerId, SignedRecord] | None:

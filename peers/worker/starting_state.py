@@ -24,9 +24,9 @@ from peers.telemetry import events as noted
 from peers.telemetry.events import Notify
 from peers.worker.rounds.round_service import RoundService
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.events import Resync
+from swarmnet.rounds.events import FetchGroupState
 from swarmnet.rounds.history import START
-from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
+from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
 
 AGAIN_SECONDS = 1.0
 """Interval between attempts to fetch the state from the group."""
@@ -38,7 +38,7 @@ AGREE_SECONDS = 10.0
 have started from something else, its disk or the seed, and waits for this one in turn (`Worker._in_step`)."""
 
 
-def newest_wish(held: Resync | None, wish: Resync) -> Resync:
+def combine_requests(held: FetchGroupState | None, wish: FetchGroupState) -> FetchGroupState:
     """Combine two requests to resynchronise while the state is not there yet.
 
     The later one names better sources, since more peers are known by then. But an abandoned branch stays
@@ -67,7 +67,7 @@ class StateRecovery:
         self.disk = disk
         self.states = states
         self.neighbourhood = neighbourhood
-        self._pasts: dict[tuple[int, bytes], Past] = {}
+        self._pasts: dict[tuple[int, bytes], RestartState] = {}
         """What is known of earlier rounds, by round and chain value of this peer's checkpoints."""
         self._own: Weights | None = None
         """The newest of these checkpoints, until this peer has started."""
@@ -93,7 +93,9 @@ class StateRecovery:
         known = self.neighbourhood.known()
         return any(known[peer].ready for peer in self.group())
 
-    async def weights(self, update: RoundService | None, wish: Callable[[], Resync | None]) -> Weights:
+    async def weights(
+        self, update: RoundService | None, wish: Callable[[], FetchGroupState | None]
+    ) -> Weights:
         """Return the newest weights that the group offers, else this peer's own.
 
         `wish()` returns why the state is fetched again, as known by then. After a fork only peers of the

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from peers.config.line_file import known_line
+from peers.config.line_file import known_bandwidth
 from peers.config.peer_file import PeerFile
 from peers.config.run_file import SignedManifest
 from peers.runtime.find_running import PEER_FILE
-from peers.telemetry.event_fold import Story
+from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.events import Notify
 from peers.telemetry.reasons import slow_upload
 from peers.telemetry.snapshot import IN_STEP
@@ -66,7 +66,7 @@ def upload_words(config: PeerFile, verdict: UploadVerdict, *, runs: bool) -> tup
 class UploadWatch:
     """The current warning about this peer's upload, if any."""
 
-    def __init__(self, config: PeerFile, story: Story, notify: Notify) -> None:
+    def __init__(self, config: PeerFile, story: PeerTimeline, notify: Notify) -> None:
         """`story` is the timeline of this peer's events."""
         self._config, self._story, self._notify = config, story, notify
         self._need = 0.0
@@ -87,7 +87,7 @@ class UploadWatch:
             others = [signed.record for signed in records.values()]
             self._need = upload_need_of(signed.manifest, others, stage)
         fates = self._story.contributions
-        verdict = judge_upload(known_line(self._config).up, self._need, fates.decided, fates.late)
+        verdict = judge_upload(known_bandwidth(self._config).up, self._need, fates.decided, fates.late)
         before, self._verdict, self.warnings = self._verdict, verdict, ()
         if verdict is None:
             return

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from peers.compute.executor import UPDATE, Compute
-from peers.compute.stage_part import Holds, MakePart, real_part
+from peers.compute.stage_part import HasReplica, MakePart, real_part
 from peers.config.run_file import SignedManifest
 from peers.errors import IdentityInUse
 from peers.network.discovery.announcer import OPERATION_SECONDS, RecordAnnouncer
@@ -27,24 +27,24 @@ from peers.runtime.supervision import Left, until_left
 from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService, start_digest
-from peers.state.snapshot_store import Snapshots, Standing
+from peers.state.snapshot_store import RoundProgress, Snapshots
 from peers.telemetry import events as noted
 from peers.telemetry.events import Notify
 from peers.telemetry.snapshot import IN_STEP
 from peers.worker.dispatch import MessageDispatcher
 from peers.worker.inference.server import Inference
 from peers.worker.order_enforcement import OrderEnforcer
-from peers.worker.pipeline.pipeline_service import PipelineService, Text
+from peers.worker.pipeline.pipeline_service import MicrobatchSource, PipelineService
 from peers.worker.record_fields import claims_of
 from peers.worker.rounds.counters import RoundCounts
 from peers.worker.rounds.digest_gossip import SignedDigests
 from peers.worker.rounds.receipts import Receipts
 from peers.worker.rounds.round_service import RoundService
-from peers.worker.rounds.update_compute import Settled, UpdateWork, experts_line
+from peers.worker.rounds.update_compute import RoundSettled, UpdateWork, experts_line
 from peers.worker.run_end import RunShutdown
 from peers.worker.settings import Settings
 from peers.worker.stage_moves import StageMover, first_stage
-from peers.worker.starting_state import StateRecovery, newest_wish
+from peers.worker.starting_state import StateRecovery, combine_requests
 from peers.worker.worker_context import WorkerContext
 from protocols.messages.body_limits import bodies_for_workers
 from protocols.messages.table import PeerRecords
@@ -56,8 +56,8 @@ from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 from swarmnet.rounds.audits import Audits
 from swarmnet.rounds.contributors import ContributorFilter
-from swarmnet.rounds.events import HistorySigned, Resync
-from swarmnet.rounds.own_contributions import NOTHING_PAST, OwnContributions, Past
+from swarmnet.rounds.events import ChainSigned, FetchGroupState
+from swarmnet.rounds.own_contributions import NOTHING_PAST, OwnContributions, RestartState
 
 AUDITS_OF = b"swarmnet audits 1\0"
 """Signed together with the run's id, this gives a secret that is the same after a restart. It decides which
@@ -84,7 +84,7 @@ class Worker(WorkerContext):
         transport: Transport,
         directory: Directory,
         compute: Compute,
-        load_text: Callable[[frozenset[bytes]], Awaitable[Text]],
+        load_text: Callable[[frozenset[bytes]], Awaitable[MicrobatchSource]],
         settings: Settings,
         chance: Random,
         log_event: noted.LogEvent,
@@ -125,7 +125,7 @@ class Worker(WorkerContext):
         self._leaving = asyncio.Event()
         self._drain_seconds, self._goodbye = settings.drain_seconds, "leaving"
         self._behind = asyncio.Event()
-        self._given_up: Resync | None = None
+        self._given_up: FetchGroupState | None = None
         """Why the state is being fetched again; None if it is not."""
         self._in_step_before = False
         self._answered_own = 0
@@ -204,11 +204,11 @@ class Worker(WorkerContext):
         if error is not None and not self.compute.failed.done():
             self.compute.failed.set_result(error)
 
-    def _assemble(self, text: Text | None) -> None:
+    def _assemble(self, text: MicrobatchSource | None) -> None:
         manifest, me = self.manifest, self.transport.peer
         self.part = self.make_part(manifest, self.stage)
         by_invite = manifest.access == "invite"
-        membership = Membership(me, self.stage, self.chance, manifest.beside(self.stage), by_invite)
+        membership = Membership(me, self.stage, self.chance, manifest.neighbour_stages(self.stage), by_invite)
         self.contributors = ContributorFilter(membership, manifest.rounds)
         self.audits = Audits(
             self.identity.sign(AUDITS_OF + bytes.fromhex(self.signed.run_id)), manifest.rounds.window
@@ -382,8 +382,8 @@ class Worker(WorkerContext):
         update.took_up = lambda took_up: self.notify("experts", experts_line(took_up))
         self.digests.took_up(weights)
         update.sign_history = self.digests.sign
-        self.digests.heard = lambda said: update.feed(HistorySigned(said.peer, said.round, said.chain))
-        self.states.settled_now = lambda: Standing(rounds.current, rounds.settled, update.digest, began)
+        self.digests.heard = lambda said: update.feed(ChainSigned(said.peer, said.round, said.chain))
+        self.states.settled_now = lambda: RoundProgress(rounds.current, rounds.settled, update.digest, began)
         self.ending.on_change()
         update.start()
         update.counted(self.neighbourhood.membership.group_size())
@@ -405,7 +405,7 @@ class Worker(WorkerContext):
             return True
         return self.manifest.path_rules().skips and 0 < self.stage < last
 
-    def _past(self, until: int) -> Past:
+    def _past(self, until: int) -> RestartState:
         return self.update.past(until) if self.update is not None else NOTHING_PAST
 
     async def _in_step(self) -> None:
@@ -424,7 +424,7 @@ class Worker(WorkerContext):
             self.log_event(
                 noted.Resync(code="not_in_step", peers=list(group), reason=reason, fork_round=None)
             )
-            self._resynchronise(Resync(group, reason))
+            self._resynchronise(FetchGroupState(group, reason))
         if not (self._behind.is_set() or self._leaving.is_set()):
             is_new = not self._in_step_before and rounds.applied >= 0
             if self.part.method.own is not None and is_new:
@@ -538,7 +538,7 @@ class Worker(WorkerContext):
         """Return whether another peer of the stage has its weights, too."""
         return self.neighbourhood is None or bool(self.neighbourhood.membership.live(self.stage))
 
-    def _text(self) -> Text | None:
+    def _text(self) -> MicrobatchSource | None:
         return self.data.text if self.data is not None else None
 
     def _round(self) -> int:
@@ -549,20 +549,20 @@ class Worker(WorkerContext):
         if self.update is not None:
             self.update.committed(tokens)
 
-    def _on_settled(self, settled: Settled) -> None:
+    def _on_settled(self, settled: RoundSettled) -> None:
         """Called on the event loop when a round has settled."""
         if self.neighbourhood is not None:
             self.neighbourhood.membership.worked(settled.contributors)
         self.digests.settled(settled)
         self.receipts.settled(settled)
 
-    def _settled(self, replica: Holds, settled: Settled) -> None:
+    def _settled(self, replica: HasReplica, settled: RoundSettled) -> None:
         """Keep a snapshot of `replica`. Called in the compute thread right after a round settled; the worker
         may have other weights by now."""
         self.snapshots.keep(settled.round, replica.settled_now, settled.digest, settled.chain, settled.tokens)
 
-    def _resynchronise(self, request: Resync) -> None:
-        self._given_up = newest_wish(self._given_up, request)
+    def _resynchronise(self, request: FetchGroupState) -> None:
+        self._given_up = combine_requests(self._given_up, request)
         if self._behind.is_set():
             return
         if self.data is not None:

@@ -9,7 +9,7 @@ from peers.compute.executor import Compute
 from peers.compute.stage_part import StagePart
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.peer_links import PeerLinks
-from peers.network.ports import Load
+from peers.network.ports import HeartbeatLoad
 from peers.state.checkpoint_writer import CheckpointWriter
 from peers.state.snapshot_service import SnapshotService
 from peers.telemetry import events as noted
@@ -55,12 +55,12 @@ class WorkerContext:
     recovery: StateRecovery
     inference: Inference
 
-    def load(self) -> Load:
+    def load(self) -> HeartbeatLoad:
         """Return this peer's load, as sent in heartbeats."""
         data, update = self.data, self.update
         if data is None or update is None:
-            return Load(self.stage, False, 0, 0.0, 0)
+            return HeartbeatLoad(self.stage, False, 0, 0.0, 0)
         ready = data.serving and update.rounds.in_step
         free = max(0, data.pipeline.slots - data.pipeline.under_way)
         round, moving_to = update.rounds.current, self.moving.moving_to
-        return Load(self.stage, ready, free, data.service_seconds, round, moving_to)
+        return HeartbeatLoad(self.stage, ready, free, data.service_seconds, round, moving_to)

@@ -1,4 +1,5 @@
-"""The `Directory` on hivemind's Kademlia: a `DHTNode` behind the `Gate`, on the peer's p2pd and event loop.
+"""The `Directory` on hivemind's Kademlia: a `DHTNode` behind the `ValidatedP2P`, on the peer's p2pd and
+event loop.
 
 A look-up may miss records that an earlier one found (docs/wire.md 8). Records are therefore remembered until
 their own signed expiry.
@@ -31,7 +32,7 @@ from protocols.dht.answers import Uploads
 from protocols.dht.storage import Name
 from protocols.dht.stored_values import PLAIN, content_of, key_id, node_id, stored_value, text_of
 from protocols.dht.swarm_time import ClockVote, agreed_offset, changed, correction
-from protocols.dht.validator import Gate
+from protocols.dht.validator import ValidatedP2P
 from protocols.errors import PeerGone, Unreachable, WireError
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import public_key_bytes
@@ -87,7 +88,7 @@ MAX_PINGED = 16
 class DhtDirectory:
     """The `Directory` on hivemind's DHT. Create it with `start`."""
 
-    def __init__(self, gate: Gate, node: DHTNode, refusals: Counter[str]) -> None:
+    def __init__(self, gate: ValidatedP2P, node: DHTNode, refusals: Counter[str]) -> None:
         self._gate, self._node = gate, node
         self._remembered = Remembered()
         self._named: dict[str, None] = {}
@@ -116,7 +117,7 @@ class DhtDirectory:
                 refusals.clear()
             logger.debug("refused from %s: %s", peer, reason)
 
-        gate = Gate(daemon, refused, ways)
+        gate = ValidatedP2P(daemon, refused, ways)
         node = await DHTNode.create(
             p2p=gate,
             node_id=DHTID.from_bytes(node_id(gate.peer_id)),

@@ -35,7 +35,7 @@ class Storer:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredValue:
     """One stored value."""
 
     sequence: int
@@ -63,7 +63,7 @@ class _Room:
     shares: dict[str, dict[str, _Share]] = field(default_factory=dict)
     """Maps range to peer to its share."""
 
-    def count(self, name: Name, kept: Kept, sign: int) -> None:
+    def count(self, name: Name, kept: StoredValue, sign: int) -> None:
         """Add a value (`sign` 1) or remove it (`sign` -1)."""
         self.size += sign * kept.size
         if kept.storer is None:
@@ -89,7 +89,7 @@ class Storage:
         """Create the accounting. `evict` removes a value from hivemind's storage. `firm` returns the subkeys
         whose records are never evicted."""
         self._evict, self._firm = evict, firm
-        self._kept: dict[Name, Kept] = {}
+        self._kept: dict[Name, StoredValue] = {}
         self._rooms = {False: _Room(STORAGE_LIMIT - SHARED_LIMIT), True: _Room(SHARED_LIMIT)}
         """Limits by kind: True for values without subkey (orders and manifests), False for records."""
         self._per_key: dict[bytes, dict[Storer | None, set[bytes]]] = {}
@@ -114,10 +114,10 @@ class Storage:
         shares = self._per_key.get(key, {})
         return sum(self._kept[key, tag].size for tags in shares.values() for tag in tags)
 
-    def get(self, name: Name) -> Kept | None:
+    def get(self, name: Name) -> StoredValue | None:
         return self._kept.get(name)
 
-    def put(self, name: Name, kept: Kept) -> None:
+    def put(self, name: Name, kept: StoredValue) -> None:
         """Store a value, replacing its old version or evicting others. Raises Malformed if there is still no
         space."""
         key, tag = name
@@ -164,7 +164,7 @@ class Storage:
         most = max(map(len, fullest))
         return key, self._chance.choice([tag for tags in fullest if len(tags) == most for tag in tags])
 
-    def _victim_of_room(self, room: _Room, newcomer: Kept) -> Name | None:
+    def _victim_of_room(self, room: _Room, newcomer: StoredValue) -> Name | None:
         """Return the least recently renewed value of the storer that has most bytes."""
         firm = self._firm()
         own = newcomer.storer.range if newcomer.storer is not None else None

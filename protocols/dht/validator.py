@@ -37,7 +37,7 @@ from protocols.daemon.hivemind_imports import (
 )
 from protocols.daemon.p2pd import DAEMON_ERRORS, Daemon
 from protocols.dht.answers import Answers, Asker
-from protocols.dht.storage import Kept, Name, Storage, Storer
+from protocols.dht.storage import Name, Storage, StoredValue, Storer
 from protocols.dht.stored_values import (
     DICTIONARY,
     PLAIN,
@@ -81,7 +81,7 @@ Response: TypeAlias = Any
 Handler = Callable[[Request, P2PContext], Awaitable[Response]]
 
 
-class Gate:
+class ValidatedP2P:
     """Replaces `P2P` in `DHTNode.create(p2p=...)`."""
 
     def __init__(self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()) -> None:
@@ -451,7 +451,7 @@ class Gate:
             raise Malformed("an older record than the one that is kept")  # trap 7: it would end the newer
         if old is not None and storer is not None and item.tag != MSGPackSerializer.dumps(storer.peer):
             storer = old.storer  # A peer that passes on another peer's value does not become its storer.
-        self.storage.put(name, Kept(proof.sequence, item.expires, len(item.value), storer))
+        self.storage.put(name, StoredValue(proof.sequence, item.expires, len(item.value), storer))
 
     def note(self, key: bytes, tag: bytes, value: bytes, expires: float) -> None:
         """Account for a value that this node itself stores. Raises a WireError as for other peers' values."""

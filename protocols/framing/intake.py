@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from protocols.errors import Backlog, WireError
 from protocols.framing.frames import FrameReader
-from protocols.framing.send_queue import Ear
+from protocols.framing.send_queue import ReceiverSlot
 from protocols.messages.table import Message
 from swarmnet.identifiers import PeerId
 from swarmnet.resources.allowances import Checks, Unfinished
@@ -21,7 +21,9 @@ class Inflow:
     """One incoming stream: its frame reader and the unfinished bytes that it holds. The code that reads the
     stream must call `count` after each read."""
 
-    def __init__(self, intake: Intake, number: int, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> None:
+    def __init__(
+        self, intake: Intake, number: int, peer: PeerId, ear: ReceiverSlot, cut: Callable[[], None]
+    ) -> None:
         self.peer = peer
         self.frames = FrameReader(self._limit)
         self.error: WireError | None = None
@@ -72,7 +74,7 @@ class Intake:
         self._inflows: dict[int, Inflow] = {}
         self._numbers = itertools.count()
 
-    def open(self, peer: PeerId, ear: Ear, cut: Callable[[], None]) -> Inflow:
+    def open(self, peer: PeerId, ear: ReceiverSlot, cut: Callable[[], None]) -> Inflow:
         """Return the intake of one stream of a peer. `cut` is called to end the stream."""
         number = next(self._numbers)
         inflow = self._inflows[number] = Inflow(self, number, peer, ear, cut)

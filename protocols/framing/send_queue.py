@@ -121,7 +121,7 @@ class QueuedLink(BoundedLink):
         """Called when something was queued."""
 
 
-class Ear:
+class ReceiverSlot:
     """The receiver of messages on links that other peers opened, until another receiver replaces it.
     Afterwards it has no receiver. Those links live until the other peers end them, and must not keep the old
     receiver alive until then (for instance a paused peer's stage)."""

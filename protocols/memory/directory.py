@@ -14,7 +14,7 @@ from protocols.signed.registry_entry import open_listing
 from swarmnet.identifiers import PeerId, RunId
 
 
-class Process(Protocol):
+class ProcessLiveness(Protocol):
     """The part of a transport that the directory needs: whether its process runs."""
 
     @property
@@ -24,7 +24,7 @@ class Process(Protocol):
     def frozen(self) -> bool: ...
 
 
-class Network(Protocol):
+class ReachableNetwork(Protocol):
     """The part of a network that its directory needs: the stored values, the peers, and who reaches whom."""
 
     records: dict[tuple[RunId, int], dict[PeerId, bytes]]
@@ -33,7 +33,7 @@ class Network(Protocol):
     listings: set[RunId]
 
     @property
-    def transports(self) -> Mapping[PeerId, Process]: ...
+    def transports(self) -> Mapping[PeerId, ProcessLiveness]: ...
 
     def way(self, source: PeerId, target: PeerId) -> Way[Any]: ...
 
@@ -41,7 +41,7 @@ class Network(Protocol):
 class MemoryDirectory:
     """The `Directory` of one peer of a `MemoryNetwork`. Its time is the event loop's."""
 
-    def __init__(self, network: Network, peer: PeerId) -> None:
+    def __init__(self, network: ReachableNetwork, peer: PeerId) -> None:
         self._network, self._peer = network, peer
         self._remembered = Remembered()
 

@@ -18,7 +18,7 @@ from protocols.errors import PeerGone, WireError
 from protocols.fields import Body
 from protocols.framing.frames import wire_bytes
 from protocols.framing.intake import Intake
-from protocols.framing.send_queue import BACKLOG_BYTES, Ear, LocalLink, QueuedLink, deliver
+from protocols.framing.send_queue import BACKLOG_BYTES, LocalLink, QueuedLink, ReceiverSlot, deliver
 from protocols.memory.conditions import Conditions, SimulatedLink, Timers, Way
 from protocols.memory.directory import MemoryDirectory
 from protocols.messages.table import Lane, Message, encode
@@ -181,7 +181,7 @@ class MemoryTransport:
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, backlog_bytes: int) -> None:
         self.peer, self.backlog_bytes = peer, backlog_bytes
-        self.ear = Ear()
+        self.ear = ReceiverSlot()
         self.intake = Intake()
         self.subflows: dict[str, int] = {}
         self.uplink = SimulatedLink()

@@ -53,7 +53,7 @@ class Forwarded(Message, frozen=True, tag=51):
     """Loss in nats, summed over all labels; 0 without `scores`."""
 
 
-class Declined(Message, frozen=True, tag=52):
+class ForwardDeclined(Message, frozen=True, tag=52):
     """The peer refuses a request. `code` is one of those in swarmnet/inference/machine.py."""
 
     request: Number

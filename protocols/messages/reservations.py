@@ -28,7 +28,7 @@ class Booked(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """When its backward pass ends."""
 
 
-class Cost(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CostToGo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One entry of a cost-to-go table (swarmnet/routing/cheapest_path.py)."""
 
     frontier: StageNumber
@@ -45,10 +45,10 @@ class Prospect(Message, frozen=True, tag=16):
     forward_seconds: Seconds
     backward_seconds: Seconds
     bookings: Annotated[list[Booked], Meta(max_length=MAX_BOOKINGS)]
-    costs: Annotated[list[Cost], Meta(max_length=MAX_COSTS)]
+    costs: Annotated[list[CostToGo], Meta(max_length=MAX_COSTS)]
 
 
-class Ask(Message, frozen=True, tag=17):
+class ReservationRequest(Message, frozen=True, tag=17):
     """Request a reservation for a microbatch. The answer is `ReservationReply`; `Cancel` releases the
     reservation."""
 
@@ -66,7 +66,7 @@ class Ask(Message, frozen=True, tag=17):
 
 
 class ReservationReply(Message, frozen=True, tag=18):
-    """The answer to `Ask`."""
+    """The answer to `ReservationRequest`."""
 
     origin: Name
     counter: Number
@@ -77,7 +77,7 @@ class ReservationReply(Message, frozen=True, tag=18):
     """When the forward pass is planned to begin; 0 if the microbatch is not expected."""
 
 
-class Held(Message, frozen=True, tag=19):
+class HoldTime(Message, frozen=True, tag=19):
     """How long the sender had the microbatch; sent before `Grad`. The rest of the round trip was network
     time."""
 

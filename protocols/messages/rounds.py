@@ -25,7 +25,7 @@ MAX_STATEMENTS = 256
 """Maximum number of statements in one message; each takes 164 bytes."""
 
 
-class Reference(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ContributionRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Identifies one contribution."""
 
     round: RoundNumber
@@ -75,12 +75,12 @@ class Announce(Message, frozen=True, tag=21):
     """Contributions that the sender holds."""
 
     kind: ClassVar[str] = "update"
-    references: list[Reference]
+    references: list[ContributionRef]
     complete: list[RoundNumber]
     """Rounds that are settled at the sender; `references` names their complete sets."""
 
 
-class Want(Message, frozen=True, tag=22):
+class GetContributions(Message, frozen=True, tag=22):
     """Request contributions by their ids."""
 
     kind: ClassVar[str] = "update"

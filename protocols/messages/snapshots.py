@@ -13,12 +13,12 @@ from protocols.fields import Digest, Message, Number, RoundNumber, StageNumber
 
 
 class GetState(Message, frozen=True, tag=30):
-    """Request what the receiver can provide. The answer is `State`."""
+    """Request what the receiver can provide. The answer is `SnapshotOffer`."""
 
     kind: ClassVar[str] = "snapshot"
 
 
-class State(Message, frozen=True, tag=31):
+class SnapshotOffer(Message, frozen=True, tag=31):
     """What a newcomer can download from the sender."""
 
     kind: ClassVar[str] = "snapshot"

@@ -18,7 +18,7 @@ from protocols.fields import Path as Path
 from protocols.messages.audits import Evidence as Evidence
 from protocols.messages.audits import FraudProof as FraudProof
 from protocols.messages.audits import GetSlices as GetSlices
-from protocols.messages.inference import Declined as Declined
+from protocols.messages.inference import ForwardDeclined as ForwardDeclined
 from protocols.messages.inference import Forwarded as Forwarded
 from protocols.messages.inference import ForwardRequest as ForwardRequest
 from protocols.messages.membership import Bye as Bye
@@ -37,28 +37,28 @@ from protocols.messages.microbatches import Grad as Grad
 from protocols.messages.microbatches import Nack as Nack
 from protocols.messages.orders import OrderUpdate as OrderUpdate
 from protocols.messages.receipts import ReceiptMessage as ReceiptMessage
-from protocols.messages.reservations import Ask as Ask
-from protocols.messages.reservations import Held as Held
+from protocols.messages.reservations import HoldTime as HoldTime
 from protocols.messages.reservations import Prospect as Prospect
 from protocols.messages.reservations import ReservationReply as ReservationReply
+from protocols.messages.reservations import ReservationRequest as ReservationRequest
 from protocols.messages.rounds import MAX_STATEMENTS as MAX_STATEMENTS
 from protocols.messages.rounds import Announce as Announce
 from protocols.messages.rounds import ChainResponse as ChainResponse
 from protocols.messages.rounds import Contribution as Contribution
+from protocols.messages.rounds import ContributionRef as ContributionRef
 from protocols.messages.rounds import GetChain as GetChain
+from protocols.messages.rounds import GetContributions as GetContributions
 from protocols.messages.rounds import GetIds as GetIds
 from protocols.messages.rounds import OpenRound as OpenRound
 from protocols.messages.rounds import Progress as Progress
-from protocols.messages.rounds import Reference as Reference
 from protocols.messages.rounds import Slices as Slices
 from protocols.messages.rounds import Statements as Statements
-from protocols.messages.rounds import Want as Want
 from protocols.messages.snapshots import Chunk as Chunk
 from protocols.messages.snapshots import GetChunk as GetChunk
 from protocols.messages.snapshots import GetState as GetState
 from protocols.messages.snapshots import NoChunk as NoChunk
+from protocols.messages.snapshots import SnapshotOffer as SnapshotOffer
 from protocols.messages.snapshots import SnapshotRoot as SnapshotRoot
-from protocols.messages.snapshots import State as State
 from protocols.signed import msgpack_guard
 from protocols.signed.peer_record import PeerRecord as PeerRecord
 
@@ -85,12 +85,12 @@ AnyMessage = (
     | Cancel
     | Credit
     | Prospect
-    | Ask
+    | ReservationRequest
     | ReservationReply
-    | Held
+    | HoldTime
     | Progress
     | Announce
-    | Want
+    | GetContributions
     | Contribution
     | GetIds
     | GetChain
@@ -98,7 +98,7 @@ AnyMessage = (
     | Statements
     | Slices
     | GetState
-    | State
+    | SnapshotOffer
     | GetChunk
     | Chunk
     | NoChunk
@@ -106,7 +106,7 @@ AnyMessage = (
     | ManifestResponse
     | ForwardRequest
     | Forwarded
-    | Declined
+    | ForwardDeclined
     | OrderUpdate
     | ReceiptMessage
     | GetSlices
@@ -114,11 +114,22 @@ AnyMessage = (
     | FraudProof
 )
 
-DATA_MESSAGES = (Act, Grad, Busy, Nack, Cancel, Credit, Prospect, Ask, ReservationReply, Held)
+DATA_MESSAGES = (
+    Act,
+    Grad,
+    Busy,
+    Nack,
+    Cancel,
+    Credit,
+    Prospect,
+    ReservationRequest,
+    ReservationReply,
+    HoldTime,
+)
 """Messages of the data path."""
 AUDIT_MESSAGES = (GetSlices, Evidence, FraudProof)
 """Messages about results, in runs with reducers."""
-STATE_MESSAGES = (GetState, State, GetChunk, Chunk, NoChunk)
+STATE_MESSAGES = (GetState, SnapshotOffer, GetChunk, Chunk, NoChunk)
 """Messages of the state path."""
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode

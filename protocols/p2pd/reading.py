@@ -12,7 +12,7 @@ import asyncio
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.errors import Backlog, Malformed, WireError
 from protocols.framing.intake import Intake
-from protocols.framing.send_queue import Ear
+from protocols.framing.send_queue import ReceiverSlot
 from protocols.messages.table import Lane
 from protocols.p2pd.multipath_link import ACKNOWLEDGED, acknowledgement
 from protocols.signed.identity import CHECKED, Checked
@@ -36,11 +36,17 @@ _READ_BYTES = 256 * 1024
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Reading:
+class StreamReader:
     """One stream that is being read."""
 
     def __init__(
-        self, intake: Intake, ear: Ear, peer: PeerId, lane: Lane, stream: Stream, introduced: bool = False
+        self,
+        intake: Intake,
+        ear: ReceiverSlot,
+        peer: PeerId,
+        lane: Lane,
+        stream: Stream,
+        introduced: bool = False,
     ) -> None:
         """Start reading. `introduced` is True if the sender is already known, otherwise a message and `Hello`
         must come."""

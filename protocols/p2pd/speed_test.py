@@ -61,14 +61,14 @@ Streams = dict[asyncio.Task[None], asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ReceivedSample:
     """The number of bytes received at this time, in seconds."""
 
     seconds: float
     count: int
 
 
-def rate(samples: list[Sample]) -> float:
+def rate(samples: list[ReceivedSample]) -> float:
     """Return the bytes per second of the second half of the transfer; 0 if there are too few samples."""
     if len(samples) < 2:
         return 0.0
@@ -202,7 +202,7 @@ async def measure(
     """Measure the bandwidth to or from a connected helper, and return it in bytes per second. The helper's
     upload limit is part of it. Raises PeerGone, or Backlog if the helper measured too often recently."""
     reader, writer = await daemon.open_stream(helper, SPEED_PROTOCOL, STEP_SECONDS)
-    samples: list[Sample] = []
+    samples: list[ReceivedSample] = []
     try:
         writer.write(_REQUEST.pack(UP if direction == "up" else DOWN, count))
         async with asyncio.timeout(STEP_SECONDS):
@@ -223,18 +223,18 @@ async def measure(
     return rate(samples)
 
 
-async def _down(reader: asyncio.StreamReader, count: int, samples: list[Sample]) -> None:
+async def _down(reader: asyncio.StreamReader, count: int, samples: list[ReceivedSample]) -> None:
     clock, came = asyncio.get_running_loop().time, 0
     while came < count:
         data = await reader.read(PART_BYTES)
         if not data:
             raise EOFError("it ended")
         came += len(data)
-        samples.append(Sample(clock(), came))
+        samples.append(ReceivedSample(clock(), came))
 
 
 async def _up(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[Sample]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[ReceivedSample]
 ) -> None:
     """Send the bytes, and sample the counts that the helper reports."""
     clock = asyncio.get_running_loop().time
@@ -248,7 +248,7 @@ async def _up(
             (taken,) = _COUNT.unpack(await reader.readexactly(_COUNT.size))
             if samples and taken <= samples[-1].count:
                 raise ValueError("it counts backwards")
-            samples.append(Sample(clock(), min(taken, count)))
+            samples.append(ReceivedSample(clock(), min(taken, count)))
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)

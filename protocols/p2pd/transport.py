@@ -22,7 +22,7 @@ from protocols.daemon.names import resolve_dialable
 from protocols.daemon.p2pd import DAEMON_ERRORS, LOOPBACK, Daemon, DaemonOptions
 from protocols.errors import Backlog, PeerGone, WireError
 from protocols.framing.intake import Intake
-from protocols.framing.send_queue import BACKLOG_BYTES, BoundedLink, Ear, LocalLink
+from protocols.framing.send_queue import BACKLOG_BYTES, BoundedLink, LocalLink, ReceiverSlot
 from protocols.framing.upload_turns import Upload
 from protocols.messages.table import Lane
 from protocols.messages.terms import ANYTHING, Terms
@@ -31,7 +31,7 @@ from protocols.p2pd.chunk_streams import CHUNKS_PROTOCOL, ChunkCarriers, ChunkSe
 from protocols.p2pd.connect import Dialling
 from protocols.p2pd.multipath_dialer import SUBFLOW_PROTOCOL, SubflowDialer
 from protocols.p2pd.multipath_link import ACKNOWLEDGED, P2pdLink
-from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, Reading
+from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, StreamReader
 from protocols.p2pd.speed_test import SpeedService
 from protocols.ports import Arrived, FindChunk, Progressed, Receiver
 from protocols.reachability.dial_back_service import DialBackService
@@ -89,11 +89,11 @@ class P2pdTransport:
         """Services that answer `swarmnet doctor` of other peers."""
         self._backlog_bytes = backlog_bytes
         self._intake = Intake()
-        self._ear = Ear()
+        self._ear = ReceiverSlot()
         """The receiver of links that are accepted from now on."""
         self._links: set[P2pdLink] = set()
         self._ending: set[asyncio.Task[None]] = set()
-        self._accepted: dict[asyncio.Task[Any], tuple[PeerId, Ear, asyncio.StreamWriter]] = {}
+        self._accepted: dict[asyncio.Task[Any], tuple[PeerId, ReceiverSlot, asyncio.StreamWriter]] = {}
         self._per_peer: Counter[PeerId] = Counter()
         self._seen_at: dict[PeerId, str] = {}
         """The multiaddr from which each peer's newest accepted link comes."""
@@ -149,7 +149,7 @@ class P2pdTransport:
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         self._ear.close()
-        self._ear = Ear(receiver, terms)
+        self._ear = ReceiverSlot(receiver, terms)
 
     def limit_upload(self, upload: Upload) -> None:
         """All links, the chunks and the circuits that are served, and what others measure, share it from now
@@ -252,7 +252,7 @@ class P2pdTransport:
             subflows = self._carried.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1
-            error, reason = await Reading(self._intake, ear, peer, lane, (reader, writer)).read()
+            error, reason = await StreamReader(self._intake, ear, peer, lane, (reader, writer)).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)
         if error is not None:
@@ -261,7 +261,7 @@ class P2pdTransport:
             ear.receiver.lost(peer, lane, reason)
 
     @staticmethod
-    def _refuse(ear: Ear, peer: PeerId, error: WireError) -> None:
+    def _refuse(ear: ReceiverSlot, peer: PeerId, error: WireError) -> None:
         if ear.receiver is not None:
             ear.receiver.refused(peer, error.code, str(error))
 
@@ -276,7 +276,7 @@ class P2pdTransport:
             return
         peer = carrier
         try:
-            with self._admitted(carrier, writer, Ear()) as admitted:
+            with self._admitted(carrier, writer, ReceiverSlot()) as admitted:
                 if not admitted:
                     raise Backlog(f"{self._per_peer[carrier]} streams of this carrier are open already")
                 async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
@@ -288,7 +288,9 @@ class P2pdTransport:
                 subflows.writers.add(writer)
                 try:
                     stream = (reader, writer)
-                    error, _ = await Reading(self._intake, ear, peer, "data", stream, introduced=True).read()
+                    error, _ = await StreamReader(
+                        self._intake, ear, peer, "data", stream, introduced=True
+                    ).read()
                 finally:
                     subflows.writers.discard(writer)
         except DAEMON_ERRORS:
@@ -299,7 +301,7 @@ class P2pdTransport:
             self._refuse(ear, peer, error)
 
     @contextlib.contextmanager
-    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, ear: Ear) -> Iterator[bool]:
+    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, ear: ReceiverSlot) -> Iterator[bool]:
         """Count an accepted stream while it is open, and close it at the end. Yields False if there are too
         many."""
         task, strange = asyncio.current_task(), not ear.terms.greeted(peer)

@@ -54,7 +54,7 @@ class Greeting(Part, frozen=True):
     """The multiaddr at the other end of the connection; empty if that is a relay's."""
 
 
-class Ask(Part, frozen=True):
+class DialBackRequest(Part, frozen=True):
     """The asker's signed request to dial `addresses`."""
 
     peer: Name
@@ -124,7 +124,7 @@ async def ask_dial_back(
         if not wanted:
             return DialBack(greeting.observed, "done", ())
         signed = statement(greeting.challenge, helper, identity.peer_id, wanted)
-        writer.write(encode(Ask(identity.peer_id, wanted, identity.sign(signed))))
+        writer.write(encode(DialBackRequest(identity.peer_id, wanted, identity.sign(signed))))
         answer = await read_part(reader, DialBackResponse, ANSWER_SECONDS)
         if answer.code == "done" and tuple(each.address for each in answer.dialled) != wanted:
             raise Malformed(f"{helper} answered for other addresses than it was asked for")

@@ -26,7 +26,7 @@ from protocols.reachability.dial_back import (
     CHALLENGE_BYTES,
     DIAL_BACK_PROTOCOL,
     STEP_SECONDS,
-    Ask,
+    DialBackRequest,
     DialBackResponse,
     Greeting,
     encode,
@@ -126,7 +126,7 @@ class DialBackService:
         asker = observed_ip(seen)
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
         writer.write(encode(Greeting(challenge, seen if asker is not None else "")))
-        ask = await read_part(reader, Ask, STEP_SECONDS)
+        ask = await read_part(reader, DialBackRequest, STEP_SECONDS)
         peer = PeerId(ask.peer)
         if not verify(peer, statement(challenge, self._peer, peer, ask.addresses), ask.signature):
             return

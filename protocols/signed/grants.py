@@ -25,7 +25,7 @@ from protocols.signed.identity import (
     peer_id_of,
     public_key_bytes,
 )
-from protocols.signed.slices import Slices
+from protocols.signed.slices import VerifiedSlices
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.rounds.result_table import MAX_TOKENS, NAME_BYTES, Table, tag_of
 
@@ -59,7 +59,7 @@ def sign_grant(
     return identity.sign(reduction.statement(identity.public_key, contribution, tokens, shards))
 
 
-def require_grant(signature: bytes, reduction: Reduction, slices: Slices) -> None:
+def require_grant(signature: bytes, reduction: Reduction, slices: VerifiedSlices) -> None:
     """Raise BadSignature unless the sender of these slices allows this reducer to sum all of them."""
     key = public_key_bytes(slices.sender)
     statement = reduction.statement(key, slices.id, slices.tokens, slices.data)

@@ -27,8 +27,8 @@ from protocols.signed.envelope import (
 )
 from protocols.signed.identity import Identity, public_key_bytes
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, Order, Withdrawal
-from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, Rate
+from swarmnet.run.owner_orders import ORDER_LIMIT, REASON_LIMIT, Ban, OwnerOrders, Withdrawal
+from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange
 
 ORDER_SECONDS = 600.0
 """How long a stored order lives; all peers of the run that have it store it again."""
@@ -69,7 +69,7 @@ _decoder: msgspec.msgpack.Decoder[OrderDocument] = msgspec.msgpack.Decoder(Order
 class SignedOrder:
     """A verified order."""
 
-    order: Order
+    order: OwnerOrders
     owner: PeerId
     data: bytes
     """The envelope's bytes."""
@@ -80,7 +80,7 @@ class SignedOrder:
         return other is None or (self.order.sequence, self.data) > (other.order.sequence, other.data)
 
 
-def seal_order(identity: Identity, run_id: RunId, order: Order) -> SignedOrder:
+def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedOrder:
     """Sign an order. Raises TooLarge if it does not fit; then drop bans or withdrawals that no longer
     matter."""
     document = OrderDocument(
@@ -127,7 +127,7 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
     texts = [document.reason, *(why for _, why in document.bans), *(why for _, why in document.withdrawn)]
     if not all(text.isprintable() for text in texts):
         raise Malformed("an order whose reason is not one line of text")
-    order = Order(
+    order = OwnerOrders(
         envelope.sequence,
         document.reason,
         document.paused,
@@ -135,7 +135,7 @@ def open_order(data: bytes, run_id: RunId, owner: PeerId | None = None) -> Signe
         tuple(Ban(PeerId(peer), why) for peer, why in document.bans),
         tuple(Withdrawal(digest.hex(), why) for digest, why in document.withdrawn),
         tuple(invite.hex() for invite in document.revoked),
-        tuple(Rate(from_round, factor) for from_round, factor in document.rates),
+        tuple(RateChange(from_round, factor) for from_round, factor in document.rates),
         document.ends,
     )
     return SignedOrder(order, envelope.sender, bytes(data))

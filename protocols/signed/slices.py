@@ -24,7 +24,7 @@ DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class VerifiedSlices:
     """Verified slices of one contribution."""
 
     sender: PeerId
@@ -51,7 +51,7 @@ def sign_slices(
     return head, open_envelope(head, run_id, EnvelopeKind.SLICES, len(digests)).id
 
 
-def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> Slices:
+def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequence[int]) -> VerifiedSlices:
     """Verify and decode slices. `shards` lists the shards in the body; `sizes` has the bytes of every slice
     of the run. Raises as `open_envelope` does, and Malformed if a slice is not the signed one."""
     count = len(sizes)
@@ -68,7 +68,7 @@ def open_slices(body: bytes, run_id: RunId, shards: Sequence[int], sizes: Sequen
         if _digest(data[shard]) != envelope.payload[DIGEST_BYTES * shard :][:DIGEST_BYTES]:
             raise Malformed(f"the slice of shard {shard} is not the one that was signed")
     tokens = tokens_in(envelope.sequence) or 0
-    return Slices(envelope.sender, envelope.stage, envelope.round, tokens, envelope.id, data)
+    return VerifiedSlices(envelope.sender, envelope.stage, envelope.round, tokens, envelope.id, data)
 
 
 def _digest(data: bytes) -> bytes:

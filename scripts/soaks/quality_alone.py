@@ -41,7 +41,7 @@ from swarmnet.model.sampling import window_starts, windows
 from swarmnet.model.stage_compute import copied
 from swarmnet.optimizer.step import add_step
 from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, Sync
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 ORIGIN = PeerId("alone")
 SAME_TEXT = RunId("of all rules")
@@ -124,7 +124,7 @@ def manifest_of(rule: Rule, seed: int, tokens: int) -> Manifest:
     )  # fmt: skip
 
 
-def visits(rules: Rules) -> list[tuple[int, ...]]:
+def visits(rules: PathRules) -> list[tuple[int, ...]]:
     """The shortest legal paths."""
     middle = itertools.combinations(range(1, rules.last), rules.shortest - 2)
     return [(0, *stages, rules.last) for stages in middle]

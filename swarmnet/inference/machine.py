@@ -23,7 +23,7 @@ from random import Random
 from swarmnet.backoff import doubled
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.cheapest_path import onward
-from swarmnet.run.path_rules import Header, Rules, begin, needs_swap, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, begin, needs_swap, visit
 
 ASKED_AT_ONCE = 4
 """Requests of one client at one peer: one computes, two are on their way there and back, and one waits."""
@@ -53,7 +53,7 @@ LEAVE_OUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SendRequest:
     """Send a request to `peer`, with the inputs of `stage`."""
 
     request: int
@@ -68,7 +68,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RequestFinished:
     """The last stage has answered."""
 
     request: int
@@ -92,7 +92,7 @@ class Missing:
     """Stages among them whose peers are linked and have not answered in time."""
 
 
-Effect = Ask | Finished | Impossible | Missing
+Effect = SendRequest | RequestFinished | Impossible | Missing
 Pins = dict[int, int]
 """Stage -> round of the weights with which a conversation began. All its requests share it."""
 
@@ -113,11 +113,11 @@ class _Holder:
 @dataclass(slots=True)
 class _Request:
     pins: Pins
-    done: Header | None = None
+    done: PathHeader | None = None
     """The header after the last stage that has answered; None: none has."""
-    target: Header | None = None
+    target: PathHeader | None = None
     """The header for the stage that is asked, or was asked last."""
-    ask: Ask | None = None
+    ask: SendRequest | None = None
     """The open attempt; None: the request waits."""
     attempt: int = 0
     sent_at: float = 0.0
@@ -130,7 +130,7 @@ class _Request:
 class Requests:
     """All requests of one client."""
 
-    def __init__(self, rules: Rules, chance: Random, now: float) -> None:
+    def __init__(self, rules: PathRules, chance: Random, now: float) -> None:
         self.rules = rules
         self.chance = chance
         self._holders: dict[PeerId, _Holder] = {}
@@ -172,7 +172,7 @@ class Requests:
             self._release(request)
         return self._advance(now)
 
-    def expects(self, key: int, peer: PeerId, attempt: int) -> Ask | None:
+    def expects(self, key: int, peer: PeerId, attempt: int) -> SendRequest | None:
         """Return the open attempt that this response belongs to; None if there is none."""
         request = self._requests.get(key)
         if request is None or request.ask is None:
@@ -196,7 +196,7 @@ class Requests:
             return self._advance(now)
         del self._requests[key]
         assert request.done is not None
-        return [Finished(key, request.done.visited), *self._advance(now)]
+        return [RequestFinished(key, request.done.visited), *self._advance(now)]
 
     def declined(
         self, key: int, peer: PeerId, attempt: int, code: str, reason: str, now: float
@@ -271,7 +271,7 @@ class Requests:
             effects.append(waited_for)
         return effects
 
-    def _target(self, request: _Request, now: float) -> tuple[Header | None, Iterable[int]]:
+    def _target(self, request: _Request, now: float) -> tuple[PathHeader | None, Iterable[int]]:
         """Return the header for the next stage, or None and the stages to wait for."""
         if request.done is None:
             return begin(self.rules, self.rules.stages), ()
@@ -294,13 +294,13 @@ class Requests:
         ]  # fmt: skip
         return min(free)[-1] if free else None
 
-    def _ask(self, key: int, request: _Request, target: Header, peer: PeerId, now: float) -> Ask:
+    def _ask(self, key: int, request: _Request, target: PathHeader, peer: PeerId, now: float) -> SendRequest:
         stage = target.visited[-1]
         seconds = self._deadline_seconds(stage)
         request.target, request.sent_at = target, now
         request.attempt += 1
         pin, path = request.pins.get(stage, -1), target.length
-        request.ask = Ask(key, request.attempt, peer, stage, pin, path, seconds)
+        request.ask = SendRequest(key, request.attempt, peer, stage, pin, path, seconds)
         self._holders[peer].in_flight += 1
         return request.ask
 

@@ -38,7 +38,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting(Generic[Item]):
+class WaitingRequest(Generic[Item]):
     client: Client
     item: Item
     size: int
@@ -50,7 +50,7 @@ class RequestQueue(Generic[Item]):
 
     def __init__(self, max_requests: int, max_bytes: int, chance: Random) -> None:
         self._max_requests, self._max_bytes, self._chance = max_requests, max_bytes, chance
-        self._waiting: list[Waiting[Item]] = []
+        self._waiting: list[WaitingRequest[Item]] = []
         self._turns: OrderedDict[str, int] = OrderedDict()
         """Turn in which each range and each client was last served."""
         self._turn = 0
@@ -66,9 +66,11 @@ class RequestQueue(Generic[Item]):
         """Return how many requests of a client wait."""
         return sum(each.client.peer == peer for each in self._waiting)
 
-    def add(self, client: Client, item: Item, size: int, now: float) -> tuple[bool, list[Waiting[Item]]]:
+    def add(
+        self, client: Client, item: Item, size: int, now: float
+    ) -> tuple[bool, list[WaitingRequest[Item]]]:
         """Add a request. Returns whether it has a place, and the requests that lost theirs for it."""
-        removed: list[Waiting[Item]] = []
+        removed: list[WaitingRequest[Item]] = []
         kept = list(self._waiting)
         while not self._fits(kept, client, size, now):
             loser = self._loser(kept, client)
@@ -83,13 +85,13 @@ class RequestQueue(Generic[Item]):
         for name in (client.range, client.peer):  # A newcomer comes after those that wait.
             if name not in self._turns:
                 self._turns[name] = self._turn
-        self._waiting = [*kept, Waiting(client, item, size)]
+        self._waiting = [*kept, WaitingRequest(client, item, size)]
         return True, removed
 
-    def pop(self, now: float) -> Waiting[Item]:
+    def pop(self, now: float) -> WaitingRequest[Item]:
         """Remove and return the next request. Raises `ValueError` if none waits."""
 
-        def turn(waiting: Waiting[Item]) -> tuple[bool, int, int]:
+        def turn(waiting: WaitingRequest[Item]) -> tuple[bool, int, int]:
             client = waiting.client
             return not client.is_first, self._turns.get(client.range, 0), self._turns.get(client.peer, 0)
 
@@ -107,14 +109,14 @@ class RequestQueue(Generic[Item]):
     def clear(self) -> None:
         self._waiting.clear()
 
-    def _fits(self, kept: list[Waiting[Item]], client: Client, size: int, now: float) -> bool:
+    def _fits(self, kept: list[WaitingRequest[Item]], client: Client, size: int, now: float) -> bool:
         """Return whether a request fits into the queue as `kept` holds it."""
         range, until = self._reserved
         is_reserved = now < until and range != client.range and not client.is_first
         has_place = len(kept) < self._max_requests - is_reserved
         return has_place and (not kept or sum(each.size for each in kept) + size <= self._max_bytes)
 
-    def _loser(self, kept: list[Waiting[Item]], client: Client) -> Waiting[Item] | None:
+    def _loser(self, kept: list[WaitingRequest[Item]], client: Client) -> WaitingRequest[Item] | None:
         """Return the request that must give way to one of `client`; None if none must.
 
         It is the newest of the range with most requests, if the client's range has fewer, this one included.

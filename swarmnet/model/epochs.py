@@ -20,7 +20,7 @@ _PASSES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class EpochReader:
     """Who reads: what the order of everything follows from."""
 
     run: RunId
@@ -29,7 +29,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextPosition:
     """How far an origin is on one circle of shards."""
 
     epoch: int = 0
@@ -43,7 +43,7 @@ class Place:
     """Windows, in all epochs."""
 
 
-def following(reader: Reader, names: Collection[str], epoch: int, shard: str) -> tuple[int, str]:
+def following(reader: EpochReader, names: Collection[str], epoch: int, shard: str) -> tuple[int, str]:
     """The epoch and the shard that come behind `shard` (which may be there no more; empty: none was read in
     this epoch). `names`, each once, are those that there are; raises ValueError if there is none."""
     behind = _distance(reader, epoch, shard) if shard else (-1, "")
@@ -53,7 +53,7 @@ def following(reader: Reader, names: Collection[str], epoch: int, shard: str) ->
     return epoch + 1, min(_distance(reader, epoch + 1, name) for name in names)[1]
 
 
-def _distance(reader: Reader, epoch: int, shard: str) -> tuple[int, str]:
+def _distance(reader: EpochReader, epoch: int, shard: str) -> tuple[int, str]:
     """From where the origin enters the circle."""
     lies = _number(f"shard/{reader.run}/{reader.seed}/{epoch}/{shard}")
     enters = _number(f"origin/{reader.run}/{reader.seed}/{epoch}/{reader.origin}")
@@ -66,7 +66,7 @@ def window_count(tokens: int, seq_len: int) -> int:
     return max(0, (tokens - 1) // seq_len)
 
 
-def window_start(reader: Reader, epoch: int, shard: str, number: int, tokens: int, seq_len: int) -> int:
+def window_start(reader: EpochReader, epoch: int, shard: str, number: int, tokens: int, seq_len: int) -> int:
     """Where the window that is read as `number` (below `window_count`) begins among the shard's tokens. What
     is left of a shard after all its windows is left at its beginning or its end, as the epoch will."""
     count = window_count(tokens, seq_len)

@@ -24,7 +24,7 @@ from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import NOTHING, Layout
 from swarmnet.run.manifest import ModelShape, Span
 
-__all__ = ["Finished", "StageCompute", "StageError", "Tiles", "copied"]
+__all__ = ["LastStageResult", "StageCompute", "StageError", "Tiles", "copied"]
 
 
 class StageError(ValueError):
@@ -33,7 +33,7 @@ class StageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class LastStageResult:
     """Result of a microbatch on the last stage."""
 
     loss_sum: float
@@ -146,7 +146,7 @@ class StageCompute:
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
-    ) -> Finished:
+    ) -> LastStageResult:
         """Compute forward, loss and backward of the last stage. Raises StageError if one of them does."""
         version, inputs = self._checked(key, inputs)
         labels_BT = self._checked_labels(key, labels_BT, inputs)
@@ -160,8 +160,8 @@ class StageCompute:
         self._require_finite(key, "loss", loss)
         hidden_gradient_BTD = self._accumulate(key, version, loss, inputs, rows)
         if not rows.count:
-            return Finished(0.0, 0, None)
-        return Finished(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
+            return LastStageResult(0.0, 0, None)
+        return LastStageResult(loss.item(), labels_BT.numel(), hidden_gradient_BTD)
 
     def backward(self, key: Hashable, hidden_gradient: Tensor) -> Tensor | None:
         """Add the parameters' gradients, given the gradient at the output (float32 [B, T, D]). Returns the

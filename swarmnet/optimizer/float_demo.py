@@ -102,7 +102,7 @@ class FloatMethod:
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use collectives of several devices for the norms of blocks."""
-        self._momentum.clip.company = company
+        self._momentum.clip.device_group = company
 
     @property
     def gradient_norm(self) -> float | None:

@@ -23,7 +23,7 @@ class BlockClip:
     def __init__(self, layout: Layout, clip: float, device: torch.device) -> None:
         self._layout, self._clip = layout, clip
         self._blocks, self._block_of_chunk = blocks_of(layout, device)
-        self.company: DeviceGroup = ALONE
+        self.device_group: DeviceGroup = ALONE
         """Collectives of the devices of this stage. The norm of a block covers its shards on all of them."""
         self.norm: float | None = None
         """2-norm of the newest mean gradient over all blocks, before clipping; None before the first."""
@@ -52,7 +52,7 @@ class BlockClip:
             tiles = tiles_of(plane_of(gradient, plane))
             norms_C = torch.cat([torch.linalg.vector_norm(tile_CN.float(), dim=1) for tile_CN in tiles])
             squares.index_add_(0, block_of_chunk, norms_C.to(torch.float64).square())
-        norms = self.company.total(squares).sqrt() / tokens
+        norms = self.device_group.total(squares).sqrt() / tokens
         if not bool(norms.isfinite().all()):
             pairs = zip(self._blocks, norms.tolist(), strict=True)
             bad = ", ".join(name for name, norm in pairs if not isfinite(norm))

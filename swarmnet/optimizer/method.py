@@ -38,7 +38,7 @@ __all__ = [
     "GradientError",
     "LocalOptimizer",
     "Method",
-    "Reduced",
+    "ReducedMethod",
     "RoundAggregate",
     "add_own",
     "method_of",
@@ -114,7 +114,7 @@ def add_own(own: LocalOptimizer, weights: Tensor, layout: Layout, applied_round:
         own.add_to(tile.of(weights), tile)
 
 
-class Reduced(Protocol):
+class ReducedMethod(Protocol):
     """The additional interface of methods with sharded reduction (`rounds/result_table.py`)."""
 
     @property
@@ -168,7 +168,7 @@ class Method(Protocol):
         only what the peer trains."""
 
     @property
-    def reduced(self) -> Reduced | None:
+    def reduced(self) -> ReducedMethod | None:
         """The sharded reduction; None if every peer receives every contribution. With it, tallies and `check`
         take results."""
 

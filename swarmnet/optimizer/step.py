@@ -25,7 +25,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RateRange:
     """A range of weights with one learning rate."""
 
     start: int
@@ -43,7 +43,7 @@ class SignStep:
 
     signs: Tensor
     """int8: -1, 0, 1."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[RateRange, ...]
 
     def add_to(self, units_CN: Tensor, tile: Tile, momentum_CN: Tensor | None = None) -> None:
         units = units_CN.view(-1)
@@ -62,7 +62,7 @@ def sign_step(signs: Tensor, layout: Layout, manifest: Manifest, round: int, fac
     rate = learning_rate(manifest.sync, round)
     empty_padding(signs, layout)
     stretches = (
-        Stretch(entry.offset, entry.offset + entry.size, entry.offset,
+        RateRange(entry.offset, entry.offset + entry.size, entry.offset,
                 scaled(learning_rate_units(rate * residual_init_scale(manifest.model, entry.name)), factor))
         for entry in layout.entries
     )  # fmt: skip

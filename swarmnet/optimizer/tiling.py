@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swarmnet.model.flat_layout import Entry, Layout, Plane
 from swarmnet.optimizer.index_code import log2_exact
-from swarmnet.run.manifest import CutName
+from swarmnet.run.manifest import ChunkingName
 
 TILE_CHUNKS = 64
 """Maximum number of chunks to work on at once. 64 * 4096 float32 are 1 MiB, about a core's second cache. On a
@@ -55,7 +55,7 @@ class ChunkLayout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class FlatChunks:
     """The flat vector unchanged. Chunks continue over the ends of rows and matrices."""
 
     layout: Layout
@@ -154,8 +154,8 @@ def _chunk_size(grid: _Grid) -> int:
     return 1 << (height * width - 1).bit_length()
 
 
-def cut_of(name: CutName, layout: Layout) -> ChunkLayout:
-    return MatrixTiles(layout) if name == "tiled" else Runs(layout)
+def cut_of(name: ChunkingName, layout: Layout) -> ChunkLayout:
+    return MatrixTiles(layout) if name == "tiled" else FlatChunks(layout)
 
 
 def factors(chunk: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from swarmnet.identifiers import MicrobatchId, PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class MicrobatchCut:
     """This origin has cut a new microbatch from its text."""
 
     key: MicrobatchId
@@ -46,7 +46,7 @@ class BackwardDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ComputeFailed:
     """Computing failed, and nothing was added to the gradient."""
 
     key: MicrobatchId
@@ -94,14 +94,24 @@ class PeerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PipelineTick:
     """Only time has passed, or a peer has room again."""
 
 
 Event = (
-    Start | ActArrived | ForwardDone | LastDone | BackwardDone | Failed | GradArrived | BusyArrived
-    | NackArrived | CancelArrived | PeerLost | Tick
-)  # fmt: skip
+    MicrobatchCut
+    | ActArrived
+    | ForwardDone
+    | LastDone
+    | BackwardDone
+    | ComputeFailed
+    | GradArrived
+    | BusyArrived
+    | NackArrived
+    | CancelArrived
+    | PeerLost
+    | PipelineTick
+)
 
 
 # -- effects --------------------------------------------------------------------------------------------
@@ -109,14 +119,15 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ComputeForward:
-    """Compute the forward pass. The caller answers `ForwardDone` (last stage: `LastDone`) or `Failed`."""
+    """Compute the forward pass. The caller answers `ForwardDone` (last stage: `LastDone`) or
+    `ComputeFailed`."""
 
     key: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeBackward:
-    """Compute the backward pass. The caller answers with `BackwardDone` or `Failed`."""
+    """Compute the backward pass. The caller answers with `BackwardDone` or `ComputeFailed`."""
 
     key: MicrobatchId
 

@@ -41,7 +41,7 @@ class CommittedTwice(AssertionError):
 
 
 @dataclass(slots=True)
-class Ledger:
+class MicrobatchLedger:
     """Counters of what happened to the microbatches on one peer."""
 
     committed: int = 0

@@ -22,7 +22,7 @@ from typing import Literal
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
-from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.timeouts import AnswerTimes
 from swarmnet.routing.load_balancer import Guide, Router
 
@@ -94,7 +94,7 @@ class Pipeline:
         router: Router,
         candidates: Callable[[MicrobatchId | None, Collection[PeerId]], Collection[PeerId]],
         slots: int,
-        ledger: Ledger,
+        ledger: MicrobatchLedger,
         body_bytes: int = 0,
     ) -> None:
         """Create the machine. `body_bytes` is the size of a body between stages; it sets first deadlines."""
@@ -149,7 +149,7 @@ class Pipeline:
         """Process an event and return what must be done, in order."""
         self._effects = []
         match event:
-            case events.Start(key):
+            case events.MicrobatchCut(key):
                 self._begin(
                     key,
                     Job(
@@ -164,7 +164,7 @@ class Pipeline:
                 self._route(key, now)
             case events.LastDone(key) | events.BackwardDone(key):
                 self._committed(key, event.tokens, now)
-            case events.Failed():
+            case events.ComputeFailed():
                 self._failed(event, now)
             case events.GradArrived(peer, key):
                 self._grad(peer, key, now)
@@ -181,7 +181,7 @@ class Pipeline:
                 self._called_off(peer, key, attempt)
             case events.PeerLost(peer):
                 self._lost(peer, now)
-            case events.Tick():
+            case events.PipelineTick():
                 self._tick(now)
         if self._door:
             self._admit(now)
@@ -342,7 +342,7 @@ class Pipeline:
         if not job.above:
             self._cancel(key)
 
-    def _failed(self, failed: events.Failed, now: float) -> None:
+    def _failed(self, failed: events.ComputeFailed, now: float) -> None:
         """Try another peer if only the received gradient was invalid. Otherwise drop the microbatch."""
         job = self.jobs[failed.key]
         # Without an answer the fault may lie in what came from above.

@@ -33,14 +33,14 @@ forbidden to move. Peers that can move have usually gone by then, as all look ab
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PlacementTick:
     """The time of `next_deadline()` has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """Answers `Look` with the directory's view; None if it did not answer. `rate` is this peer's measured
-    rate in microbatches per second. `on_disk` lists stages whose weights this peer has."""
+class DirectoryQueried:
+    """Answers `QueryDirectory` with the directory's view; None if it did not answer. `rate` is this peer's
+    measured rate in microbatches per second. `on_disk` lists stages whose weights this peer has."""
 
     view: View | None
     rate: float
@@ -69,12 +69,12 @@ class GroupPeerGone:
     peer: PeerId
 
 
-MoveEvent = Tick | Looked | Starving | GroupBeat | GroupPeerGone
+MoveEvent = PlacementTick | DirectoryQueried | Starving | GroupBeat | GroupPeerGone
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Query the directory for all stages, then report `Looked`."""
+class QueryDirectory:
+    """Query the directory for all stages, then report `DirectoryQueried`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class MoveToStage:
     """Leave the stage properly and join the other. This state machine ends, and a new one begins there."""
 
     stage: int
 
 
-MoveEffect = Look | AnnounceMove | Withdraw | Go
+MoveEffect = QueryDirectory | AnnounceMove | Withdraw | MoveToStage
 
 
 @dataclass(slots=True)
@@ -137,9 +137,9 @@ class Mover:
     def handle(self, event: MoveEvent, now: float) -> list[MoveEffect]:
         """Handle an event. Returns what must be done."""
         match event:
-            case Tick():
+            case PlacementTick():
                 return self._tick(now) if now >= self._due else []
-            case Looked(view, rate, on_disk):
+            case DirectoryQueried(view, rate, on_disk):
                 self._on_disk = on_disk
                 return self._looked(view, rate, now)
             case Starving():
@@ -161,7 +161,7 @@ class Mover:
         if self.phase in ("resting", "announced"):
             self.phase = "looking" if self.phase == "resting" else "checking"
             self._due = float("inf")
-            return [Look()]
+            return [QueryDirectory()]
         if self.phase == "confirming":
             return self._rest(now, "not_confirmed")
         return []
@@ -228,7 +228,7 @@ class Mover:
         if self.phase != "confirming" or self.intent is None or not self._staying:
             return []
         self.phase, self._due = "gone", float("inf")
-        return [Go(self.intent.target)]
+        return [MoveToStage(self.intent.target)]
 
     def _rest(self, now: float, code: str) -> list[MoveEffect]:
         """End the attempt to move, and look again after a period. `code`: reason if a move was announced."""

@@ -30,7 +30,7 @@ from swarmnet.placement.standstill import stuck_stages
 from swarmnet.resources.bandwidth_estimate import gossip_per_peer
 from swarmnet.resources.link_bandwidth import UNKNOWN, Crossing, LinkBandwidth, carried, crossings
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 PERIOD_SECONDS_PER_PEER = 0.75
 """Seconds between looks for each peer of the swarm. A look reads all records of the run, so bytes per peer
@@ -79,7 +79,7 @@ class MoveRules:
     download of a moving peer is lost from this time."""
     never: frozenset[int] = frozenset()
     """Stages that this peer cannot serve, and to which it never moves."""
-    paths: Rules | None = None
+    paths: PathRules | None = None
     """Rules by which microbatches may skip stages; None: they skip none."""
     crossings: tuple[Crossing, ...] = ()
     """Bytes of a microbatch over the link at each stage; empty: links are ignored."""
@@ -103,7 +103,7 @@ class MoveRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedPeer:
     """One peer as its newest record shows it."""
 
     stage: int
@@ -174,7 +174,7 @@ class View:
         return self.capacity(rules, stage, self.usual, self.usual_line)
 
 
-def view_of(seen: Iterable[tuple[PeerId, Seen]], rules: MoveRules) -> View:
+def view_of(seen: Iterable[tuple[PeerId, ObservedPeer]], rules: MoveRules) -> View:
     """Return the view that follows from the fresh records. A peer without a measurement counts as a median
     one, and none for more than `FASTEST` times that."""
     work = rules.work
@@ -218,7 +218,7 @@ def lines_count(rules: MoveRules, peers: int, usual: LinkBandwidth) -> bool:
     return rules.gossip * (peers / len(rules.work) - 1) <= usual.up / 2
 
 
-def _shares(seen: Iterable[Seen], rules: MoveRules) -> tuple[float, ...]:
+def _shares(seen: Iterable[ObservedPeer], rules: MoveRules) -> tuple[float, ...]:
     """Return the share of microbatches that visits each stage, from the manifest and the round of the first
     stage.
 

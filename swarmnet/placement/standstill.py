@@ -13,7 +13,7 @@ from statistics import median_high, median_low
 from typing import Protocol
 
 
-class Stands(Protocol):
+class HasStage(Protocol):
     """A peer as its newest record or heartbeat shows it."""
 
     @property
@@ -28,8 +28,8 @@ class Stands(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A plain `Stands`, for peers of which nothing else is known."""
+class StagePeer:
+    """A plain `HasStage`, for peers of which nothing else is known."""
 
     stage: int
     waits: bool
@@ -44,7 +44,7 @@ class OnDisk:
     round: int
 
 
-def stuck_stages(peers: Iterable[Stands], snapshot_interval: int) -> dict[int, int]:
+def stuck_stages(peers: Iterable[HasStage], snapshot_interval: int) -> dict[int, int]:
     """Return the stages in which all peers wait for weights, and how many wait there. It is empty before the
     run's first snapshot: until then a peer without weights begins from the seed."""
     peers = [peer for peer in peers if peer.stage >= 0]
@@ -57,7 +57,7 @@ def stuck_stages(peers: Iterable[Stands], snapshot_interval: int) -> dict[int, i
 
 
 def stage_to_restore(
-    peers: Iterable[Stands], on_disk: Sequence[OnDisk], never: Collection[int] = ()
+    peers: Iterable[HasStage], on_disk: Sequence[OnDisk], never: Collection[int] = ()
 ) -> int | None:
     """Return the stage to restore: this peer has its weights, and the peers there lack them or have older
     ones; None if there is none.

@@ -22,20 +22,20 @@ SHORTEST_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficEstimate:
     """Traffic in bytes per second."""
 
     sent: float
     received: float
 
 
-def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> Traffic:
+def traffic_of(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> TrafficEstimate:
     """Return the traffic of a peer that commits `tokens_per_second` in a stage with `group` peers, including
     it. Hidden states with labels go down, and gradients come up. Each contribution reaches and leaves a peer
     about once. With reducers these are each result, and slices that amount to one contribution."""
     gossip = gossip_of(manifest, stage, tokens_per_second * group, group)
     bodies, rate = crossings(manifest)[stage], tokens_per_second / manifest.microbatch_tokens
-    return Traffic(rate * bodies.sent + gossip, rate * bodies.received + gossip)
+    return TrafficEstimate(rate * bodies.sent + gossip, rate * bodies.received + gossip)
 
 
 def gossip_of(manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:

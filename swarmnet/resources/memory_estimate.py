@@ -18,7 +18,7 @@ from swarmnet.model.parameters import is_muons
 from swarmnet.optimizer.local_steps.inner_optimizer import BATCH_NUMBERS
 from swarmnet.optimizer.tiling import GPU_TIMES
 from swarmnet.pipeline.flow_control import BF16_BYTES, FLOAT_BYTES, graph_at_work, graph_bytes
-from swarmnet.run.local_steps import InnerName, LocalStepConfig, SentName
+from swarmnet.run.local_steps import DeltaCodecName, InnerOptimizerName, LocalStepConfig
 from swarmnet.run.manifest import Manifest
 
 GRID_BYTES = FLOAT_BYTES
@@ -51,7 +51,7 @@ CUT_BYTES = FLOAT_BYTES
 """Temporary memory of tiled matrices: the gradient in tile order."""
 SIGN_BYTES = 1
 """Effect of each applied open round, one sign per parameter."""
-MOVES_BYTES: Mapping[SentName, int] = {"sign": 2, "e3m0": 2, "int8": 4, "topk-2bit": 4}
+MOVES_BYTES: Mapping[DeltaCodecName, int] = {"sign": 2, "e3m0": 2, "int8": 4, "topk-2bit": 4}
 """Sum of a group's local steps, for each parameter that an open round covers. It takes one byte if few peers
 send similar sizes in one bit."""
 FEW_BYTES = 1
@@ -199,7 +199,7 @@ def _open_bytes(
     return FEW_BYTES * few + MOVES_BYTES[own.delta_codec] * (layout.size - few) + found
 
 
-def _moments(inner: InnerName, layout: Layout) -> int:
+def _moments(inner: InnerOptimizerName, layout: Layout) -> int:
     """Return the bytes of a local optimizer's moments: one for Muon, two for AdamW."""
     matrices = sum(entry.size for entry in layout.entries if is_muons(entry.name, entry.shape))
     muons = matrices if inner == "muon" else 0

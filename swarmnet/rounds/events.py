@@ -42,7 +42,7 @@ class OpenSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class GradientAccumulated:
     """The gradient of a microbatch of `tokens` tokens was added to this peer's gradient sum."""
 
     tokens: int
@@ -96,7 +96,7 @@ class ProgressArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class HistorySigned:
+class ChainSigned:
     """`peer` has signed that its chain has this value after `round`. The caller verified it; any peer may
     relay."""
 
@@ -144,14 +144,14 @@ class ContributionArrived:
 
 @dataclass(frozen=True, slots=True)
 class ResultRead:
-    """Contents of a result of a settled round, which was requested with `Want`."""
+    """Contents of a result of a settled round, which was requested with `RequestContributions`."""
 
     id: ContributionId
     table: Table
 
 
 @dataclass(frozen=True, slots=True)
-class StrangersNamed:
+class UnknownPeersNamed:
     """A result arrived that names contributors which are no known members of the group."""
 
     peer: PeerId
@@ -210,7 +210,7 @@ class EndOrdered:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStalled:
+class ProcessSuspended:
     """The process was suspended, which the caller's clock left out. Other peers may have continued."""
 
     seconds: float
@@ -234,20 +234,20 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveGroup:
     """This peer is about to leave the group and must contribute the gradient that it has accumulated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimePassed:
     """The deadline of `GroupRounds.next_deadline` has passed."""
 
 
 Event = (
-    Committed | Contributed | SlicesSent | SlicesArrived | ResultRead | ProgressArrived
-    | HistorySigned | ChainArrived | ChainAsked | Announced | ContributionArrived
+    GradientAccumulated | Contributed | SlicesSent | SlicesArrived | ResultRead | ProgressArrived
+    | ChainSigned | ChainArrived | ChainAsked | Announced | ContributionArrived
     | IdsAsked | NeighbourJoined | NeighbourLeft | GroupSizeChanged | RatesOrdered
-    | EndOrdered | ProcessStalled | Convicted | Unanswered | StrangersNamed | Leave | Tick
+    | EndOrdered | ProcessSuspended | Convicted | Unanswered | UnknownPeersNamed | LeaveGroup | TimePassed
 )  # fmt: skip
 
 
@@ -364,7 +364,7 @@ class RequestChain:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class RestoreToMomentum:
     """Add an own contribution that was not settled back to the momentum, so that later rounds send it."""
 
     round: int
@@ -383,7 +383,7 @@ class SendAnnounce:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class RequestContributions:
     """Request these contributions from `peer`."""
 
     peer: PeerId
@@ -399,7 +399,7 @@ class RequestIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Resync:
+class FetchGroupState:
     """Fetch the state of the group from `peers`, because this peer cannot catch up by contributions alone."""
 
     peers: tuple[PeerId, ...]
@@ -411,17 +411,30 @@ class Resync:
 
 
 @dataclass(frozen=True, slots=True)
-class SignHistory:
+class SignChain:
     """Sign this peer's newest chain value, and relay the signed values of other peers."""
 
     forked: tuple[PeerId, ...]
     """The neighbours on another branch."""
 
 
-OfReducers = SlicesSent | SlicesArrived | ResultRead | Unanswered | Convicted | StrangersNamed
+OfReducers = SlicesSent | SlicesArrived | ResultRead | Unanswered | Convicted | UnknownPeersNamed
 Effect = (
-    MakeContribution | SendEmptyNotice | Reduce
-    | AddContribution | RemoveContribution | RateRound | ApplyRound | SettleRound
-    | SendProgress | SendChain | RequestChain | GiveBack | SendAnnounce | Want | RequestIds
-    | Resync | SignHistory
-)  # fmt: skip
+    MakeContribution
+    | SendEmptyNotice
+    | Reduce
+    | AddContribution
+    | RemoveContribution
+    | RateRound
+    | ApplyRound
+    | SettleRound
+    | SendProgress
+    | SendChain
+    | RequestChain
+    | RestoreToMomentum
+    | SendAnnounce
+    | RequestContributions
+    | RequestIds
+    | FetchGroupState
+    | SignChain
+)

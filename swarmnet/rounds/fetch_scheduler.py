@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.events import Reference, Want
+from swarmnet.rounds.events import Reference, RequestContributions
 
 PULL_SECONDS = 1.0
 """A contribution that has not arrived this long after the request is requested from another holder."""
@@ -78,7 +78,9 @@ class FetchScheduler:
         """Return whether contributions of the round are being downloaded, doubted ones included."""
         return self._of_round[round] > 0 or self._doubted[round] > 0
 
-    def offered(self, peer: PeerId, references: Iterable[Reference], now: float) -> list[Want]:
+    def offered(
+        self, peer: PeerId, references: Iterable[Reference], now: float
+    ) -> list[RequestContributions]:
         """Record that `peer` holds these contributions, which this peer lacks. Returns the requests to send
         to it: those that were not requested from any peer yet, up to the neighbour's fair share."""
         wanted: list[ContributionId] = []
@@ -98,7 +100,7 @@ class FetchScheduler:
                     self._ask(pull, peer, now)
                     wanted.append(reference.id)
                 self._due = min(self._due, pull.due)
-        return [Want(peer, tuple(wanted))] if wanted else []
+        return [RequestContributions(peer, tuple(wanted))] if wanted else []
 
     def arrived(self, identity: ContributionId) -> tuple[PeerId, ...]:
         """End the download of a contribution that arrived. Returns its known holders."""
@@ -128,7 +130,9 @@ class FetchScheduler:
         for asked in [asked for asked in self._asked if asked[0] <= round]:
             del self._asked[asked]
 
-    def again(self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True) -> list[Want]:
+    def again(
+        self, now: float, wanted: Callable[[Reference], bool] = lambda reference: True
+    ) -> list[RequestContributions]:
         """Return the requests that are due again, each to the next holder. A download ends after `MAX_ASKS`
         requests, or when `wanted` says that it is no longer needed."""
         if now < self._due:
@@ -145,7 +149,7 @@ class FetchScheduler:
                     self._doubt(pull, doubted=len(pull.holders) == 1)
                 first = pull.holders[0] if pull.asks else self._next_holder(pull)
                 self._ask(pull, first, now)
-                wants.append(Want(first, (identity,)))
+                wants.append(RequestContributions(first, (identity,)))
         self._due = min((pull.due for pull in self._pulls.values()), default=float("inf"))
         return wants
 

@@ -15,13 +15,13 @@ from swarmnet.rounds.contribution_sets import DEPARTURE_GRACE_SECONDS, Neighbour
 from swarmnet.rounds.events import (
     ChainArrived,
     ChainAsked,
+    ChainSigned,
     Effect,
-    HistorySigned,
+    FetchGroupState,
     ProgressArrived,
     RequestChain,
-    Resync,
     SendChain,
-    SignHistory,
+    SignChain,
 )
 from swarmnet.rounds.history import (
     KEPT_LINKS,
@@ -103,7 +103,7 @@ class Following:
             self.until = now + self._rules.finality_timeout_seconds
 
 
-class Histories:
+class ForkChoice:
     """The chain of this peer, and the relation of each neighbour's chain to it. `neighbours` holds the
     caller's views, which this class fills in from Progress."""
 
@@ -175,16 +175,14 @@ class Histories:
             return [*self._sign(view, now), *self._fork(event.peer, view, now)]
         return []
 
-    def handle_chain_event(
-        self, event: ChainArrived | ChainAsked | HistorySigned, now: float
-    ) -> list[Effect]:
+    def handle_chain_event(self, event: ChainArrived | ChainAsked | ChainSigned, now: float) -> list[Effect]:
         """Handle other messages about chains."""
         match event:
             case ChainArrived(peer, first, before, sets):
                 return self.chain_arrived(peer, first, before, sets, now)
             case ChainAsked(peer, last):
                 return self.tell_chain(peer, last)
-            case HistorySigned(peer, round, value):  # Direct or relayed.
+            case ChainSigned(peer, round, value):  # Direct or relayed.
                 if peer in self.neighbours:
                     self._signed.setdefault(peer, Signed()).take(round, value, self.chain)
                 return []
@@ -251,7 +249,7 @@ class Histories:
         if 2 * len(ahead) < 1 + weighed and not self.follows:
             return []
         reason = f"{len(ahead)} neighbours are at round {settled}, this peer at {self.chain.round}"
-        return [Resync(tuple(ahead), reason)]
+        return [FetchGroupState(tuple(ahead), reason)]
 
     def _fork(self, peer: PeerId, view: NeighbourView, now: float) -> list[Effect]:
         """Resolve a fork: find its first round, and give up this branch if the rule of history.py says so."""
@@ -289,14 +287,14 @@ class Histories:
         if not others:
             return []
         reason = f"{len(others)} neighbours have another history since round {fork.round}, and it stands"
-        return [Resync(tuple(others), reason, fork.round, fork.exact)]
+        return [FetchGroupState(tuple(others), reason, fork.round, fork.exact)]
 
     def _sign(self, view: NeighbourView, now: float) -> list[Effect]:
         """Sign this peer's chain value after each round that settles during a fork."""
         if now < view.forked_since + SIGNING_SECONDS or self._last_signed == self.chain.round:
             return []
         self._last_signed = self.chain.round
-        return [SignHistory(tuple(peer for peer, of in self.neighbours.items() if of.relation == "forked"))]
+        return [SignChain(tuple(peer for peer, of in self.neighbours.items() if of.relation == "forked"))]
 
     def _side(self, peer: PeerId, fork_round: int) -> Literal["ours", "theirs", "neither"]:
         """Return the side of a fork that a neighbour has signed. Its Progress does not matter: a peer that

@@ -44,7 +44,7 @@ from swarmnet.rounds.contributors import (
     max_contributors,
 )
 from swarmnet.rounds.fetch_scheduler import SHARE_SLACK, FetchScheduler
-from swarmnet.rounds.fork_choice import Following, Histories
+from swarmnet.rounds.fork_choice import Following, ForkChoice
 from swarmnet.rounds.gossip import CALM_SECONDS, URGENT_SECONDS, Gossip
 from swarmnet.rounds.history import START, Chain, Earlier, SettledSet
 from swarmnet.rounds.open_round import CurrentRound
@@ -77,7 +77,7 @@ class GroupRounds:
         """After this round this peer closes none on its own; None: the run does not end."""
         self.me = me
         self.neighbours: dict[PeerId, NeighbourView] = {}
-        self.histories = Histories(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
+        self.histories = ForkChoice(rules, Chain(settled, chain_value, earlier), self.neighbours, now)
         self.agreement = FinalityRules(rules, self._same_branch_peers)
         self._following = Following(rules)
         self.applied = settled
@@ -155,7 +155,7 @@ class GroupRounds:
         """Handle an event. Returns what must be done, in order."""
         self._effects = []
         match event:
-            case events.Committed(tokens):
+            case events.GradientAccumulated(tokens):
                 begins = not self.open_round.tokens  # The round's time begins.
                 self.open_round.tokens += tokens
                 full = self.open_round.full(now)
@@ -170,7 +170,7 @@ class GroupRounds:
                 self._of_reducers(event, now)
             case events.ProgressArrived():
                 self._progress(event, now)
-            case events.ChainArrived() | events.ChainAsked() | events.HistorySigned():
+            case events.ChainArrived() | events.ChainAsked() | events.ChainSigned():
                 self._effects += self.histories.handle_chain_event(event, now)
             case events.Announced(peer, references, complete):
                 self._announced(peer, references, complete, now)
@@ -200,9 +200,9 @@ class GroupRounds:
                 self._ordered(rates, now)
             case events.EndOrdered(last):
                 self.last = last
-            case events.ProcessStalled(seconds):
+            case events.ProcessSuspended(seconds):
                 self.on_stall(seconds, now)
-            case events.Leave():
+            case events.LeaveGroup():
                 self._leaves = self.open_round.tokens > 0 and not self.past_last
                 if self._leaves and self._knows_draw():
                     self._close(now)
@@ -283,7 +283,7 @@ class GroupRounds:
             if reference is not None:
                 self.dropped_late += 1
                 if self.reducing is None:
-                    self._effects.append(events.GiveBack(round, reference.id))
+                    self._effects.append(events.RestoreToMomentum(round, reference.id))
             return
         if self.reducing is None:
             self.offers.made(round, reference.id, now)
@@ -489,7 +489,7 @@ class GroupRounds:
                 self.offers.made(round, identity, now, frozenset(reducers) - {self.me})
             case events.ResultRead(identity, table):
                 self.offers.read(identity, table)
-            case events.StrangersNamed(peer, reference, strangers):
+            case events.UnknownPeersNamed(peer, reference, strangers):
                 self.pulls.arrived(reference.id)
                 self.waiting.strangers(peer, reference, strangers)
         if self.reducing is not None:

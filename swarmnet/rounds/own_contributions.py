@@ -22,14 +22,14 @@ from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import RoundSet
 from swarmnet.rounds.events import (
     Effect,
-    GiveBack,
+    FetchGroupState,
     Reference,
+    RequestContributions,
     RequestIds,
-    Resync,
+    RestoreToMomentum,
     Sets,
-    Want,
 )
-from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.history import Chain, Earlier
 from swarmnet.rounds.result_table import Draw, Table, counting
 from swarmnet.run.manifest import Rounds
@@ -70,7 +70,7 @@ WHOLE = (0,)
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RestartState:
     """What one process of a peer passes to the next about the rounds up to its checkpoint."""
 
     sets: Sets = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Past:
     """Counts and digests of sets, which reach farther back."""
 
 
-NOTHING_PAST = Past()
+NOTHING_PAST = RestartState()
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class OwnContributions:
         """Record that a peer on this branch is no longer a neighbour."""
         self._allied_at.pop(peer, None)
 
-    def replaced(self, resync_request: Resync, own: Histories, settled: int, chain: bytes) -> None:
+    def replaced(self, resync_request: FetchGroupState, own: ForkChoice, settled: int, chain: bytes) -> None:
         """Update the contributions after this peer replaced its state with a fetched one.
 
         The state is the one after round `settled`, with chain value `chain`. It may lie on this peer's own
@@ -176,7 +176,7 @@ class OwnContributions:
                 self.restored({of: sets[of] for of in sets if of <= settled and of not in self._sets})
         self._given_up.append((own.chain, before))
 
-    def give_up(self, resync_request: Resync, same_branch_peers: Container[PeerId]) -> None:
+    def give_up(self, resync_request: FetchGroupState, same_branch_peers: Container[PeerId]) -> None:
         """Make contributions after the fork undecided, because a state of another branch has replaced this
         peer's.
 
@@ -296,7 +296,8 @@ class OwnContributions:
     def decide(self, settled: int, same_branch_peers: Sequence[PeerId], now: float) -> list[Effect]:
         """Decide the contributions that are due. `settled`: the newest settled round.
 
-        Returns requests for missing sets and results, and `GiveBack` for parts that are not settled."""
+        Returns requests for missing sets and results, and `RestoreToMomentum` for parts that are not
+        settled."""
         self._settled = settled
         effects: list[Effect] = []
         asks: dict[PeerId, set[int]] = {}
@@ -314,7 +315,7 @@ class OwnContributions:
                         asks.setdefault(branch_peer, set()).add(round)
                     elif branch_peer is not None:
                         unread = (entry.id for entry in references or () if entry.id not in self._tables)
-                        effects.append(Want(branch_peer, tuple(unread)))
+                        effects.append(RequestContributions(branch_peer, tuple(unread)))
                     continue
                 # No peer remembers the set, or the table of one of its results.
                 left_out = () if identity in self._doubted else self._parts
@@ -390,7 +391,7 @@ class OwnContributions:
         news = tuple(sorted(returned - before))
         if not news:
             return []
-        return [GiveBack(round, identity, () if self._draw is None else news)]
+        return [RestoreToMomentum(round, identity, () if self._draw is None else news)]
 
     def _left_out(self, identity: ContributionId, references: Sequence[Reference]) -> tuple[int, ...] | None:
         """Return the parts of an own contribution that are not in a set; None if it is not known yet."""

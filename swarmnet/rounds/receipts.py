@@ -56,7 +56,7 @@ def check(receipt: Receipt, block_rounds: int) -> None:
         raise ReceiptError("signer and contributor of the receipt are the same peer")
 
 
-class SettledMakers:
+class SettledContributors:
     """Counts how often each peer is in the settled sets of a block, as one peer has seen them."""
 
     def __init__(self, me: PeerId, stage: int, block_rounds: int) -> None:
@@ -86,7 +86,7 @@ class SettledMakers:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CreditedBlock:
     """Own contributions that settled in a block, and their tokens."""
 
     stage: int
@@ -117,7 +117,7 @@ class ContributionCounter:
         while len(self._made) > 4 * self.block_rounds + 64:
             del self._made[min(self._made)]
 
-    def settled(self, round: int, own: bool) -> list[Counted]:
+    def settled(self, round: int, own: bool) -> list[CreditedBlock]:
         """Record that a round settled, with or without an own contribution.
 
         Returns what must be written to disk: an entry when a block gets its first contribution, later its
@@ -130,20 +130,20 @@ class ContributionCounter:
         if own and (self.stage, block) not in self._newest:
             self._newest = [*self._newest, (self.stage, block)][-(BLOCKS_BACK + 1) :]
             self._checks = {kept: checks for kept, checks in self._checks.items() if self._takes(*kept)}
-            return [*counted, *(self._take_unreported() or [Counted(self.stage, block, 0, 0)])]
+            return [*counted, *(self._take_unreported() or [CreditedBlock(self.stage, block, 0, 0)])]
         return counted + self._take_unreported() if (round + 1) % self.block_rounds == 0 else counted
 
-    def rest(self) -> list[Counted]:
+    def rest(self) -> list[CreditedBlock]:
         """Return what must be written before the process ends: counts that were not returned, and blocks
         whose contributions have not settled."""
         told = [block for stage, block in self._newest if stage == self.stage]
         open = {block for block in map(self._block_of, self._made) if block >= self._block}.difference(told)
-        return [*self._take_unreported(), *(Counted(self.stage, block, 0, 0) for block in sorted(open))]
+        return [*self._take_unreported(), *(CreditedBlock(self.stage, block, 0, 0) for block in sorted(open))]
 
-    def _take_unreported(self) -> list[Counted]:
+    def _take_unreported(self) -> list[CreditedBlock]:
         if not self._contributions:
             return []
-        counted = Counted(self.stage, self._block, self._contributions, self._tokens)
+        counted = CreditedBlock(self.stage, self._block, self._contributions, self._tokens)
         self._contributions = self._tokens = 0
         return [counted]
 

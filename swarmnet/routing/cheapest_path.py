@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.capacity import Load, earliest_start
-from swarmnet.run.path_rules import Header, Rules, choices, needs_swap, shorten, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, choices, needs_swap, shorten, visit
 
 ToGo = Mapping[tuple[int, int], float]
 """Maps (frontier, stages left to visit) to seconds from the end of the forward pass here to the gradient."""
@@ -40,9 +40,9 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PathChoice:
     peer: PeerId
-    header: Header
+    header: PathHeader
     """Header to send to that peer."""
     arrival: float
     start: float
@@ -58,14 +58,16 @@ class Choice:
         return self.header.visited[-1] < self.header.frontier
 
 
-def costs_to_go(stage: int, rules: Rules, neighbours: Iterable[Neighbour]) -> dict[tuple[int, int], float]:
+def costs_to_go(
+    stage: int, rules: PathRules, neighbours: Iterable[Neighbour]
+) -> dict[tuple[int, int], float]:
     """Compute the cost table of a peer of `stage` from the tables of its neighbours. The table contains only
     ways to higher stages. A swap is a bonus that no estimate counts on."""
     table: dict[tuple[int, int], float] = {}
     known = list(neighbours)
     for frontier in range(stage, min(stage + 2, rules.last)):  # The frontier is one stage ahead after a swap.
         for hops in range(1, rules.stages):
-            header = Header((0, stage), frontier, 0, hops)
+            header = PathHeader((0, stage), frontier, 0, hops)
             ways = [
                 2 * other.hop_seconds + other.load.compute_seconds + rest
                 for other in known
@@ -78,13 +80,13 @@ def costs_to_go(stage: int, rules: Rules, neighbours: Iterable[Neighbour]) -> di
 
 
 def cheapest(
-    header: Header,
-    rules: Rules,
+    header: PathHeader,
+    rules: PathRules,
     neighbours: Iterable[Neighbour],
     ready: float,
     now: float,
     avoid: Collection[PeerId] = (),
-) -> Choice | None:
+) -> PathChoice | None:
     """Choose the next peer of a microbatch whose forward pass here ends at `ready`. Returns None if no peer
     can take the microbatch. Peers in `avoid` are never chosen."""
     legal = {
@@ -93,7 +95,7 @@ def cheapest(
         for after in (visit(header, stage, rules),)
         if not needs_swap(after, rules)
     }
-    found: Choice | None = None
+    found: PathChoice | None = None
     for other in neighbours:
         after = legal.get(other.stage)
         if after is None or other.peer in avoid:
@@ -111,11 +113,11 @@ def cheapest(
         start = earliest_start(other.load, arrival, seconds, now)
         back = start + seconds + other.hop_seconds
         if found is None or back < found.back:
-            found = Choice(other.peer, after, arrival, start, start + seconds, back)
+            found = PathChoice(other.peer, after, arrival, start, start + seconds, back)
     return found
 
 
-def _rest(other: Neighbour, after: Header, rules: Rules) -> float:
+def _rest(other: Neighbour, after: PathHeader, rules: PathRules) -> float:
     """Return the seconds for the path after `other`; NEVER if `other` reported no way."""
     return 0.0 if other.stage == rules.last else other.to_go.get((after.frontier, after.hops_left), NEVER)
 
@@ -124,7 +126,7 @@ def _rest(other: Neighbour, after: Header, rules: Rules) -> float:
 class Onward:
     """The next stages that a microbatch may visit when only some stages have live peers."""
 
-    header: Header
+    header: PathHeader
     """The original header, or one with fewer stages left to visit if dead stages had to be skipped."""
     stages: tuple[int, ...]
     """Stages from which the path can be completed. Empty if the microbatch has to wait."""
@@ -132,9 +134,9 @@ class Onward:
     """Stages without a live peer that the path cannot be completed without."""
 
 
-def onward(header: Header, rules: Rules, live: Collection[int]) -> Onward:
+def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onward:
     """Return the legal next stages among the `live` ones. Plans to skip more stages only if necessary."""
-    shorter: Header | None = header
+    shorter: PathHeader | None = header
     while shorter is not None:
         known: dict[_Place, bool] = {}
         stages = tuple(s for s in choices(shorter, rules) if _leads_on(shorter, s, rules, live, known))
@@ -150,7 +152,7 @@ _Place = tuple[int, bool, int, int]
 
 
 def _leads_on(
-    header: Header, stage: int, rules: Rules, live: Collection[int], known: dict[_Place, bool]
+    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], known: dict[_Place, bool]
 ) -> bool:
     """Return whether the path can be completed through `stage`. `known` caches results."""
     if stage not in live:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.identifiers import MicrobatchId, PeerId
-from swarmnet.run.path_rules import Header, IllegalPath, Rules, check, straight
+from swarmnet.run.path_rules import IllegalPath, PathHeader, PathRules, check, straight
 
 Live = Callable[[int], Collection[PeerId]]
 """Maps a stage to its peers that take microbatches now."""
@@ -24,7 +24,7 @@ class Passage:
     path_stages: int
     """Number of stages on the whole path."""
     branch_scale: float = 1.0
-    """Weight of this stage's layers on this path (`Rules.branch_scale`)."""
+    """Weight of this stage's layers on this path (`PathRules.branch_scale`)."""
 
 
 class NextHop(Protocol):
@@ -36,20 +36,20 @@ class NextHop(Protocol):
     def start(self, key: MicrobatchId) -> Passage:
         """Begin a microbatch on this peer, which is an origin of the first stage."""
 
-    def check(self, header: Header) -> None:
+    def check(self, header: PathHeader) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
 
-    def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
+    def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
         """Return whether the microbatch is here already by another path, so that its answer does not fit."""
 
-    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
+    def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:
         """Keep a checked header until `forget`."""
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
         """Return live peers that the microbatch may be sent to; None asks for one that would be started now.
         If it was sent to peers that failed (`tried`), other peers come first."""
 
-    def header_for(self, key: MicrobatchId, stage: int) -> Header:
+    def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
         """Return the header to send with it to a peer of `stage`. Raises IllegalPath if it is not allowed."""
 
     def missing(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class NextHop(Protocol):
 class Straight:
     """Every microbatch visits all stages in order, so no path has to be kept."""
 
-    def __init__(self, rules: Rules, stage: int, live: Live) -> None:
+    def __init__(self, rules: PathRules, stage: int, live: Live) -> None:
         self.rules = rules
         self.stage = stage
         self.live = live
@@ -73,21 +73,21 @@ class Straight:
     def start(self, key: MicrobatchId) -> Passage:
         return self._passage
 
-    def check(self, header: Header) -> None:
+    def check(self, header: PathHeader) -> None:
         if header != self._here:
             check(header, self.stage, self.rules)  # Raises with the reason.
 
-    def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
+    def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
         return False
 
-    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
+    def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:
         return self._passage
 
     def candidates(self, key: MicrobatchId | None, tried: Collection[PeerId] = ()) -> Collection[PeerId]:
         live = self.live(self.stage + 1)
         return ([peer for peer in live if peer not in tried] or live) if tried else live
 
-    def header_for(self, key: MicrobatchId, stage: int) -> Header:
+    def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
         if self._next is None or stage != self.stage + 1:
             raise IllegalPath(f"stage {stage} does not come after stage {self.stage}")
         return self._next

@@ -20,8 +20,8 @@ from statistics import median
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.capacity import Booking, Load
-from swarmnet.routing.cheapest_path import Choice, Neighbour, ToGo, cheapest, costs_to_go
-from swarmnet.run.path_rules import Header, Rules, ways_on
+from swarmnet.routing.cheapest_path import Neighbour, PathChoice, ToGo, cheapest, costs_to_go
+from swarmnet.run.path_rules import PathHeader, PathRules, ways_on
 
 MAX_QUESTIONS = 4
 """Number of the request from which on a place at any time is accepted."""
@@ -37,9 +37,9 @@ alone the same stage of equal ones would always be left out, and it would learn 
 MIN_SHARE = 0.25
 """Minimum fraction of its fair share that a stage gets of the microbatches from here, unless it is `DEAR`.
 The fair share is proportional to the number of ways that lead through the stage. If more microbatches take
-full paths, fewer are left to train without a stage; the minimum is then `Rules.full_path_fraction`. A stage
-that is never visited is not trained, and its first slow passes remain its measured speed. By cost alone two
-of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
+full paths, fewer are left to train without a stage; the minimum is then `PathRules.full_path_fraction`. A
+stage that is never visited is not trained, and its first slow passes remain its measured speed. By cost
+alone two of four equal peers got 3 and 6 of 1,000 microbatches on real processes (measured)."""
 DEAR = 2.0
 """Factor on the time of the cheapest way above which a stage does not get its minimum share."""
 VISITS_KEPT = 0.98
@@ -49,7 +49,7 @@ HALVED_VISITS = 200.0
 
 
 @dataclass(slots=True)
-class Seen:
+class KnownNeighbour:
     """What is known about a neighbour."""
 
     load: Load | None = None
@@ -69,7 +69,7 @@ class Seen:
 class PathQuery:
     """The search for a place for one microbatch on the next stage."""
 
-    header: Header
+    header: PathHeader
     ready: float
     """Expected time of its output."""
     question: int = 0
@@ -78,7 +78,7 @@ class PathQuery:
     """Peer that has the open request; None if there is none."""
     until: float = 0.0
     """Deadline of the open request."""
-    choice: Choice | None = None
+    choice: PathChoice | None = None
     """The newest choice that was requested or granted."""
     stages: int = 0
     """Number of stages among which the newest choice was made."""
@@ -97,7 +97,7 @@ class RequestToSend:
     key: MicrobatchId
     peer: PeerId
     question: int
-    header: Header
+    header: PathHeader
     """Header for that peer."""
     arrival: float
     start: float
@@ -108,10 +108,10 @@ class RequestToSend:
 class PathSearch:
     """Knowledge and place requests of one peer."""
 
-    def __init__(self, rules: Rules, stage: int) -> None:
+    def __init__(self, rules: PathRules, stage: int) -> None:
         self.rules = rules
         self.stage = stage
-        self.seen: dict[PeerId, Seen] = {}
+        self.seen: dict[PeerId, KnownNeighbour] = {}
         self.quests: dict[MicrobatchId, PathQuery] = {}
         self.gone_on = 0
         """Number of microbatches that got a place on the next stage."""
@@ -143,7 +143,7 @@ class PathSearch:
         """Return the own cost table from those of the live neighbours. `live` yields (peer, stage)."""
         return costs_to_go(self.stage, self.rules, self._neighbours(live))
 
-    def rest(self, header: Header, table: ToGo) -> float:
+    def rest(self, header: PathHeader, table: ToGo) -> float:
         """Return the expected seconds after the end of the own forward pass; 0 if unknown."""
         return table.get((header.frontier, header.hops_left), 0.0)
 
@@ -230,7 +230,7 @@ class PathSearch:
         ready: float,
         now: float,
         avoid: Collection[PeerId],
-    ) -> Choice | None:
+    ) -> PathChoice | None:
         """Return the cheapest choice, or one of nearly equal cost through a less visited stage."""
         by_stage: dict[int, list[Neighbour]] = {}
         # Near peers first: they rule out others.
@@ -254,17 +254,17 @@ class PathSearch:
         near = [choice for choice in found if choice.back <= least + TIE * (least - ready)]
         return min(near, default=None, key=lambda c: (self._had(c), c.back))
 
-    def _had(self, choice: Choice) -> float:
+    def _had(self, choice: PathChoice) -> float:
         """Return how many microbatches the chosen stage got from here, per way that continues from it."""
         return self.visits.get(choice.header.visited[-1], 0.0) / max(1, ways_on(choice.header, self.rules))
 
-    def _is_scarce(self, choice: Choice, ways: int) -> bool:
+    def _is_scarce(self, choice: PathChoice, ways: int) -> bool:
         """Return whether the chosen stage gets too few of the microbatches that leave here by `ways` ways."""
         least = max(MIN_SHARE, self.rules.full_path_fraction)
         return self._had(choice) * ways < least * sum(self.visits.values())
 
-    def _seen(self, peer: PeerId) -> Seen:
-        return self.seen.setdefault(peer, Seen())
+    def _seen(self, peer: PeerId) -> KnownNeighbour:
+        return self.seen.setdefault(peer, KnownNeighbour())
 
     def _neighbours(self, live: Iterable[tuple[PeerId, int]]) -> list[Neighbour]:
         """Return the live neighbours that have reported a load."""
@@ -275,7 +275,7 @@ class PathSearch:
             if seen is not None and seen.load is not None
         ]
 
-    def _hop(self, seen: Seen) -> float:
+    def _hop(self, seen: KnownNeighbour) -> float:
         """Return the estimated seconds of a hop, at least the latency. An unmeasured hop counts as the
         latency alone, so that the peer is tried."""
         hop = 0.0 if seen.hop is None else seen.hop

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from swarmnet.backoff import doubled
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.capacity import Booking, Load, earliest_start
-from swarmnet.run.path_rules import Header
+from swarmnet.run.path_rules import PathHeader
 
 TOLERANCE = 0.25
 """Accepted delay of a start beyond the requested time, in multiples of the own compute."""
@@ -45,7 +45,7 @@ class HeldReservation:
     """A reserved place. `asker` sends the body, and `came` is true once it has arrived."""
 
     asker: PeerId
-    header: Header
+    header: PathHeader
     """Header of the microbatch at this peer."""
     booking: Booking
     came: bool = False
@@ -78,9 +78,16 @@ class ReservationTable:
         self.backward_seconds = _smoothed(self.backward_seconds, seconds)
 
     def ask(
-        self, key: MicrobatchId, asker: PeerId, header: Header, arrival: float, wanted: float, rest: float,
-        firm: bool, now: float,
-    ) -> float | None:  # fmt: skip
+        self,
+        key: MicrobatchId,
+        asker: PeerId,
+        header: PathHeader,
+        arrival: float,
+        wanted: float,
+        rest: float,
+        firm: bool,
+        now: float,
+    ) -> float | None:
         """Return when a microbatch that arrives at `arrival` begins; None refuses it. `wanted` is the start
         that the sender expected. A much later start is refused unless the request is `firm`. `rest` is the
         time that the path takes after the forward pass here, without compute here."""
@@ -102,7 +109,7 @@ class ReservationTable:
         self.held[key] = HeldReservation(asker, header, Booking(start, start + seconds))
         return start
 
-    def came(self, key: MicrobatchId, sender: PeerId, header: Header, rest: float, now: float) -> None:
+    def came(self, key: MicrobatchId, sender: PeerId, header: PathHeader, rest: float, now: float) -> None:
         """Record that a body arrived and was accepted, whether or not it had a place."""
         place = self.held.get(key)
         if place is None:

@@ -12,23 +12,26 @@ from collections.abc import Callable, Collection
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.cheapest_path import Onward, onward
 from swarmnet.routing.next_hop import Live, Passage
-from swarmnet.run.path_rules import Header, Rules, begin, check, needs_swap, straight, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, begin, check, needs_swap, straight, visit
 
 
 class Skipping:
     """The headers on one peer of `stage`. `live(s)` names the peers of stage s that take microbatches now."""
 
-    def __init__(self, rules: Rules, stage: int, live: Live, round: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, rules: PathRules, stage: int, live: Live, round: Callable[[], int] = lambda: 0
+    ) -> None:
         """Create the table. `round()` returns the current round and is needed where microbatches start."""
         self.rules = rules
         self.stage = stage
         self.live = live
         self.reach = rules.reach
         self.round = round
-        """Returns the current round. It decides how many stages a new microbatch visits (`Rules.length`)."""
+        """Returns the current round. It decides how many stages a new microbatch visits
+        (`PathRules.length`)."""
         self.begun = 0
         """Number of microbatches started here. It decides that as well."""
-        self.headers: dict[MicrobatchId, Header] = {}
+        self.headers: dict[MicrobatchId, PathHeader] = {}
         self.sent: dict[MicrobatchId, int] = {}
         """Stage to which each microbatch was sent last."""
 
@@ -38,16 +41,16 @@ class Skipping:
         self.begun += 1
         return self.arrive(key, header)
 
-    def check(self, header: Header) -> None:
+    def check(self, header: PathHeader) -> None:
         """Raise IllegalPath unless a microbatch may come here with this header."""
         check(header, self.stage, self.rules)
 
-    def came_otherwise(self, key: MicrobatchId, header: Header) -> bool:
+    def came_otherwise(self, key: MicrobatchId, header: PathHeader) -> bool:
         """Return whether the microbatch is here already by another path, so that its answer does not fit."""
         known = self.headers.get(key)
         return known is not None and known.visited != header.visited
 
-    def arrive(self, key: MicrobatchId, header: Header) -> Passage:
+    def arrive(self, key: MicrobatchId, header: PathHeader) -> Passage:
         """Keep a checked header until `forget`."""
         self.headers[key] = header
         return Passage(header.length, self.rules.branch_scale(self.stage, header.length))
@@ -63,7 +66,7 @@ class Skipping:
                 return others
         return [peer for stage in way.stages for peer in self.live(stage)]
 
-    def header_for(self, key: MicrobatchId, stage: int) -> Header:
+    def header_for(self, key: MicrobatchId, stage: int) -> PathHeader:
         """Return the header to send with it to a peer of `stage`. Raises IllegalPath if it is not allowed."""
         header = visit(self._onward(key).header, stage, self.rules)
         self.sent[key] = stage
@@ -83,7 +86,7 @@ class Skipping:
         header = None if key is None else self.headers.get(key)
         return self.onward(self._typical() if header is None else header)
 
-    def onward(self, header: Header) -> Onward:
+    def onward(self, header: PathHeader) -> Onward:
         """Return the stages that a microbatch with this header may go to from here."""
         known = range(max(1, self.stage - self.reach), min(self.stage + self.reach, self.rules.last) + 1)
         live = {stage for stage in known if self.live(stage)}
@@ -95,11 +98,11 @@ class Skipping:
         ahead = tuple(s for s in way.stages if not needs_swap(visit(way.header, s, self.rules), self.rules))
         return Onward(way.header, ahead or way.stages, way.missing)
 
-    def _typical(self) -> Header:
+    def _typical(self) -> PathHeader:
         """Return the header of the next new microbatch on stage 0; elsewhere, one that skipped no stage."""
         if self.stage == 0:
             return self._first()
         return straight(self.rules, self.stage)
 
-    def _first(self) -> Header:
+    def _first(self) -> PathHeader:
         return begin(self.rules, self.rules.length(self.round(), self.begun))

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-InnerName = Literal["muon", "adamw"]
+InnerOptimizerName = Literal["muon", "adamw"]
 """Local optimizers (`swarmnet/optimizer/local_steps/inner_optimizer.py`)."""
-SentName = Literal["sign", "e3m0", "int8", "topk-2bit"]
+DeltaCodecName = Literal["sign", "e3m0", "int8", "topk-2bit"]
 """Codecs of the deltas (`swarmnet/optimizer/delta_codecs/`)."""
-RestName = Literal["local", "error-feedback", "drop"]
+ResidualName = Literal["local", "error-feedback", "drop"]
 """What happens to the part of a delta that was not sent."""
 THOUSAND = 1000
-BITS: Mapping[SentName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
+BITS: Mapping[DeltaCodecName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
 """Bits per number of codecs that send all numbers of a part."""
 
 
@@ -25,11 +25,11 @@ BITS: Mapping[SentName, int] = {"sign": 1, "e3m0": 4, "int8": 8}
 class LocalStepConfig:
     """The configuration of one method with local steps."""
 
-    inner_optimizer: InnerName
+    inner_optimizer: InnerOptimizerName
     fragments: int
     """Number of parts of the weights. Each round covers one of them, in turn."""
-    delta_codec: SentName
-    residual: RestName
+    delta_codec: DeltaCodecName
+    residual: ResidualName
     outer_lr: float = 1.0
     """Factor on the mean delta in the group's step."""
     outer_momentum: float = 0.0

@@ -15,8 +15,15 @@ from typing import Literal
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run.activation_sizes import LABEL_BYTES, Codec, Rounding, encoded_bytes, token_bytes
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.local_steps import MOMENTUM_PRESETS, PRESETS, InnerName, LocalStepConfig, RestName, SentName
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.local_steps import (
+    MOMENTUM_PRESETS,
+    PRESETS,
+    DeltaCodecName,
+    InnerOptimizerName,
+    LocalStepConfig,
+    ResidualName,
+)
+from swarmnet.run.path_rules import PathRules
 
 WIRE_VERSION = 2
 MANIFEST_LIMIT = 16 * 1024
@@ -63,7 +70,7 @@ class Experts:
     """Nearest experts that each merge averages."""
 
     @property
-    def of_group(self) -> int:
+    def experts_per_group(self) -> int:
         """Number of experts per layer in each group."""
         return self.num_experts // self.groups
 
@@ -73,7 +80,7 @@ class Experts:
 
     def members(self, group: int) -> range:
         """Return the numbers, within a layer, of the experts in `group`."""
-        return range(group * self.of_group, (group + 1) * self.of_group)
+        return range(group * self.experts_per_group, (group + 1) * self.of_group)
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -158,7 +165,7 @@ SourceKind = Literal["public", "licensed", "private", "crawled", "users", "synth
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSource:
     """One source of training text, as described in the manifest for people and for the peers that read it."""
 
     name: str
@@ -194,7 +201,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InitCheckpoint:
     """The initial weights of a run that does not start from random ones."""
 
     path: str = ""
@@ -210,15 +217,15 @@ class Start:
     """Digest of each stage's initial weights, which every peer checks. Publishing fills it in."""
 
 
-OrderName = Literal["random", "epoch"]
+SamplingName = Literal["random", "epoch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
     """The text that a run is trained on, and how it becomes microbatches."""
 
-    sources: tuple[Source, ...] = (
-        Source(STANDARD_LIBRARY, STANDARD_LIBRARY, "PSF-2.0", "the Python installation of each peer"),
+    sources: tuple[TextSource, ...] = (
+        TextSource(STANDARD_LIBRARY, STANDARD_LIBRARY, "PSF-2.0", "the Python installation of each peer"),
     )
     """Training texts. Every peer of the first stage reads all of them."""
     tokenizer: str = BYTES
@@ -230,7 +237,7 @@ class Data:
     eos_token: str = field(default="", metadata={ADDED: True})
     """Token that separates documents, such as `<|endoftext|>`, and ends generated text. Empty: an empty line
     separates documents."""
-    sampling: OrderName = field(default="random", metadata={ADDED: True})
+    sampling: SamplingName = field(default="random", metadata={ADDED: True})
     """`random`: sequences from random places of the text, of which a peer loads `max_data_bytes`. `epoch`:
     the whole text once per epoch, in each peer's own order."""
 
@@ -290,10 +297,10 @@ MethodName = Literal[
 """The sync methods. `swarmnet/optimizer/method.py` maps each to its class."""
 
 
-ExchangeName = Literal["all-gather", "sharded-reduce"]
+TopologyName = Literal["all-gather", "sharded-reduce"]
 
 
-CutName = Literal["flat", "tiled"]
+ChunkingName = Literal["flat", "tiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +335,7 @@ class Sync:
     """Final learning rate as a fraction of the peak."""
     max_grad_norm: float = 1.0
     """Maximum 2-norm of a block's mean gradient; larger ones are clipped."""
-    inner_optimizer: InnerName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    inner_optimizer: InnerOptimizerName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Local-step methods: the peer's own optimizer. `muon` steps the layers' matrices and uses AdamW for the
     rest. `method`: muon for local-steps, adamw for the others."""
     inner_batch_tokens: int = field(default=0, metadata={ADDED: True})
@@ -337,10 +344,10 @@ class Sync:
     """Local-step methods: fragments of the weights, of which each round synchronizes one; a power of two.
     More sends less per round. `0`: the method's number (4 for local-steps and streaming-diloco, 16 for
     sparta, else 1)."""
-    delta_codec: SentName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    delta_codec: DeltaCodecName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Local-step methods: encoding of the deltas. `sign`: 1 bit. `e3m0`: 4 bits, a sign and a power of two.
     `int8`: 8 bits. `topk-2bit`: the largest per chunk in 2 bits each. `method`: the method's own."""
-    residual: RestName | Literal["method"] = field(default="method", metadata={ADDED: True})
+    residual: ResidualName | Literal["method"] = field(default="method", metadata={ADDED: True})
     """Local-step methods: what happens to the part of the delta that compression dropped. `local`: it stays
     in the peer's weights. `error-feedback`: it is added to the next delta. `drop`: it is discarded. `method`:
     local for local-steps and sparta, error-feedback for sparse-loco, else drop."""
@@ -356,7 +363,7 @@ class Sync:
     optimizer_warmup_steps: int = field(default=8, metadata={ADDED: True})
     """Local-step methods: steps at learning rate zero that fill a new peer's moments before it
     contributes."""
-    topology: ExchangeName = field(default="all-gather", metadata={ADDED: True})
+    topology: TopologyName = field(default="all-gather", metadata={ADDED: True})
     """`all-gather`: each peer receives every contribution of its stage. `sharded-reduce`: peers send slices
     to reducers and receive four-bit means, so the cost per peer does not grow with the group. It works with
     local-step methods, but not with topk-2bit."""
@@ -365,7 +372,7 @@ class Sync:
     see fewer tokens."""
     rank: int = field(default=16, metadata={ADDED: True})
     """low-rank, hybrid: directions of each matrix sent per round. All directions have their turn."""
-    chunking: CutName = field(default="flat", metadata={ADDED: True})
+    chunking: ChunkingName = field(default="flat", metadata={ADDED: True})
     """demo-sign, demo: how weights become chunks. `flat`: 4096 consecutive values. `tiled`: tiles of matrices
     up to 64 x 64, as in DeMo's paper; not with hadamard."""
     shards: int = field(default=16, metadata={ADDED: True})
@@ -442,7 +449,7 @@ class Manifest:
     rounds: Rounds = field(default_factory=Rounds)
     paths: Paths = field(default_factory=Paths)
     sync: Sync = field(default_factory=Sync)
-    init_checkpoint: Start = field(default=Start(), metadata={ADDED: True})
+    init_checkpoint: InitCheckpoint = field(default=InitCheckpoint(), metadata={ADDED: True})
 
     def canonical(self) -> bytes:
         """Return the canonical JSON: all keys except `ADDED` ones at their default, sorted, without
@@ -483,25 +490,25 @@ class Manifest:
         return tokens * token_bytes(self.model.vocab_size)
 
     @property
-    def codec_back(self) -> Codec:
+    def effective_gradient_codec(self) -> Codec:
         """Codec of the gradients."""
         return self.activation_codec if self.gradient_codec == "same" else self.gradient_codec
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a microbatch's gradient that is sent to the previous stage."""
-        return encoded_bytes(self.hidden_shape, self.codec_back)
+        return encoded_bytes(self.hidden_shape, self.effective_gradient_codec)
 
-    def beside(self, stage: int) -> tuple[int, ...]:
+    def neighbour_stages(self, stage: int) -> tuple[int, ...]:
         """Return the stages whose peers work directly with peers of `stage`."""
         reach = self.path_rules().reach
         near = range(max(0, stage - reach), min(len(self.stages), stage + reach + 1))
         return tuple(each for each in near if each != stage)
 
-    def path_rules(self) -> Rules:
+    def path_rules(self) -> PathRules:
         """Return the rules for the paths of microbatches."""
         paths = self.paths
-        return Rules.of(
+        return PathRules.of(
             len(self.stages),
             paths.skip_ratio,
             paths.swaps,

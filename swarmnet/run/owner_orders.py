@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from swarmnet.identifiers import PeerId
-from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, Rate, Rates, in_words
+from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, RateChange, Rates, in_words
 
 ORDER_LIMIT = 16 * 1024
 """Maximum bytes of an order with its envelope, as for a manifest."""
@@ -46,7 +46,7 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OwnerOrders:
     """All orders in force. The default holds before any order."""
 
     sequence: int = 0
@@ -74,41 +74,41 @@ class Order:
         return frozenset(bytes.fromhex(withdrawal.document) for withdrawal in self.withdrawn)
 
 
-NO_ORDER = Order()
+NO_ORDER = OwnerOrders()
 
 
-def next_sequence(held: Order, now_seconds: float) -> int:
+def next_sequence(held: OwnerOrders, now_seconds: float) -> int:
     """Return the sequence of the order after `held`. Its time also exceeds orders that the owner lost."""
     return max(held.sequence + 1, int(now_seconds * 1e6))
 
 
-def pause(held: Order, reason: str) -> Order:
+def pause(held: OwnerOrders, reason: str) -> OwnerOrders:
     _check(reason, held.paused, "the run is paused already")
     return replace(held, reason=reason, paused=True)
 
 
-def resume(held: Order, reason: str) -> Order:
+def resume(held: OwnerOrders, reason: str) -> OwnerOrders:
     _check(reason, not held.paused, "the run is not paused")
     return replace(held, reason=reason, paused=False)
 
 
-def checkpoint(held: Order, reason: str) -> Order:
+def checkpoint(held: OwnerOrders, reason: str) -> OwnerOrders:
     _check(reason)
     return replace(held, reason=reason, checkpoint=held.checkpoint + 1)
 
 
-def ban(held: Order, peer: PeerId, reason: str) -> Order:
+def ban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
     _check(reason, held.banned(peer) is not None, f"{peer} is banned already")
     return replace(held, reason=reason, bans=(*held.bans, Ban(peer, reason)))
 
 
-def unban(held: Order, peer: PeerId, reason: str) -> Order:
+def unban(held: OwnerOrders, peer: PeerId, reason: str) -> OwnerOrders:
     bans = _without(held.bans, lambda ban: ban.peer == peer)
     _check(reason, bans == held.bans, f"{peer} is not banned")
     return replace(held, reason=reason, bans=bans)
 
 
-def withdraw(held: Order, document: str, reason: str) -> Order:
+def withdraw(held: OwnerOrders, document: str, reason: str) -> OwnerOrders:
     if not _DIGEST.fullmatch(document):
         raise OrderError(f"{document!r} is no SHA-256 (64 hexadecimal digits); sha256sum FILE prints it")
     there = any(withdrawal.document == document for withdrawal in held.withdrawn)
@@ -116,30 +116,30 @@ def withdraw(held: Order, document: str, reason: str) -> Order:
     return replace(held, reason=reason, withdrawn=(*held.withdrawn, Withdrawal(document, reason)))
 
 
-def revoke(held: Order, invite: str, reason: str) -> Order:
+def revoke(held: OwnerOrders, invite: str, reason: str) -> OwnerOrders:
     if not _INVITE.fullmatch(invite):
         raise OrderError(f"{invite!r} is no id of an invite (32 hexadecimal digits); `invite` printed it")
     _check(reason, invite in held.revoked, f"the invite {invite} is revoked already")
     return replace(held, reason=reason, revoked=(*held.revoked, invite))
 
 
-def rate(held: Order, factor: int, from_round: int, reason: str) -> Order:
+def rate(held: OwnerOrders, factor: int, from_round: int, reason: str) -> OwnerOrders:
     """Set the learning rate to `factor` thousandths of the manifest's, from a round on."""
     if not 1 <= factor <= LARGEST_FACTOR:
         largest = in_words(LARGEST_FACTOR)
         raise OrderError(f"a factor of {in_words(factor)}; it must lie between 0.001 and {largest}")
-    ordered = Rate(from_round, factor)
+    ordered = RateChange(from_round, factor)
     _check(reason, held.rates[-1:] == (ordered,), f"{_describe_rate(ordered)} already")
     return replace(held, reason=reason, rates=(*held.rates, ordered)[-MAX_RATES:])
 
 
-def end(held: Order, last_round: int, reason: str) -> Order:
+def end(held: OwnerOrders, last_round: int, reason: str) -> OwnerOrders:
     """End the run: no contribution is made for any later round."""
     _check(reason, held.ends == last_round, f"the run ends at round {last_round} already")
     return replace(held, reason=reason, ends=last_round)
 
 
-def _describe_rate(rate: Rate) -> str:
+def _describe_rate(rate: RateChange) -> str:
     times = f"{in_words(rate.factor)} times the manifest's"
     return f"the learning rate is {times} from round {rate.from_round} on"
 
@@ -156,7 +156,7 @@ def _check(reason: str, pointless: bool = False, why: str = "") -> None:
         raise OrderError(f"a reason is one line of at most {REASON_LIMIT} characters")
 
 
-def describe_changes(old: Order, new: Order) -> list[str]:
+def describe_changes(old: OwnerOrders, new: OwnerOrders) -> list[str]:
     """Return what an order changes, as lines for users."""
     lines = []
     if new.paused != old.paused:

@@ -4,13 +4,13 @@ SkipPipe (arXiv:2502.19913) trains with microbatches that visit only some stages
 dead stage costs quality instead of stopping the run. It has these convergence constraints:
 
 - The first and the last stage are on every path, at its ends, and no stage is on it twice.
-- A path has at least `Rules.shortest` stages.
+- A path has at least `PathRules.shortest` stages.
 - A stage below the frontier (the highest stage visited) may be visited late. This *swap* reaches back by one
   stage at most, and a path has a bounded number of swaps.
 - No path continues more than `LONGEST_JUMP` stages beyond the frontier.
 
-A `Header` travels with the microbatch and says what was visited and how much remains. `check` recomputes it
-from the visited stages alone, so any peer can detect an illegal header without a request.
+A `PathHeader` travels with the microbatch and says what was visited and how much remains. `check` recomputes
+it from the visited stages alone, so any peer can detect an illegal header without a request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class IllegalPath(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PathRules:
     """The paths that the manifest allows."""
 
     stages: int
@@ -118,7 +118,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class PathHeader:
     """The progress of a microbatch. All fields but `hops_left` follow from `visited`."""
 
     visited: tuple[int, ...]
@@ -135,26 +135,26 @@ class Header:
         return len(self.visited) + self.hops_left
 
 
-def ways_on(header: Header, rules: Rules) -> int:
+def ways_on(header: PathHeader, rules: PathRules) -> int:
     """Return the number of ways ahead from here, without the limit on jumps."""
     between = max(0, rules.last - 1 - header.frontier)
     return comb(between, max(0, header.hops_left - 1))
 
 
-def begin(rules: Rules, length: int | None = None) -> Header:
+def begin(rules: PathRules, length: int | None = None) -> PathHeader:
     """Return the header on stage 0 of a path of `length` stages (None: the shortest). Raises IllegalPath."""
     length = rules.shortest if length is None else length
     if not rules.shortest <= length <= rules.stages:
         raise IllegalPath(f"a path of {length} stages; this run has {rules.shortest} to {rules.stages}")
-    return Header((0,), 0, rules.most_swaps, length - 1)
+    return PathHeader((0,), 0, rules.most_swaps, length - 1)
 
 
-def straight(rules: Rules, stage: int) -> Header:
+def straight(rules: PathRules, stage: int) -> PathHeader:
     """Return the header on `stage` of a path that skips nothing."""
-    return Header(tuple(range(stage + 1)), stage, rules.most_swaps, rules.last - stage)
+    return PathHeader(tuple(range(stage + 1)), stage, rules.most_swaps, rules.last - stage)
 
 
-def visit(header: Header, stage: int, rules: Rules) -> Header:
+def visit(header: PathHeader, stage: int, rules: PathRules) -> PathHeader:
     """Return the header for `stage` as the next one. Raises IllegalPath."""
     violation = _violation(header, stage, rules)
     if violation is not None:
@@ -162,27 +162,27 @@ def visit(header: Header, stage: int, rules: Rules) -> Header:
     return _after(header, stage)
 
 
-def choices(header: Header, rules: Rules) -> tuple[int, ...]:
+def choices(header: PathHeader, rules: PathRules) -> tuple[int, ...]:
     """Return the stages that may be visited next, ascending; empty on the last stage only."""
     lowest = max(1, header.frontier - LONGEST_SWAP)
     highest = min(rules.last, header.frontier + LONGEST_JUMP)
     return tuple(s for s in range(lowest, highest + 1) if _violation(header, s, rules) is None)
 
 
-def shorten(header: Header, rules: Rules) -> Header | None:
+def shorten(header: PathHeader, rules: PathRules) -> PathHeader | None:
     """Return the header with one stage less to visit; None if the budget of skips is used up."""
     if header.length <= rules.shortest:
         return None
-    shorter = Header(header.visited, header.frontier, header.swaps_left, header.hops_left - 1)
+    shorter = PathHeader(header.visited, header.frontier, header.swaps_left, header.hops_left - 1)
     return shorter if shorter.hops_left > 0 and _completable(shorter, rules) else None
 
 
-def needs_swap(header: Header, rules: Rules) -> bool:
+def needs_swap(header: PathHeader, rules: PathRules) -> bool:
     """Return whether only a swap to a stage below the frontier can complete the path."""
     return header.hops_left - 1 > max(0, rules.last - 1 - header.frontier)
 
 
-def check(header: Header, stage: int, rules: Rules) -> None:
+def check(header: PathHeader, stage: int, rules: PathRules) -> None:
     """Raise IllegalPath unless honest peers could have sent this header to a peer of `stage`. The path is
     walked again from the first stage, so no field of the header is trusted."""
     visited = header.visited
@@ -191,7 +191,7 @@ def check(header: Header, stage: int, rules: Rules) -> None:
     length = header.length
     if header.hops_left < 0 or not rules.shortest <= length <= rules.stages:
         raise IllegalPath(f"a path of {length} stages; this run has {rules.shortest} to {rules.stages}")
-    walked = Header((0,), 0, rules.most_swaps, length - 1)
+    walked = PathHeader((0,), 0, rules.most_swaps, length - 1)
     for following in visited[1:]:
         walked = visit(walked, following, rules)
     if walked != header:
@@ -201,7 +201,7 @@ def check(header: Header, stage: int, rules: Rules) -> None:
         )
 
 
-def _violation(header: Header, stage: int, rules: Rules) -> str | None:
+def _violation(header: PathHeader, stage: int, rules: PathRules) -> str | None:
     """Return the reason why `stage` may not be next; None if it may."""
     if stage in header.visited:
         return "it was visited before"
@@ -219,8 +219,8 @@ def _violation(header: Header, stage: int, rules: Rules) -> str | None:
     return None
 
 
-def _after(header: Header, stage: int) -> Header:
-    return Header(
+def _after(header: PathHeader, stage: int) -> PathHeader:
+    return PathHeader(
         (*header.visited, stage),
         max(header.frontier, stage),
         header.swaps_left - (stage < header.frontier),
@@ -228,7 +228,7 @@ def _after(header: Header, stage: int) -> Header:
     )
 
 
-def _completable(header: Header, rules: Rules) -> bool:
+def _completable(header: PathHeader, rules: PathRules) -> bool:
     """Return whether enough stages remain: all those ahead, and one behind if it may be swapped in. A way
     ahead never costs a stage that could be visited, so counting is enough; jumps give the lower bound."""
     ahead = rules.last - header.frontier  # Includes the last stage.

@@ -20,7 +20,7 @@ MAX_UNITS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateChange:
     """A learning rate from a round on. It replaces all that was ordered before for this and later rounds."""
 
     from_round: int
@@ -28,7 +28,7 @@ class Rate:
     """Thousandths, 1 to LARGEST_FACTOR."""
 
 
-Rates = tuple[Rate, ...]
+Rates = tuple[RateChange, ...]
 """Rates in order of time. Replaced ones are kept, because a round may be settled with them."""
 
 

@@ -82,7 +82,7 @@ def _named(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestChunk:
     """Request a chunk from a holder."""
 
     peer: PeerId
@@ -129,20 +129,22 @@ class SnapshotFetch:
     def stuck(self) -> bool:
         return bool(self.missing) and not self.holders
 
-    def start(self, now: float) -> list[Ask | Dropped]:
+    def start(self, now: float) -> list[RequestChunk | Dropped]:
         """Begin. Returns the first requests."""
         for holder in self.holders.values():
             holder.active_at = now
         return self._ask(now)
 
-    def add(self, peer: PeerId, now: float) -> list[Ask | Dropped]:
+    def add(self, peer: PeerId, now: float) -> list[RequestChunk | Dropped]:
         """Add a holder unless it was dropped. Returns the next requests."""
         if peer in self.holders or peer in self.dropped:
             return []
         self.holders[peer] = _Holder(active_at=now)
         return self._ask(now)
 
-    def chunk(self, peer: PeerId, index: int, digest: bytes, now: float) -> tuple[bool, list[Ask | Dropped]]:
+    def chunk(
+        self, peer: PeerId, index: int, digest: bytes, now: float
+    ) -> tuple[bool, list[RequestChunk | Dropped]]:
         """Record a chunk and the SHA-256 of its bytes. Returns whether it is wanted, and what to do next."""
         holder = self.holders.get(peer)
         if holder is not None:
@@ -159,14 +161,14 @@ class SnapshotFetch:
         if peer in self.holders:
             self.holders[peer].active_at = now
 
-    def drop(self, peer: PeerId, code: str, now: float, reason: str = "") -> list[Ask | Dropped]:
+    def drop(self, peer: PeerId, code: str, now: float, reason: str = "") -> list[RequestChunk | Dropped]:
         """Drop a holder that sent a wrong chunk, left, or lacks the snapshot. Returns what to do next."""
         if self.holders.pop(peer, None) is None:
             return []
         self.dropped.add(peer)
         return [Dropped(peer, code, reason), *self._ask(now)]
 
-    def tick(self, now: float) -> list[Ask | Dropped]:
+    def tick(self, now: float) -> list[RequestChunk | Dropped]:
         """Drop holders that stall. Returns what to do next."""
         stalled = [peer for peer, holder in self.holders.items()
                    if holder.asked and now >= holder.active_at + STALL_SECONDS]  # fmt: skip
@@ -182,12 +184,12 @@ class SnapshotFetch:
             default=float("inf"),
         )
 
-    def _ask(self, now: float) -> list[Ask | Dropped]:
+    def _ask(self, now: float) -> list[RequestChunk | Dropped]:
         """Return new requests that fill every holder's slots.
 
         When no unrequested chunk is left, idle holders are asked for chunks that one other holder still owes,
         the last requested ones first. Busy links thus keep their own chunks."""
-        effects: list[Ask | Dropped] = []
+        effects: list[RequestChunk | Dropped] = []
         asked_at = {index: at for holder in self.holders.values() for index, at in holder.asked.items()}
         owed_by = Counter(index for holder in self.holders.values() for index in holder.asked)
         fresh = sorted(self.missing - asked_at.keys(), reverse=True)
@@ -203,5 +205,5 @@ class SnapshotFetch:
             for index in indices:
                 owed_by[index] += 1
                 holder.asked[index] = asked_at[index] = now
-                effects.append(Ask(peer, index))
+                effects.append(RequestChunk(peer, index))
         return effects

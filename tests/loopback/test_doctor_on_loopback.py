@@ -18,7 +18,7 @@ from peers.tools.doctor.show import run_doctor
 from protocols.daemon.p2pd import LOOPBACK, Daemon
 from protocols.dht.directory import DhtDirectory
 from protocols.errors import Backlog, PeerGone
-from protocols.p2pd.speed_test import PER_PEER, Sample, measure, rate
+from protocols.p2pd.speed_test import PER_PEER, ReceivedSample, measure, rate
 from protocols.p2pd.transport import P2pdTransport
 from protocols.reachability.dial_back import ask_dial_back
 from protocols.reachability.fresh_dial import dial
@@ -128,8 +128,13 @@ async def test_a_peer_without_the_service_is_gone_for_this_purpose(asker, tmp_pa
 
 
 def test_the_rate_is_that_of_the_second_half():
-    assert rate([Sample(0.0, 10), Sample(10.0, 500), Sample(11.0, 1000)]) == 500
-    assert rate([]) == rate([Sample(1.0, 5)]) == rate([Sample(1.0, 5), Sample(1.0, 6)]) == 0.0
+    assert rate([ReceivedSample(0.0, 10), ReceivedSample(10.0, 500), ReceivedSample(11.0, 1000)]) == 500
+    assert (
+        rate([])
+        == rate([ReceivedSample(1.0, 5)])
+        == rate([ReceivedSample(1.0, 5), ReceivedSample(1.0, 6)])
+        == 0.0
+    )
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from protocols.dht.stored_values import (
     stored_value,
     text_of,
 )
-from protocols.dht.validator import Gate
+from protocols.dht.validator import ValidatedP2P
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity, create, verify
@@ -46,7 +46,7 @@ from protocols.signed.registry_entry import RUNS_KEY, seal_listing
 from swarmnet.identifiers import RunId
 from swarmnet.resources.allowances import CHECKS_AT_ONCE, Checks
 from swarmnet.run.manifest import owner_statement
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 KEY = key_id(stage_key(RUN, 0))
@@ -96,7 +96,7 @@ class StillDaemon:
 @pytest.fixture
 async def gate():
     refusals = []
-    gate = Gate(StillDaemon(), lambda peer, reason: refusals.append(reason))
+    gate = ValidatedP2P(StillDaemon(), lambda peer, reason: refusals.append(reason))
     gate.refusals = refusals
     gate.gone = []
     gate.evicted = gate.gone.append
@@ -144,7 +144,7 @@ async def test_an_honest_record_and_manifest_pass(gate):
 
 def order(identity=ALICE, run=RUN, sequence=None, paused=True):
     sequence = int(time.time() * 1e6) if sequence is None else sequence
-    sealed = seal_order(identity, run, Order(sequence=sequence, paused=paused))
+    sealed = seal_order(identity, run, OwnerOrders(sequence=sequence, paused=paused))
     return stored_value(stored_order(run, sealed.data))
 
 

@@ -26,8 +26,8 @@ from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import PageServer
 from peers.telemetry.snapshot import Ordered, Pause
-from swarmnet.run.manifest import Data, Source
-from swarmnet.run.owner_orders import Ban, Order, Withdrawal
+from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 
 pytestmark = [
     pytest.mark.loopback,
@@ -245,7 +245,10 @@ HELD = "document.getElementById('held')?.hidden === false"
 
 def held_board() -> Board:
     """Of a run by invite; what its owner typed is meant to break the page."""
-    texts = (Source("the encyclopaedia", "a.jsonl", "CC-BY-SA-4.0"), Source(HOSTILE, "b.txt", "unknown"))
+    texts = (
+        TextSource("the encyclopaedia", "a.jsonl", "CC-BY-SA-4.0"),
+        TextSource(HOSTILE, "b.txt", "unknown"),
+    )
     manifest = tiny_manifest(
         (1, 1, 1), name="held", access="invite", contact="someone@example.org " + HOSTILE
     )
@@ -259,11 +262,13 @@ async def test_a_run_that_its_owner_holds_says_so_with_the_reason_and_whom_to_as
         sightings.recorded(record(f"peer-{number}", number % 3, state="paused_by_owner"), NOON)
         sightings.answered(f"peer-{number}", NOON)
 
-    def show(order: Order, pause: Pause | None = None) -> None:
+    def show(order: OwnerOrders, pause: Pause | None = None) -> None:
         board.show(snapshot_of(sightings, board.signed, NOON, Ordered(order, NOON, pause), walked_at=NOON))
 
     bans = (Ban("one", HOSTILE), Ban("two", "noise"))
-    order = Order(int((NOON - 60) * 1e6), HOSTILE, True, bans=bans, withdrawn=(Withdrawal("ab" * 32, ""),))
+    order = OwnerOrders(
+        int((NOON - 60) * 1e6), HOSTILE, True, bans=bans, withdrawn=(Withdrawal("ab" * 32, ""),)
+    )
     show(order, Pause(NOON - 7200, "a look at the data " + HOSTILE))
     made = pages(lambda: board, SwarmMetrics(lambda: board.snapshot), (), lambda: None)
     server = PageServer(("127.0.0.1", 0), made, "observer.listen")

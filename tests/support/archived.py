@@ -14,13 +14,13 @@ from swarm import Swarm, sign, tiny_manifest
 
 from peers.archivist.archivist import Archivist, Policy
 from peers.archivist.links import ArchivistLinks
-from peers.archivist.serve import Serving
+from peers.archivist.serve import NewcomerService
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.network.orders.order_book import OrderBook
 from peers.network.ports import OpenToAll
 from peers.state import checkpoint_file
-from peers.state.archive import Archive, Entry, entry_name
+from peers.state.archive import Archive, ArchivedCheckpoint, entry_name
 from peers.state.archive_store import open_store, sha256
 from peers.state.archivists import NO_STAGE
 from peers.state.snapshot_store import Snapshots
@@ -39,8 +39,10 @@ SLOW = {0: 0.005, 1: 0.2, 2: 0.2, 3: 0.001}.__getitem__
 """Seconds of virtual time for update, backward, forward and the rest: few microbatches, little real work."""
 
 
-def entry(stage: int, number: int, data: bytes, **changes) -> Entry:
-    made = Entry(entry_name(stage, number), stage, number, len(data), sha256(data), ("peer",), 1.0)
+def entry(stage: int, number: int, data: bytes, **changes) -> ArchivedCheckpoint:
+    made = ArchivedCheckpoint(
+        entry_name(stage, number), stage, number, len(data), sha256(data), ("peer",), 1.0
+    )
     return replace(made, **changes)
 
 
@@ -65,7 +67,7 @@ async def archived(
     quiet = lambda *_, **__: None  # noqa: E731 - what is noted is not looked at
     presence = RecordAnnouncer(swarm.signed, identity, transport, directory, "1", quiet)
     record = partial(presence.record, NO_STAGE, Claims("serving", "", "archivist"))
-    serving = Serving(archive, swarm.signed, transport, OpenToAll(), record, quiet, model)
+    serving = NewcomerService(archive, swarm.signed, transport, OpenToAll(), record, quiet, model)
     circle = ArchivistLinks(book, transport, directory, b"", Random(1), quiet, serving)
     await directory.announce(swarm.signed.run_id, NO_STAGE, record(), 10.0)
     archivist = Archivist(
@@ -119,7 +121,7 @@ class Desk:
         me = Identity.from_seed(b"archivist")
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - a name for a line
         transport = self.network.transport(me.peer_id)
-        self.serving = Serving(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
+        self.serving = NewcomerService(self.archive, SIGNED, transport, OpenToAll(), bytes, note)
         self.snapshots = Snapshots(me, SIGNED.run_id, STAGE, MANIFEST.rounds)
         self.serving.snapshots[STAGE] = (self.snapshots, LAYOUT)
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from peers.compute.executor import InlineCompute
 from peers.compute.stage_part import real_part
 from peers.network.peer_links import PeerLinks
-from peers.network.ports import Load
+from peers.network.ports import HeartbeatLoad
 from peers.state.snapshot_store import Snapshots, Weights, units_of
 from peers.tools.model.swarm_client import SwarmClient
 from peers.worker.inference.server import Inference
 from protocols.memory.transport import Conditions, MemoryNetwork
-from protocols.messages.table import Declined, Forwarded, ForwardRequest, Hello, PeerRecord
+from protocols.messages.table import ForwardDeclined, Forwarded, ForwardRequest, Hello, PeerRecord
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
@@ -67,8 +67,8 @@ class Holder:
         """A snapshot of this round: the initial weights, changed by the round."""
         self.snapshots.hold(Weights(self.part.first_units() * (round % 3 + 1), round, START))
 
-    def load(self) -> Load:
-        return Load(self.stage, True, 0, 0.0, 0)
+    def load(self) -> HeartbeatLoad:
+        return HeartbeatLoad(self.stage, True, 0, 0.0, 0)
 
     def message(self, peer: PeerId, message: object, body: bytes) -> None:
         if isinstance(message, ForwardRequest):
@@ -176,7 +176,7 @@ class Pushy:
         """What it was answered, and how often."""
         found: dict[str, int] = {}
         for message in self.heard:
-            if isinstance(message, Declined | Forwarded):
-                code = message.code if isinstance(message, Declined) else "done"
+            if isinstance(message, ForwardDeclined | Forwarded):
+                code = message.code if isinstance(message, ForwardDeclined) else "done"
                 found[code] = found.get(code, 0) + 1
         return found

@@ -6,7 +6,7 @@ from random import Random
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import ActArrived, ComputeForward, ForwardDone, SendAct
-from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.load_balancer import Router
@@ -16,7 +16,7 @@ KEY = MicrobatchId(PeerId("origin"), 7)
 
 
 def machine(*below: PeerId, stages_below: int = 1, slots: int = 2) -> Pipeline:
-    return Pipeline(stages_below, Router(Random(1)), lambda _key, _tried: below, slots, Ledger())
+    return Pipeline(stages_below, Router(Random(1)), lambda _key, _tried: below, slots, MicrobatchLedger())
 
 
 def waiting(*below: PeerId) -> tuple[Pipeline, SendAct]:

@@ -11,7 +11,7 @@ from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity
 from protocols.signed.orders import SignedOrder, seal_order
 from swarmnet.run import owner_orders
-from swarmnet.run.owner_orders import NO_ORDER, Order
+from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 
 
 class Silent:
@@ -29,13 +29,13 @@ class OwnedSwarm(Swarm):
 
     def __init__(self, manifest, **options):
         super().__init__(manifest, **options)
-        self.order: Order = NO_ORDER
+        self.order: OwnerOrders = NO_ORDER
 
-    def sealed(self, order: Order) -> SignedOrder:
+    def sealed(self, order: OwnerOrders) -> SignedOrder:
         sequence = owner_orders.next_sequence(self.order, self.loop.time())
         return seal_order(OWNER, self.signed.run_id, replace(order, sequence=sequence))
 
-    async def give(self, order: Order, to: str) -> SignedOrder:
+    async def give(self, order: OwnerOrders, to: str) -> SignedOrder:
         """One peer hears it, and says it on."""
         signed = self.sealed(order)
         self.order = signed.order

@@ -50,12 +50,12 @@ from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.model.sampling import drawn
 from swarmnet.run.manifest import (
     Data,
-    ExchangeName,
     Experts,
     Manifest,
     ModelShape,
     Rounds,
     Sync,
+    TopologyName,
     owner_statement,
 )
 
@@ -93,7 +93,7 @@ def tiny_manifest(stages: tuple[int, ...] = (1, 1, 1), **changes: Any) -> Manife
     return Manifest(**{**fields, **changes})
 
 
-def expert_manifest(exchange: ExchangeName = "all-gather", **experts: Any) -> Manifest:
+def expert_manifest(exchange: TopologyName = "all-gather", **experts: Any) -> Manifest:
     """Likewise, with experts instead of a feed-forward, by peers that step by themselves."""
     manifest = tiny_manifest()
     model = replace(TINY_MODEL, qk_norm=True, intermediate_size=32, experts=Experts(**experts))

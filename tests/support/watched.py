@@ -11,8 +11,8 @@ from swarm import Swarm
 
 from peers.network.counted_directory import CountedDirectory
 from peers.network.dht_sampler import DirectoryObserver
-from peers.telemetry.metrics import Metrics
-from peers.worker.sampler import Observer
+from peers.telemetry.metrics import PeerMetrics
+from peers.worker.sampler import WorkerSampler
 
 
 class Silent:
@@ -47,9 +47,9 @@ class Watched(Swarm):
 
     def start(self, name, *arguments, **more):
         member = super().start(name, *arguments, **more)
-        metrics = self.metrics.setdefault(name, Metrics(process=False))
+        metrics = self.metrics.setdefault(name, PeerMetrics(process=False))
         silent = Silent()
-        observer = self.observers[name] = Observer(member.worker, metrics, silent, silent)
+        observer = self.observers[name] = WorkerSampler(member.worker, metrics, silent, silent)
         counted = member.worker.presence.directory
         directory = DirectoryObserver(counted, seen(measured_offset=None), metrics)
         self.watching += [self.loop.create_task(part.run()) for part in (observer, directory)]

@@ -23,8 +23,8 @@ from peers.state.archive_store import ArchiveError, open_store, sha256
 from peers.tools.owner.run_facts import from_archive
 from peers.tools.owner.training_report import summary
 from protocols.signed.orders import seal_order
-from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
-from swarmnet.run.owner_orders import Order
+from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
+from swarmnet.run.owner_orders import OwnerOrders
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -131,7 +131,7 @@ def test_an_archivist_needs_a_place_and_a_run(tmp_path):
 
 
 def test_a_swarm_whose_peers_are_all_gone_goes_on_from_the_archive_alone(tmp_path):
-    place, ordered = str(tmp_path / "archive"), Order(sequence=5, reason="look")
+    place, ordered = str(tmp_path / "archive"), OwnerOrders(sequence=5, reason="look")
 
     async def before():
         swarm = Swarm(MANIFEST, seed=1)
@@ -252,7 +252,7 @@ async def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_pa
 
 
 @pytest.mark.parametrize(("added", "past", "reason"), [
-    (1, NOTHING_PAST, "nobody has signed its weights"), (0, Past({0: ()}), "names settled sets"),
+    (1, NOTHING_PAST, "nobody has signed its weights"), (0, RestartState({0: ()}), "names settled sets"),
 ])  # fmt: skip
 @on_virtual_clock
 async def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, past, reason):

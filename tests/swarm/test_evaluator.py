@@ -21,8 +21,8 @@ from peers.observer.role import ObserverRole
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
 from peers.telemetry.event_log import EventLog, read
-from peers.telemetry.events import Remark
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.events import TextNotice
+from peers.telemetry.metrics import PeerMetrics
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.evaluator import SwarmEvaluator
 from peers.tools.top import screen
@@ -42,14 +42,14 @@ def process_of(folder, log):
     said = []
 
     def say(topic, text, **_):
-        tell(Remark(text, topic))
+        tell(TextNotice(text, topic))
 
     def tell(event):
         said.append(event.text)
         log.record(event)
 
     return SimpleNamespace(
-        config=load(file), identity=ME, metrics=Metrics(process=False), log=log, notify=say, tell=tell,
+        config=load(file), identity=ME, metrics=PeerMetrics(process=False), log=log, notify=say, tell=tell,
         said=said, control=SimpleNamespace(answers={}),
         report=SimpleNamespace(notify=say, status=lambda status: None),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity
 from protocols.signed.records import seal_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.placement.policy import Seen, stage_work
+from swarmnet.placement.policy import ObservedPeer, stage_work
 
 MANIFEST = tiny_manifest((2, 2, 1), model=replace(TINY_MODEL, num_hidden_layers=5))
 WORK = stage_work(MANIFEST)
@@ -171,7 +171,7 @@ async def test_a_stage_about_which_the_directory_is_silent_does_not_pass_for_an_
     )
     found = await stage_moves._records(presence, 1)
     assert found is not None
-    assert stage_moves._seen(found[PEER.peer_id], MANIFEST, 103.0) == Seen(0, 2.0, 1, 3.0)
+    assert stage_moves._seen(found[PEER.peer_id], MANIFEST, 103.0) == ObservedPeer(0, 2.0, 1, 3.0)
     assert await stage_moves._records(presence, 2) is None
     assert noted == ["look_up_failed"]
 

@@ -13,7 +13,7 @@ from swarmnet.model.stage_compute import StageCompute
 from swarmnet.routing.next_hop import Passage
 from swarmnet.routing.skipping import Skipping
 from swarmnet.run.manifest import Paths
-from swarmnet.run.path_rules import Header
+from swarmnet.run.path_rules import PathHeader
 
 ONE_EACH = {"a": 0, "b": 1, "c": 2, "d": 3}
 
@@ -79,7 +79,7 @@ def test_a_run_begins_whole_and_skips_afterwards(monkeypatch):
     scales: dict[Hashable, set[float]] = {}
     arrive, forward = Skipping.arrive, StageCompute.forward
 
-    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> Passage:
+    def noted(ways: Skipping, key: MicrobatchId, header: PathHeader) -> Passage:
         if ways.stage == ways.rules.last:
             lengths[key] = len(header.visited)
         return arrive(ways, key, header)
@@ -119,7 +119,7 @@ def test_a_swap_is_made_only_where_it_is_allowed_and_nobody_has_told_anything_ye
     paths: dict[MicrobatchId, tuple[int, ...]] = {}
     arrive = Skipping.arrive
 
-    def noted(ways: Skipping, key: MicrobatchId, header: Header) -> Passage:
+    def noted(ways: Skipping, key: MicrobatchId, header: PathHeader) -> Passage:
         if ways.stage == ways.rules.last:
             paths[key] = header.visited
         return arrive(ways, key, header)
@@ -176,7 +176,7 @@ def test_a_dead_stage_is_left_out_and_when_too_many_are_dead_they_are_waited_for
         lambda header: replace(header, hops_left=header.hops_left + 2),
         lambda header: replace(header, frontier=header.frontier + 1),
         lambda header: replace(header, visited=(*header.visited[:-1], 2, header.visited[-1])),
-        lambda header: Header((0, header.visited[-1]), header.visited[-1], 0, 0),
+        lambda header: PathHeader((0, header.visited[-1]), header.visited[-1], 0, 0),
     ],
 )
 def test_an_illegal_header_is_refused_by_whoever_gets_it(lie):

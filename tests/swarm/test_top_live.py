@@ -15,7 +15,7 @@ from swarm import OWNER, TINY_MODEL, Swarm, sign, tiny_manifest
 from peers.lab.world.virtual_time import run
 from peers.runtime.control_server import Control
 from peers.runtime.control_socket import LONGEST_ANSWER_BYTES
-from peers.telemetry.event_fold import Story
+from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine
 from peers.telemetry.snapshot import as_json, from_json
 from peers.tools.top import show
@@ -27,13 +27,13 @@ from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import seal_record
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 
 @pytest.fixture(scope="module")
 def lived():
     """Snapshots of a, of stage 0, before and after the only peer of stage 1 crashes."""
-    seen = {"story": Story()}
+    seen = {"story": PeerTimeline()}
 
     async def story():
         swarm.open()
@@ -177,8 +177,8 @@ class Told:
 @pytest.mark.parametrize(
     ("order", "headline"),
     [
-        (Order(sequence=7, reason="a look at the data", paused=True), "as peers say   held"),
-        (Order(sequence=7), "as peers say"),
+        (OwnerOrders(sequence=7, reason="a look at the data", paused=True), "as peers say   held"),
+        (OwnerOrders(sequence=7), "as peers say"),
         (None, "as peers say"),
     ],
 )

@@ -21,7 +21,7 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 
-class Ended(Exception):
+class ChannelClosed(Exception):
     """The other process has closed its side or does not answer in time; the message says which."""
 
 
@@ -55,7 +55,7 @@ class Channel(Generic[Sent, Received]):
                 if tensor.numel():
                     self.end.sendall(bytes_of(tensor.detach().cpu().contiguous()))
         except OSError as error:
-            raise Ended(str(error)) from None
+            raise ChannelClosed(str(error)) from None
 
     def receive(self) -> tuple[Received, list[Tensor]]:
         """Receive a message and its tensors. Raises Ended."""
@@ -80,9 +80,9 @@ class Channel(Generic[Sent, Received]):
             try:
                 more = self.end.recv_into(view[got:])
             except OSError as error:
-                raise Ended(str(error)) from None
+                raise ChannelClosed(str(error)) from None
             if not more:
-                raise Ended("closed")
+                raise ChannelClosed("closed")
             got += more
 
     def _read(self, size: int) -> bytearray:

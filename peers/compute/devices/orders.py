@@ -74,7 +74,7 @@ class Contribute(msgspec.Struct, tag=True):
     peer: str
 
 
-class Step(msgspec.Struct, tag=True):
+class LocalStep(msgspec.Struct, tag=True):
     """Do a local optimizer step with the summed gradient."""
 
     tokens: int
@@ -87,29 +87,29 @@ class EncodeDelta(msgspec.Struct, tag=True):
     peer: str
 
 
-class GiveBack(msgspec.Struct, tag=True):
+class RestoreToMomentum(msgspec.Struct, tag=True):
     round: int
     peer: str
     payload: bytes
 
 
-class Add(msgspec.Struct, tag=True):
+class AddContribution(msgspec.Struct, tag=True):
     round: int
     peer: str
     payload: bytes
 
 
-class Remove(msgspec.Struct, tag=True):
+class RemoveContribution(msgspec.Struct, tag=True):
     round: int
     peer: str
 
 
-class Rate(msgspec.Struct, tag=True):
+class RateRound(msgspec.Struct, tag=True):
     round: int
     factor: int
 
 
-class Apply(msgspec.Struct, tag=True):
+class ApplyRound(msgspec.Struct, tag=True):
     round: int
 
 
@@ -118,7 +118,7 @@ class MeasureAgreement(msgspec.Struct, tag=True):
     me: str
 
 
-class Settle(msgspec.Struct, tag=True):
+class SettleRound(msgspec.Struct, tag=True):
     """Settle a round. The answer has a share of the settled state: tensor int32."""
 
     round: int
@@ -130,7 +130,7 @@ class Close(msgspec.Struct, tag=True):
     round: int
 
 
-class Settled(msgspec.Struct, tag=True):
+class GetSettledState(msgspec.Struct, tag=True):
     """Return a share of the settled state as it is now: tensor int32."""
 
 
@@ -143,17 +143,17 @@ Order: TypeAlias = (
     | Backward
     | Drop
     | Contribute
-    | Step
+    | LocalStep
     | EncodeDelta
-    | GiveBack
-    | Add
-    | Remove
-    | Rate
-    | Apply
+    | RestoreToMomentum
+    | AddContribution
+    | RemoveContribution
+    | RateRound
+    | ApplyRound
     | MeasureAgreement
-    | Settle
+    | SettleRound
     | Close
-    | Settled
+    | GetSettledState
 )
 
 
@@ -170,7 +170,7 @@ class Done(msgspec.Struct, tag=True):
     vote_agreement: tuple[int, int, int] | None = None
 
 
-class Refused(msgspec.Struct, tag=True):
+class InputRefused(msgspec.Struct, tag=True):
     """All devices refuse the same input from outside."""
 
     what: str
@@ -178,10 +178,10 @@ class Refused(msgspec.Struct, tag=True):
     text: str
 
 
-class Failed(msgspec.Struct, tag=True):
+class DeviceFailed(msgspec.Struct, tag=True):
     """The process cannot continue."""
 
     text: str
 
 
-Answer: TypeAlias = Done | Refused | Failed
+Answer: TypeAlias = Done | InputRefused | DeviceFailed

@@ -27,7 +27,7 @@ from swarmnet.model.computing.shares import Shares
 from swarmnet.model.experts.load import Routed
 from swarmnet.model.flat_layout import Layout, trained_layout
 from swarmnet.model.parameters import has_frozen
-from swarmnet.model.stage_compute import Finished, Tiles
+from swarmnet.model.stage_compute import LastStageResult, Tiles
 from swarmnet.model.state_layout import first_state
 from swarmnet.optimizer.device_groups.payload import Divisible, divided, put_together
 from swarmnet.optimizer.method import LocalOptimizer, RoundAggregate, method_of
@@ -130,10 +130,10 @@ class SpreadCompute:
 
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
-    ) -> Finished:
+    ) -> LastStageResult:
         found = self._processes.ask(orders.Finish(repr(key)), _given(inputs, labels_BT, tokens_BT))
         gradients = [gradient for _, of_device in found for gradient in of_device]
-        return Finished(
+        return LastStageResult(
             sum(done.loss_sum for done, _ in found), sum(done.tokens for done, _ in found),
             torch.cat(gradients) if gradients else None,
         )  # fmt: skip
@@ -206,7 +206,7 @@ class SpreadMethod:
         return divided(payload, self._sections, self.shares)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        self.processes.ask_each([orders.GiveBack(round, peer, part) for part in self.parts(payload)])
+        self.processes.ask_each([orders.RestoreToMomentum(round, peer, part) for part in self.parts(payload)])
 
     def check(self, payload: bytes) -> None:
         self.whole.check(payload)
@@ -225,7 +225,7 @@ class SpreadSteps:
         self.tokens, self.method = tokens, method
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        self.method.processes.ask(orders.Step(tokens, round, factor))
+        self.method.processes.ask(orders.LocalStep(tokens, round, factor))
 
     def encode_delta(self, round: int, peer: PeerId) -> bytes:
         return self.method.made(orders.EncodeDelta(round, peer))
@@ -264,20 +264,22 @@ class SpreadReplica:
 
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
         self._method.check(payload)
-        self._processes.ask_each([orders.Add(round, peer, part) for part in self._method.parts(payload)])
+        self._processes.ask_each(
+            [orders.AddContribution(round, peer, part) for part in self._method.parts(payload)]
+        )
 
     def remove(self, round: int, peer: PeerId) -> None:
-        self._processes.ask(orders.Remove(round, peer))
+        self._processes.ask(orders.RemoveContribution(round, peer))
 
     def rate(self, round: int, factor: int) -> None:
-        self._processes.ask(orders.Rate(round, factor))
+        self._processes.ask(orders.RateRound(round, factor))
         self._factors[round] = factor
 
     def factor(self, round: int) -> int:
         return self._factors.get(round, WHOLE)
 
     def apply(self, round: int) -> None:
-        self._processes.ask(orders.Apply(round))
+        self._processes.ask(orders.ApplyRound(round))
         self.applied_round = max(self.applied_round, round)
 
     def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
@@ -288,7 +290,7 @@ class SpreadReplica:
     def settle(self, round: int, hashed: bool = True) -> bytes:
         digest = digest_of(round)
         if hashed:
-            for piece in self._read(orders.Settle(round)):
+            for piece in self._read(orders.SettleRound(round)):
                 digest.update(piece)
         else:
             self._processes.ask(orders.Close(round))
@@ -299,7 +301,7 @@ class SpreadReplica:
     def settled_units(self) -> Tensor:
         units, at = torch.empty(self._method.state.size, dtype=torch.int32), 0
         view = bytes_of(units)
-        for piece in self._read(orders.Settled()):
+        for piece in self._read(orders.GetSettledState()):
             view[at : at + len(piece)] = piece
             at += len(piece)
         return units
@@ -309,6 +311,6 @@ class SpreadReplica:
     def live_tiles(self, ahead: bool) -> LiveWeights:
         return LiveWeights(ahead)
 
-    def _read(self, order: orders.Settle | orders.Settled) -> Iterator[bytearray]:
+    def _read(self, order: orders.SettleRound | orders.GetSettledState) -> Iterator[bytearray]:
         sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in self._runs())
         return self._processes.read(order, sizes)

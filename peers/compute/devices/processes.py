@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from peers.compute.devices.channel import PIECE_BYTES, Channel, Ended
-from peers.compute.devices.orders import Answer, Begin, Done, Failed, Order, Refused
+from peers.compute.devices.channel import PIECE_BYTES, Channel, ChannelClosed
+from peers.compute.devices.orders import Answer, Begin, DeviceFailed, Done, InputRefused, Order
 from peers.errors import DevicesLost
 from swarmnet.model.stage_compute import StageError
 from swarmnet.optimizer.method import GradientError
@@ -107,7 +107,7 @@ class Processes:
                     piece = bytearray(min(PIECE_BYTES, size - start))
                     try:
                         self._channels[rank].read_into(memoryview(piece))
-                    except Ended as error:
+                    except ChannelClosed as error:
                         raise self._lose(rank, self._end_of(rank, error)) from None
                     yield piece
 
@@ -123,7 +123,7 @@ class Processes:
         for rank, (channel, order) in enumerate(zip(self._channels, of_each, strict=True)):
             try:
                 channel.send(order, () if tensors is None else tensors[rank])
-            except Ended as error:
+            except ChannelClosed as error:
                 raise self._lose(rank, self._end_of(rank, error)) from None
 
     def _answers(self, receive: Callable[[Channel[Order, Answer]], Received]) -> list[Given]:
@@ -144,10 +144,10 @@ class Processes:
                 for key, _ in events:
                     try:
                         answer = found[key.data] = receive(self._channels[key.data])
-                    except Ended as error:
+                    except ChannelClosed as error:
                         raise self._lose(key.data, self._end_of(key.data, error)) from None
                     selector.unregister(key.fileobj)
-                    if isinstance(answer[0], Failed) and failed is None:
+                    if isinstance(answer[0], DeviceFailed) and failed is None:
                         # Another process that has ended may be the cause; that one should be named.
                         failed, until = (key.data, answer[0].text), time.monotonic() + END_SECONDS
         if failed is not None:
@@ -155,14 +155,14 @@ class Processes:
         return self._agreed([found[rank] for rank in range(len(self._channels))])
 
     def _agreed(self, answers: Sequence[Received]) -> list[Given]:
-        refusals = [answer for answer, _ in answers if isinstance(answer, Refused)]
+        refusals = [answer for answer, _ in answers if isinstance(answer, InputRefused)]
         if refusals and len(refusals) < len(answers):
             raise self._lose(0, f"the devices are of two minds: {refusals[0].text}")
         if refusals:
             raise (StageError if refusals[0].what == "stage" else GradientError)(refusals[0].text)
         return [(answer, tensors) for answer, tensors in answers if isinstance(answer, Done)]
 
-    def _end_of(self, rank: int, error: Ended) -> str:
+    def _end_of(self, rank: int, error: ChannelClosed) -> str:
         """Return the reason why a process no longer answers."""
         try:
             code = self._processes[rank].wait(LAST_SECONDS)

@@ -21,15 +21,15 @@ from torch import distributed as group
 from torch._C._distributed_c10d import FileStore
 
 from peers.compute.devices import orders
-from peers.compute.devices.channel import Channel, Ended
-from peers.compute.devices.orders import Answer, Done, Failed, Order, Refused
+from peers.compute.devices.channel import Channel, ChannelClosed
+from peers.compute.devices.orders import Answer, DeviceFailed, Done, InputRefused, Order
 from peers.compute.process_memory import trim
 from peers.config.run_file import parse
 from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import Computing
 from swarmnet.model.computing.shares import Shares
 from swarmnet.model.flat_layout import trained_layout
-from swarmnet.model.stage_compute import Finished, StageCompute, StageError
+from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError
 from swarmnet.optimizer.device_groups.device_group import MultiDevice
 from swarmnet.optimizer.device_groups.payload import Divisible
 from swarmnet.optimizer.method import GradientError, method_of
@@ -85,15 +85,15 @@ class Device:
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
                 return self._microbatch(order, tensors)
-            if isinstance(order, orders.Settle | orders.Settled):
-                if isinstance(order, orders.Settle):
+            if isinstance(order, orders.SettleRound | orders.GetSettledState):
+                if isinstance(order, orders.SettleRound):
                     self.replica.close(order.round)
                 return Done(), [self.replica.settled_now()]
             return self._round(order, tensors), []
         except StageError as error:
-            return Refused("stage", str(error)), []
+            return InputRefused("stage", str(error)), []
         except GradientError as error:
-            return Refused("gradient", str(error)), []
+            return InputRefused("gradient", str(error)), []
 
     def _microbatch(
         self, order: orders.Forward | orders.Finish | orders.Backward, tensors: list[Tensor]
@@ -125,7 +125,7 @@ class Device:
                     lambda gradient: method.contribute(gradient, tokens, round, PeerId(peer))
                 )
                 return self._made(payload)
-            case orders.Step(tokens, round, factor):
+            case orders.LocalStep(tokens, round, factor):
                 assert method.own is not None
                 own = method.own
                 self.compute.use_gradient(lambda gradient: own.step(gradient, tokens, round, factor))
@@ -134,15 +134,15 @@ class Device:
                 return self._made(method.own.encode_delta(round, PeerId(peer)))
             case orders.Close(round):
                 self.replica.close(round)
-            case orders.GiveBack(round, peer, payload):
+            case orders.RestoreToMomentum(round, peer, payload):
                 method.give_back(payload, round, PeerId(peer))
-            case orders.Add(round, peer, payload):
+            case orders.AddContribution(round, peer, payload):
                 self.replica.add(round, PeerId(peer), payload)
-            case orders.Remove(round, peer):
+            case orders.RemoveContribution(round, peer):
                 self.replica.remove(round, PeerId(peer))
-            case orders.Rate(round, factor):
+            case orders.RateRound(round, factor):
                 self.replica.rate(round, factor)
-            case orders.Apply(round):
+            case orders.ApplyRound(round):
                 self.replica.apply(round)
             case orders.MeasureAgreement(round, me):
                 found = self.replica.vote_agreement(round, PeerId(me))
@@ -159,7 +159,7 @@ class Device:
         )
 
 
-def _finished(finished: Finished) -> tuple[Answer, list[Tensor]]:
+def _finished(finished: LastStageResult) -> tuple[Answer, list[Tensor]]:
     gradient = finished.hidden_gradient
     return Done(finished.loss_sum, finished.tokens), [] if gradient is None else [gradient]
 
@@ -171,7 +171,7 @@ def serve(channel: Channel[Answer, Order]) -> None:
     while True:
         try:
             order, tensors = channel.receive()
-        except Ended:
+        except ChannelClosed:
             return
         try:
             if isinstance(order, orders.Begin):
@@ -181,7 +181,7 @@ def serve(channel: Channel[Answer, Order]) -> None:
                 assert device is not None, "Begin comes first"
                 reply = device.do(order, tensors)
         except Exception as error:
-            channel.send(Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+            channel.send(DeviceFailed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
             raise
         del order, tensors  # They may be as large as the share.
         channel.send(*reply)

@@ -37,7 +37,7 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ContributionRow:
     """One way to contribute. Times in nanoseconds per parameter; `decode` is for all peers together."""
 
     selection: str
@@ -60,17 +60,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ContributionReport:
     parameters: int
     peers: int
     overhead_bytes: int
     repeats: int
-    rows: tuple[Row, ...]
+    rows: tuple[ContributionRow, ...]
 
 
 def bench(
     parameters: int = 1_000_000, overhead_bytes: int = 0, repeats: int = 9, device: torch.device = CPU
-) -> Report:
+) -> ContributionReport:
     """Measure all CASES on a model of about so many parameters.
 
     `overhead_bytes` is what the caller's envelope and headers add to each payload.
@@ -78,10 +78,10 @@ def bench(
     layout = layout_of(model_shapes(parameters))
     with _one_thread():
         rows = tuple(_measure(layout, sync, overhead_bytes, repeats, device) for sync in CASES)
-    return Report(layout.parameters, PEERS, overhead_bytes, repeats, rows)
+    return ContributionReport(layout.parameters, PEERS, overhead_bytes, repeats, rows)
 
 
-def render(report: Report) -> str:
+def render(report: ContributionReport) -> str:
     """A table for people."""
     lines = [
         f"{report.parameters:,} parameters, {report.peers} peers, {report.overhead_bytes} bytes of envelope "
@@ -170,7 +170,9 @@ class FloatDemo:
         return values.reshape(self.residual.shape)
 
 
-def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, device: torch.device) -> Row:
+def _measure(
+    layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, device: torch.device
+) -> ContributionRow:
     manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
     method = method_of(manifest, layout, device)
     baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.topk_per_chunk, sync.momentum, device)
@@ -198,7 +200,7 @@ def _measure(layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, devi
         for column, size in zip(zip(*times[1:], strict=True), sizes, strict=True)
     ]
     total = method.payload_bytes + overhead_bytes
-    return Row(
+    return ContributionRow(
         sync.selection, sync.transform, sync.topk_per_chunk, total, 8 * total / method.votes,
         4 * layout.parameters / total, *medians,
     )  # fmt: skip

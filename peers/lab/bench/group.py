@@ -18,8 +18,8 @@ from peers.lab.planner.exchange import RESULT_CONTRIBUTIONS
 from peers.worker.rounds.wire_events import read_progress, read_reference, write_announces, write_progress
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, Message, Slices, encode
+from protocols.messages.table import GetContributions as WireWant
 from protocols.messages.table import GetIds as WireAskIds
-from protocols.messages.table import Want as WireWant
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes
@@ -55,7 +55,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GroupRow:
     """One group. Times in seconds from a contribution's making; bytes per peer and round."""
 
     peers: int
@@ -146,7 +146,7 @@ class StubGroup:
             for other in sorted(self.links[name]):
                 self.handle(name, events.NeighbourJoined(other))
             first = self.chance.uniform(0, MICROBATCH_SECONDS)
-            self.post_at(first, name, events.Committed(MICROBATCH_TOKENS))
+            self.post_at(first, name, events.GradientAccumulated(MICROBATCH_TOKENS))
 
     def post_at(self, due: float, receiver: PeerId, event: object) -> None:
         self.sequence += 1
@@ -171,7 +171,7 @@ class StubGroup:
         due = machine.next_deadline()
         if due < self.timers[name]:
             self.timers[name] = due
-            self.post_at(due, name, events.Tick())
+            self.post_at(due, name, events.TimePassed())
 
     def carry_out(self, me: PeerId, effect: events.Effect) -> None:
         match effect:
@@ -197,7 +197,7 @@ class StubGroup:
                     told = tuple(read_reference(entry) for entry in message.references)
                     for peer in peers:
                         self.send(me, peer, message, events.Announced(me, told, tuple(message.complete)))
-            case events.Want(peer, ids):
+            case events.RequestContributions(peer, ids):
                 self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
             case events.RequestIds(peer, rounds):
                 self.send(me, peer, WireAskIds(list(rounds)), events.IdsAsked(me, rounds))
@@ -269,7 +269,7 @@ class StubGroup:
             self.now, _, name, event = heapq.heappop(self.queue)
             if name in self.dead:
                 continue
-            if isinstance(event, events.Tick):
+            if isinstance(event, events.TimePassed):
                 if self.timers[name] == self.now:
                     self.timers[name] = float("inf")
                     self.handle(name, event)
@@ -287,7 +287,7 @@ class StubGroup:
         else:
             if isinstance(event, events.ContributionArrived):
                 self.take(name, event.reference)
-            elif isinstance(event, events.Committed):
+            elif isinstance(event, events.GradientAccumulated):
                 pause = MICROBATCH_SECONDS * self.chance.uniform(0.5, 1.5)
                 self.post_at(self.now + pause, name, event)
             assert isinstance(event, events.Event)
@@ -302,7 +302,7 @@ class StubGroup:
 
 def measure(
     peers: int, contribution_bytes: int, seconds: float, seed: int, shards: int = 0, kills: bool = False
-) -> Row:
+) -> GroupRow:
     """Play one group for so long on its own clock. AssertionError if two peers settled different sets."""
     group = StubGroup(peers, contribution_bytes, seed, shards, kills)
     group.run(seconds)
@@ -320,7 +320,7 @@ def measure(
     settled = [at - group.closed[number] for number in whole for _, at in group.settled[number].values()]
     volume = sum(group.references[identity].size for identity in group.held_by)
     per_round = contribution_bytes * max(1, len(group.closed))
-    return Row(
+    return GroupRow(
         peers, sum(map(len, group.links.values())) / peers, hops(peers), len(whole), _share(pairs, 0.5),
         _share(pairs, 0.999), _share(everywhere, 0.999), _share(settled, 0.5), group.twice,
         sum(group.sent.values()) / peers / volume, max(group.sent.values()) / volume,
@@ -361,12 +361,12 @@ def _share(values: Sequence[float], share: float) -> float:
 def bench(
     sizes: Sequence[int], contribution_bytes: int, seconds: float, seed: int, shards: int = 0,
     kills: bool = False,
-) -> list[Row]:  # fmt: skip
+) -> list[GroupRow]:  # fmt: skip
     """One row for each size of group."""
     return [measure(peers, contribution_bytes, seconds, seed, shards, kills) for peers in sizes]
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[GroupRow]) -> str:
     lines = [
         "| peers | links | hops | rounds settled by all | one peer, p50 (s) | one peer, p99.9 (s) "
         "| everybody, p99.9 (s) | settled after (s) | sent, mean / most | a line a round, mean / most "

@@ -26,7 +26,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.model.computing.choices import PLAIN, Computing
 from swarmnet.pipeline.flow_control import graph_at_work, graph_bytes
 from swarmnet.resources.memory_estimate import PROCESS_BYTES, needs_of, waits
-from swarmnet.run.manifest import Manifest, ModelShape, Start
+from swarmnet.run.manifest import InitCheckpoint, Manifest, ModelShape
 
 ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"
@@ -200,7 +200,7 @@ def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch
     model = manifest.model
     small = replace(
         manifest,
-        init_checkpoint=Start(),
+        init_checkpoint=InitCheckpoint(),
         model=ModelShape(
             hidden_size=64,
             num_hidden_layers=model.num_hidden_layers,

@@ -75,7 +75,7 @@ class Finding:
     """Graphs that a peer had open at a time."""
 
 
-class Held(StubCompute):
+class OpenGraphCounter(StubCompute):
     """Counts the graphs that are open at a time."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -90,7 +90,7 @@ class Held(StubCompute):
         return hidden
 
 
-class StageCompute(InlineCompute):
+class TimedCompute(InlineCompute):
     """Takes the topology's seconds; to forget a microbatch takes none."""
 
     def submit(
@@ -124,7 +124,7 @@ class Delayed:
         self._receiver.refused(peer, code, reason)
 
 
-class Texts:
+class ZeroText:
     """`Text` of zeros; none after the end of the story."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -147,7 +147,7 @@ def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
     )  # fmt: skip
 
 
-class Story:
+class TopologyRun:
     """A swarm of one topology, from its start to its end."""
 
     def __init__(self, topology: Topology, skip_ratio: float, lines: Lines, seed: int) -> None:
@@ -162,7 +162,7 @@ class Story:
         self.number = {identity.peer_id: n for n, identity in enumerate(self.identities)}
         self.workers: dict[int, Worker] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, OpenGraphCounter] = {}
         self.committed: list[tuple[float, int, MicrobatchId]] = []
         """When, by whom, what."""
         self.sent: Counter[str] = Counter()
@@ -207,16 +207,16 @@ class Story:
 
         def part(manifest: Manifest, _stage: int) -> StagePart:
             made = stub_part(manifest, note, number << 32)
-            held = self.held[number] = Held(manifest)
+            held = self.held[number] = OpenGraphCounter(manifest)
             return replace(made, compute=held, most_graphs=topology.memory)
 
-        async def text(_withdrawn: frozenset[bytes]) -> Texts:
-            return Texts(self.manifest)
+        async def text(_withdrawn: frozenset[bytes]) -> ZeroText:
+            return ZeroText(self.manifest)
 
         transport = self.network.transport(identity.peer_id)
         self._overhear(transport, number)
         worker = self.workers[number] = Worker(
-            self.signed, identity, transport, self.network.directory(identity.peer_id), StageCompute(cost),
+            self.signed, identity, transport, self.network.directory(identity.peer_id), TimedCompute(cost),
             text, Settings(stage=stage, in_flight=SLOTS, slots=SLOTS, checkpoint_seconds=0.0),
             Random(f"{self.seed}/{number}"), note, lambda _event, _line: None, part,
         )  # fmt: skip
@@ -311,7 +311,7 @@ def measure(
 
     async def story() -> Finding:
         torch.set_num_threads(1)
-        swarm = Story(topology, skip_ratio, lines, seed)
+        swarm = TopologyRun(topology, skip_ratio, lines, seed)
         swarm.start()
         await swarm.assembled()
         if rule == "router":
@@ -327,7 +327,7 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TopologyRow:
     """One topology, both rules."""
 
     seed: int
@@ -343,17 +343,19 @@ class Row:
         return told / 1000 / max(1, self.ahead.microbatches)
 
 
-def bench(seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS) -> Iterator[Row]:
+def bench(
+    seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
+) -> Iterator[TopologyRow]:
     """One row per seed."""
     for seed in seeds:
         topology = draw(seed, memory)
         router, ahead = (
             measure(topology, rule, lines, seed, watched=watched) for rule in ("router", "ahead")
         )
-        yield Row(seed, memory, router, ahead)
+        yield TopologyRow(seed, memory, router, ahead)
 
 
-def render(rows: Sequence[Row], lines: Lines) -> Table:
+def render(rows: Sequence[TopologyRow], lines: Lines) -> Table:
     """A table with the means at the end."""
     title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, lines {lines}"
     table = Table(title=title)

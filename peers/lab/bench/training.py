@@ -30,7 +30,7 @@ from torch.optim import AdamW
 from peers.compute.stage_part import CPU, real_part, wait_for
 from peers.worker.pipeline.microbatch_compute import Computed, MicrobatchState, MicrobatchWork, Outcome
 from peers.worker.rounds.counters import RoundCounts
-from peers.worker.rounds.update_compute import Add, ContributionReady, Operation, UpdateWork
+from peers.worker.rounds.update_compute import ContributionReady, DecodeContribution, Operation, UpdateWork
 from protocols.signed.envelope import EnvelopeKind, open_envelope
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
@@ -75,7 +75,7 @@ class TimeShares:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TrainingReport:
     parameters: int
     microbatch_tokens: int
     inner_batch_tokens: int
@@ -120,7 +120,7 @@ class ComputeSetup:
 HERE = ComputeSetup()
 
 
-def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup = HERE) -> Report:
+def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup = HERE) -> TrainingReport:
     """So many microbatches in each of so many turns of each loop."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSet
         torch.set_num_threads(threads)
 
 
-def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup) -> Report:
+def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup) -> TrainingReport:
     alone = replace(manifest, stages=(manifest.model.num_hidden_layers,))
     own, inner_batch_tokens = manifest.sync.local_steps, step_tokens_of(manifest)
     first = first_state(alone, 0)
@@ -157,7 +157,7 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
     size = trained_layout(alone, 0).parameters
     parts = {name: peer.parts() for name, peer in peers.items()}
     peak = _measure_peak(place.device) if place.device.type == "cuda" else 0.0
-    return Report(
+    return TrainingReport(
         size, manifest.microbatch_tokens, inner_batch_tokens, microbatches, seconds, parts,
         operations_per_token(alone, 0), peak,
     )  # fmt: skip
@@ -186,7 +186,7 @@ def step_tokens_of(manifest: Manifest) -> int:
     return manifest.sync.inner_batch_tokens or manifest.microbatch_tokens
 
 
-def render(report: Report) -> str:
+def render(report: TrainingReport) -> str:
     """A row a loop."""
     repeats = len(report.seconds["plain"])
     clock = "its processor time" if not report.peak else f"{report.peak / 1e12:.0f} TFLOP/s at most"
@@ -382,7 +382,10 @@ class StagesInOneThread:
         )
         size = update.method.payload_bytes
         envelope = open_envelope(made.data, self._manifest.run_id(), EnvelopeKind.CONTRIBUTION, size)
-        operations: list[Operation] = [Add(round, me, bytes(envelope.payload)), ApplyRound(round, (me,), 0.0)]
+        operations: list[Operation] = [
+            DecodeContribution(round, me, bytes(envelope.payload)),
+            ApplyRound(round, (me,), 0.0),
+        ]
         settled = round - self._manifest.rounds.window
         if settled >= 0:
             operations.append(SettleRound(settled, (), b""))

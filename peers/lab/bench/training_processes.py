@@ -43,7 +43,7 @@ STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class SwarmCost:
     """Of one swarm, and of the plain loop at the same time."""
 
     peers: int
@@ -63,7 +63,7 @@ class Cost:
         return (self.tokens / self.seconds) / (self.plain_tokens / self.plain_seconds)
 
 
-async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[Cost]:
+async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[SwarmCost]:
     """A swarm of one peer, and of one for each stage, for so many seconds each. UserError if one does not
     come to train."""
     cuts: list[tuple[int, ...]] = [(manifest.model.num_hidden_layers,)]
@@ -76,7 +76,7 @@ async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[Cost
     return found
 
 
-def render(costs: Sequence[Cost]) -> str:
+def render(costs: Sequence[SwarmCost]) -> str:
     """A row a swarm."""
     lines = ["processor time of whole processes, each beside the plain loop at the same time", ""]
     for cost in costs:
@@ -90,7 +90,7 @@ def render(costs: Sequence[Cost]) -> str:
     return "\n".join(lines)
 
 
-async def _of_a_swarm(folder: Path, run_file: Path, manifest: Manifest, seconds: float) -> Cost:
+async def _of_a_swarm(folder: Path, run_file: Path, manifest: Manifest, seconds: float) -> SwarmCost:
     cut = {"stages": json.dumps(list(manifest.stages))}
     publish(run_file, load_or_create(folder / "owner.key"), folder / "run.json", cut)
     async with AsyncExitStack() as stack:
@@ -114,7 +114,7 @@ async def _of_a_swarm(folder: Path, run_file: Path, manifest: Manifest, seconds:
             plain.ended = True
             await beside
     spent, of_daemons, of_loops = (then - now for now, then in zip(before, after, strict=True))
-    return Cost(
+    return SwarmCost(
         len(peers), tokens_then - tokens, spent + of_daemons, of_daemons, of_loops, plain.tokens,
         plain.seconds,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from peers.lab.faults.faults import Fault, Join
+from peers.lab.faults.faults import Join, ScheduledFault
 from peers.lab.world.world import World
 
 AWAY_SECONDS = (5.0, 5.0, 20.0, 20.0, 65.0, 180.0, 600.0)
@@ -57,7 +57,7 @@ class NewcomerFinds:
     async def heal(self, world: World) -> None: ...
 
 
-def draw_bootstrap_away(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def draw_bootstrap_away(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     """One absence, a newcomer at its end, and the look whether that one finds the others."""
     back = at + chance.choice(AWAY_SECONDS)
     newcomer = f"n{chance.randrange(10**6)}"

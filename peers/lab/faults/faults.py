@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from peers.lab.world.world import Disturbance, Member, World
-from peers.lab.world.world_events import StageBack, StageKilled, ToldToLeave
+from peers.lab.world.world_events import LeaveRequested, StageBack, StageKilled
 from peers.state.snapshot_store import Snapshot, Snapshots
 from protocols.memory.conditions import Conditions
 from swarmnet.identifiers import PeerId
 
 
-class Fault(Protocol):
+class ScheduledFault(Protocol):
     """`at` and `until` in seconds from the start; until == at: nothing is healed."""
 
     @property
@@ -233,7 +233,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class PoliteLeave:
     at: float
     name: str
 
@@ -245,7 +245,7 @@ class Leave:
         member = world.alive(self.name)
         if member is None or not world.spare(member) or not _truth_stays(world, member):
             return False
-        world.note(member.name, member.life, ToldToLeave())
+        world.note(member.name, member.life, LeaveRequested())
         member.told_to_leave = True
         member.worker.leave()
         return True

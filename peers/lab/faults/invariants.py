@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from peers.lab.faults.faults import Flap, Join, Leave, Noise, OneWay, Partition, Skew, Slow
+from peers.lab.faults.faults import Flap, Join, Noise, OneWay, Partition, PoliteLeave, Skew, Slow
 from peers.lab.faults.moves import Move
-from peers.lab.faults.play import EXPERTS, HEAL_SECONDS, Seen
+from peers.lab.faults.play import EXPERTS, HEAL_SECONDS, ScheduleRecord
 from peers.lab.faults.trees import (
     Key,
     Stage,
@@ -18,7 +18,14 @@ from peers.lab.faults.trees import (
     stages_of,
     with_processes,
 )
-from peers.lab.world.world_events import Crashed, Say, StageBack, StageKilled, ToldToLeave, ToldToMove
+from peers.lab.world.world_events import (
+    Crashed,
+    LeaveRequested,
+    MoveRequested,
+    Noticed,
+    StageBack,
+    StageKilled,
+)
 from peers.state.checkpoint_file import KEPT
 from peers.telemetry import events as noted
 from swarmnet.membership.machine import SILENT_SECONDS
@@ -29,7 +36,7 @@ CALLBACKS_PER_PEER = 2_500
 """In a second; busy worlds take some 200. A loop that spins takes as many as it can."""
 UNDISTURBED_SECONDS = 10.0
 """A stage that comes back has found itself again after so long, if nothing else is in its way."""
-GENTLE = (Join, Leave, Move, Skew, Slow)
+GENTLE = (Join, PoliteLeave, Move, Skew, Slow)
 """Faults in which nobody is killed, stopped or cut off."""
 UNNOTICED_SECONDS = SILENT_SECONDS + 2.0
 """After so long everybody has noticed that a peer is gone, or has heard that it leaves."""
@@ -37,7 +44,7 @@ UNDER_WAY_SECONDS = 2.0
 """What was decided in the last moments may wait for the compute thread."""
 
 
-def check(seen: Seen) -> list[Violation]:
+def check(seen: ScheduleRecord) -> list[Violation]:
     """Everything that is violated; empty: all held."""
     found = [Violation("no exception escapes", f"{name}: {error}") for name, error in seen.escaped]
     found += list(_progress(seen)) + list(_bounded(seen)) + list(_committed(seen))
@@ -50,7 +57,7 @@ def check(seen: Seen) -> list[Violation]:
     return found
 
 
-def _of_real_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
+def _of_real_stage(seen: ScheduleRecord, number: int, stage: Stage) -> Iterator[Violation]:
     """Without the tree: who is there in the end has settled the same weights since the last heal."""
     digests: dict[int, tuple[str, str]] = {}
     healed = seen.healed_at + HEAL_SECONDS
@@ -65,7 +72,7 @@ def _of_real_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]
         yield from _every_expert(seen, number)
 
 
-def _every_expert(seen: Seen, number: int) -> Iterator[Violation]:
+def _every_expert(seen: ScheduleRecord, number: int) -> Iterator[Violation]:
     """In the end somebody trains each group, where there are peers enough."""
     held = {
         me: note.what.group
@@ -77,7 +84,7 @@ def _every_expert(seen: Seen, number: int) -> Iterator[Violation]:
         yield Violation("every expert is trained in the end", f"nobody trains group {missing}; {held}")
 
 
-def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
+def _of_stage(seen: ScheduleRecord, number: int, stage: Stage) -> Iterator[Violation]:
     living = [me for me, held in seen.living.items() if held == number]
     replaced = _replaced_states(seen)
     last = {me: stage.settled[me][-1][1] for me in living if stage.settled[me] and me not in replaced}
@@ -99,7 +106,7 @@ def _of_stage(seen: Seen, number: int, stage: Stage) -> Iterator[Violation]:
     yield from _restarts(seen, number, stage, final)
 
 
-def _replaced_states(seen: Seen) -> set[str]:
+def _replaced_states(seen: ScheduleRecord) -> set[str]:
     """Return the peers that have taken up a fetched state and settled nothing since: what they had settled
     last is of the history that they gave up."""
     settled: dict[str, int] = {}
@@ -123,7 +130,7 @@ def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
     return path
 
 
-def _contributions(seen: Seen, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
+def _contributions(seen: ScheduleRecord, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
     """Every contribution is in the final history once, or came back to its maker, or its maker is gone: where
     nobody is killed or cut off also then, as whoever moves or leaves hands over what it has made. Of the
     newest, made after the last heal, it may be open yet."""
@@ -162,7 +169,7 @@ def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
                 yield Violation("what everybody held is settled", text)
 
 
-def _restarts(seen: Seen, number: int, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
+def _restarts(seen: ScheduleRecord, number: int, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
     """A stage that was killed as a whole goes on from the newest round that two thirds of its disks hold,
     unless the way between its peers was disturbed, or somebody else took the stage up meanwhile."""
     stage_of, killed_at = stages_of(seen.notes), -1.0
@@ -198,14 +205,14 @@ def _disk(stage: Stage, name: str, at: float) -> set[Key]:
     return set(saved[-KEPT:])
 
 
-def _disturbed(seen: Seen, since: float, until: float) -> bool:
+def _disturbed(seen: ScheduleRecord, since: float, until: float) -> bool:
     return any(
         isinstance(fault, (Flap, Noise, OneWay, Partition)) and fault.at < until and fault.until > since
         for fault in seen.faults
     )
 
 
-def _committed(seen: Seen) -> Iterator[Violation]:
+def _committed(seen: ScheduleRecord) -> Iterator[Violation]:
     stage_of = stages_of(seen.notes)
     committed = Counter(
         (process_of(note), stage_of[who], note.what.origin, note.what.counter)
@@ -218,7 +225,7 @@ def _committed(seen: Seen) -> Iterator[Violation]:
             yield Violation("a microbatch is committed once per peer", text)
 
 
-def _emptied(seen: Seen) -> Iterator[Violation]:
+def _emptied(seen: ScheduleRecord) -> Iterator[Violation]:
     """When a peer moves away by its own decision, somebody who takes part in its stage stays there; or has
     just been killed or ordered away, which nobody could know."""
     serving: dict[str, int] = {}
@@ -233,9 +240,9 @@ def _emptied(seen: Seen) -> Iterator[Violation]:
             case noted.Assembled():
                 serving.pop(me, None)
                 gone.pop(me, None)
-            case Crashed() | ToldToLeave() | ToldToMove():
+            case Crashed() | LeaveRequested() | MoveRequested():
                 gone[me] = note.time
-            case Say("moves"):
+            case Noticed("moves"):
                 stage = serving.pop(me, None)
                 stay = [
                     other for other, held in serving.items()
@@ -246,7 +253,7 @@ def _emptied(seen: Seen) -> Iterator[Violation]:
                     yield Violation("a stage is never emptied by a move", text)
 
 
-def _slandered(seen: Seen) -> Iterator[Violation]:
+def _slandered(seen: ScheduleRecord) -> Iterator[Violation]:
     """Of reducers none lies here."""
     for note in seen.notes:
         if isinstance(note.what, noted.Audited) and note.what.code in ("lied", "not_in_order"):
@@ -254,7 +261,7 @@ def _slandered(seen: Seen) -> Iterator[Violation]:
             yield Violation("nobody honest is found lying", f"{process_of(note)} of {text}")
 
 
-def _progress(seen: Seen) -> Iterator[Violation]:
+def _progress(seen: ScheduleRecord) -> Iterator[Violation]:
     if not seen.calm and not seen.escaped:
         yield Violation("progress after the last heal", "; ".join(seen.standing))
     last = 0
@@ -265,7 +272,7 @@ def _progress(seen: Seen) -> Iterator[Violation]:
         last = sample.callbacks
 
 
-def _bounded(seen: Seen) -> Iterator[Violation]:
+def _bounded(seen: ScheduleRecord) -> Iterator[Violation]:
     rounds = 2 * kept_rounds(seen.rules) + 2 * seen.rules.window
     peers = 2 * seen.peers
     most = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers.lab.world.world import World
-from peers.lab.world.world_events import StageLost, ToldToMove
+from peers.lab.world.world_events import MoveRequested, StageLost
 from peers.state.checkpoint_file import on_disk
 
 
@@ -31,7 +31,7 @@ class Move:
         if not others or not world.spare(member):
             return False
         stage = others[self.turn % len(others)]
-        world.note(member.name, member.life, ToldToMove(stage))
+        world.note(member.name, member.life, MoveRequested(stage))
         member.worker.leave()
         member.worker.goes_to = stage  # As `Moving` does.
         return True

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from peers.lab.faults.faults import Fault
+from peers.lab.faults.faults import ScheduledFault
 from peers.lab.faults.schedules import schedule
 from peers.lab.world.gated_clock import GatedLoop
 from peers.lab.world.stub_stage import StubReduced
-from peers.lab.world.world import Member, Note, World
-from peers.lab.world.world_events import Declined, Healed, Injected, StageLost
+from peers.lab.world.world import Member, RecordedEvent, World
+from peers.lab.world.world_events import FaultSkipped, Healed, Injected, StageLost
 from peers.network.channels import DIAL_SECONDS
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_SECONDS
@@ -53,7 +53,7 @@ class Options:
     kinds: tuple[str, ...] = ()
     real: bool = False
     rounds: int = MIN_ROUNDS
-    faults: tuple[Fault, ...] | None = None
+    faults: tuple[ScheduledFault, ...] | None = None
     """None: from the seed."""
     moves: bool = False
     """Peers move between stages by their own decision, and are ordered to."""
@@ -66,7 +66,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ResourceSample:
     """How large a peer's memory and how busy the world was, once a second."""
 
     time: float
@@ -75,16 +75,16 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Seen:
+class ScheduleRecord:
     """Everything that a schedule left behind."""
 
     options: Options
     stages: int
     peers: int
     rules: Rounds
-    faults: list[Fault]
-    notes: list[Note] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    faults: list[ScheduledFault]
+    notes: list[RecordedEvent] = field(default_factory=list)
+    samples: list[ResourceSample] = field(default_factory=list)
     escaped: list[tuple[str, str]] = field(default_factory=list)
     healed_at: float = 0.0
     ended_at: float = 0.0
@@ -141,7 +141,7 @@ def small_manifest(
     )  # fmt: skip
 
 
-def play(options: Options) -> Seen:
+def play(options: Options) -> ScheduleRecord:
     """Run one schedule on a fresh clock."""
     with (
         tempfile.TemporaryDirectory(prefix="swarmnet-world-", dir=_memory()) as folder,
@@ -155,7 +155,7 @@ def _memory() -> str | None:
     return next((path for path in ("/dev/shm",) if os.access(path, os.W_OK)), None)
 
 
-async def _play(options: Options, folder: Path) -> Seen:
+async def _play(options: Options, folder: Path) -> ScheduleRecord:
     chance = Random(f"shape {options.seed}")
     stages = options.stages or chance.randrange(2, 5)
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)
@@ -166,7 +166,7 @@ async def _play(options: Options, folder: Path) -> Seen:
     )
     faults = list(options.faults or _drawn(options, names))
     world = World(manifest, options.seed, folder, options.real, options.moves)
-    seen = Seen(options, stages, peers, manifest.rounds, faults)
+    seen = ScheduleRecord(options, stages, peers, manifest.rounds, faults)
     seen.reduced = StubReduced(draw_of(manifest)) if options.sharded and not options.real else None
     for number, name in enumerate(names):
         world.start(name, number % stages)
@@ -186,7 +186,7 @@ async def _play(options: Options, folder: Path) -> Seen:
     return seen
 
 
-def _drawn(options: Options, names: Sequence[str]) -> list[Fault]:
+def _drawn(options: Options, names: Sequence[str]) -> list[ScheduledFault]:
     return schedule(options.seed, names, FAULT_SECONDS, options.kinds, options.moves)
 
 
@@ -197,7 +197,7 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-async def _inflict(world: World, faults: list[Fault]) -> None:
+async def _inflict(world: World, faults: list[ScheduledFault]) -> None:
     steps = sorted(
         [(fault.at, 0, number, fault) for number, fault in enumerate(faults)]
         + [(fault.until, 1, number, fault) for number, fault in enumerate(faults) if fault.until > fault.at],
@@ -209,14 +209,14 @@ async def _inflict(world: World, faults: list[Fault]) -> None:
         if not healing:
             done = await fault.inject(world)
             injected.update([number] if done else [])
-            world.note("world", 0, Injected(repr(fault)) if done else Declined(repr(fault)))
+            world.note("world", 0, Injected(repr(fault)) if done else FaultSkipped(repr(fault)))
         elif number in injected:
             await fault.heal(world)
             world.note("world", 0, Healed(repr(fault)))
     await asyncio.sleep(max(0.0, FAULT_SECONDS - loop.time()))
 
 
-async def _calm(world: World, seen: Seen) -> None:
+async def _calm(world: World, seen: ScheduleRecord) -> None:
     """Wait until every living peer has settled enough new rounds, or time is up."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -244,7 +244,7 @@ async def _calm(world: World, seen: Seen) -> None:
         await asyncio.sleep(0.5)
 
 
-def _newest(world: World, seen: Seen) -> list[int]:
+def _newest(world: World, seen: ScheduleRecord) -> list[int]:
     """Newest settled round of each stage."""
     return [max(world.settled(stage).values(), default=-1) for stage in range(seen.stages)]
 
@@ -288,7 +288,7 @@ def _standing(member: Member) -> int:
     return update.rounds.settled if update is not None else -1
 
 
-async def _sample(world: World, seen: Seen) -> None:
+async def _sample(world: World, seen: ScheduleRecord) -> None:
     while True:
         await asyncio.sleep(1.0)
         largest: dict[str, int] = {}
@@ -296,7 +296,7 @@ async def _sample(world: World, seen: Seen) -> None:
             for name, size in _sizes(member).items():
                 largest[name] = max(largest.get(name, 0), size)
         callbacks = world.loop.callbacks  # type: ignore[attr-defined]
-        seen.samples.append(Sample(asyncio.get_running_loop().time(), callbacks, largest))
+        seen.samples.append(ResourceSample(asyncio.get_running_loop().time(), callbacks, largest))
 
 
 def _sizes(member: Member) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.lab.faults.invariants import check
-from peers.lab.faults.play import Options, Seen, play
+from peers.lab.faults.play import Options, ScheduleRecord, play
 from peers.lab.faults.trees import Violation, stages_of, with_processes
 from peers.lab.world.parallel import pool
 from peers.telemetry.events import Settled
@@ -53,14 +53,14 @@ def played(options: Sequence[Options], jobs: int) -> Iterator[Result]:
         yield from processes.map(run_schedule, options)
 
 
-def log_digest(seen: Seen) -> str:
+def log_digest(seen: ScheduleRecord) -> str:
     digest = hashlib.sha256()
     for note in seen.notes:
         digest.update(f"{note.line()}\n".encode())
     return digest.hexdigest()
 
 
-def _rounds(seen: Seen) -> dict[int, int]:
+def _rounds(seen: ScheduleRecord) -> dict[int, int]:
     newest: dict[int, int] = {}
     stages = stages_of(seen.notes)
     for who, note in with_processes(seen.notes):

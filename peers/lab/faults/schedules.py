@@ -10,62 +10,62 @@ from peers.lab.faults.bootstrap_faults import draw_bootstrap_away
 from peers.lab.faults.faults import (
     Crash,
     DirectoryOutage,
-    Fault,
     Flap,
     Freeze,
     Join,
-    Leave,
     Lie,
     Noise,
     OneWay,
     Partition,
+    PoliteLeave,
     Restart,
+    ScheduledFault,
     Skew,
     Slow,
 )
 from peers.lab.faults.moves import LostStage, Move, OnlyHolder
 from protocols.memory.conditions import Conditions
 
-Draw = Callable[[Random, float, Sequence[str]], list[Fault]]
+Draw = Callable[[Random, float, Sequence[str]], list[ScheduledFault]]
 
 
-def _crash(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _crash(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     back: Literal["never", "old disk", "empty disk"]
     back = chance.choice(["never", "old disk", "old disk", "empty disk", "empty disk"])
     pause = chance.choice([0.05, 1.0, 3.0, 8.0, 20.0])
     return [Crash(at, at if back == "never" else at + pause, chance.choice(names), back)]
 
 
-def _freeze(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _freeze(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     return [Freeze(at, at + chance.choice([0.5, 2.0, 5.0, 12.0, 30.0]), chance.choice(names))]
 
 
-def _slow(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _slow(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     return [Slow(at, at + chance.uniform(2.0, 25.0), chance.choice(names))]
 
 
-def _partition(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _partition(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     shuffled = chance.sample(names, len(names))
     cuts = sorted(chance.sample(range(1, len(names)), chance.choice([1, 1, 2])))
     sides = [tuple(shuffled[a:b]) for a, b in zip([0, *cuts], [*cuts, len(names)], strict=True)]
     return [Partition(at, at + chance.choice([1.0, 3.5, 6.0, 12.0, 25.0, 45.0]), tuple(sides))]
 
 
-def _one_way(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _one_way(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     source, target = chance.sample(names, 2)
     return [OneWay(at, at + chance.choice([1.0, 5.0, 15.0, 45.0]), source, target)]
 
 
-def _flap(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _flap(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     name, faults, time = chance.choice(names), [], at
     for _ in range(chance.randrange(2, 6)):
         until = time + chance.uniform(0.3, 6.0)
         faults.append(Flap(time, until, name))
         time = until + chance.uniform(0.3, 4.0)
-    return list[Fault](faults)
+    return list[ScheduledFault](faults)
 
 
-def _noise(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _noise(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     kind = chance.choice(["lost", "repeated", "reordered", "corrupted", "latency_seconds"])
     most = {"lost": 0.2, "repeated": 0.3, "reordered": 0.3, "corrupted": 0.01, "latency_seconds": 2.0}[kind]
     conditions = Conditions(**{kind: chance.uniform(most / 10, most)})
@@ -73,36 +73,36 @@ def _noise(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
     return [Noise(at, at + chance.uniform(2.0, 20.0), these, conditions)]
 
 
-def _skew(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _skew(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     return [Skew(at, at + chance.uniform(5.0, 60.0), chance.choice(names), chance.uniform(-200.0, 200.0))]
 
 
-def _join(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _join(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     first = Join(at, f"n{chance.randrange(10**6)}")
     return [first] if chance.random() < 0.6 else [first, Join(at, f"n{chance.randrange(10**6)}")]
 
 
-def _leave(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
-    return [Leave(at, chance.choice(names))]
+def _leave(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
+    return [PoliteLeave(at, chance.choice(names))]
 
 
-def _lie(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _lie(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     return [Lie(at, at, chance.choice(names), chance.random() < 0.5)]
 
 
-def _outage(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _outage(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     return [DirectoryOutage(at, at + chance.uniform(2.0, 40.0))]
 
 
-def _restart(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _restart(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     pause = chance.choice([0.5, 2.0, 8.0])
     return [Restart(at, at + pause, chance.choice(names), chance.choice([0, 0, 1]))]
 
 
-def _move(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _move(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     """And what happens to it on its way: sent on, killed, stopped, or cut off from everybody."""
     name, soon = chance.choice(names), at + chance.choice([0.01, 0.3, 2.0, 6.0, 15.0])
-    first: list[Fault] = [Move(at, name, chance.randrange(3))]
+    first: list[ScheduledFault] = [Move(at, name, chance.randrange(3))]
     match chance.choice(["", "", "", "again", "crash", "freeze", "flap"]):
         case "again":
             first.append(Move(soon, name, chance.randrange(3)))
@@ -115,11 +115,11 @@ def _move(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
     return first
 
 
-def _lost_stage(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _lost_stage(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     return [LostStage(at, at + chance.choice([0.0, 0.0, 15.0, 40.0]), chance.choice(names))]
 
 
-def _only_holder(chance: Random, at: float, names: Sequence[str]) -> list[Fault]:
+def _only_holder(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
     pause = chance.choice([2.0, 8.0, 15.0])
     return [OnlyHolder(at, at + pause, chance.choice(names), f"n{chance.randrange(10**6)}")]
 
@@ -146,13 +146,13 @@ LOST_STAGE_SHARE = 0.3
 
 def schedule(
     seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = (), moves: bool = False
-) -> list[Fault]:  # fmt: skip
+) -> list[ScheduledFault]:  # fmt: skip
     """2 to 10 faults in the first `seconds`, by time, and sometimes a restart. `kinds`: only these. `moves`:
     the same, and 1 to 6 moves, and sometimes a stage is lost."""
     chance = Random(f"faults {seed}")
     chosen = [name for name in KINDS if not kinds or name in kinds]
     weights = [KINDS[name][1] for name in chosen]
-    faults: list[Fault] = []
+    faults: list[ScheduledFault] = []
     if any(weights):
         for kind in chance.choices(chosen, weights, k=chance.randrange(2, 11)):
             faults += KINDS[kind][0](chance, chance.uniform(4.0, seconds), names)

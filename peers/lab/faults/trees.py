@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from peers.lab.faults.play import Options, Seen
+from peers.lab.faults.play import Options, ScheduleRecord
 from peers.lab.world.stub_stage import SIZE, StubReduced, fingerprint, first_units, slice_of
-from peers.lab.world.world import Note
+from peers.lab.world.world import RecordedEvent
 from peers.lab.world.world_events import Payload, Returned, Summed
 from peers.telemetry import events as noted
 from swarmnet.identifiers import PeerId
@@ -34,7 +34,7 @@ class Violation:
 
 
 @dataclass(slots=True)
-class Made:
+class MadeContribution:
     """One contribution, as its maker's log tells it."""
 
     who: str
@@ -65,8 +65,8 @@ class Node:
 class Stage:
     """What the logs tell of one stage."""
 
-    made: dict[str, Made] = field(default_factory=dict)
-    results: dict[str, Made] = field(default_factory=dict)
+    made: dict[str, MadeContribution] = field(default_factory=dict)
+    results: dict[str, MadeContribution] = field(default_factory=dict)
     """Where there are reducers, their results; sets consist of them."""
     nodes: dict[Key, Node] = field(default_factory=dict)
     settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
@@ -77,12 +77,12 @@ class Stage:
     """Name -> what it saved when, by whichever process."""
 
 
-def process_of(note: Note) -> str:
+def process_of(note: RecordedEvent) -> str:
     """name.life."""
     return f"{note.name}.{note.life}"
 
 
-def with_processes(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
+def with_processes(notes: Iterable[RecordedEvent]) -> Iterator[tuple[str, RecordedEvent]]:
     """Every line with its maker: name.life of the process, and `+n` from when it held its nth other stage. A
     peer that moved leaves what it had made behind, and makes new ones as somebody else would."""
     moved: dict[str, int] = {}
@@ -93,25 +93,25 @@ def with_processes(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
         yield (f"{me}+{moved[me]}" if moved.get(me) else me), note
 
 
-def stages_of(notes: Iterable[Note]) -> dict[str, int]:
+def stages_of(notes: Iterable[RecordedEvent]) -> dict[str, int]:
     """Maker -> the stage that it held."""
     return {
         who: note.what.stage for who, note in with_processes(notes) if isinstance(note.what, noted.Assembled)
     }
 
 
-def parts_of(made: Made, reduced: StubReduced | None) -> list[bytes]:
+def parts_of(made: MadeContribution, reduced: StubReduced | None) -> list[bytes]:
     """Of one's own contribution: what must each be settled once, or come back once."""
     return [made.payload] if reduced is None else reduced.slices(made.payload)
 
 
-def read(seen: Seen) -> tuple[dict[int, Stage], list[Violation]]:
+def read(seen: ScheduleRecord) -> tuple[dict[int, Stage], list[Violation]]:
     """The stages' trees, and what contradicts itself while they are built."""
     stage_of = stages_of(seen.notes)
     stages: dict[int, Stage] = defaultdict(Stage)
     problems: list[Violation] = []
     readers: dict[str, _Reader] = {}
-    made_by_payload: dict[bytes, Made] = {}
+    made_by_payload: dict[bytes, MadeContribution] = {}
     for me, note in with_processes(seen.notes):
         if me not in stage_of:
             continue
@@ -129,7 +129,12 @@ class _Reader:
     """Reads the log of one process, while it holds one stage."""
 
     def __init__(
-        self, me: str, name: str, stage: Stage, made_by_payload: dict[bytes, Made], options: Options
+        self,
+        me: str,
+        name: str,
+        stage: Stage,
+        made_by_payload: dict[bytes, MadeContribution],
+        options: Options,
     ) -> None:
         self.me, self.name, self.stage = me, name, stage
         self._made_by_payload = made_by_payload
@@ -139,17 +144,19 @@ class _Reader:
         self._held: dict[int, set[str]] = defaultdict(set)
         self._keys: dict[int, Key] = {}
 
-    def take(self, note: Note) -> Iterator[Violation]:
+    def take(self, note: RecordedEvent) -> Iterator[Violation]:
         match note.what:
             case Payload(round, payload):
                 self._payloads[round] = payload
             case Summed(round, payload):
                 self._results[round] = payload
             case noted.Reduced(round, id):
-                self.stage.results[id] = Made(self.me, round, id, note.time, self._results.get(round, b""))
+                self.stage.results[id] = MadeContribution(
+                    self.me, round, id, note.time, self._results.get(round, b"")
+                )
                 self._held[round].add(id)
             case noted.ContributionMade(round, id):
-                made = Made(self.me, round, id, note.time, self._payloads.get(round, b""))
+                made = MadeContribution(self.me, round, id, note.time, self._payloads.get(round, b""))
                 self.stage.made[id] = self._made_by_payload[made.payload] = made
                 if not self._is_reduced:
                     self._held[round].add(id)
@@ -183,7 +190,7 @@ class _Reader:
 
 
 def _counting(
-    reduced: StubReduced, of_set: Sequence[Made], peer_of: Mapping[str, str], round: int
+    reduced: StubReduced, of_set: Sequence[MadeContribution], peer_of: Mapping[str, str], round: int
 ) -> tuple[bytes, ...]:
     """Return the slices that count of these results."""
     results = {PeerId(peer_of[one.who.partition(".")[0]]): one.payload for one in of_set}

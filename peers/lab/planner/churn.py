@@ -14,7 +14,7 @@ from random import Random
 
 import torch
 
-from peers.lab.planner.layout import Layout, PeerSpec
+from peers.lab.planner.layout import PeerSpec, SwarmLayout
 from peers.lab.planner.plan_request import PlanRequest
 from peers.lab.planner.simulator import Swarm
 from swarmnet.model.state_layout import state_layout
@@ -94,7 +94,9 @@ def thinnest_share(capacity: Sequence[float], peers: Sequence[int], missing: Seq
     return float(torch.trapezoid(at_least, left))
 
 
-def computed(turnover: Turnover, layout: Layout, visited: Sequence[float], under_way_seconds: float) -> float:
+def computed(
+    turnover: Turnover, layout: SwarmLayout, visited: Sequence[float], under_way_seconds: float
+) -> float:
     """The share of the speed that churn costs: a peer that leaves is missed by its stage, and so by all,
     until another has joined in its place; what was under way at it, so many seconds of the swarm's work in
     all, is computed again elsewhere."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from peers.lab.planner.layout import Layout
+from peers.lab.planner.layout import SwarmLayout
 from peers.lab.processes.demo_report import contribution_bytes
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, encode
@@ -23,7 +23,7 @@ from swarmnet.optimizer.method import method_of
 from swarmnet.pipeline.flow_control import graph_bytes
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import ExchangeName, Manifest
+from swarmnet.run.manifest import Manifest, TopologyName
 
 RESULT_CONTRIBUTIONS = 4.0
 """Bytes of a round's results in those of a contribution: four bits a number where it has one
@@ -45,7 +45,7 @@ class Exchange:
     """Bytes of one, by stage."""
     results: tuple[float, ...]
     """Bytes of all results of a round, by stage, where reducers add up; empty where they cannot."""
-    carried: ExchangeName = "all-gather"
+    carried: TopologyName = "all-gather"
     """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
     reducers, who add up, and the sums go to all, whatever the size of the group."""
     inner_batch_tokens: int = 0
@@ -117,10 +117,10 @@ def alone_memory(manifest: Manifest) -> int:
 
 
 def charged(
-    layout: Layout,
-    most: Callable[[Layout], float],
+    layout: SwarmLayout,
+    most: Callable[[SwarmLayout], float],
     taken: Callable[[float], Sequence[float]],
-) -> tuple[Layout, float]:
+) -> tuple[SwarmLayout, float]:
     """The layout with what contributions take of its lines, and the rate that is left: the largest at which
     lines carry its contributions and its bodies. `most(layout)`: microbatches per second that the rest of the
     lines and compute bear; `taken(rate)`: bytes per second on the lines of each stage's peers."""
@@ -129,7 +129,7 @@ def charged(
         for places in layout.stages()
     ]
 
-    def charge(rate: float) -> Layout:
+    def charge(rate: float) -> SwarmLayout:
         return replace(layout, taken=tuple(taken(rate)))
 
     def bears(rate: float) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from swarmnet.resources.link_bandwidth import Crossing, LinkBandwidth, carried, crossing
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SwarmLayout:
     """A swarm to be simulated."""
 
     peers: tuple[PeerSpec, ...]
@@ -55,7 +55,7 @@ class Layout:
     """Peers of the stages within reach ahead that each peer knows; None: all."""
     cores: int = 0
     """Of the one machine that all peers share; 0: each has its own."""
-    rules: Rules | None = None
+    rules: PathRules | None = None
     """Which stages microbatches may leave out; None: each visits all, in order."""
     connection: Callable[[int, int], float] | None = None
     """What one connection between two peers carries at most; None: what their lines do."""

@@ -22,7 +22,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from peers.config.quantities import seconds
-from peers.config.schema import Shown
+from peers.config.schema import TypeLabel
 from peers.config.validation import validate
 from peers.config.yaml_lines import read
 from peers.lab.planner.speeds import DEFAULT_LINE, MEGABIT
@@ -55,7 +55,9 @@ class LinkRow(BaseModel):
     between: tuple[str, str]
     """Two regions, or one twice. Both directions are alike."""
     latency: Annotated[
-        tuple[float, float], BeforeValidator(seconds_range), Shown("duration, or a range such as 5ms-30ms")
+        tuple[float, float],
+        BeforeValidator(seconds_range),
+        TypeLabel("duration, or a range such as 5ms-30ms"),
     ]
     """One way."""
     mbit: Annotated[float, Field(gt=0)] | None = None

@@ -21,7 +21,7 @@ from peers.lab.planner.exchange import (
     charged,
     exchange_of,
 )
-from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work
 from peers.lab.planner.placing import Placement, placed, sample
 from peers.lab.planner.plan_request import (
     BACKWARD_RATIO,
@@ -36,16 +36,16 @@ from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Act, encode
 from swarmnet.resources.bandwidth_estimate import rounds_per_second
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PlanPhase:
     """A part of the run in which microbatches visit equally many stages."""
 
-    layout: Layout
+    layout: SwarmLayout
     """Of the whole swarm."""
     placement: Placement
     course: Course
@@ -119,8 +119,8 @@ def alone(manifest: Manifest, question: PlanRequest) -> SinglePeerBaseline:
 
 
 def _stretch(
-    manifest: Manifest, question: PlanRequest, exchange: Exchange, rules: Rules | None, plays: int
-) -> Stretch:
+    manifest: Manifest, question: PlanRequest, exchange: Exchange, rules: PathRules | None, plays: int
+) -> PlanPhase:
     """`rules`: by which microbatches leave stages out; None: by none."""
     memory = [exchange.memory(manifest, stage) for stage in range(len(manifest.stages))]
     placement = placed(manifest, question, memory, whole=rules is None)
@@ -141,7 +141,7 @@ def _stretch(
             computed(away_of_all, whole, way.visited, WINDOW * way.path), played.deaths, away.hastened(),
         )  # fmt: skip
     rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # More is the scatter of compute times.
-    found = Stretch(whole, placement, way, bounds, played, len(some), churn, rate)
+    found = PlanPhase(whole, placement, way, bounds, played, len(some), churn, rate)
     if found.churned <= 0:
         why = "with so much churn" if rate > 0 else "on such lines, or of peers so slow"
         raise UserError(f"nothing is trained {why}: no microbatch came back to where it started")
@@ -153,8 +153,8 @@ def lay_out(
     question: PlanRequest,
     exchange: Exchange,
     peers: Sequence[PeerSpec],
-    rules: Rules | None,
-) -> tuple[Layout, tuple[float, float, float]]:
+    rules: PathRules | None,
+) -> tuple[SwarmLayout, tuple[float, float, float]]:
     """The swarm with what contributions take of its lines, and the tokens per second that it bears: by
     compute alone, as lines carry them, and beside contributions."""
     layout, tokens = _layout(manifest, question, peers, rules), manifest.microbatch_tokens
@@ -164,7 +164,7 @@ def lay_out(
         committed = [rate * tokens * part for part in way.visited]
         return _updates(manifest, exchange, stages, committed)
 
-    def most(one: Layout) -> float:
+    def most(one: SwarmLayout) -> float:
         return course(one, question.seed).most
 
     found, rate = (layout, way.most) if question.cores else charged(layout, most, taken)
@@ -173,15 +173,15 @@ def lay_out(
 
 
 def _layout(
-    manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec], rules: Rules | None
-) -> Layout:
+    manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec], rules: PathRules | None
+) -> SwarmLayout:
     shape = manifest.hidden_shape
     body = (manifest.body_bytes + manifest.gradient_bytes) // 2  # Labels or tokens go down only.
     header = len(encode(Act("x" * 52, 10**6, 1, 1, 10.0, shape)))
     links, regions = question.between(), [peer.region for peer in peers]
     if rules is not None:  # What is asked for is the time after the rounds that are whole.
         rules = replace(rules, full_path_warmup_rounds=0, most_swaps=0)
-    return Layout(
+    return SwarmLayout(
         tuple(peers), links.between(regions, question.seed), Work(wire_bytes(header, body), BACKWARD_RATIO),
         cores=question.cores, rules=rules,
         connection=None if question.cores else links.carried(regions),
@@ -206,7 +206,7 @@ def _updates(
     return [exchange.per_second(manifest, stage, rate, group) for stage, group, rate in groups]
 
 
-def _data_bytes(layout: Layout, committed: Sequence[float]) -> tuple[float, ...]:
+def _data_bytes(layout: SwarmLayout, committed: Sequence[float]) -> tuple[float, ...]:
     """Per day, at a peer of each stage that commits so many microbatches per second, on the mean: one body
     sent at the ends of the way, two between."""
     stages = layout.stages()
@@ -216,7 +216,7 @@ def _data_bytes(layout: Layout, committed: Sequence[float]) -> tuple[float, ...]
     )
 
 
-def _line_share(layout: Layout, rates: Sequence[float]) -> float:
+def _line_share(layout: SwarmLayout, rates: Sequence[float]) -> float:
     """The largest part of a line that so many bytes per second take, by stage."""
     lines = [min(peer.up, peer.down) for peer in layout.peers]
     slowest = [min(lines[peer] for peer in peers) for peers in layout.stages()]

@@ -15,7 +15,7 @@ from random import Random
 
 from peers.lab.planner import losses, max_flow
 from peers.lab.planner.churn import Play, Turnover
-from peers.lab.planner.layout import Layout, PeerSpec
+from peers.lab.planner.layout import PeerSpec, SwarmLayout
 from peers.lab.planner.simulator import Swarm
 from peers.lab.planner.visits import max_rate_mixed, mixed_shares
 from swarmnet.routing.load_balancer import Router
@@ -69,7 +69,7 @@ class Played:
     deaths: int = 0
 
 
-def course(layout: Layout, seed: int) -> Course:
+def course(layout: SwarmLayout, seed: int) -> Course:
     capacity, stages = layout.capacity(), layout.stages()
     sums = [sum(capacity[peer] for peer in peers) for peers in stages]
     if layout.rules is None or len(stages) < 3:
@@ -93,7 +93,7 @@ def course(layout: Layout, seed: int) -> Course:
     return Course(most, visited, path, slow_path, on_way)
 
 
-def mean_hop(layout: Layout, seed: int) -> float:
+def mean_hop(layout: SwarmLayout, seed: int) -> float:
     """Seconds of a body from peer to peer, without what it keeps their lines busy."""
     chance, count, size = Random(seed), len(layout.peers), layout.work.body_bytes
     pairs = [(chance.randrange(count), chance.randrange(count)) for _ in range(LATENCIES)]
@@ -105,7 +105,7 @@ def mean_hop(layout: Layout, seed: int) -> float:
     return total / len(pairs)
 
 
-def playable(layout: Layout, way: Course, slots: int, plays: int, churns: bool) -> int:
+def playable(layout: SwarmLayout, way: Course, slots: int, plays: int, churns: bool) -> int:
     """How many of the peers can be played, if a swarm is played `plays` times, and once with churn."""
     under_way = sum(_windows(layout, way, slots).values())
     rate = min(way.most, under_way / way.path)
@@ -115,7 +115,7 @@ def playable(layout: Layout, way: Course, slots: int, plays: int, churns: bool) 
     return max(MIN_PLAYED, min(count, int(count * VISITS / visits)))
 
 
-def play(layout: Layout, way: Course, slots: int, seed: int, turnover: Turnover | None) -> Played:
+def play(layout: SwarmLayout, way: Course, slots: int, seed: int, turnover: Turnover | None) -> Played:
     """`turnover`: whose price is to be found; None: nobody leaves."""
     swarm = Swarm(_ready(layout, way, slots, seed), Router, seed)
     with _without_collector():
@@ -158,7 +158,7 @@ def _committed(swarm: Swarm) -> list[int]:
     return counts
 
 
-def _ready(layout: Layout, way: Course, slots: int, seed: int) -> Layout:
+def _ready(layout: SwarmLayout, way: Course, slots: int, seed: int) -> SwarmLayout:
     """Every peer knows some of each stage within reach, and origins how many to keep under way."""
     stages, chance, windows = layout.stages(), Random(seed), _windows(layout, way, slots)
 
@@ -170,7 +170,7 @@ def _ready(layout: Layout, way: Course, slots: int, seed: int) -> Layout:
     return replace(layout, peers=peers, below=tuple(tuple(known(peer)) for peer in peers))
 
 
-def _windows(layout: Layout, way: Course, slots: int) -> dict[int, int]:
+def _windows(layout: SwarmLayout, way: Course, slots: int) -> dict[int, int]:
     """Microbatches that each origin keeps under way: what `Flow` comes to, by what it can do."""
     capacity, first = layout.capacity(), layout.stages()[0]
     each = WINDOW * way.most * way.path / sum(capacity[peer] for peer in first)

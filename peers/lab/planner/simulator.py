@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from peers.lab.planner import losses
-from peers.lab.planner.layout import Layout, PeerSpec
+from peers.lab.planner.layout import PeerSpec, SwarmLayout
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.events import (
     ActArrived,
@@ -33,23 +33,23 @@ from swarmnet.pipeline.events import (
     ForwardDone,
     GradArrived,
     LastDone,
+    MicrobatchCut,
     NackArrived,
     PeerLost,
+    PipelineTick,
     SendAct,
     SendBusy,
     SendCancel,
     SendGrad,
     SendNack,
-    Start,
-    Tick,
 )
 from swarmnet.pipeline.flow_control import Flow
-from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.resources.link_bandwidth import seconds_on_line
 from swarmnet.routing.load_balancer import Router
 from swarmnet.routing.skipping import Skipping
-from swarmnet.run.path_rules import Header
+from swarmnet.run.path_rules import PathHeader
 
 NOTICED_SECONDS = 0.1
 """From a peer's death to its neighbours' knowing: sockets of a killed process are reset (hivemind.md 4c)."""
@@ -129,7 +129,7 @@ class SimulatedPeer:
         self.ways = Skipping(rules, spec.stage, self._live) if rules is not None else None
         below = swarm.last_stage - spec.stage
         body = swarm.layout.work.body_bytes
-        self.pipeline = Pipeline(below, router, self._candidates, spec.slots, Ledger(), body)
+        self.pipeline = Pipeline(below, router, self._candidates, spec.slots, MicrobatchLedger(), body)
         self.alive = True
         self.service_seconds = 0.0
         self.busy_seconds = 0.0
@@ -186,7 +186,7 @@ class SimulatedPeer:
             self._spent[grad.key] = self._spent.get(grad.key, 0.0) + spent
         self.receive(grad)
 
-    def receive_act(self, act: ActArrived, header: Header | None) -> None:
+    def receive_act(self, act: ActArrived, header: PathHeader | None) -> None:
         """`header`: its way, where microbatches may leave stages out."""
         if self.alive and self.ways is not None and header is not None:
             if self.ways.came_otherwise(act.key, header):
@@ -210,7 +210,7 @@ class SimulatedPeer:
             self._started[key] = now
             if self.ways is not None:
                 self.ways.start(key)
-            self.feed(Start(key))
+            self.feed(MicrobatchCut(key))
 
     def _arm(self) -> None:
         events = self.swarm.events
@@ -232,7 +232,7 @@ class SimulatedPeer:
     def _tick(self, due: float) -> None:
         if due == self._armed:
             self._armed = inf
-            self.receive(Tick())
+            self.receive(PipelineTick())
 
     def _carry_out(self, effect: Effect) -> None:
         swarm = self.swarm
@@ -329,7 +329,7 @@ class SimulatedPeer:
 class Swarm:
     """All simulated peers, their lines and their clock."""
 
-    def __init__(self, layout: Layout, router: Callable[[Random], Router], seed: int = 0) -> None:
+    def __init__(self, layout: SwarmLayout, router: Callable[[Random], Router], seed: int = 0) -> None:
         self.layout = layout
         self.router = router
         self.chance = Random(seed)
@@ -371,7 +371,7 @@ class Swarm:
                 # Of the next stage it knows `known`, and its share of the origins that know them.
                 seen = len(peer.known.get(1, ())) if self.layout.below is None else origins
                 peer.flow.aim(self.last_stage + 1, origins, seen)
-                self.events.at(self.chance.random() * 0.1, peer.receive, Tick())
+                self.events.at(self.chance.random() * 0.1, peer.receive, PipelineTick())
 
     def run(self, until: float) -> None:
         self.events.run(until)
@@ -465,7 +465,7 @@ class Swarm:
     ) -> None:
         if receiver.alive:
             receiver.router.on_credit(peer, slots, service_seconds, waiting)
-            receiver.receive(Tick())
+            receiver.receive(PipelineTick())
 
     # -- who goes and comes ---------------------------------------------------------------------------
 
@@ -493,4 +493,4 @@ class Swarm:
         for other in self.places_above[place]:
             if self.here[other].alive:
                 self._know(self.here[other], newcomer)
-        newcomer.receive(Tick())
+        newcomer.receive(PipelineTick())

@@ -23,7 +23,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.run_file import publish
 from peers.errors import UserError
 from peers.lab.processes import chaos_report
-from peers.lab.processes.chaos_report import Fault
+from peers.lab.processes.chaos_report import InjectedFault
 from peers.lab.processes.demo import LOOPBACK, by_method, stage_layers
 from peers.lab.processes.processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
@@ -119,7 +119,7 @@ class ChaosSwarm:
         self.chance = Random(f"victims {options.seed}")
         self.peers: list[DemoPeer] = []
         self.boot: DemoPeer | None = None
-        self.faults: list[Fault] = []
+        self.faults: list[InjectedFault] = []
         self.began = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -228,7 +228,7 @@ class ChaosSwarm:
     async def _strike(self, kind: str) -> None:
         victim = await self._victim(last_stage=kind == "freeze")
         stage = int(victim.status["stage"])
-        fault = Fault(kind, victim.name, victim.peer_id, stage, time.time())
+        fault = InjectedFault(kind, victim.name, victim.peer_id, stage, time.time())
         self.faults.append(fault)
         self.notify(f"{kind}: {victim.name} of stage {stage}")
         if kind == "kill":
@@ -267,7 +267,7 @@ class ChaosSwarm:
         peer = await self.add(stage)
         self.notify(f"a fresh peer joins stage {stage} as {peer.name}")
 
-    async def _thaw(self, victim: DemoPeer, fault: Fault) -> None:
+    async def _thaw(self, victim: DemoPeer, fault: InjectedFault) -> None:
         await asyncio.sleep(FROZEN_SECONDS)
         fault.until = time.time()
         victim.freeze(signal.SIGCONT)

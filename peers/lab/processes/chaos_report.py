@@ -43,7 +43,7 @@ SPREADS = 3.0
 
 
 @dataclass(slots=True)
-class Fault:
+class InjectedFault:
     """What was done to a peer. Unix times."""
 
     kind: str
@@ -232,7 +232,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
     return {**counts, "lost": lost, "twice": twice + repeated, "settled_again": again}
 
 
-def kills_to_commit(lives: Sequence[Life], faults: Sequence[Fault]) -> list[float]:
+def kills_to_commit(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> list[float]:
     """For every kill, seconds until its stage committed the next microbatch."""
     waits = []
     for fault in faults:
@@ -246,7 +246,7 @@ def kills_to_commit(lives: Sequence[Life], faults: Sequence[Fault]) -> list[floa
     return waits
 
 
-def thawed_to_in_step(lives: Sequence[Life], fault: Fault) -> float | None:
+def thawed_to_in_step(lives: Sequence[Life], fault: InjectedFault) -> float | None:
     """Seconds from the thaw until the peer had settled all but OPEN_ROUNDS of what its stage had by then."""
     if fault.until is None:
         return None
@@ -264,7 +264,7 @@ def thawed_to_in_step(lives: Sequence[Life], fault: Fault) -> float | None:
     return None
 
 
-def rerouted_from(lives: Sequence[Life], fault: Fault, until: float) -> list[float]:
+def rerouted_from(lives: Sequence[Life], fault: InjectedFault, until: float) -> list[float]:
     """For every microbatch that the hurt peer held, seconds until it was sent to another one."""
     return [
         at - fault.at for life in lives for at, tried in life.rerouted
@@ -272,7 +272,7 @@ def rerouted_from(lives: Sequence[Life], fault: Fault, until: float) -> list[flo
     ]  # fmt: skip
 
 
-def frozen_to_reroute(lives: Sequence[Life], fault: Fault) -> float | None:
+def frozen_to_reroute(lives: Sequence[Life], fault: InjectedFault) -> float | None:
     """Seconds until the last microbatch at the frozen peer had gone to another one, and nobody above it
     counted on it any more."""
     until = fault.until or float("inf")
@@ -299,7 +299,9 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 # -- the report -------------------------------------------------------------------------------------------
 
 
-def build(lives: Sequence[Life], faults: Sequence[Fault], calm: Sequence[Sequence[Life]]) -> dict[str, Any]:
+def build(
+    lives: Sequence[Life], faults: Sequence[InjectedFault], calm: Sequence[Sequence[Life]]
+) -> dict[str, Any]:
     """The report of a run under fire and of undisturbed ones."""
     round = min(last_round(run) for run in [lives, *calm])
     loss = loss_at(lives, round)
@@ -352,7 +354,7 @@ def build(lives: Sequence[Life], faults: Sequence[Fault], calm: Sequence[Sequenc
     }  # fmt: skip
 
 
-def _back(lives: Sequence[Life], faults: Sequence[Fault]) -> list[float | None]:
+def _back(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> list[float | None]:
     """For every p2pd killed, seconds until its peer was in step again."""
     waits: list[float | None] = []
     for fault in faults:

@@ -26,7 +26,7 @@ CURVE_POINTS = 50
 
 
 @dataclass(slots=True)
-class PeerStory:
+class DemoPeerReport:
     """One peer's event log, read to the end."""
 
     peer: str
@@ -46,8 +46,8 @@ class PeerStory:
     ledger: noted.Ledger = field(default_factory=lambda: noted.Ledger(0))
 
 
-def read_story(state: Path) -> PeerStory:
-    story = PeerStory("")
+def read_story(state: Path) -> DemoPeerReport:
+    story = DemoPeerReport("")
     for line in event_log.read(state / "events.jsonl"):
         story.settled.take(line.event)
         match line.event:
@@ -70,7 +70,7 @@ def read_story(state: Path) -> PeerStory:
     return story
 
 
-def unequal_digests(stories: Sequence[PeerStory]) -> list[str]:
+def unequal_digests(stories: Sequence[DemoPeerReport]) -> list[str]:
     """Stage and round wherever two peers of a stage name different digests for a round both settled."""
     found: dict[tuple[int, int], set[str]] = {}
     for story in stories:
@@ -79,7 +79,7 @@ def unequal_digests(stories: Sequence[PeerStory]) -> list[str]:
     return [f"stage {s} round {r}" for (s, r), digests in sorted(found.items()) if len(digests) > 1]
 
 
-def repeats_across_peers(stories: Sequence[PeerStory]) -> tuple[int, int]:
+def repeats_across_peers(stories: Sequence[DemoPeerReport]) -> tuple[int, int]:
     """(commits of a microbatch by a second peer of the same stage, all commits)."""
     commits = Counter(
         (story.stage, origin, counter) for story in stories for _, origin, counter, _, _ in story.commits
@@ -87,14 +87,16 @@ def repeats_across_peers(stories: Sequence[PeerStory]) -> tuple[int, int]:
     return sum(count - 1 for count in commits.values()), commits.total()
 
 
-def kill_to_commit_seconds(stories: Iterable[PeerStory], stage: int, killed_at: float) -> float | None:
+def kill_to_commit_seconds(stories: Iterable[DemoPeerReport], stage: int, killed_at: float) -> float | None:
     later = [
         at for story in stories if story.stage == stage for at, *_ in story.commits if at > killed_at
     ]  # fmt: skip
     return min(later) - killed_at if later else None
 
 
-def kill_to_experts_seconds(stories: Iterable[PeerStory], killed: PeerStory, at: float) -> float | None:
+def kill_to_experts_seconds(
+    stories: Iterable[DemoPeerReport], killed: DemoPeerReport, at: float
+) -> float | None:
     """Until a peer of its stage trains what it trained; 0 where one did already."""
     if not killed.took_up:
         return None
@@ -107,12 +109,14 @@ def kill_to_experts_seconds(stories: Iterable[PeerStory], killed: PeerStory, at:
     return min(found) - at if found else None
 
 
-def join_to_contribution_seconds(stories: Iterable[PeerStory], peer: str, started_at: float) -> float | None:
+def join_to_contribution_seconds(
+    stories: Iterable[DemoPeerReport], peer: str, started_at: float
+) -> float | None:
     accepted = [at for story in stories for at, contributor in story.took if contributor == peer]
     return min(accepted) - started_at if accepted else None
 
 
-def curve(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
+def curve(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
     """Tokens that the run has trained by then, and the mean loss since the last point: nats per token, each
     microbatch at the weights of its time, before it counted."""
     commits = _with_losses(stories)
@@ -125,7 +129,7 @@ def curve(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
     return found
 
 
-def _with_losses(stories: Iterable[PeerStory]) -> list[tuple[int, float]]:
+def _with_losses(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
     """Tokens and loss of what the first stage committed, in the order of time."""
     commits = sorted(
         (at, loss, tokens) for story in stories if story.stage == 0
@@ -144,9 +148,9 @@ def contribution_bytes(manifest: Manifest, stage: int) -> int:
 
 def build(
     manifest: Manifest,
-    stories: Sequence[PeerStory],
-    killed: tuple[PeerStory, float] | None,
-    newcomer: PeerStory | None,
+    stories: Sequence[DemoPeerReport],
+    killed: tuple[DemoPeerReport, float] | None,
+    newcomer: DemoPeerReport | None,
     bits_per_byte: float,
     scored_sha256: str,
     train_seconds: float,

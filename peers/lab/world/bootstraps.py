@@ -8,7 +8,7 @@ from swarmnet.identifiers import PeerId
 BOOTSTRAP = Identity.from_seed(b"the bootstrap of the world").peer_id
 
 
-class Bootstrap:
+class SimulatedBootstrap:
     """Two peers find each other once both have asked it between one start and the next."""
 
     def __init__(self) -> None:

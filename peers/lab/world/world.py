@@ -24,13 +24,13 @@ from torch import Tensor
 from peers.compute.executor import InlineCompute
 from peers.compute.stage_part import MakePart, StagePart, real_part
 from peers.config.run_file import SignedManifest
-from peers.lab.world.bootstraps import BOOTSTRAP, Bootstrap
+from peers.lab.world.bootstraps import BOOTSTRAP, SimulatedBootstrap
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop
 from peers.lab.world.stub_stage import stub_part
-from peers.lab.world.world_events import Begun, Crashed, Frozen, Returned, Say, Thawed
+from peers.lab.world.world_events import Begun, Crashed, Frozen, Noticed, Returned, Thawed
 from peers.telemetry.event import Event
 from peers.telemetry.events import ContributionReturned, Settled
-from peers.worker.pipeline.pipeline_service import Text
+from peers.worker.pipeline.pipeline_service import MicrobatchSource
 from peers.worker.settings import Settings
 from peers.worker.worker import Worker
 from protocols.errors import Unreachable
@@ -39,7 +39,7 @@ from protocols.memory.directory import MemoryDirectory
 from protocols.memory.transport import MemoryNetwork, MemoryTransport
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, PeerId, RunId
-from swarmnet.membership.ways_in import WaysIn
+from swarmnet.membership.bootstrap_contacts import BootstrapContacts
 from swarmnet.run.manifest import Manifest, owner_statement
 
 CHECKPOINT_SECONDS = 7.0
@@ -48,7 +48,7 @@ SHARES = (0.01, 1.0, 1.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class RecordedEvent:
     """One line of a peer's event log. `life` counts the processes of that name."""
 
     time: float
@@ -112,7 +112,7 @@ class Member:
 
 
 class _Text:
-    """`Text` of zeros, in the manifest's shape."""
+    """`MicrobatchSource` of zeros, in the manifest's shape."""
 
     def __init__(self, manifest: Manifest) -> None:
         data = manifest.data
@@ -128,7 +128,7 @@ class _Directory(MemoryDirectory):
     def __init__(self, world: World, peer: PeerId, name: str) -> None:
         super().__init__(world.network, peer)
         self._world, self._name = world, name
-        self._ways = WaysIn([BOOTSTRAP], Random(f"ways in {peer}"))
+        self._ways = BootstrapContacts([BOOTSTRAP], Random(f"ways in {peer}"))
 
     def now(self) -> float:
         # Long after the clock's start, so that a clock that is wrong is never before 1970.
@@ -180,18 +180,18 @@ class World:
         self.bytes_per_second = self.chance.choice([float("inf"), float("inf"), float("inf"), 2e5])
         self.members: dict[str, Member] = {}
         self.all_lives: list[Member] = []
-        self.notes: list[Note] = []
+        self.notes: list[RecordedEvent] = []
         self.escaped: list[tuple[str, BaseException]] = []
         self.returning: Counter[tuple[str, int]] = Counter()
         """(name, life) -> contributions that are given back and that its compute has not taken in yet."""
-        self.text: Text = _Text(manifest)
+        self.text: MicrobatchSource = _Text(manifest)
         """Of all peers."""
         self.parts: dict[str, MakePart] = {}
         """Where the tensor work is real: by name, those of peers that hold a stage in another way."""
         self.directory_silent = False
         self.directory_back_at = float("-inf")
         """When the last silence of the directory ended."""
-        self.bootstrap = Bootstrap()
+        self.bootstrap = SimulatedBootstrap()
         self.movers: set[str] = set()
         """Peers that move by their own decision, as peers do by default, though the others stay."""
         self.given_up: set[int] = set()
@@ -255,7 +255,7 @@ class World:
                 return stub_part(manifest, note, serial)
             return self.parts.get(name, real_part)(manifest, stage)
 
-        async def text(_withdrawn: frozenset[bytes]) -> Text:
+        async def text(_withdrawn: frozenset[bytes]) -> MicrobatchSource:
             return self.text
 
         return Worker(
@@ -267,7 +267,7 @@ class World:
                 allow_reinit=stage in self.given_up,
             ),
             Random(f"{self.seed}/{name}/{life}"), note,
-            lambda topic, line: note(Say(topic, line.replace(str(folder), name))), part,
+            lambda topic, line: note(Noticed(topic, line.replace(str(folder), name))), part,
         )  # fmt: skip
 
     def has_checkpoint(self, name: str) -> bool:
@@ -356,13 +356,13 @@ class World:
     # -- the log --------------------------------------------------------------------------------------
 
     def note(self, name: str, life: int, event: Event) -> None:
-        self.notes.append(Note(round(self.loop.time(), 6), name, life, event))
+        self.notes.append(RecordedEvent(round(self.loop.time(), 6), name, life, event))
         if isinstance(event, (ContributionReturned, Returned)) and not self.real:
             self.returning[name, life] += 1 if isinstance(event, ContributionReturned) else -1
         member = self.members.get(name) if self.given_up else None
         if member is not None and isinstance(event, Settled):
             self.given_up.discard(member.worker.stage)
-        elif member is not None and isinstance(event, Say) and event.what == "elsewhere":
+        elif member is not None and isinstance(event, Noticed) and event.what == "elsewhere":
             member.worker.elsewhere.allow_reinit = member.worker.stage in self.given_up
 
     def settled(self, stage: int) -> dict[str, int]:

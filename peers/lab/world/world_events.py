@@ -23,14 +23,14 @@ class Frozen(Event, frozen=True):
 class Thawed(Event, frozen=True):
     """It goes on."""
 
-class ToldToLeave(Event, frozen=True):
+class LeaveRequested(Event, frozen=True):
     """It was asked to end politely."""
 
-class ToldToMove(Event, frozen=True):
+class MoveRequested(Event, frozen=True):
     """It was ordered to hold another stage."""
     stage: int
 
-class Say(Event, frozen=True, tag="said"):
+class Noticed(Event, frozen=True, tag="said"):
     """A line for people, and what it is about."""
     what: str
     line: str
@@ -71,7 +71,7 @@ class Injected(Event, frozen=True):
     """A fault was done."""
     fault: str
 
-class Declined(Event, frozen=True):
+class FaultSkipped(Event, frozen=True):
     """A fault could not be done then."""
     fault: str
 

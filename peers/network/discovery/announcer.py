@@ -10,7 +10,7 @@ from random import Random
 from peers.config.run_file import SignedManifest
 from peers.errors import IdentityInUse
 from peers.network.discovery.claims import Claims, told_line
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from protocols.errors import WireError
 from protocols.messages.table import PeerRecord
 from protocols.ports import Directory, Transport
@@ -47,7 +47,7 @@ class RecordAnnouncer:
         transport: Transport,
         directory: Directory,
         version: str,
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         own_start: OwnStart | None = None,
     ) -> None:
         """Create the announcer. `own_start` is that of the process; if None, this object creates one."""
@@ -95,7 +95,7 @@ class RecordAnnouncer:
         try:
             return await self.directory.look_up(self.signed.run_id, stage, OPERATION_SECONDS)
         except WireError as error:
-            self.log_event(noted.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
+            self.log_event(events.LookUpFailed(stage=stage, code=error.code, reason=str(error)))
             return None
 
     def record(self, stage: int, claims: Claims, invite: bytes = b"") -> bytes:
@@ -138,9 +138,9 @@ class RecordAnnouncer:
                 stored &= await self.directory.put_manifest(run, self.signed.wire(), OPERATION_SECONDS)
                 if not stored:
                     reason = "no node of the directory stored it"
-                    self.log_event(noted.AnnounceFailed(code="not_stored", reason=reason))
+                    self.log_event(events.AnnounceFailed(code="not_stored", reason=reason))
             except WireError as error:
-                self.log_event(noted.AnnounceFailed(code=error.code, reason=str(error)))
+                self.log_event(events.AnnounceFailed(code=error.code, reason=str(error)))
                 stored = False
             early -= 1
             pause = EARLY_SECONDS if early > 0 else ANNOUNCE_SECONDS

@@ -115,7 +115,7 @@ class RemoteProgressGuard:
             self._first = median_low(first) if first else -1
             # No stage advances alone, and after two minutes no record is left of a stage that was lost.
             manifest, beside = self.presence.signed.manifest, []
-            for stage in manifest.beside(self.stage()):
+            for stage in manifest.neighbour_stages(self.stage()):
                 if 0 <= stage < len(manifest.stages):
                     settled = settled_round(await self._records(stage), stage)
                     beside += [settled] if settled is not None else []

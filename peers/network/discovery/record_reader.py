@@ -13,7 +13,7 @@ from protocols.ports import Directory
 from protocols.signed.peer_record import PeerRecord
 from protocols.signed.records import ANNOUNCE_SECONDS, SignedRecord, open_record
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.placement.standstill import Standing, stuck_stages
+from swarmnet.placement.standstill import StagePeer, stuck_stages
 
 LOOK_UP_SECONDS = 10.0
 """Deadline of one look-up in seconds (as in announcer.py)."""
@@ -62,7 +62,7 @@ def stuck_of(records: Iterable[PeerRecord], snapshot_interval: int) -> dict[int,
     """Return a map of stage to the number of peers that wait there for weights that no peer of the stage has.
     Peers in state `leaving` are not counted, because their last record outlives them."""
     standing = [
-        Standing(record.stage, waits_for_weights(record), record.round)
+        StagePeer(record.stage, waits_for_weights(record), record.round)
         for record in records
         if record.state != "leaving"
     ]

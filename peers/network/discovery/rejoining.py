@@ -11,7 +11,7 @@ from peers.network.discovery.bootstrap import ANSWER_SECONDS
 from peers.telemetry.events import Notify
 from protocols.dht.directory import split_multiaddr
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, WaysIn
+from swarmnet.membership.bootstrap_contacts import LONGEST_ASK_SECONDS, BootstrapContacts
 
 LOOK_SECONDS = 1.0
 """Interval of the checks of the routing table in seconds; they cost nothing."""
@@ -26,8 +26,8 @@ class Rejoinable(Protocol):
 
 
 class Rejoining:
-    """Contacts bootstraps at the times that `WaysIn` chooses, and reports changes to the user and the
-    metric."""
+    """Contacts bootstraps at the times that `BootstrapContacts` chooses, and reports changes to the user and
+    the metric."""
 
     def __init__(
         self, directory: Rejoinable, bootstraps: Sequence[str], remembered: Callable[[], Sequence[str]],
@@ -40,7 +40,7 @@ class Rejoining:
         self.me = me
         self.notify = notify
         self.set_lost = set_lost
-        self.ways = WaysIn([split_multiaddr(address)[0] for address in self.bootstraps], chance)
+        self.ways = BootstrapContacts([split_multiaddr(address)[0] for address in self.bootstraps], chance)
 
     async def run(self) -> None:
         """Run until cancelled. The checks begin after the peer has joined."""

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from peers.network.orders.gatekeeper import Gatekeeper
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from protocols.errors import WireError
 from protocols.ports import Directory
 from swarmnet.identifiers import PeerId
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 CHECK_SECONDS = 60.0
 """Interval of the checks in seconds. An invite expires without any message. From then on, links that are
@@ -24,13 +24,13 @@ async def first_look(
     directory: Directory,
     me: PeerId,
     deadline_seconds: float,
-    log_event: noted.LogEvent,
+    log_event: events.LogEvent,
 ) -> None:
     """Ask the directory for orders once before anything starts. Raises UserError if this peer is excluded."""
     try:
         await book.look_up(directory, deadline_seconds)
     except WireError as error:
-        log_event(noted.OrderUnknown(reason=str(error)))
+        log_event(events.OrderUnknown(reason=str(error)))
     gatekeeper.check_self(me)
 
 
@@ -39,7 +39,7 @@ async def until_excluded(book: OrderBook, gatekeeper: Gatekeeper, me: PeerId) ->
     not count, because any peer can refuse any other. It comes with the order."""
     news = asyncio.Event()
 
-    def on_order(before: Order, now: Order) -> None:
+    def on_order(before: OwnerOrders, now: OwnerOrders) -> None:
         news.set()
 
     book.heard.append(on_order)

@@ -8,14 +8,14 @@ from pathlib import Path
 from peers.config.atomic_files import write_atomically
 from peers.config.run_file import SignedManifest
 from peers.errors import UserError
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.telemetry.events import Notify
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.orders import SignedOrder, open_order
-from swarmnet.run.owner_orders import NO_ORDER, Order
+from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 
-Heard = Callable[[Order, Order], None]
+Heard = Callable[[OwnerOrders, OwnerOrders], None]
 """Called with (order before, order now)."""
 
 
@@ -23,7 +23,7 @@ class OrderBook:
     """Holds the newest order that this peer knows."""
 
     def __init__(
-        self, signed: SignedManifest, kept: Path | None, log_event: noted.LogEvent, notify: Notify
+        self, signed: SignedManifest, kept: Path | None, log_event: events.LogEvent, notify: Notify
     ) -> None:
         """Create the book. `kept` is the file in which the order survives a restart; None if there is
         none."""
@@ -37,7 +37,7 @@ class OrderBook:
         self._read()
 
     @property
-    def order(self) -> Order:
+    def order(self) -> OwnerOrders:
         """The newest order, or `NO_ORDER`."""
         return self.held.order if self.held is not None else NO_ORDER
 
@@ -61,7 +61,7 @@ class OrderBook:
             return False
         before, self.held = self.order, order
         self._write(order.data)
-        self.log_event(noted.Order(sequence=order.order.sequence, reason=order.order.reason))
+        self.log_event(events.Order(sequence=order.order.sequence, reason=order.order.reason))
         for heard in tuple(self.heard):
             heard(before, order.order)
         return True
@@ -76,7 +76,7 @@ class OrderBook:
         except FileNotFoundError:
             pass
         except (OSError, WireError) as error:
-            self.log_event(noted.OrderUnusable(reason=str(error)))
+            self.log_event(events.OrderUnusable(reason=str(error)))
             self.notify("order_unusable", f"the order kept in {self.kept} cannot be used: {error}")
 
     def _write(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from peers.network.orders.order_book import OrderBook
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from protocols.errors import WireError
 from protocols.ports import Directory
 from protocols.signed.identity import SIGNATURE_BYTES
@@ -16,14 +16,14 @@ UPKEEP_SECONDS = 60.0
 OPERATION_SECONDS = 10.0
 
 
-async def keep_forever(book: OrderBook, directory: Directory, log_event: noted.LogEvent) -> None:
+async def keep_forever(book: OrderBook, directory: Directory, log_event: events.LogEvent) -> None:
     """Republish in regular intervals, and accept newer orders."""
     while True:
         await keep(book, directory, log_event)
         await asyncio.sleep(UPKEEP_SECONDS)
 
 
-async def keep(book: OrderBook, directory: Directory, log_event: noted.LogEvent) -> None:
+async def keep(book: OrderBook, directory: Directory, log_event: events.LogEvent) -> None:
     """Republish once. A directory that does not answer is tried again the next time."""
     signed = book.signed
     try:
@@ -37,4 +37,4 @@ async def keep(book: OrderBook, directory: Directory, log_event: noted.LogEvent)
             entry = seal_listing(signed.run_id, signed.manifest.owner, signature)
             await directory.put_listing(entry, OPERATION_SECONDS)
     except WireError as error:
-        log_event(noted.UpkeepFailed(code=error.code, reason=str(error)))
+        log_event(events.UpkeepFailed(code=error.code, reason=str(error)))

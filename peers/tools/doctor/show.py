@@ -34,7 +34,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """What was told, shown at once unless it goes out as JSON."""
 
     wanted: frozenset[str]
@@ -80,7 +80,7 @@ def run_doctor(
     out: TextIO | None = None,
 ) -> int:  # fmt: skip
     """0: nothing fails; 1: something does. `swarm`: one is named, so look at it. UserError for bad input."""
-    report = Report(wanted_checks(only), out or sys.stdout, as_json)
+    report = DoctorReport(wanted_checks(only), out or sys.stdout, as_json)
     with as_user_errors(IdentityError):
         running = is_held(config.state)
         found = _machine(config, running, must_be_reached, report)
@@ -105,7 +105,7 @@ def run_doctor(
 
 
 def _machine(
-    config: PeerFile, running: bool, must_be_reached: bool, report: Report
+    config: PeerFile, running: bool, must_be_reached: bool, report: DoctorReport
 ) -> graphics.Graphics | None:
     """What needs no network. What is known of GPUs; None without torch."""
     available, total = machine.free_memory()
@@ -136,10 +136,10 @@ def _machine(
 
 
 def _swarm(
-    config: PeerFile, running: bool, must_be_reached: bool, found: graphics.Graphics, report: Report
+    config: PeerFile, running: bool, must_be_reached: bool, found: graphics.Graphics, report: DoctorReport
 ) -> None:
     from peers.tools.doctor.stage_memory import Memory
-    from peers.tools.doctor.swarm import NetworkChecks, Subject
+    from peers.tools.doctor.swarm import ExaminedPeer, NetworkChecks
 
     gpu = found.devices[0][1] if found.devices and config.device != "cpu" else None
     free = Memory(machine.free_memory()[0], gpu, config.limits.memory)
@@ -147,7 +147,7 @@ def _swarm(
         place = Path(folder)
         create(place / "stranger.key")
         key = config.identity if config.identity.exists() else place / "stranger.key"
-        subject = Subject(config, load(key), key, running, must_be_reached, free, place)
+        subject = ExaminedPeer(config, load(key), key, running, must_be_reached, free, place)
         visit = NetworkChecks(subject, report.tell, report.wanted)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(visit.run())

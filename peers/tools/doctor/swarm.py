@@ -91,7 +91,7 @@ class Helper:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ExaminedPeer:
     """The peer that is looked at."""
 
     config: PeerFile
@@ -110,7 +110,7 @@ class Subject:
 class NetworkChecks:
     """One visit to the swarm."""
 
-    def __init__(self, subject: Subject, tell: Tell, wanted: frozenset[str]) -> None:
+    def __init__(self, subject: ExaminedPeer, tell: Tell, wanted: frozenset[str]) -> None:
         """`wanted`: the checks to do; what they need besides is done silently."""
         self.subject, self.tell, self.wanted = subject, tell, wanted
         self.helpers: list[Helper] = []
@@ -418,7 +418,7 @@ def _opinion(second: Dialled) -> str:
     return f"{second.outcome.replace('_', ' ')} ({second.detail})"
 
 
-def addresses_of(subject: Subject, transport: P2pdTransport) -> Addresses | None:
+def addresses_of(subject: ExaminedPeer, transport: P2pdTransport) -> Addresses | None:
     """Of the peer that is looked at, which may be another process than the one that asks; None: not known.
     What the peer file announces is known whatever the log tells, and whoever announces has no relays."""
     config = subject.config

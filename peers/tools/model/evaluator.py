@@ -20,7 +20,7 @@ from peers.role import Network, Process
 from peers.telemetry import events as noted
 from peers.tools.model.evaluate import Score
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, invite_shown, not_let_in, score
+from peers.tools.model.swarm_session import ScoreProgress, invite_shown, not_let_in, score
 
 AT_ONCE = 2
 """Requests under way: it has time, and others ask, too."""
@@ -34,7 +34,7 @@ class SwarmEvaluator:
         self.newest: Score | None = None
         self.round = -1
         """Of the weights that were scored; of stages that differ, the oldest."""
-        self.progress = Progress()
+        self.progress = ScoreProgress()
 
     @property
     def loss(self) -> float | None:
@@ -79,7 +79,7 @@ class SwarmEvaluator:
     async def _once(self, client: SwarmClient, text: bytes) -> None:
         """One score; whoever does not answer is asked again the next time."""
         process, talk, began = self.process, Conversation(), time.monotonic()
-        self.progress = Progress()
+        self.progress = ScoreProgress()
         try:
             found = await score(client, text, conversation=talk, progress=self.progress, at_once=AT_ONCE)
         except NoAnswer as error:

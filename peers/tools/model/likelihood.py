@@ -43,7 +43,7 @@ class _Row:
     count: int
 
 
-class Reader:
+class ModelScorer:
     """A whole model in this process. `window`: the length it was trained on, in tokens."""
 
     def __init__(

@@ -11,7 +11,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from peers.errors import UserError
-from peers.tools.model.likelihood import Reader
+from peers.tools.model.likelihood import ModelScorer
 
 ANSWER_TOKENS = 256
 """Longest answer where a task names none: the harness' own default."""
@@ -20,7 +20,7 @@ ANSWER_TOKENS = 256
 class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
     """What the harness asks of a model."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ModelScorer) -> None:
         super().__init__()
         self._reader = reader
 
@@ -45,7 +45,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
 
 
 def run_tasks(
-    reader: Reader, tasks: Sequence[str], folder: Path | None, limit: int | None
+    reader: ModelScorer, tasks: Sequence[str], folder: Path | None, limit: int | None
 ) -> dict[str, dict[str, float]]:
     """Task -> metric -> value. `folder`: where own tasks are; `limit`: documents per task. Raises UserError.
 

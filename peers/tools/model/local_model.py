@@ -20,7 +20,7 @@ BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredModel:
     """A whole model on this disk."""
 
     weights: dict[str, Tensor]
@@ -32,7 +32,7 @@ class Held:
     """Whether it was trained on Python's library and nothing else, as far as is known."""
 
 
-def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> Held:
+def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> StoredModel:
     """A checkpoint's model, or an exported one (None: here); `warn` hears of newer files that cannot be
     used, and of what was switched off in a tokenizer.json. `tokenizer`: the run's tokenizer.json, which
     lies in an exported model already. Raises ExportError, TextError or UserError."""
@@ -44,14 +44,14 @@ def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | Non
         file = tokenizer or (None if shape.vocab_size == BYTES else place / "tokenizer.json")
         opened = open_tokenizer(file, shape.vocab_size, load_end(place))
         _pass_on(opened, warn)
-        return Held(load_weights(place), shape, opened, window, alone)
+        return StoredModel(load_weights(place), shape, opened, window, alone)
     newest = checkpoint_file.newest(source)
     shape, data = newest.manifest.model, newest.manifest.data
     for trouble in newest.passed_over:
         warn(f"passed over: {trouble}")
     opened = open_tokenizer(tokenizer_file(data, tokenizer), shape.vocab_size, data.eos_token)
     _pass_on(opened, warn)
-    return Held(newest.whole(), shape, opened, data.seq_len, data.is_library_alone)
+    return StoredModel(newest.whole(), shape, opened, data.seq_len, data.is_library_alone)
 
 
 def _pass_on(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:

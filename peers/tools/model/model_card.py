@@ -16,7 +16,7 @@ from peers.telemetry.console import counted
 from peers.tools.model.evaluate import Score
 from peers.tools.model.export import MANIFEST_FILE, plain_shape
 from peers.tools.model.hf_parity import Parity
-from peers.tools.model.provenance import Facts
+from peers.tools.model.provenance import ModelProvenance
 from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Manifest, ModelShape
 
@@ -26,7 +26,7 @@ MAX_CONTRIBUTORS = 200
 
 def card(
     manifest: Manifest,
-    facts: Facts,
+    facts: ModelProvenance,
     score: Score | None,
     parity: Parity | None,
     folder: Path,
@@ -93,7 +93,7 @@ FAMILY = {(False, False): "Llama", (True, False): "Qwen3", (True, True): "Qwen3-
 """(With QK-norm, with experts) -> what others call such a model."""
 
 
-def _what(manifest: Manifest, facts: Facts) -> list[tuple[str, str]]:
+def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
     shape = manifest.model
     rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
     tokens = f"about {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"
@@ -176,7 +176,7 @@ def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
     return [("left out in training", told)]
 
 
-def _contributors(facts: Facts) -> list[str]:
+def _contributors(facts: ModelProvenance) -> list[str]:
     counts, signed, claims = facts.contributions, facts.receipts, facts.claims
     if not counts and not signed and not claims:
         return ["Not known here: no event log or receipt of a peer lay beside the checkpoints."]

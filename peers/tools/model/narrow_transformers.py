@@ -34,7 +34,7 @@ class NarrowQwen3Config(Qwen3Config):  # type: ignore[misc]
     model_type = NARROW_QWEN
 
 
-class Boundary(nn.Module):
+class NarrowBoundary(nn.Module):
     """x -> (x - before[token]) P^T P + after[token], as swarmnet/model/boundary.py says it."""
 
     def __init__(self, tokens: int, width: int, crossing: int, anchor_rows: int) -> None:
@@ -62,7 +62,7 @@ def _put_boundaries(model: Any, config: Any) -> None:  # noqa: ANN401 - transfor
     told = getattr(config, BOUNDARY)
     size = config.vocab_size, config.hidden_size, int(told["width"]), int(told["anchor_rows"])
     inner = model.model
-    inner.boundaries = nn.ModuleDict({str(layer): Boundary(*size) for layer in told["after"]})
+    inner.boundaries = nn.ModuleDict({str(layer): NarrowBoundary(*size) for layer in told["after"]})
     tokens: list[Tensor] = []
 
     def note(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class _Author:
 
 
 @dataclass(slots=True)
-class Facts:
+class ModelProvenance:
     """Of one run, from the files below one folder."""
 
     rounds: dict[int, int] = field(default_factory=dict)
@@ -71,11 +71,11 @@ class Facts:
     """Files that could not be read."""
 
 
-def facts(source: Path | None, manifest: Manifest) -> Facts:
+def facts(source: Path | None, manifest: Manifest) -> ModelProvenance:
     """What is known of the run from the folder `source` (None: here), or from one checkpoint file."""
     place, run_id = source or Path(), manifest.run_id()
     files = [place] if place.is_file() else sorted(place.rglob("stage-*-round-*.safetensors"))
-    found, folders, newest = Facts(), set[Path](), dict[int, Mapping[str, str]]()
+    found, folders, newest = ModelProvenance(), set[Path](), dict[int, Mapping[str, str]]()
     for file in files:
         metadata = _metadata(file)
         if metadata.get("run") != run_id:
@@ -118,7 +118,7 @@ def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:
             continue
 
 
-def _read_logs(found: Facts, logs: list[Path]) -> None:
+def _read_logs(found: ModelProvenance, logs: list[Path]) -> None:
     contributors: dict[str, str] = {}
     settled: set[str] = set()
     tokens: dict[int, Counter[str]] = {}
@@ -140,7 +140,7 @@ def _read_logs(found: Facts, logs: list[Path]) -> None:
     found.contributions.update(contributors[identity] for identity in settled if identity in contributors)
 
 
-def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -> None:
+def _read_receipts(found: ModelProvenance, file: Path, run_id: RunId, block_rounds: int) -> None:
     """What others signed for one peer, each signature verified."""
     if not file.is_file():
         return
@@ -160,7 +160,7 @@ def _read_receipts(found: Facts, file: Path, run_id: RunId, block_rounds: int) -
         found.receipts[contributor] = max(found.receipts[contributor], book.total().contributions)
 
 
-def _read_claims(found: Facts, file: Path) -> None:
+def _read_claims(found: ModelProvenance, file: Path) -> None:
     """An archivist's list of what peers said of themselves in the directory."""
     if not file.is_file():
         return

@@ -9,7 +9,7 @@ from random import Random
 
 from peers.archivist.archivist import Archivist, NotArchived, Policy
 from peers.archivist.links import ArchivistLinks
-from peers.archivist.serve import Serving
+from peers.archivist.serve import NewcomerService
 from peers.errors import NoAnswer
 from peers.network.discovery.bootstrap import PeerCache
 from peers.network.discovery.visitor_session import Reached, reaching
@@ -60,7 +60,7 @@ def _archivist(found: Reached, folder: Path, invite: bytes, notify: Notify) -> A
     book = OrderBook(signed, None, note, notify)
     archive = Archive(FolderStore(folder))
     gatekeeper = Gatekeeper(book, invite, directory.now)
-    serving = Serving(archive, signed, found.transport, gatekeeper, lambda: b"", note)
+    serving = NewcomerService(archive, signed, found.transport, gatekeeper, lambda: b"", note)
     shown = invite if signed.manifest.access == "invite" else b""
     circle = ArchivistLinks(book, found.transport, directory, shown, Random(), note, serving)
     archivist = Archivist(archive, Policy(), Identity.generate(), book, circle, note, notify)

@@ -27,7 +27,7 @@ from peers.telemetry.reasons import refusal
 from peers.worker.inference.forward_compute import TOKEN_BYTES
 from protocols.errors import WireError
 from protocols.messages.body_limits import longest_bodies
-from protocols.messages.table import Declined, Forwarded, ForwardRequest, Hello, Lane, Message, Refuse
+from protocols.messages.table import ForwardDeclined, Forwarded, ForwardRequest, Hello, Lane, Message, Refuse
 from protocols.messages.terms import Bodies, Terms
 from protocols.ports import Directory, Link, Transport
 from protocols.signed.envelope import run_bytes
@@ -38,13 +38,13 @@ from swarmnet.inference.machine import (
     MALFORMED,
     NOT_READY,
     WRONG_STAGE,
-    Ask,
     Effect,
-    Finished,
     Impossible,
     Missing,
     Pins,
+    RequestFinished,
     Requests,
+    SendRequest,
 )
 from swarmnet.model import activation_codec
 from swarmnet.run.activation_sizes import Codec
@@ -209,9 +209,9 @@ class SwarmClient:
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Ask():
+                case SendRequest():
                     self._ask(effect)
-                case Finished(key, visited):
+                case RequestFinished(key, visited):
                     conversation = self._open[key].conversation
                     conversation.requests += 1
                     conversation.left_out.update(set(range(len(self.manifest.stages))) - set(visited))
@@ -221,7 +221,7 @@ class SwarmClient:
                     self._say_missing(stages, busy)
         self._timer.arm(self._requests.next_deadline())
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: SendRequest) -> None:
         kept = self._open[ask.request]
         last = ask.stage == len(self.manifest.stages) - 1
         body = kept.inputs + (kept.tokens if ask.stage else b"") + (kept.labels if last else b"")
@@ -264,7 +264,7 @@ class SwarmClient:
         match message:
             case Forwarded():
                 self._forwarded(peer, message, body)
-            case Declined(request, attempt, code, reason):
+            case ForwardDeclined(request, attempt, code, reason):
                 reason = "".join(filter(str.isprintable, reason[:200]))  # It may end on a terminal.
                 self._declined[code if code in CODES else "other"] += 1
                 if code == WRONG_STAGE:  # It has moved: its record will say so.

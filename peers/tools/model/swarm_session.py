@@ -140,7 +140,7 @@ class SwarmModel:
 
 
 @dataclass(slots=True)
-class Progress:
+class ScoreProgress:
     """How far a score is."""
 
     windows: int = 0
@@ -161,7 +161,7 @@ async def score(
     limit: int = SCORED_BYTES,
     at_once: int = AT_ONCE,
     conversation: Conversation | None = None,
-    progress: Progress | None = None,
+    progress: ScoreProgress | None = None,
 ) -> Score:
     """As `evaluate.score_weights`, through the swarm. `progress`: filled in as answers come. Raises NoAnswer,
     and TextError if there is no text."""
@@ -171,7 +171,7 @@ async def score(
     windows = cut(text, tokenizer_of(client), window=window, batch=batch, limit=limit)
     conversation = conversation or Conversation()
     room = asyncio.Semaphore(at_once)
-    progress = progress or Progress()
+    progress = progress or ScoreProgress()
     progress.windows = sum(len(inputs_BT) for inputs_BT, _ in windows.pairs)
 
     async def nats(number: int) -> float:

@@ -18,9 +18,9 @@ from protocols.messages.table import OrderUpdate
 from protocols.signed.identity import Identity
 from protocols.signed.orders import SignedOrder, seal_order
 from protocols.signed.records import SignedRecord
-from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError, next_sequence
+from swarmnet.run.owner_orders import NO_ORDER, OrderError, OwnerOrders, next_sequence
 
-Change = Callable[[Order], Order]
+Change = Callable[[OwnerOrders], OwnerOrders]
 """What an order changes of the one before. Raises OrderError where that makes no sense."""
 DIRECTORY_SECONDS = 15.0
 DIAL_SECONDS = 8.0
@@ -34,14 +34,14 @@ class OrderState:
 
     book: OrderBook
     """The newest order; newer than the directory's if the last one reached nobody."""
-    public: Order
+    public: OwnerOrders
     """What the directory has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     order: SignedOrder
-    before: Order
+    before: OwnerOrders
     """What the directory had until then."""
     stored: bool
     """Whether some node of the directory keeps it."""
@@ -84,7 +84,7 @@ def _only_kept(known: OrderState, change: Change) -> SignedOrder | None:
     return known.book.held if said_already else None
 
 
-def _makes_sense(change: Change, order: Order) -> bool:
+def _makes_sense(change: Change, order: OwnerOrders) -> bool:
     try:
         change(order)
     except OrderError:
@@ -92,7 +92,7 @@ def _makes_sense(change: Change, order: Order) -> bool:
     return True
 
 
-def _sealed(found: Reached, identity: Identity, before: Order, change: Change) -> SignedOrder:
+def _sealed(found: Reached, identity: Identity, before: OwnerOrders, change: Change) -> SignedOrder:
     """The order after `before`. Raises UserError."""
     try:
         changed = change(before)

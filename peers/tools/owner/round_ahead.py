@@ -21,7 +21,7 @@ SPEED_SECONDS = 1.5 * ANNOUNCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedProgress:
     """What the peers' records in the directory say."""
 
     round: int
@@ -31,7 +31,7 @@ class Seen:
     have not told it yet, and what they tell of their rounds may be as old as they are."""
 
 
-def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> Seen | None:
+def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> RecordedProgress | None:
     """None: nobody who trains is there."""
     training = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
     stages = {record.stage for record in training}
@@ -40,7 +40,7 @@ def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> Seen | None:
     rounds = [median_low([record.round for record in training if record.stage == stage]) for stage in stages]
     speeds = [[record.tokens_per_second for record in training if record.stage == stage] for stage in stages]
     slowest = min(len(told) * median_low(told) for told in speeds)
-    return Seen(max(rounds), slowest / manifest.rounds.global_batch_tokens)
+    return RecordedProgress(max(rounds), slowest / manifest.rounds.global_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Chosen:
     why: str
 
 
-def chosen(manifest: Manifest, now: Seen | None, wanted: int | None) -> Chosen:
+def chosen(manifest: Manifest, now: RecordedProgress | None, wanted: int | None) -> Chosen:
     """The round that is `wanted`, or one far enough ahead. Raises UserError for one that is past."""
     if wanted is not None:
         if now is not None and wanted <= now.round:

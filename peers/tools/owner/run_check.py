@@ -16,10 +16,10 @@ from peers.config.explain import is_run_file
 from peers.config.peer_file import load
 from peers.config.run_file import beside, load_manifest, load_signed, source_beside
 from peers.config.run_url import is_url, without_secret
-from peers.data.documents import LONGEST_CORPUS_BYTES, Reading, Text, TextError
+from peers.data.documents import LONGEST_CORPUS_BYTES, DocumentText, ReadSummary, TextError
 from peers.errors import ConfigError, UserError
 from swarmnet.identifiers import PeerId
-from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest, Source, Start
+from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, InitCheckpoint, Manifest, TextSource
 
 if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
 
 def start_beside(
     run_file: Path, manifest: Manifest, tokenizer: Path | None, given: Path | None
-) -> tuple[Start | None, list[str]]:
+) -> tuple[InitCheckpoint | None, list[str]]:
     """What publishing says of the model that a run starts from, which is beside the run file or the `given`
     folder, and what is unusual. None: it starts from its seed. `tokenizer`: as of `check_run`. Raises
     UserError."""
@@ -184,13 +184,13 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         yield from _require_a_window(manifest, places, reads)
 
 
-def counted_sources(manifest: Manifest, folder: Path) -> tuple[Source, ...]:
+def counted_sources(manifest: Manifest, folder: Path) -> tuple[TextSource, ...]:
     """Return the sources with size, hash and number of documents of the text that lies in `folder`, where the
     run file states none. Reads that text. Raises TextError."""
     return tuple(_counted(manifest, source, folder) for source in manifest.data.sources)
 
 
-def _counted(manifest: Manifest, source: Source, folder: Path) -> Source:
+def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource:
     place = source_beside(folder, source)
     if place is None or source.path == STANDARD_LIBRARY:
         return source
@@ -211,14 +211,14 @@ def _counted(manifest: Manifest, source: Source, folder: Path) -> Source:
 
 def _read_as(
     manifest: Manifest, places: Mapping[str, str], longest_bytes: int = LONGEST_CORPUS_BYTES
-) -> Text:
+) -> DocumentText:
     """The text of these sources. Raises TextError."""
     from peers.data.shards import source_files
 
-    others, sources = Reading(), [one for one in manifest.data.sources if one.name in places]
+    others, sources = ReadSummary(), [one for one in manifest.data.sources if one.name in places]
     found = [source_files(source, places[source.name], others) for source in sources]
     files = [file for some in found for _, file in some]
-    return Text(files, others, longest_bytes=longest_bytes, places=", ".join(places.values()))
+    return DocumentText(files, others, longest_bytes=longest_bytes, places=", ".join(places.values()))
 
 
 def _require_a_window(
@@ -239,7 +239,7 @@ def _require_a_window(
     )
 
 
-def _counts(text: Text, reads: Tokenizer | None) -> Iterator[int]:
+def _counts(text: DocumentText, reads: Tokenizer | None) -> Iterator[int]:
     """Tokens of some of the text at a time."""
     if reads is None:
         yield from (len(block) for _, block in text.blocks())

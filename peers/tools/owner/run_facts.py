@@ -25,7 +25,7 @@ from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import RECORD_SECONDS
 from swarmnet.model.parameters import active_parameters, parameter_shapes
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.owner_orders import NO_ORDER, Order
+from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
@@ -49,7 +49,7 @@ OF_RECORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Contributor:
+class CreditedContributor:
     peer: str
     name: str
     tokens: int
@@ -63,14 +63,14 @@ class Contributor:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     signed: SignedManifest
-    order: Order
+    order: OwnerOrders
     made_at: datetime
     rounds: tuple[int, ...]
     """Newest settled round that is known of each stage; -1: none. Stages close their own rounds: where
     microbatches leave stages out, those in the middle have fewer."""
-    contributors: tuple[Contributor, ...]
+    contributors: tuple[CreditedContributor, ...]
     origin: str
     """Where the rounds and contributors come from, for people."""
     finalized_tokens: tuple[int | None, ...] = ()
@@ -154,13 +154,13 @@ class Facts:
         return joules * OVERHEAD / JOULES_PER_KILOWATT_HOUR
 
 
-def from_manifest(signed: SignedManifest, order: Order, now_seconds: float) -> Facts:
+def from_manifest(signed: SignedManifest, order: OwnerOrders, now_seconds: float) -> RunFacts:
     """Of a run of which nothing is archived."""
     none = (-1,) * len(signed.manifest.stages)
-    return Facts(signed, order, datetime.fromtimestamp(now_seconds, UTC), none, (), "the manifest alone")
+    return RunFacts(signed, order, datetime.fromtimestamp(now_seconds, UTC), none, (), "the manifest alone")
 
 
-def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -> Facts:
+def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -> RunFacts:
     """`archive` is open. Raises ArchiveError."""
     order = NO_ORDER
     held = archive.order()
@@ -176,10 +176,10 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
     at = datetime.fromtimestamp(now_seconds, UTC)
     tokens = tuple(entries[0].tokens if entries else None for entries in newest)
     origin = f"the archive {archive.store.url}"
-    return Facts(signed, order, at, rounds, tuple(contributors), origin, tokens)
+    return RunFacts(signed, order, at, rounds, tuple(contributors), origin, tokens)
 
 
-async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
+async def from_directory(signed: SignedManifest, directory: Directory) -> RunFacts:
     """Of a run whose peers are there now: one look at all stages and at the owner's newest order. Raises
     WireError where the directory does not answer."""
     records = await look(directory, signed.run_id, len(signed.manifest.stages))
@@ -190,7 +190,7 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     said = [settled_round(told, stage) for stage in range(len(signed.manifest.stages))]
     rounds = tuple(-1 if round is None else round for round in said)
     contributors = [
-        Contributor(record.peer, record.name, record.tokens, None, record.device, record.joules)
+        CreditedContributor(record.peer, record.name, record.tokens, None, record.device, record.joules)
         for record in told if record.tokens > 0
     ]  # fmt: skip
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
@@ -198,11 +198,11 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> Facts:
     at = datetime.fromtimestamp(now, UTC)
     tokens = tuple(finalized_tokens(told, stage) for stage in range(len(rounds)))
     read = tuple((one.text_shards, one.text_shards_read) for one in told if one.text_shards)
-    return Facts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
+    return RunFacts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
                  tuple(expert_groups(signed.manifest, told)))  # fmt: skip
 
 
-def _origin(peers: Mapping[int, int], stages: int, order: Order, now_seconds: float) -> str:
+def _origin(peers: Mapping[int, int], stages: int, order: OwnerOrders, now_seconds: float) -> str:
     """`peers`: how many by stage."""
     by_stage = ", ".join(f"stage {stage}: {peers.get(stage, 0)}" for stage in range(stages))
     who = f"{counted(sum(peers.values()), 'peer')} ({by_stage}, without a stage: {peers.get(NO_STAGE, 0)})"
@@ -218,12 +218,12 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def _contributor(one: Mapping[str, Any]) -> Contributor:
+def _contributor(one: Mapping[str, Any]) -> CreditedContributor:
     tokens = one.get("tokens")
     counts = tokens.values() if isinstance(tokens, dict) else ()
     total = sum(count for count in counts if isinstance(count, int))
     signed, joules = one.get("signed"), one.get("joules")
-    return Contributor(
+    return CreditedContributor(
         str(one.get("peer", ""))[:64], str(one.get("name", ""))[:64], total,
         signed if isinstance(signed, int) else 0, str(one.get("device", ""))[:16],
         joules if isinstance(joules, int) else 0,

@@ -16,9 +16,9 @@ from typing import Any
 from peers.data.documents import HELD_OUT
 from peers.telemetry.console import counted
 from peers.tools.owner import run_facts as assumptions
-from peers.tools.owner.run_facts import Facts
+from peers.tools.owner.run_facts import RunFacts
 from swarmnet.model.parameters import has_frozen
-from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest, Source
+from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest, TextSource
 
 TEMPLATE = "Article 53(1)(d) of Regulation (EU) 2024/1689"
 NOT_STATED = "not stated by the run's creator"
@@ -36,7 +36,7 @@ MAX_PEERS = 20
 _SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 
 
-def summary(facts: Facts) -> dict[str, Any]:
+def summary(facts: RunFacts) -> dict[str, Any]:
     """Plain data, as the JSON has it."""
     manifest, order = facts.manifest, facts.order
     known = [source.bytes for source in manifest.data.sources if source.bytes]
@@ -99,7 +99,7 @@ def _built_on(manifest: Manifest) -> str:
     return f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
 
 
-def _experts(facts: Facts) -> dict[str, Any] | None:
+def _experts(facts: RunFacts) -> dict[str, Any] | None:
     """None: the model has none."""
     experts = facts.manifest.model.experts
     if not experts.num_experts:
@@ -114,7 +114,7 @@ def _experts(facts: Facts) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _coverage(facts: Facts) -> dict[str, Any]:
+def _coverage(facts: RunFacts) -> dict[str, Any]:
     """How much of the text was read."""
     data = facts.manifest.data
     if data.sampling == "random":
@@ -128,7 +128,7 @@ def _coverage(facts: Facts) -> dict[str, Any]:
     return {"order": data.sampling, "how": how, "peers": peers}
 
 
-def _trained(facts: Facts) -> dict[str, float | None]:
+def _trained(facts: RunFacts) -> dict[str, float | None]:
     """None: not known. The manifest alone does not say how long the run has trained."""
     known = facts.round >= 0
     return {
@@ -139,7 +139,7 @@ def _trained(facts: Facts) -> dict[str, float | None]:
     }
 
 
-def _assumptions(facts: Facts) -> list[str]:
+def _assumptions(facts: RunFacts) -> list[str]:
     each = ", ".join(
         f"{share:.0%} of the work on GPUs as they have measured themselves"
         if device == assumptions.MEASURED
@@ -172,11 +172,11 @@ def _size(tokens: int) -> str:
     return next((words for limit, words in _SIZES if tokens < limit), "more than 10 trillion tokens")
 
 
-def as_json(facts: Facts) -> str:
+def as_json(facts: RunFacts) -> str:
     return json.dumps(summary(facts), indent=2, ensure_ascii=False) + "\n"
 
 
-def as_markdown(facts: Facts) -> str:
+def as_markdown(facts: RunFacts) -> str:
     """For people."""
     told = summary(facts)
     general, processing, compute = told["general"], told["processing"], told["compute"]
@@ -249,7 +249,7 @@ def _mixture(experts: dict[str, Any] | None, compute: dict[str, Any]) -> list[st
     return lines
 
 
-def _cost(facts: Facts, compute: dict[str, Any]) -> list[str]:
+def _cost(facts: RunFacts, compute: dict[str, Any]) -> list[str]:
     if compute["settled_rounds"] is None:
         return [f"- {what}: not known" for what in ("Tokens", "Operations", "Energy")]
     most = "" if facts.is_counted else "at most "
@@ -269,7 +269,7 @@ def _read(coverage: dict[str, Any]) -> str:
     return f"Read: {coverage['how']}." + (f" By their own records peers have read it {each}." if each else "")
 
 
-def _source(source: Source) -> str:
+def _source(source: TextSource) -> str:
     size = f"{source.bytes:,} bytes" if source.bytes else NOT_STATED
     facts = [
         f"origin: {source.origin or NOT_STATED}", f"licence: {source.licence}", f"size: {size}",

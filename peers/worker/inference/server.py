@@ -24,11 +24,11 @@ from peers.compute.stage_part import StagePart
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.state.snapshot_store import Snapshots
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from peers.worker.inference.forward_compute import ForwardWork, Result
-from peers.worker.inference.visitor_links import Visitors
+from peers.worker.inference.visitor_links import ClientLinks
 from peers.worker.pipeline.microbatch_compute import ComputeError
-from protocols.messages.table import Declined, Forwarded, ForwardRequest
+from protocols.messages.table import ForwardDeclined, Forwarded, ForwardRequest
 from swarmnet.identifiers import PeerId
 from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, MALFORMED, MAX_SEQUENCES, WRONG_STAGE
 from swarmnet.inference.request_queue import Client, RequestQueue
@@ -64,7 +64,7 @@ class Inference:
         part: StagePart,
         compute: Compute,
         neighbourhood: PeerLinks,
-        log_event: noted.LogEvent,
+        log_event: events.LogEvent,
         chance: Random,
     ) -> None:
         self.manifest = manifest
@@ -74,7 +74,7 @@ class Inference:
         self.compute, self.neighbourhood = compute, neighbourhood
         self.log_event = log_event
         self.work = ForwardWork(manifest, stage, part, snapshots)
-        self.visitors = Visitors(neighbourhood, log_event)
+        self.visitors = ClientLinks(neighbourhood, log_event)
         self.outcomes: Counter[str] = Counter()
         """Requests answered ("done") or declined, by code; "stale" counts requests that expired or lost their
         client."""
@@ -135,7 +135,7 @@ class Inference:
 
     def _decline(self, peer: PeerId, ask: ForwardRequest, why: ComputeError) -> None:
         self.outcomes[why.code] += 1
-        self.visitors.post(peer, Declined(ask.request, ask.attempt, why.code, why.reason))
+        self.visitors.post(peer, ForwardDeclined(ask.request, ask.attempt, why.code, why.reason))
 
     # -- computing ------------------------------------------------------------------------------------
 

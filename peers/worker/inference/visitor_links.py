@@ -16,10 +16,10 @@ from typing import Any
 from peers.network.one_off_replies import OneOffReplies
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
-from peers.telemetry import events as noted
+from peers.telemetry import events as events
 from protocols.errors import WireError
 from protocols.fields import Body
-from protocols.messages.table import Declined, Hello, Message
+from protocols.messages.table import ForwardDeclined, Hello, Message
 from protocols.ports import Link
 from protocols.signed.envelope import run_bytes
 from swarmnet.identifiers import PeerId
@@ -45,8 +45,8 @@ class _Visitor:
     waiting: list[tuple[Message, Body]] = field(default_factory=list)
 
 
-class Visitors:
-    def __init__(self, neighbourhood: PeerLinks, log_event: noted.LogEvent) -> None:
+class ClientLinks:
+    def __init__(self, neighbourhood: PeerLinks, log_event: events.LogEvent) -> None:
         self.neighbourhood = neighbourhood
         self.log_event = log_event
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Visitors:
         if not self.neighbourhood.is_visitor(peer):  # Links to members belong to `PeerLinks`.
             self.neighbourhood.post(peer, "data", message, body)
             return
-        is_answer = not isinstance(message, Declined)
+        is_answer = not isinstance(message, ForwardDeclined)
         if peer not in self._visitors and len(self._visitors) >= MAX_VISITORS:
             loser = self._loser(peer) if is_answer else None
             if loser is None:
@@ -101,7 +101,7 @@ class Visitors:
         try:
             visitor.link = await self.neighbourhood.transport.open(peer, "data", OPEN_SECONDS)
         except WireError as error:
-            self.log_event(noted.ClientNotReached(peer=peer, code=error.code, reason=str(error)))
+            self.log_event(events.ClientNotReached(peer=peer, code=error.code, reason=str(error)))
             self._visitors.pop(peer, None)
             return
         hello = Hello(WIRE_VERSION, run_bytes(self.neighbourhood.run_id), self.neighbourhood.record)
@@ -114,7 +114,7 @@ class Visitors:
             self.neighbourhood.traffic.sent[message.kind] += link.post(message, body)
         except WireError as error:
             self.log_event(
-                noted.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
+                events.PostFailed(peer=link.peer, lane=link.lane, code=error.code, reason=str(error))
             )
 
     def _look(self) -> None:

@@ -11,7 +11,7 @@ from peers.network.channels import DIAL_SECONDS
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims, plain_name
 from peers.role import Network, Process
-from peers.telemetry.console import Status
+from peers.telemetry.console import StatusLine
 from protocols.errors import WireError
 from protocols.fields import Body
 from protocols.messages.table import Bye, GetManifest, Hello, Lane, ManifestResponse, Message
@@ -85,7 +85,7 @@ async def rest(process: Process, signed: SignedManifest, network: Network, versi
     door = PausedReceiver(network.transport, signed, record)
     network.transport.listen(door, Terms({}, lambda peer: False))
     network.transport.serve_chunks(lambda digest, index: None)
-    process.report.status(Status(told))
+    process.report.status(StatusLine(told))
     try:
         await presence.announce_forever(NO_STAGE, record)
     finally:

@@ -27,7 +27,7 @@ CUT_SECONDS = 3.0
 """After this time the stage is dropped even if work is unfinished, provided other peers have it too."""
 
 
-class Pausing:
+class PauseControl:
     def __init__(self) -> None:
         self.texts: dict[Why, str] = {}
         """Reasons that hold now, in the order in which they were set."""

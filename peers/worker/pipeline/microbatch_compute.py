@@ -26,7 +26,7 @@ from swarmnet.run.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class NormSource:
     """The peer that sent a tensor. Norms of its tensors are compared with those of others of the same
     `kind`."""
 
@@ -46,9 +46,9 @@ class MicrobatchState:
     """Everything that is kept for one microbatch until `Forget`."""
 
     passage: Passage = field(default=Passage(1))
-    sender: Source | None = None
+    sender: NormSource | None = None
     """The sender of the hidden states first kept in `output`; None if the microbatch starts here."""
-    answerer: Source | None = None
+    answerer: NormSource | None = None
     """The sender of `gradient`."""
 
     inputs: Tensor | None = None
@@ -112,7 +112,7 @@ Coded = Literal["activation", "gradient"]
 class MicrobatchWork:
     def __init__(self, manifest: Manifest, stage: int, stage_compute: Computes) -> None:
         self.codecs: dict[Coded, Codec] = {
-            "activation": manifest.activation_codec, "gradient": manifest.codec_back,
+            "activation": manifest.activation_codec, "gradient": manifest.effective_gradient_codec,
         }  # fmt: skip
         self._stage, self._by_chance = stage, manifest.gradient_rounding == "stochastic"
         self._run_id = manifest.run_id() if self._by_chance else RunId("")
@@ -188,7 +188,7 @@ class MicrobatchWork:
         encoded = b"" if gradient is None else self._encode_gradient(key, gradient)
         return Computed(encoded, kept.shape)
 
-    def _far_off(self, sender: Source | None, norm: float) -> ComputeError | None:
+    def _far_off(self, sender: NormSource | None, norm: float) -> ComputeError | None:
         """Return why hidden states with this norm are rejected, or None.
 
         They are rejected and not rescaled: no honest stage computed them, and after rescaling the model would
@@ -237,13 +237,13 @@ def _left_out(manifest: Manifest) -> float:
     return model.initializer_range * sqrt(manifest.microbatch_tokens * model.hidden_size)
 
 
-def _judged(sizes: NormTracker, source: Source | None, norm: float) -> NormCheck:
+def _judged(sizes: NormTracker, source: NormSource | None, norm: float) -> NormCheck:
     """Compare a norm with what is usual for its source. In a single-stage model the only source is this
     peer."""
     return sizes.judge(PeerId(""), norm) if source is None else sizes.judge(source.peer, norm, source.kind)
 
 
-def _blamed(source: Source | None, code: str, reason: str, judgement: NormCheck) -> ComputeError:
+def _blamed(source: NormSource | None, code: str, reason: str, judgement: NormCheck) -> ComputeError:
     """Return an error that blames the sender; with another peer's tensor the microbatch can still be
     computed."""
     return ComputeError(code, reason, True, source.peer if source is not None else None, judgement.outlier)

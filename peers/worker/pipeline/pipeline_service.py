@@ -23,8 +23,8 @@ from peers.worker.pipeline.microbatch_compute import (
     ComputeError,
     MicrobatchState,
     MicrobatchWork,
+    NormSource,
     Outcome,
-    Source,
 )
 from peers.worker.pipeline.reservations import ReservationClient
 from peers.worker.pipeline.validate_act import ActForm, Arrival, checked_act
@@ -42,7 +42,7 @@ from protocols.messages.table import (
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import events
 from swarmnet.pipeline.flow_control import Flow, graphs_that_fit
-from swarmnet.pipeline.ledger import Ledger, RecentLoss
+from swarmnet.pipeline.ledger import MicrobatchLedger, RecentLoss
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.resources.link_bandwidth import UNKNOWN, LinkBandwidth, crossings, seconds_on_line
 from swarmnet.routing.load_balancer import Router
@@ -62,7 +62,7 @@ SMOOTHING = 0.1
 """Weight of a new measurement in the moving average of this peer's service time."""
 
 
-class Text(Protocol):
+class MicrobatchSource(Protocol):
     """The source of the first stage's microbatches."""
 
     def microbatch(self, key: MicrobatchId) -> tuple[Tensor, Tensor] | None:
@@ -83,7 +83,7 @@ class PipelineService:
         compute: Compute,
         part: StagePart,
         neighbourhood: PeerLinks,
-        text: Text | None,
+        text: MicrobatchSource | None,
         chance: Random,
         slots: int,
         in_flight: int,
@@ -103,7 +103,12 @@ class PipelineService:
         fitting = _fitting(manifest, stage, part)
         self.neighbourhood, self.text = neighbourhood, text
         self.flow = Flow(min(in_flight, fitting))
-        self.committed, self.log_event, self.ledger, self.timings = committed, log_event, Ledger(), Timings()
+        self.committed, self.log_event, self.ledger, self.timings = (
+            committed,
+            log_event,
+            MicrobatchLedger(),
+            Timings(),
+        )
         self.router = Router(chance)
         if not self.is_last:  # Only these stages keep graphs.
             slots = min(slots, fitting)
@@ -115,7 +120,7 @@ class PipelineService:
         self.ahead: ReservationClient | None = None
         """The client that reserves places before bodies travel; None in a run that skips no stages."""
         if skipping is not None:
-            wake = partial(self.feed, events.Tick())
+            wake = partial(self.feed, events.PipelineTick())
             self.ahead = self.pipeline.guide = ReservationClient(
                 skipping, self.pipeline, neighbourhood, compute, wake
             )
@@ -129,7 +134,7 @@ class PipelineService:
         self.missing: tuple[int, ...] = ()
         """Stages that microbatches here wait for: they have no live peer and cannot be skipped."""
         self.clock = neighbourhood.clock
-        self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
+        self._timer = Timer(lambda: self.feed(events.PipelineTick()), self.clock)
 
     # -- the machine ----------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class PipelineService:
             self.bodies[key] = MicrobatchState(
                 self.ways.start(key), inputs=inputs_BT, text=text, started_at=self.clock.time()
             )
-            self.feed(events.Start(key))
+            self.feed(events.MicrobatchCut(key))
 
     def _look_ahead(self) -> None:
         """Once a second, while this peer serves, log which stages have no peer, and when they have one
@@ -276,7 +281,7 @@ class PipelineService:
                     self.feed(events.CancelArrived(peer, key, attempt))
             case Credit(slots, service_seconds, waiting):
                 self.router.on_credit(peer, slots, service_seconds, waiting)
-                self.feed(events.Tick())
+                self.feed(events.PipelineTick())
             case _ if self.ahead is not None:
                 self.ahead.message(peer, message, self.serving)
             case _:
@@ -308,9 +313,13 @@ class PipelineService:
         if key not in self.pipeline.jobs:
             visited = came.header.visited
             self.bodies[key] = MicrobatchState(
-                self.ways.arrive(key, came.header), Source(peer, visited[-2], len(visited)), text=came.text,
-                output=came.hidden, shape=act.shape, arrived_at=self.clock.time(),
-            )  # fmt: skip
+                self.ways.arrive(key, came.header),
+                NormSource(peer, visited[-2], len(visited)),
+                text=came.text,
+                output=came.hidden,
+                shape=act.shape,
+                arrived_at=self.clock.time(),
+            )
         self.feed(events.ActArrived(peer, key, act.attempt, act.deadline_seconds))
         job = self.pipeline.jobs.get(key)
         if job is None:
@@ -351,7 +360,7 @@ class PipelineService:
             kept.gradient, kept.loss_sum, kept.tokens = body, grad.loss_sum, grad.tokens
             known = self.neighbourhood.membership.peers.get(peer)
             stage = known.stage if known is not None else -1
-            kept.answerer = Source(peer, stage, kept.passage.path_stages)
+            kept.answerer = NormSource(peer, stage, kept.passage.path_stages)
             kept.seconds = max(0.0, grad.path_seconds)
             kept.queued_below = min(max(0.0, grad.queue_seconds), kept.answered)
         self.feed(events.GradArrived(peer, key, grad.attempt))
@@ -428,7 +437,7 @@ class PipelineService:
                 code=code, origin=key.origin, counter=key.counter, reason=reason, peer=peer
             )
         )
-        self.feed(events.Failed(key, code, reason, trouble.again))
+        self.feed(events.ComputeFailed(key, code, reason, trouble.again))
         if trouble.outlier and peer is not None:
             self.router.shun(peer, self.clock.time())
             self.neighbourhood.part_from(peer, "outlier", reason)

@@ -14,8 +14,17 @@ from peers.compute.executor import Compute
 from peers.network.peer_links import PeerLinks
 from peers.runtime.timer import Timer
 from peers.worker.pipeline.validate_act import unfit_way
-from protocols.messages.reservations import MAX_BOOKINGS, MAX_COSTS, Booked, Cost
-from protocols.messages.table import NO_ATTEMPT, Ask, Cancel, Held, Message, Path, Prospect, ReservationReply
+from protocols.messages.reservations import MAX_BOOKINGS, MAX_COSTS, Booked, CostToGo
+from protocols.messages.table import (
+    NO_ATTEMPT,
+    Cancel,
+    HoldTime,
+    Message,
+    Path,
+    Prospect,
+    ReservationReply,
+    ReservationRequest,
+)
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline.machine import Pipeline
 from swarmnet.routing.capacity import Booking, Load, that_counts
@@ -104,7 +113,7 @@ class ReservationClient:
     def hands_up(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
         """Tell the previous peer how long the microbatch was here; called before its gradient is sent
         there."""
-        self.neighbourhood.post(peer, "data", Held(*key, attempt, seconds))
+        self.neighbourhood.post(peer, "data", HoldTime(*key, attempt, seconds))
 
     def answered(self, peer: PeerId, key: MicrobatchId, attempt: int, seconds: float) -> None:
         """Called when its gradient arrives, `seconds` after its body was sent; updates the estimated network
@@ -172,12 +181,12 @@ class ReservationClient:
         match message:
             case Prospect() if known is not None and known.stage > self.ways.stage:
                 self._prospect(peer, message)
-            case Ask():
+            case ReservationRequest():
                 self._ask(peer, message, serving)
             case ReservationReply(origin, counter, question, taken, start_seconds):
                 key = MicrobatchId(PeerId(origin), counter)
                 self._answer(peer, key, question, taken, start_seconds)
-            case Held(origin, counter, attempt, seconds):
+            case HoldTime(origin, counter, attempt, seconds):
                 key = MicrobatchId(PeerId(origin), counter)
                 if self.pipeline.expects_answer(key, peer):
                     self._held[key] = (peer, attempt, seconds)
@@ -193,7 +202,7 @@ class ReservationClient:
         costs = {(cost.frontier, cost.hops_left): cost.seconds for cost in told.costs}
         self.scouting.on_load_report(peer, load, costs, self._latency(peer), self.clock.time())
 
-    def _ask(self, peer: PeerId, ask: Ask, serving: bool) -> None:
+    def _ask(self, peer: PeerId, ask: ReservationRequest, serving: bool) -> None:
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
         trouble = unfit_way(self.neighbourhood.membership, self.ways, peer, key.origin, header)
         if trouble is not None:
@@ -274,7 +283,9 @@ class ReservationClient:
 
     def _send(self, asking: RequestToSend, now: float) -> None:
         arrival, start = asking.arrival - now, asking.start - now
-        ask = Ask(*asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header))
+        ask = ReservationRequest(
+            *asking.key, asking.question, arrival, start, asking.firm, Path.of(asking.header)
+        )
         self.neighbourhood.post(asking.peer, "data", ask)
 
     def _give_back(self, key: MicrobatchId, quest: PathQuery) -> None:
@@ -307,7 +318,7 @@ class ReservationClient:
     def _send_load(self, peer: PeerId) -> None:
         load, now = that_counts(self.places.load, MAX_BOOKINGS), self.clock.time()
         bookings = [Booked(b.start - now, b.release - now) for b in load.bookings]
-        costs = [Cost(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
+        costs = [CostToGo(frontier, hops, seconds) for (frontier, hops), seconds in self.table.items()]
         prospect = Prospect(
             load.memory, load.forward_seconds, load.backward_seconds, bookings, costs[:MAX_COSTS]
         )

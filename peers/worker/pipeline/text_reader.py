@@ -25,7 +25,7 @@ from peers.config.atomic_files import write_atomically
 from peers.config.remote_files import until_reached
 from peers.config.run_file import SignedManifest
 from peers.config.run_url import without_secret
-from peers.data.documents import Reading, TextError
+from peers.data.documents import ReadSummary, TextError
 from peers.data.files import TextUnreachable
 from peers.data.local_text import places_here, progress_lines, shards_here, text_line, tokenizer_here
 from peers.data.shards import Shard
@@ -34,7 +34,7 @@ from peers.errors import UserError
 from peers.role import Process
 from peers.telemetry import events as noted
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.model.epochs import Place, Reader, following, mixed, window_count, window_start
+from swarmnet.model.epochs import EpochReader, TextPosition, following, mixed, window_count, window_start
 from swarmnet.model.sampling import drawn, inputs_and_labels
 from swarmnet.run.manifest import BYTES, Data
 
@@ -58,23 +58,23 @@ class Coverage:
 
 
 @dataclass(slots=True)
-class Circle:
+class EndlessText:
     """Shards that are read in turn: those of all sources together, or those of one source with a weight."""
 
     name: str
     """Name of the source; empty for all sources."""
     weight: float
     shards: Mapping[str, Shard]
-    reader: Reader
+    reader: EpochReader
     seq_len: int
-    place: Place = field(default_factory=Place)
+    place: TextPosition = field(default_factory=TextPosition)
     now: ShardTokens | None = None
     ahead: tuple[int, ShardTokens] | None = None
     """The next shard and its epoch."""
 
     empty: set[str] = field(default_factory=set)
     """Names of shards that are too short for a sequence."""
-    left_out: Reading = field(default_factory=Reading)
+    left_out: ReadSummary = field(default_factory=ReadSummary)
     """What was left out of the shards in `empty`."""
 
     def count(self, shard: ShardTokens) -> int:
@@ -99,7 +99,7 @@ class Circle:
             epoch, self.now = self.ahead
             self.ahead = None
             shards = self.place.shards if epoch == self.place.epoch else 0
-            self.place = Place(epoch, self.now.name, 0, shards, self.place.read)
+            self.place = TextPosition(epoch, self.now.name, 0, shards, self.place.read)
         assert self.now is not None
         tokens, place = self.now.tokens, self.place
         start = window_start(self.reader, place.epoch, place.shard, place.window, len(tokens), self.seq_len)
@@ -125,7 +125,7 @@ class Circle:
             self.left_out.add_left_out(opened.reading)
 
 
-def _too_short(source: str, length: int, read: Reading) -> UserError:
+def _too_short(source: str, length: int, read: ReadSummary) -> UserError:
     whose = f"the source `{source}`" if source else "the run's text"
     return UserError(f"no shard of {whose} holds a sequence of {length + 1} tokens: add text{read.reason()}")
 
@@ -142,7 +142,7 @@ class TextReader:
         tasks."""
         self._process, self._signed, self._opened, self._ended = process, signed, opened, ended
         self._path = process.config.state / FOLDER / PLACE
-        self.circles: list[Circle] = []
+        self.circles: list[EndlessText] = []
         self._drawn: Tensor | None = None
         self._cache: ShardCache | None = None
         self._waiting: list[Tensor] = []
@@ -247,17 +247,17 @@ class TextReader:
             raise _too_short("", length, read)
         self._drawn = opened.tokens
 
-    def _circles(self, shards: Mapping[str, list[Shard]]) -> list[Circle]:
+    def _circles(self, shards: Mapping[str, list[Shard]]) -> list[EndlessText]:
         """Return the circles, each at this peer's saved position if there is one."""
         manifest, weights = self._signed.manifest, {one.name: one.weight for one in self._data.sources}
-        reader = Reader(self._signed.run_id, manifest.seed, self._process.identity.peer_id)
+        reader = EpochReader(self._signed.run_id, manifest.seed, self._process.identity.peer_id)
         if not any(weights.values()):
             shards = {"": [each for some in shards.values() for each in some]}
         kept = self._kept()
         return [
-            Circle(
+            EndlessText(
                 name, weights.get(name, 1.0), {each.name: each for each in some}, reader,
-                self._data.seq_len, kept.get(name, Place()),
+                self._data.seq_len, kept.get(name, TextPosition()),
             )
             for name, some in shards.items()
         ]  # fmt: skip
@@ -310,7 +310,7 @@ class TextReader:
         circles = {circle.name: circle.place for circle in self.circles}
         return msgspec.json.encode({"run": self._signed.run_id, "circles": circles})
 
-    def _kept(self) -> dict[str, Place]:
+    def _kept(self) -> dict[str, TextPosition]:
         """Return the positions that are on disk; empty if there are none of this run."""
         try:
             told = msgspec.json.decode(self._path.read_bytes(), type=_Places)
@@ -319,7 +319,7 @@ class TextReader:
         whole = all(min(one.epoch, one.window, one.shards, one.read) >= 0 for one in told.circles.values())
         return told.circles if whole and told.run == self._signed.run_id else {}
 
-    def _log_shard_read(self, circle: Circle) -> None:
+    def _log_shard_read(self, circle: EndlessText) -> None:
         """Log that the open shard was read to its end."""
         place = circle.place
         assert circle.now is not None
@@ -330,13 +330,13 @@ class TextReader:
             told = f"epoch {place.epoch} ends: all {there:,} shards are read"
             self._process.tell(noted.EpochRead(told, place.epoch, there))
 
-    def _warn(self, reading: Reading) -> None:
+    def _warn(self, reading: ReadSummary) -> None:
         for warning in reading.warnings():
             self._trouble(warning)
 
     def _trouble(self, warning: str) -> None:
         self._process.report.notify("text", warning, level="warning")
-        self._process.log.record(noted.Remark(warning, "text_left_out"))
+        self._process.log.record(noted.TextNotice(warning, "text_left_out"))
 
 
 def coverage_of(text: object) -> Coverage | None:
@@ -346,4 +346,4 @@ def coverage_of(text: object) -> Coverage | None:
 
 class _Places(msgspec.Struct, frozen=True):
     run: str
-    circles: dict[str, Place]
+    circles: dict[str, TextPosition]

@@ -14,7 +14,7 @@ from swarmnet.model.carried_text import CarriedText, TextCodec
 from swarmnet.routing.next_hop import NextHop
 from swarmnet.run.activation_sizes import encoded_bytes
 from swarmnet.run.manifest import Manifest
-from swarmnet.run.path_rules import Header, IllegalPath
+from swarmnet.run.path_rules import IllegalPath, PathHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Arrival:
     """A valid microbatch, decoded once."""
 
     key: MicrobatchId
-    header: Header
+    header: PathHeader
     hidden: bytes
     """Hidden states, encoded with the run's codec."""
     text: CarriedText
@@ -56,7 +56,7 @@ def checked_act(
 
 
 def unfit_way(
-    membership: Membership, ways: NextHop, peer: PeerId, origin: PeerId, header: Header
+    membership: Membership, ways: NextHop, peer: PeerId, origin: PeerId, header: PathHeader
 ) -> ComputeError | None:
     """Return why a microbatch of this origin may not come from this peer with this header; None if it may."""
     known = membership.peers.get(peer)
@@ -76,7 +76,7 @@ def unfit_way(
 
 
 def arrival_of(
-    form: ActForm, key: MicrobatchId, header: Header, act: Act, body: bytes
+    form: ActForm, key: MicrobatchId, header: PathHeader, act: Act, body: bytes
 ) -> Arrival | ComputeError:
     """Return the decoded body, or the reason why it cannot be computed."""
     if act.shape != form.shape:

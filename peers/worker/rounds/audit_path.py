@@ -21,7 +21,7 @@ from protocols.messages.table import FraudProof
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, claimed, open_envelope
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import ContributionId, PeerId, RunId
-from swarmnet.optimizer.method import ContributionError, Reduced
+from swarmnet.optimizer.method import ContributionError, ReducedMethod
 from swarmnet.rounds import events
 from swarmnet.rounds.audits import AuditQuery, Audits, Name, answer_seconds
 from swarmnet.rounds.machine import GroupRounds
@@ -32,7 +32,7 @@ class AuditPath(Proofs[AuditQuery]):
     def __init__(
         self,
         audits: Audits,
-        reduced: Reduced,
+        reduced: ReducedMethod,
         work: UpdateWork,
         rounds: GroupRounds,
         compute: Compute,
@@ -136,7 +136,7 @@ class AuditPath(Proofs[AuditQuery]):
         self.look()
 
 
-def outcome_of(question: AuditQuery, run_id: RunId, stage: int, reduced: Reduced) -> tuple[str, str]:
+def outcome_of(question: AuditQuery, run_id: RunId, stage: int, reduced: ReducedMethod) -> tuple[str, str]:
     """Judge a query whose evidence is complete; a pure function of signed bytes. Runs in the compute thread.
 
     Returns `agrees`, `lied` (the sums do not follow from the slices) or `not_in_order` (evidence that proves

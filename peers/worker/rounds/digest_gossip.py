@@ -15,13 +15,13 @@ from peers.network.peer_links import PeerLinks
 from peers.state.checkpoint_file import STATEMENT_BYTES, state_digest
 from peers.state.snapshot_store import Weights
 from peers.telemetry import events as noted
-from peers.worker.rounds.update_compute import Settled
+from peers.worker.rounds.update_compute import RoundSettled
 from protocols.errors import BadSignature, Malformed, WireError
 from protocols.messages.table import MAX_STATEMENTS, Statements
 from protocols.signed.envelope import EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
-from swarmnet.rounds.events import Resync
+from swarmnet.rounds.events import FetchGroupState
 from swarmnet.rounds.history import START
 from swarmnet.snapshots.digest_votes import Root, SettledDigests, Statement
 
@@ -37,7 +37,7 @@ class SignedDigests:
         signed: SignedManifest,
         stage: int,
         neighbourhood: PeerLinks,
-        wrong: Callable[[Resync], None],
+        wrong: Callable[[FetchGroupState], None],
         log_event: noted.LogEvent,
     ) -> None:
         """Signs for every snapshot. `wrong` is called when the group's weights differ from this peer's."""
@@ -63,7 +63,7 @@ class SignedDigests:
         self.heard: Callable[[Statement], None] = lambda _: None
         """Called with each new statement."""
 
-    def settled(self, settled: Settled) -> None:
+    def settled(self, settled: RoundSettled) -> None:
         """Called when a round has settled here: sign its digest if that is due."""
         self._last = settled.round, settled.chain, settled.digest
         self._chains[settled.round] = settled.chain
@@ -197,4 +197,4 @@ class SignedDigests:
             reason = f"{len(right)} peers agree on other weights after round {round}: this peer's differ"
             first = max(0, round + 1 - self.every_rounds)
             self.log_event(noted.Resync(code=code, peers=list(right), reason=reason, fork_round=first))
-            self.wrong(Resync(right, reason, first))
+            self.wrong(FetchGroupState(right, reason, first))

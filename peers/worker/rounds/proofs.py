@@ -33,7 +33,7 @@ Asked = TypeVar("Asked", bound=AuditQuery)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredProof:
     round: int | None
     """The round of the evidence; None for a proof, which is kept longer than the round."""
     bodies: Sequence[bytes | memoryview]
@@ -57,7 +57,7 @@ class Proofs(ABC, Generic[Asked]):
         self.compute, self.neighbourhood, self.clock = compute, neighbourhood, neighbourhood.clock
         self.me = neighbourhood.transport.peer
         self.feed, self.log_event, self.folder, self.kept_rounds = feed, log_event, folder, kept_rounds
-        self.kept: dict[Name, Kept] = {}
+        self.kept: dict[Name, StoredProof] = {}
         """Evidence that this peer sends on request: its own and the newest proofs."""
         self._sent: Counter[tuple[PeerId, ContributionId]] = Counter()
         queued = partial(neighbourhood.queued_bytes, lane="group")
@@ -67,7 +67,9 @@ class Proofs(ABC, Generic[Asked]):
 
     def keep(self, name: Name, round: int | None, bodies: Sequence[bytes]) -> None:
         size = sum(map(len, bodies))
-        self.kept[name] = Kept(round, laid_down(bodies, self.folder) if size >= MIN_ON_DISK else bodies)
+        self.kept[name] = StoredProof(
+            round, laid_down(bodies, self.folder) if size >= MIN_ON_DISK else bodies
+        )
 
     def settled(self, round: int) -> None:
         before = round - self.kept_rounds

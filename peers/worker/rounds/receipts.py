@@ -35,13 +35,13 @@ from swarmnet.rounds.receipts import (
     BLOCKS_KEPT,
     SIGNERS_KEPT,
     ContributionCounter,
-    Counted,
+    CreditedBlock,
     ReceiptBook,
-    SettledMakers,
+    SettledContributors,
 )
 
 if TYPE_CHECKING:
-    from peers.worker.rounds.update_compute import Settled
+    from peers.worker.rounds.update_compute import RoundSettled
 
 FILE_NAME = "receipts.jsonl"
 MAX_UNDUE, MAX_UNDUE_PEERS = 32, 1024
@@ -66,7 +66,7 @@ _MAX_LINES = 2 * BLOCKS_KEPT * SIGNERS_KEPT
 
 
 @dataclass(slots=True)
-class Kept:
+class ReceiptsFile:
     """The content of the file."""
 
     book: ReceiptBook
@@ -82,10 +82,10 @@ class Kept:
     """Number of lines that are no receipt for this peer."""
 
 
-def read(path: Path, signed: SignedManifest, me: PeerId) -> Kept:
+def read(path: Path, signed: SignedManifest, me: PeerId) -> ReceiptsFile:
     """Read the file and verify every receipt again. A missing file gives an empty result. Raises
     UserError."""
-    kept = Kept(ReceiptBook(signed.manifest.rounds.snapshot_interval))
+    kept = ReceiptsFile(ReceiptBook(signed.manifest.rounds.snapshot_interval))
     for line in _lines(path):
         try:
             _take_line(kept, line, signed, me)
@@ -105,7 +105,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _take_line(kept: Kept, line: str, signed: SignedManifest, me: PeerId) -> None:
+def _take_line(kept: ReceiptsFile, line: str, signed: SignedManifest, me: PeerId) -> None:
     """Add one line. Raises WireError, ValueError, KeyError, TypeError, OverflowError or RecursionError if it
     is invalid."""
     content = json.loads(line)
@@ -113,18 +113,20 @@ def _take_line(kept: Kept, line: str, signed: SignedManifest, me: PeerId) -> Non
         kept.book.older += int(content["older"])
         return
     if "own" in content:
-        _count(kept, Counted(*(int(content[name]) for name in ("stage", "own", "made", "tokens"))))
+        _count(kept, CreditedBlock(*(int(content[name]) for name in ("stage", "own", "made", "tokens"))))
         return
     take(kept, base64.b64decode(content["receipt"]), signed, me)
 
 
-def _count(kept: Kept, counted: Counted) -> None:
+def _count(kept: ReceiptsFile, counted: CreditedBlock) -> None:
     key = (counted.stage, counted.block)
     kept.made[key] = kept.made.get(key, 0) + counted.contributions
     kept.tokens[key] = kept.tokens.get(key, 0) + counted.tokens
 
 
-def take(kept: Kept, data: bytes, signed: SignedManifest, me: PeerId, sender: PeerId | None = None) -> str:
+def take(
+    kept: ReceiptsFile, data: bytes, signed: SignedManifest, me: PeerId, sender: PeerId | None = None
+) -> str:
     """Add a receipt; returns its line for the file, or an empty string if it is not new. Raises WireError."""
     rounds = signed.manifest.rounds.snapshot_interval
     receipt, at = open_receipt(data, signed.run_id, rounds)
@@ -163,8 +165,10 @@ class Receipts:
         self.path = path
         self.neighbourhood, self.now, self.log_event = neighbourhood, now, log_event
         rounds = signed.manifest.rounds.snapshot_interval
-        self.contributors = SettledMakers(identity.peer_id, stage, rounds)
-        self.kept = read(path, signed, identity.peer_id) if path is not None else Kept(ReceiptBook(rounds))
+        self.contributors = SettledContributors(identity.peer_id, stage, rounds)
+        self.kept = (
+            read(path, signed, identity.peer_id) if path is not None else ReceiptsFile(ReceiptBook(rounds))
+        )
         if self.kept.unusable:
             self.log_event(noted.ReceiptsUnusable(lines=self.kept.unusable))
         self.own = ContributionCounter(stage, rounds, self.kept.made)
@@ -183,7 +187,7 @@ class Receipts:
 
     # -- signed for others ----------------------------------------------------------------------------
 
-    def settled(self, settled: Settled) -> None:
+    def settled(self, settled: RoundSettled) -> None:
         """Called when a round has settled here: sign the receipts that are due at the end of a block."""
         if (settled.round + 1) % self.own.block_rounds == 0:
             self._undue.clear()
@@ -194,7 +198,7 @@ class Receipts:
             if not self.neighbourhood.post(receipt.contributor, "group", ReceiptMessage(data)):
                 self._owe(receipt.contributor, data)
 
-    def _write_down(self, counts: Iterable[Counted]) -> None:
+    def _write_down(self, counts: Iterable[CreditedBlock]) -> None:
         for counted in counts:
             _count(self.kept, counted)
             self._append(_own_line(counted))
@@ -308,16 +312,16 @@ class Receipts:
             self.log_event(noted.ReceiptNotKept(reason=str(error)))
 
 
-def _content(kept: Kept) -> tuple[int, list[Counted], list[str]]:
+def _content(kept: ReceiptsFile) -> tuple[int, list[CreditedBlock], list[str]]:
     """Return what to keep: contributions of older blocks, own counts, receipt lines. Drops own counts beyond
     BLOCKS_KEPT."""
     for old in list(kept.made)[:-BLOCKS_KEPT]:
         del kept.made[old], kept.tokens[old]
-    own = [Counted(*key, made, kept.tokens[key]) for key, made in kept.made.items()]
+    own = [CreditedBlock(*key, made, kept.tokens[key]) for key, made in kept.made.items()]
     return kept.book.older, own, [line for held in kept.lines.values() for line in held.values()]
 
 
-def _write_anew(path: Path, older: int, own: Iterable[Counted], lines: Iterable[str]) -> None:
+def _write_anew(path: Path, older: int, own: Iterable[CreditedBlock], lines: Iterable[str]) -> None:
     """Write the whole file. Raises UserError."""
     first = [json.dumps({"older": older})] if older else []
     counts = (_own_line(counted) for counted in own)
@@ -330,13 +334,13 @@ def _append_to(path: Path, lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-def _own_line(counted: Counted) -> str:
+def _own_line(counted: CreditedBlock) -> str:
     return json.dumps({
         "stage": counted.stage, "own": counted.block, "made": counted.contributions, "tokens": counted.tokens,
     })  # fmt: skip
 
 
-def summary(kept: Kept) -> dict[str, Any]:
+def summary(kept: ReceiptsFile) -> dict[str, Any]:
     """Return plain data for `swarmnet credit`. Tokens are this peer's own count, in confirmed blocks only."""
     total = kept.book.total()
     tokens = sum(kept.tokens.get(key, 0) for key in kept.book.blocks)

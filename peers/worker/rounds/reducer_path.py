@@ -16,7 +16,7 @@ from protocols.signed.grants import Reduction, grant_of, require_grant
 from protocols.signed.identity import SIGNATURE_BYTES
 from protocols.signed.slices import head_bytes, open_slices
 from swarmnet.identifiers import PeerId
-from swarmnet.optimizer.method import ContributionError, Reduced
+from swarmnet.optimizer.method import ContributionError, ReducedMethod
 from swarmnet.rounds import events
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.result_table import MAX_CONTRIBUTORS, Contributor, tag_of
@@ -28,7 +28,7 @@ Kept = dict[int, dict[Contributor, bytes]]
 class ReducerPath:
     def __init__(
         self,
-        reduced: Reduced,
+        reduced: ReducedMethod,
         work: UpdateWork,
         rounds: GroupRounds,
         neighbourhood: PeerLinks,

@@ -22,12 +22,12 @@ from peers.worker.rounds.audit_path import AuditPath
 from peers.worker.rounds.reducer_path import ReducerPath
 from peers.worker.rounds.stored import Stored, opened_contribution
 from peers.worker.rounds.update_compute import (
-    Add,
     ContributionReady,
+    DecodeContribution,
     Done,
-    ExpertsReassigned,
+    ExpertChange,
     Operation,
-    Settled,
+    RoundSettled,
     SlicedContribution,
     UpdateWork,
 )
@@ -47,12 +47,12 @@ from protocols.messages.table import (
     Evidence,
     FraudProof,
     GetChain,
+    GetContributions,
     GetIds,
     GetSlices,
     Message,
     Progress,
     Slices,
-    Want,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, claimed
 from protocols.signed.grants import Reduction, contributors_of, require_grants
@@ -67,7 +67,7 @@ from swarmnet.rounds.contributors import HasWeight
 from swarmnet.rounds.fetch_scheduler import MAX_ASKS
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
-from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, Past
+from swarmnet.rounds.own_contributions import ASK_SECONDS, OwnContributions, RestartState
 from swarmnet.rounds.result_table import Table, tag_of
 from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import Rates
@@ -92,7 +92,7 @@ class RoundService:
         weights: Weights,
         offers: OwnContributions,
         has_weight: HasWeight,
-        resynchronise: Callable[[events.Resync], None],
+        resynchronise: Callable[[events.FetchGroupState], None],
         log_event: noted.LogEvent,
         rates: Rates = (),
         folder: Path | None = None,
@@ -123,11 +123,11 @@ class RoundService:
         self.outcomes: dict[str, int] = {}
         """Number of received contributions by outcome, for the metrics."""
         self.counts = work.counts
-        self.settled: Callable[[Settled], None] = lambda settled: None
+        self.settled: Callable[[RoundSettled], None] = lambda settled: None
         """Called with every settled round, on the event loop."""
         self.made: Callable[[int, int], None] = lambda round, tokens: None
         """Called with the round and tokens of every own contribution."""
-        self.took_up: Callable[[ExpertsReassigned], None] = lambda took_up: None
+        self.took_up: Callable[[ExpertChange], None] = lambda took_up: None
         """Called when the assignment of experts has changed."""
         self.sign_history: Callable[[Sequence[PeerId]], None] = lambda forked: None
         """Called with the peers on another branch while there are two."""
@@ -145,7 +145,7 @@ class RoundService:
         """Heads of results, for peers that were away and ask whether they are included; kept longer than the
         bodies."""
         self.reducers = self._reducers(audits) if audits is not None else None
-        self._timer = Timer(lambda: self.feed(events.Tick()), self.clock)
+        self._timer = Timer(lambda: self.feed(events.TimePassed()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
         reduced, work, around = self.work.method.reduced, self.work, self.neighbourhood
@@ -174,7 +174,7 @@ class RoundService:
         if self.reducers is not None:
             for liar, first in self.reducers.audits.audits.convicted.items():
                 self.feed(events.Convicted(liar, first))
-        self.feed(events.Tick())
+        self.feed(events.TimePassed())
 
     def settled_weights(self) -> Weights:
         """Return the settled weights as they are now. Called in the compute thread."""
@@ -183,9 +183,9 @@ class RoundService:
         assert chain is not None, "the chain runs ahead of the replica, never behind"
         return Weights(replica.settled_units().cpu(), replica.settled_round, chain, tokens=self.work.tokens)
 
-    def past(self, until: int) -> Past:
+    def past(self, until: int) -> RestartState:
         """Return what is known of the rounds up to `until`, for a later process or service."""
-        return Past(self.rounds.offers.known(until), self.rounds.chain.earlier(until))
+        return RestartState(self.rounds.offers.known(until), self.rounds.chain.earlier(until))
 
     def note_undecided(self) -> None:
         """Log, at the end, the own contributions that are still undecided."""
@@ -229,7 +229,7 @@ class RoundService:
                 self._reduces.say_nothing(round, reducers)
             case events.Reduce(round):
                 operations.append(self._reduces.add_up(round))
-            case events.GiveBack(round, identity):
+            case events.RestoreToMomentum(round, identity):
                 self._count("contribution_returned")
                 self.log_event(
                     noted.ContributionReturned(code="contribution_returned", round=round, id=identity.hex())
@@ -237,7 +237,7 @@ class RoundService:
                 operations.append(effect)
             case events.AddContribution(reference):
                 payload = self.stored[reference.id].payload
-                operations.append(Add(reference.round, reference.peer, payload))
+                operations.append(DecodeContribution(reference.round, reference.peer, payload))
             case events.ApplyRound(round, _, waited):
                 operations.append(effect)
                 outcome = self.counts.applied(effect, self.rounds, self.clock.time())
@@ -270,13 +270,13 @@ class RoundService:
                 for message in write_announces(references, complete):
                     for peer in peers:
                         post(peer, "group", message)
-            case events.Want(peer, ids):
-                post(peer, "group", Want(list(ids)))
+            case events.RequestContributions(peer, ids):
+                post(peer, "group", GetContributions(list(ids)))
             case events.RequestIds(peer, asked):
                 post(peer, "group", GetIds(list(asked)))
-            case events.SignHistory(forked):
+            case events.SignChain(forked):
                 self.sign_history(forked)
-            case events.Resync(peers, reason, fork_round):
+            case events.FetchGroupState(peers, reason, fork_round):
                 code = "behind" if fork_round is None else "forked"
                 self.log_event(noted.Resync(code, peers, reason, fork_round))
                 self.resynchronise(effect)
@@ -285,7 +285,7 @@ class RoundService:
         for result in results:
             if isinstance(result, SlicedContribution):
                 self._was_cut(result)
-            elif isinstance(result, ExpertsReassigned):
+            elif isinstance(result, ExpertChange):
                 self.log_event(noted.ExpertsReassigned(result.round, result.group, result.holders))
                 self.took_up(result)
             elif isinstance(result, ContributionReady) and result.is_result:
@@ -354,7 +354,7 @@ class RoundService:
                     self._refused(peer, "malformed", "contributions of other sizes than the run's")
                 else:
                     self.feed(events.Announced(peer, known, tuple(complete)))
-            case Want(ids):
+            case GetContributions(ids):
                 wanted = (ContributionId(identity) for identity in ids[:REFERENCES_PER_MESSAGE])
                 kept = (identity for identity in wanted if identity in self.stored or identity in self.heads)
                 self.giving.wanted(peer, kept)
@@ -399,7 +399,7 @@ class RoundService:
 
     def committed(self, tokens: int) -> None:
         if not self.work.optimizer_warmup_steps:
-            self.feed(events.Committed(tokens))
+            self.feed(events.GradientAccumulated(tokens))
 
     def ordered(self, rates: Rates) -> None:
         """Called when the owner has changed the learning rate."""
@@ -413,7 +413,7 @@ class RoundService:
 
     def leave(self) -> None:
         """Close the current round, so that the tokens gathered so far become a last contribution."""
-        self.feed(events.Leave())
+        self.feed(events.LeaveGroup())
 
     def handed_over(self) -> bool:
         """Return whether every unsettled own contribution is held by a neighbour, or there is no
@@ -516,7 +516,7 @@ class RoundService:
         Raises as `require_grants`."""
         strangers = tuple(one for one in contributors_of(table) if not self._is_member(one))
         if strangers:
-            self.feed(events.StrangersNamed(peer, reference, strangers))
+            self.feed(events.UnknownPeersNamed(peer, reference, strangers))
         if strangers and not self.rounds.takes(reference):
             return False
         require_grants(table, Reduction(self.work.run_id, self.work.stage, reference.round, reference.peer))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from peers.compute.stage_part import Computes, Holds
+from peers.compute.stage_part import Computes, HasReplica
 from peers.worker.rounds.counters import RoundCounts
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.grants import Reduction, sign_grant
@@ -22,11 +22,11 @@ from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
 from swarmnet.optimizer.method import GradientError, LocalOptimizer, Method, should_flush_partial_step
 from swarmnet.rounds.events import (
     ApplyRound,
-    GiveBack,
     MakeContribution,
     RateRound,
     Reference,
     RemoveContribution,
+    RestoreToMomentum,
     SettleRound,
 )
 from swarmnet.rounds.result_table import Contributor, Table
@@ -40,14 +40,14 @@ OWN_BYTES_KEPT = 64 << 20
 rounds."""
 
 
-class Gathered(Protocol):
+class HasGradient(Protocol):
     """The owner of the gradient that a contribution takes (the pipeline service)."""
 
     gathered_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class DecodeContribution:
     round: int
     peer: PeerId
     payload: bytes
@@ -99,7 +99,7 @@ class ReduceShards:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class RoundSettled:
     round: int
     digest: bytes
     """`Replica.digest()` after the round, or NOT_HASHED."""
@@ -112,7 +112,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsReassigned:
+class ExpertChange:
     """Reported when this peer trains other experts, or when a group of experts has lost or gained its
     peers."""
 
@@ -126,17 +126,17 @@ class ExpertsReassigned:
 Operation = (
     MakeContribution
     | ReduceShards
-    | Add
+    | DecodeContribution
     | RemoveContribution
     | RateRound
     | ApplyRound
     | SettleRound
-    | GiveBack
+    | RestoreToMomentum
 )
-Done = ContributionReady | SlicedContribution | Settled | ExpertsReassigned
+Done = ContributionReady | SlicedContribution | RoundSettled | ExpertChange
 
 
-def experts_line(took_up: ExpertsReassigned) -> str:
+def experts_line(took_up: ExpertChange) -> str:
     """Return a line for people about the experts that this peer trains."""
     first, last = took_up.experts[0], took_up.experts[-1]
     which = f"expert {first}" if first == last else f"experts {first} to {last}"
@@ -157,9 +157,9 @@ class UpdateWork:
         identity: Identity,
         stage_compute: Computes,
         method: Method,
-        replica: Holds,
-        gathered: Gathered,
-        settled: Callable[[Settled], None],
+        replica: HasReplica,
+        gathered: HasGradient,
+        settled: Callable[[RoundSettled], None],
         counts: RoundCounts,
         undecided: Container[ContributionId],
         signs_every: int = 1,
@@ -219,7 +219,7 @@ class UpdateWork:
                     results += self._reassignment(round)
                 case ReduceShards(round, slices):
                     results.append(self._reduce(round, slices))
-                case Add(round, peer, payload):
+                case DecodeContribution(round, peer, payload):
                     self.replica.add(round, peer, payload)
                     self.counts.corrections += round <= self.replica.applied_round
                     stale |= round <= self.replica.applied_round
@@ -235,12 +235,12 @@ class UpdateWork:
                     self._ahead, stale = False, True
                 case SettleRound(round, references, chain, tokens, contributors):
                     digest = self.replica.settle(round, self._hashes(round))
-                    result = Settled(round, digest, chain, references, tokens, contributors)
+                    result = RoundSettled(round, digest, chain, references, tokens, contributors)
                     self.tokens = tokens
                     if not self.closed:
                         self.settled(result)
                     results.append(result)
-                case GiveBack(round, identity, shards):
+                case RestoreToMomentum(round, identity, shards):
                     self.give_back(round, identity, shards)
         if stale:
             self.publish()
@@ -313,7 +313,7 @@ class UpdateWork:
         self.gathered.gathered_tokens = 0
         self.stage_compute.train(held.trained)
 
-    def _reassignment(self, round: int) -> list[ExpertsReassigned]:
+    def _reassignment(self, round: int) -> list[ExpertChange]:
         """Return the new assignment of experts if it has changed."""
         held = self.method.held
         if held is None:
@@ -323,7 +323,7 @@ class UpdateWork:
         if assignment == self._reported_experts or not any(holders):
             return []
         self._reported_experts = assignment
-        return [ExpertsReassigned(round, held.experts, held.group, tuple(holders))]
+        return [ExpertChange(round, held.experts, held.group, tuple(holders))]
 
     def give_back(self, round: int, identity: ContributionId, shards: tuple[int, ...] = ()) -> None:
         """Restore an own contribution, or some of its shards, to the momentum, if its payload is still

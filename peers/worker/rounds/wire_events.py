@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocols.messages.table import Announce, OpenRound, Progress
-from protocols.messages.table import Reference as WireReference
+from protocols.messages.table import ContributionRef as WireReference
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.events import OpenSet, ProgressArrived, Reference, SendProgress
 

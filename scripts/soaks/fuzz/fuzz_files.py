@@ -56,7 +56,7 @@ from peers.worker.pipeline import validate_act
 from peers.worker.pipeline.microbatch_compute import ComputeError
 from peers.worker.rounds import receipts
 from peers.worker.rounds.digest_gossip import SignedDigests
-from protocols.messages.table import Act, ForwardRequest, State
+from protocols.messages.table import Act, ForwardRequest, SnapshotOffer
 from protocols.signed.envelope import EnvelopeKind, seal
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.model import activation_codec
@@ -68,7 +68,7 @@ from swarmnet.optimizer.step import dense
 from swarmnet.rounds.history import START
 from swarmnet.rounds.result_table import Contributor, head_of, read_head, tag_of
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import Lora, Manifest, Start, Sync, owner_statement
+from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, Sync, owner_statement
 
 CODECS: tuple[Any, ...] = ("bf16", "int8", "fp32", "int4-tiles", "int6-tiles")
 SHAPE = (2, 16, 32)
@@ -94,7 +94,7 @@ def further_manifest() -> Manifest:
     model = replace(TINY_MODEL, lora=Lora(rank=2, targets=("q_proj",)))
     sync = Sync(trainable=("model.layers.*.mlp.*", "*norm*"))
     return tiny_manifest(
-        model=model, sync=sync, init_checkpoint=Start("model", "ab" * 32, "", ("cd" * 32,) * 3)
+        model=model, sync=sync, init_checkpoint=InitCheckpoint("model", "ab" * 32, "", ("cd" * 32,) * 3)
     )
 
 
@@ -275,7 +275,9 @@ def take_snapshot_root(data: bytes, _folder: Path) -> None:
         snapshots=snapshots(), start=held.root.digest, state_bytes=len(held.data),
         vouched=lambda peer, root: True, neighbourhood=SimpleNamespace(refused=refuse),
     )  # fmt: skip
-    for root in SnapshotService._roots(path, PeerId(ALICE.peer_id), State(1, 3, 3, bytes(32), [data], 0)):  # type: ignore[arg-type]
+    for root in SnapshotService._roots(
+        path, PeerId(ALICE.peer_id), SnapshotOffer(1, 3, 3, bytes(32), [data], 0)
+    ):  # type: ignore[arg-type]
         assert root.size == path.state_bytes
 
 
@@ -520,8 +522,8 @@ def read_receipts(data: bytes, folder: Path) -> None:
     file = folder / "receipts.jsonl"
     file.write_bytes(data)
     receipts.read(file, signed_manifest(), PeerId(ALICE.peer_id))
-    provenance._read_receipts(provenance.Facts(), file, run_id(), 4)
-    provenance._read_claims(provenance.Facts(), file)
+    provenance._read_receipts(provenance.ModelProvenance(), file, run_id(), 4)
+    provenance._read_claims(provenance.ModelProvenance(), file)
 
 
 def read_peer_cache(data: bytes, folder: Path) -> None:

@@ -39,7 +39,7 @@ from protocols.daemon.hivemind_imports import MSGPackSerializer, PeerID, dht_pb2
 from protocols.daemon.p2pd import DAEMON_ERRORS
 from protocols.dht.directory import split_multiaddr
 from protocols.dht.stored_values import DICTIONARY, PLAIN, items_of, key_id, prove, stored_value, text_of
-from protocols.dht.validator import Gate
+from protocols.dht.validator import ValidatedP2P
 from protocols.errors import TooLarge, WireError
 from protocols.framing.frames import FrameReader, FrameWriter
 from protocols.messages.table import HEADER_LIMIT, AnyMessage, PeerRecord, Progress, decode, encode
@@ -62,7 +62,7 @@ from protocols.signed.slices import open_slices, sign_slices
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.receipts import Receipt
 from swarmnet.run.manifest import owner_statement
-from swarmnet.run.owner_orders import Ban, Order, Withdrawal
+from swarmnet.run.owner_orders import Ban, OwnerOrders, Withdrawal
 
 KINDS: tuple[Any, ...] = get_args(AnyMessage)
 ADDRESSES = (
@@ -153,7 +153,7 @@ def record(chance: Random) -> bytes:
     return bent_or_signed(good, EnvelopeKind.RECORD, fields_of(RECORD), chance, 0, 1)
 
 
-ORDER = Order(
+ORDER = OwnerOrders(
     1 << 50, "maintenance", True, 5, (Ban(PeerId(BOB.peer_id), "flooded"),), (Withdrawal("ab" * 32, "law"),),
     ("cd" * 16,),
 )  # fmt: skip
@@ -307,8 +307,8 @@ async def take_found(data: bytes, _folder: Path) -> None:
         assert result.type == dht_pb2.NOT_FOUND or math.isfinite(result.expiration_time)
 
 
-def _gate() -> Gate:
-    return Gate(StillDaemon(), lambda peer, reason: None)  # type: ignore[arg-type]
+def _gate() -> ValidatedP2P:
+    return ValidatedP2P(StillDaemon(), lambda peer, reason: None)  # type: ignore[arg-type]
 
 
 # -- relays, checks of reachability, chunks: whole services on streams ------------------------------------
@@ -361,7 +361,7 @@ async def serve_circuit(data: bytes, _folder: Path) -> None:
 def dial_back_part(chance: Random) -> tuple[Any, bytes]:
     parts: dict[Any, list[Any]] = {
         dial_back.Greeting: [bytes(16), "/ip4/1.2.3.4/tcp/1"],
-        dial_back.Ask: [ALICE.peer_id, ["/ip4/1.2.3.4/tcp/1"], bytes(64)],
+        dial_back.DialBackRequest: [ALICE.peer_id, ["/ip4/1.2.3.4/tcp/1"], bytes(64)],
         dial_back.DialBackResponse: ["done", [["/ip4/1.2.3.4/tcp/1", "reached", "", 1.0]]],
     }
     kind = chance.choice(list(parts))

@@ -13,7 +13,7 @@ import torch
 
 from peers.cli import main as cli
 from protocols.p2pd import multipath_dialer
-from swarmnet.model.stage_compute import Finished, StageCompute
+from swarmnet.model.stage_compute import LastStageResult, StageCompute
 from swarmnet.optimizer.local_steps.inner_optimizer import InnerOptimizer
 
 seconds = 0.0
@@ -44,7 +44,7 @@ def backward(stage, key, hidden_gradient):
 
 def finish(stage, key, inputs, labels_BT, tokens_BT=None):
     time.sleep(seconds)
-    return Finished(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
+    return LastStageResult(5.0 * labels_BT.numel(), labels_BT.numel(), like(hidden_shape(stage, inputs)))
 
 
 def use_gradient(stage, use):

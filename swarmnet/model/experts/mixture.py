@@ -45,7 +45,7 @@ def mixture(
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ExpertRouting:
     """The routing of a layer's tokens."""
 
     shares: Tensor
@@ -56,7 +56,7 @@ class Choice:
     """[N, A]: numbers of the chosen experts."""
 
 
-def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[int] = ()) -> Choice:
+def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[int] = ()) -> ExpertRouting:
     """Route tokens. `without` are experts that no peer serves; tokens use the next best."""
     logits_NE = linear(x_ND, gate_ED).float()
     if without:
@@ -67,7 +67,7 @@ def choose(gate_ED: Tensor, shape: ModelShape, x_ND: Tensor, without: Sequence[i
     there = shape.experts.num_experts - len(without)
     weights_NA, chosen_NA = shares_NE.topk(min(shape.experts.top_k, there), dim=-1)
     weights_NA = (weights_NA / weights_NA.sum(dim=-1, keepdim=True)).to(x_ND.dtype)
-    return Choice(shares_NE, weights_NA, chosen_NA)
+    return ExpertRouting(shares_NE, weights_NA, chosen_NA)
 
 
 def feed_forward(
@@ -80,7 +80,7 @@ def feed_forward(
     return down
 
 
-def unevenness(shape: ModelShape, choice: Choice) -> Tensor:
+def unevenness(shape: ModelShape, choice: ExpertRouting) -> Tensor:
     """Return the balance loss summed over the tokens: `balance` per token, over all layers, at perfect
     balance. Only the shares learn from it, because the number of tokens per expert has no gradient."""
     shares_NE, chosen_NA = choice.shares, choice.chosen

@@ -31,7 +31,7 @@ MIDDLE = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class SignedPowers:
+class EncodedE3M0:
     """A delta of powers of two and zeros."""
 
     codes: Tensor
@@ -51,8 +51,8 @@ class SignedPowers:
         sizes_CM = torch.ones_like(powers_CM) << (powers_CM + self.exponents - 1).clamp(min=0)
         return torch.where(powers_CM > 0, sizes_CM, 0)
 
-    def rows(self, rows: slice) -> SignedPowers:
-        return SignedPowers(self.codes[rows], self.exponents[rows])
+    def rows(self, rows: slice) -> EncodedE3M0:
+        return EncodedE3M0(self.codes[rows], self.exponents[rows])
 
     def written(self) -> bytes:
         return exponents.written(self.exponents) + nibbles_written(self.codes.cpu().numpy())
@@ -66,7 +66,7 @@ class E3M0Codec:
     def bits(self, width: int) -> int:
         return 4 * width
 
-    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> SignedPowers:
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedE3M0:
         """Quantize to the nearest powers. Numbers nearer to zero than to the smallest power become zero."""
         scaled_CM = delta_CM * (MIDDLE / UNIT)
         powers_CM = scaled_CM.abs().clamp(min=2.0**-9).log2().floor()
@@ -74,15 +74,15 @@ class E3M0Codec:
         smallest_C1 = smallest_C1.clamp(0, LARGEST_SMALLEST)
         codes_CM = (powers_CM - smallest_C1 + 1).clamp(0, POWERS).to(torch.uint8)
         negative_CM = (delta_CM < 0) & (codes_CM > 0)
-        return SignedPowers(codes_CM + SIGN * negative_CM.to(torch.uint8), smallest_C1.to(torch.int32))
+        return EncodedE3M0(codes_CM + SIGN * negative_CM.to(torch.uint8), smallest_C1.to(torch.int32))
 
-    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> SignedPowers:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedE3M0:
         exponents_C = exponents.read(data, chunks, LARGEST_SMALLEST)
         codes = nibbles_read(data[chunks:], chunks * width)
         if np.any(codes == SIGN):
             raise ContributionError("four bits that say nothing: the sign of nothing")
         codes_CM = torch.from_numpy(codes.reshape(chunks, width)).to(device)
-        return SignedPowers(codes_CM, exponents.tensor_of(exponents_C, device))
+        return EncodedE3M0(codes_CM, exponents.tensor_of(exponents_C, device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         self.decode(data, chunks, width, torch.device("cpu"))

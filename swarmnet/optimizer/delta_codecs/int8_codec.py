@@ -23,7 +23,7 @@ LARGEST_STEP = LARGEST_EXPONENT - 7
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedMultiples:
+class EncodedInt8:
     """A delta in whole steps."""
 
     levels: Tensor
@@ -37,8 +37,8 @@ class EncodedMultiples:
     def units(self) -> Tensor:
         return self.levels.to(torch.int32) << self.exponents
 
-    def rows(self, rows: slice) -> EncodedMultiples:
-        return EncodedMultiples(self.levels[rows], self.exponents[rows])
+    def rows(self, rows: slice) -> EncodedInt8:
+        return EncodedInt8(self.levels[rows], self.exponents[rows])
 
     def written(self) -> bytes:
         return exponents.written(self.exponents) + self.levels.contiguous().cpu().numpy().tobytes()
@@ -52,19 +52,19 @@ class Int8Codec:
     def bits(self, width: int) -> int:
         return 8 * width
 
-    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedMultiples:
+    def encode(self, delta_CM: Tensor, draw: CodecSeed) -> EncodedInt8:
         """Quantize with the smallest step that covers the largest number of a chunk."""
         units_CM = delta_CM / UNIT
         largest_C1 = units_CM.abs().amax(dim=1, keepdim=True)
         steps_C1 = (largest_C1 / MOST).clamp(min=1.0).log2().ceil().to(torch.int32).clamp(max=LARGEST_STEP)
         levels_CM = (units_CM / torch.exp2(steps_C1)).round().clamp(-MOST, MOST)
-        return EncodedMultiples(levels_CM.to(torch.int8), steps_C1)
+        return EncodedInt8(levels_CM.to(torch.int8), steps_C1)
 
-    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedMultiples:
+    def decode(self, data: memoryview, chunks: int, width: int, device: torch.device) -> EncodedInt8:
         self.check(data, chunks, width)
         levels = np.frombuffer(data, np.int8, offset=chunks).reshape(chunks, width).copy()
         exponents_C = exponents.read(data, chunks, LARGEST_STEP)
-        return EncodedMultiples(torch.from_numpy(levels).to(device), exponents.tensor_of(exponents_C, device))
+        return EncodedInt8(torch.from_numpy(levels).to(device), exponents.tensor_of(exponents_C, device))
 
     def check(self, data: memoryview, chunks: int, width: int) -> None:
         exponents.read(data, chunks, LARGEST_STEP)

@@ -7,12 +7,12 @@ from swarmnet.optimizer.delta_codecs.e3m0_codec import E3M0Codec
 from swarmnet.optimizer.delta_codecs.int8_codec import Int8Codec
 from swarmnet.optimizer.delta_codecs.sign_codec import SignCodec
 from swarmnet.optimizer.delta_codecs.top_k_codec import TopKCodec
-from swarmnet.run.local_steps import SentName
+from swarmnet.run.local_steps import DeltaCodecName
 from swarmnet.run.manifest import Sync
 
 
-def code_of(sent: SentName, sync: Sync) -> DeltaCodec:
-    codes: dict[SentName, DeltaCodec] = {
+def code_of(sent: DeltaCodecName, sync: Sync) -> DeltaCodec:
+    codes: dict[DeltaCodecName, DeltaCodec] = {
         "sign": SignCodec(),
         "e3m0": E3M0Codec(),
         "int8": Int8Codec(),

@@ -30,7 +30,7 @@ from swarmnet.model.flat_layout import Layout, Plane, some_planes
 from swarmnet.model.state_layout import state_of
 from swarmnet.optimizer.delta_codecs.delta_codec import EncodedDelta
 from swarmnet.optimizer.index_code import ContributionError
-from swarmnet.optimizer.local_steps.local_steps import LocalSteps, MovesTally
+from swarmnet.optimizer.local_steps.local_steps import DeltaTally, LocalSteps
 from swarmnet.optimizer.mean_gradient import GradientError
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.run.manifest import Experts, Manifest
@@ -204,8 +204,8 @@ class ExpertShardSteps:
         self.shared.check(shared)
         self.of_group.check(experts)
 
-    def tally(self, round: int) -> HeldTally:
-        return HeldTally(self, round)
+    def tally(self, round: int) -> ExpertDeltaTally:
+        return ExpertDeltaTally(self, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
         """Return None, as `LocalSteps` does."""
@@ -327,7 +327,7 @@ class ExpertShardSteps:
         return LocalSteps(self._manifest, layout, self.device)
 
 
-class HeldTally(MovesTally):
+class ExpertDeltaTally(DeltaTally):
     """The contributions of one round, which also record the assignment of groups."""
 
     def __init__(self, method: ExpertShardSteps, round: int) -> None:

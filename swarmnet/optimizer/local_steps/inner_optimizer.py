@@ -21,7 +21,7 @@ from torch import Tensor
 from swarmnet.model.flat_layout import Entry, Layout
 from swarmnet.model.parameters import is_muons
 from swarmnet.optimizer.device_groups.device_group import ALONE, DeviceGroup
-from swarmnet.run.local_steps import InnerName
+from swarmnet.run.local_steps import InnerOptimizerName
 
 ADAM_DECAYS = (0.9, 0.95)
 """Decay of gradient and square, as for language models (arXiv:2005.14165, appendix B)."""
@@ -81,7 +81,7 @@ class _Rule(Protocol):
 class InnerOptimizer:
     """The local optimizer of one peer and one stage."""
 
-    def __init__(self, name: InnerName, layout: Layout, momentum: float) -> None:
+    def __init__(self, name: InnerOptimizerName, layout: Layout, momentum: float) -> None:
         self._name, self._layout, self._momentum = name, layout, momentum
         self.use_device_group(ALONE)
         self.moments_lie_on: torch.device | None = None

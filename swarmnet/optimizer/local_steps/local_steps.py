@@ -89,7 +89,7 @@ class LocalSteps:
 
     def use_device_group(self, company: DeviceGroup) -> None:
         """Use collectives of several devices for norms and matrices."""
-        self._clip.company = company
+        self._clip.device_group = company
         self._inner.use_device_group(company)
 
     @property
@@ -173,8 +173,8 @@ class LocalSteps:
         for plane, chunks, data in self._cut(payload, rows):
             self.code.check(data, chunks, self.width(plane))
 
-    def tally(self, round: int) -> MovesTally:
-        return MovesTally(self, round)
+    def tally(self, round: int) -> DeltaTally:
+        return DeltaTally(self, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
         """Return None: `add_to` adds all that this peer can predict."""
@@ -275,7 +275,7 @@ class Fragments(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PartStep:
+class FragmentStep:
     """The step of a round, which changes one fragment of the weights."""
 
     method: Fragments
@@ -297,7 +297,7 @@ class PartStep:
                 tile.empty_padding(changed_CN, self.method.layout)
 
 
-class MovesTally:
+class DeltaTally:
     """The contributions of one round. They are summed when a step is requested."""
 
     def __init__(self, method: Fragments, round: int) -> None:
@@ -316,12 +316,12 @@ class MovesTally:
     def rest(self) -> None:
         """Do nothing: only the set is kept."""
 
-    def step(self, factor: int = WHOLE) -> PartStep:
+    def step(self, factor: int = WHOLE) -> FragmentStep:
         """Return the step by the mean delta. `factor` is not used, because it scaled the local steps
         already."""
         by_tile = self._method.moves_by_tile(self._payloads.values())
         sums = {tile.start: packed(sum_of(moves), len(moves)) for tile, moves in by_tile if moves}
-        return PartStep(self._method, self._round, sums)
+        return FragmentStep(self._method, self._round, sums)
 
     def vote_agreement(self, me: PeerId) -> None:
         """Return None: these contributions contain no votes."""

@@ -29,7 +29,7 @@ from swarmnet.optimizer.delta_codecs.e3m0_codec import nibbles_read, nibbles_wri
 from swarmnet.optimizer.delta_codecs.packed_sums import Sums, packed
 from swarmnet.optimizer.index_code import ContributionError, packed_bytes
 from swarmnet.optimizer.local_steps.expert_steps import ExpertShardSteps
-from swarmnet.optimizer.local_steps.local_steps import LocalSteps, PartStep, rows_of
+from swarmnet.optimizer.local_steps.local_steps import FragmentStep, LocalSteps, rows_of
 from swarmnet.optimizer.tiling import Tile, all_tiles
 from swarmnet.rounds.result_table import (
     Contributor,
@@ -308,7 +308,7 @@ class ResultTally:
     def rest(self) -> None:
         """Do nothing: only the set is kept."""
 
-    def step(self, factor: int = WHOLE) -> PartStep:
+    def step(self, factor: int = WHOLE) -> FragmentStep:
         """Return the step by each shard's mean. `factor` is not used, because it scaled the local steps
         already."""
         method = self._method
@@ -327,7 +327,7 @@ class ResultTally:
             weighted.setdefault(plane, []).extend(
                 _WeightedMean(rows, one.numbers, 1 if alone else one.speakers) for one in by_results
             )
-        return PartStep(method.own, self._round, dict(self._sums(weighted)))
+        return FragmentStep(method.own, self._round, dict(self._sums(weighted)))
 
     def _sums(self, weighted: Mapping[int, Sequence[_WeightedMean]]) -> Iterator[tuple[int, Sums]]:
         """Yield the start and the sums of each tile whose plane has contributions."""

@@ -13,7 +13,7 @@ from peers.errors import UserError
 from peers.state.checkpoint_file import Model
 from swarmnet.identifiers import PeerId
 from swarmnet.model.parameters import parameter_shapes
-from swarmnet.run.manifest import Data, Manifest, ModelShape, Source
+from swarmnet.run.manifest import Data, Manifest, ModelShape, TextSource
 
 SHAPE = ModelShape(
     hidden_size=16,
@@ -105,7 +105,7 @@ def test_a_tokenizer_is_opened_where_a_person_says_and_never_where_a_manifest_do
 def test_a_run_of_its_own_text_is_scored_only_on_a_text_that_a_person_names(
     swarmnet, tmp_path, monkeypatch, paths
 ):
-    sources = tuple(Source(path, path) for path in paths)
+    sources = tuple(TextSource(path, path) for path in paths)
     manifest = replace(MANIFEST, data=replace(MANIFEST.data, sources=sources))
     model = Model(manifest, (random_stage(0), random_stage(1)), 5)
     monkeypatch.setattr("peers.state.checkpoint_file.newest", lambda source: model)

@@ -16,11 +16,11 @@ from peers.config.compute_file import ComputeFile
 from peers.config.limits import LimitsFile
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from peers.tools.doctor import gpu
 from peers.tools.doctor.gpu import Graphics
 from peers.tools.doctor.show import run_doctor
-from peers.worker.pause.pausing import Pausing
+from peers.worker.pause.pausing import PauseControl
 from peers.worker.role import WorkerRole
 from swarmnet.resources.idleness import Idleness, IdleRules
 
@@ -139,7 +139,7 @@ def test_of_another_makers_gpu_no_package_of_nvidia_is_asked_for(library, warned
 def test_a_peer_makes_room_for_others_on_its_card_and_not_for_those_on_another(library, warned):
     use = gpu_use(GPU, True, warned.append)
     assert isinstance(use, Nvidia)
-    pausing, idle = Pausing(), SimpleNamespace(cores=lambda own: 0.0)
+    pausing, idle = PauseControl(), SimpleNamespace(cores=lambda own: 0.0)
     rules = IdleRules(busy_seconds=5, quiet_seconds=120)
     watch = LimitsWatch(LimitsFile(only_when_idle=True), pausing, idle, use, Idleness(rules))
     for now in range(20):
@@ -164,7 +164,7 @@ def test_a_worker_says_it_when_it_starts_as_a_warning(library, monkeypatch, only
         metrics=SimpleNamespace(peak_flops=None), threads=1, compute=ComputeFile(dtype="fp32"),
     )  # fmt: skip
     WorkerRole(SimpleNamespace(
-        config=config, report=report, metrics=Metrics(process=False),
+        config=config, report=report, metrics=PeerMetrics(process=False),
         log=SimpleNamespace(listeners=[]), control=SimpleNamespace(answers={}), notify=report.notify,
     ))  # fmt: skip
     assert [(event, level) for event, level, _ in said] == [("limits", "warning")] * only_when_idle

@@ -17,7 +17,7 @@ from peers.compute.power import on_battery
 from peers.compute.process_memory import memory_bytes
 from peers.config.limits import LimitsFile
 from peers.errors import UserError
-from peers.worker.pause.pausing import Pausing
+from peers.worker.pause.pausing import PauseControl
 from swarmnet.resources.idleness import Idleness, IdleRules
 from swarmnet.resources.memory_estimate import DAEMON_BYTES
 from swarmnet.run.manifest import Manifest, ModelShape
@@ -37,7 +37,7 @@ class Use:
 
 
 def test_a_peer_is_paused_outside_its_hours_and_told_until_when():
-    pausing = Pausing()
+    pausing = PauseControl()
     watch = LimitsWatch(LimitsFile(hours="22:00-08:00"), pausing)
     watch.look(12 * 60, 0.0)
     assert pausing.texts == {"schedule": "outside its hours until 22:00"}
@@ -46,7 +46,7 @@ def test_a_peer_is_paused_outside_its_hours_and_told_until_when():
 
 
 def test_a_peer_makes_room_for_others_and_comes_back():
-    pausing, use = Pausing(), Use()
+    pausing, use = PauseControl(), Use()
     rules = IdleRules(busy_seconds=5, quiet_seconds=120)
     watch = LimitsWatch(LimitsFile(only_when_idle=True), pausing, others=use, idleness=Idleness(rules))
     use.used = 1.7
@@ -60,7 +60,7 @@ def test_a_peer_makes_room_for_others_and_comes_back():
 
 
 def test_a_pulled_plug_pauses_and_a_loose_one_does_not():
-    pausing, unplugged = Pausing(), False
+    pausing, unplugged = PauseControl(), False
     watch = LimitsWatch(LimitsFile(only_when_plugged_in=True), pausing, battery=lambda: unplugged)
 
     def during(seconds):
@@ -90,11 +90,11 @@ def test_a_pulled_plug_pauses_and_a_loose_one_does_not():
 
 def test_who_begins_on_battery_is_paused_at_the_first_look_and_nobody_else_is():
     for says, paused in ((True, True), (False, False), (None, False)):
-        pausing = Pausing()
+        pausing = PauseControl()
         watch = LimitsWatch(LimitsFile(only_when_plugged_in=True), pausing, battery=lambda says=says: says)
         watch.look(0, 0.0)
         assert bool(pausing) == paused
-        watch = LimitsWatch(LimitsFile(), careless := Pausing(), battery=lambda says=says: says)
+        watch = LimitsWatch(LimitsFile(), careless := PauseControl(), battery=lambda says=says: says)
         watch.look(0, 0.0)
         assert not careless
 
@@ -140,7 +140,7 @@ def test_elsewhere_psutil_is_asked(monkeypatch):
 
 
 def test_a_persons_pause_outlasts_the_hours_and_the_other_way_round():
-    pausing = Pausing()
+    pausing = PauseControl()
     watch = LimitsWatch(LimitsFile(hours="22:00-08:00"), pausing)
     pausing.pause("user")
     watch.look(12 * 60, 0.0)

@@ -12,16 +12,16 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from peers.data.documents import Reading, Text, TextError, files_at, joined, text_at
-from peers.data.files import LINE_LIMIT, Stopped, TextUnreachable, local_file, rows_of
+from peers.data.documents import DocumentText, ReadSummary, TextError, files_at, joined, text_at
+from peers.data.files import LINE_LIMIT, ReadingStopped, TextUnreachable, local_file, rows_of
 from peers.data.shards import INDEX, index_of, shards_of
 from peers.data.tokens import ShardCache
 from peers.state.archive import Archive
 from peers.state.archive_store import ArchiveError, StoreUnreachable, open_store
 from peers.worker.worker import Worker
-from swarmnet.run.manifest import Source
+from swarmnet.run.manifest import TextSource
 
-BOOKS = Source("books", "books")
+BOOKS = TextSource("books", "books")
 LINES = b'{"text": "first"}\n{"text": "second"}\n'
 
 
@@ -30,9 +30,9 @@ def silent(_done, _all):
 
 
 def read(place):
-    reading = Reading()
+    reading = ReadSummary()
     (shard,) = shards_of(BOOKS, str(place), reading)
-    text = Text(shard.files, reading)
+    text = DocumentText(shard.files, reading)
     return joined(text), text.reading
 
 
@@ -79,7 +79,7 @@ def test_a_name_that_is_not_utf_8_is_left_out_and_named(tmp_path):
     text, reading = read(tmp_path)
     assert text == b"text"
     assert r"b\xff.txt: its name is not UTF-8" in reading.first_left_out
-    index_of(tmp_path, Reading(), silent)
+    index_of(tmp_path, ReadSummary(), silent)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_link_out_of_the_cache_stays_refused(snapshot, tmp_path):
     for number, target in enumerate(("../../blobs/cd", "../../../secret.txt")):
         (snapshot / f"{number}.txt").symlink_to(target)
     with pytest.raises(TextError, match=r"0\.txt is a link to .*secret\.txt.* put a copy .*, and 1 more$"):
-        files_at(str(snapshot), Reading())
+        files_at(str(snapshot), ReadSummary())
 
 
 def test_lines_without_a_text_are_counted_where_there_is_no_text(tmp_path):
@@ -121,7 +121,7 @@ def test_lines_without_a_text_are_counted_where_there_is_no_text(tmp_path):
 
 def test_a_text_unpacks_to_a_hundred_times_its_bytes_at_most(tmp_path):
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a" * (64 << 20)))
-    (shard,) = shards_of(BOOKS, str(tmp_path), Reading())
+    (shard,) = shards_of(BOOKS, str(tmp_path), ReadSummary())
     opened = ShardCache(None, 256, tmp_path / "state").open(shard, silent)
     assert len(opened.tokens) <= 100 * shard.bytes
     assert "unpacks to over 100 times" in opened.reading.first_left_out
@@ -153,14 +153,14 @@ def test_a_string_that_is_too_long_is_left_out(tmp_path):
 def test_a_server_that_does_not_answer_is_no_empty_text(unused_port):
     url = f"http://127.0.0.1:{unused_port}"
     with pytest.raises(TextUnreachable, match=r"/ cannot be read: no response: connection refused"):
-        shards_of(BOOKS, f"{url}/", Reading())
+        shards_of(BOOKS, f"{url}/", ReadSummary())
     with pytest.raises(StoreUnreachable, match=r"Cannot connect|refused"):
         open_store(f"{url}/archive").read("run.json")
 
 
 def test_a_server_without_an_index_is_said(web):
     with pytest.raises(TextError, match=r"no list of files: .*swarmnet index") as raised:
-        shards_of(BOOKS, f"{web.url}/", Reading())
+        shards_of(BOOKS, f"{web.url}/", ReadSummary())
     assert not isinstance(raised.value, TextUnreachable)
 
 
@@ -184,12 +184,12 @@ def test_a_server_that_sends_no_parts_is_read_as_a_stream(web, tmp_path):
 
 def test_a_peer_that_leaves_does_not_read_a_file_to_its_end(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"text" * 10**6)
-    (tmp_path / INDEX).write_bytes(index := index_of(tmp_path, Reading(), silent))
-    source = Source("books", "books", index=hashlib.sha256(index).hexdigest())
-    (shard,) = shards_of(source, str(tmp_path), Reading())
+    (tmp_path / INDEX).write_bytes(index := index_of(tmp_path, ReadSummary(), silent))
+    source = TextSource("books", "books", index=hashlib.sha256(index).hexdigest())
+    (shard,) = shards_of(source, str(tmp_path), ReadSummary())
     cache = ShardCache(None, 256, tmp_path / "state")
     cache.stopped = True
-    with pytest.raises(Stopped):
+    with pytest.raises(ReadingStopped):
         cache.open(shard, silent)
     assert list((tmp_path / "state" / "text" / "shards").iterdir()) == []
 
@@ -218,7 +218,7 @@ def test_a_redirect_of_a_text_or_an_archive_leads_to_no_other_server(web, other_
     with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
         read(f"{web.url}/a.txt")
     with pytest.raises(TextError, match=r"redirects to .*, which is not followed"):
-        shards_of(Source("books", "books", index="ab" * 32), f"{web.url}/text", Reading())
+        shards_of(TextSource("books", "books", index="ab" * 32), f"{web.url}/text", ReadSummary())
     with pytest.raises(ArchiveError, match=r"redirects to .*, which is not followed"):
         Archive(open_store(f"{web.url}/archive")).open()
     assert other_web.asked == []

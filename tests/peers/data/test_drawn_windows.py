@@ -16,7 +16,7 @@ from peers.config.peer_file import PeerFile
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId, RunId
-from swarmnet.run.manifest import Data, Source
+from swarmnet.run.manifest import Data, TextSource
 
 END = "<|end|>"
 WORDS = ("call", "me", "by", "my", "name", "naïve", "日本語", "🐝")
@@ -51,7 +51,7 @@ async def digest_of(
     places, tmp_path, *, limit=2**26, tokenizer=None, end="", withdrawn=frozenset(), peer=b"one"
 ):
     """SHA-256 of four microbatches."""
-    sources = tuple(Source(name, name) for name in places)
+    sources = tuple(TextSource(name, name) for name in places)
     name = "bytes" if tokenizer is None else "tokenizer.json"
     data = Data(sources, name, seq_len=24, micro_batch_size=3, eos_token=end)
     manifest = tiny_manifest(data=data)

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from peers.cli.main import main
-from peers.data.documents import Reading, Text, TextError, joined
+from peers.data.documents import DocumentText, ReadSummary, TextError, joined
 from peers.data.files import TextUnreachable, Unreadable, local_file
 from peers.data.shards import INDEX, all_shards, index_of, is_plain, parsed, shards_of
 from peers.data.tokens import ShardCache
-from swarmnet.run.manifest import STANDARD_LIBRARY, Data, Source
+from swarmnet.run.manifest import STANDARD_LIBRARY, Data, TextSource
 
-BOOKS = Source("books", "books")
+BOOKS = TextSource("books", "books")
 DOCUMENTS = ["first", "zweites Stück", "third 🐝", ""]
 
 
@@ -56,18 +56,18 @@ def in_every_form(folder, documents=DOCUMENTS):
 
 
 def text_of(shard, withdrawn=()):
-    text = Text(shard.files, withdrawn=withdrawn)
+    text = DocumentText(shard.files, withdrawn=withdrawn)
     return joined(text), text.reading
 
 
 def pinned(folder):
-    data = index_of(folder, Reading(), silent)
+    data = index_of(folder, ReadSummary(), silent)
     (folder / INDEX).write_bytes(data)
     return replace(BOOKS, index=hashlib.sha256(data).hexdigest())
 
 
 def test_every_form_gives_the_same_documents(tmp_path):
-    shards = shards_of(BOOKS, str(in_every_form(tmp_path / "books")), Reading())
+    shards = shards_of(BOOKS, str(in_every_form(tmp_path / "books")), ReadSummary())
     assert [shard.name for shard in shards] == [
         "books/a.jsonl", "books/b.jsonl.zst", "books/c.parquet", "books/d.txt.zst"
     ]  # fmt: skip
@@ -79,7 +79,7 @@ def test_every_form_gives_the_same_documents(tmp_path):
 
 def test_a_withdrawn_document_is_left_out_of_every_form(tmp_path):
     gone = {hashlib.sha256(one.encode()).digest() for one in ("zweites Stück", "\n\n".join(DOCUMENTS[:3]))}
-    shards = shards_of(BOOKS, str(in_every_form(tmp_path / "books")), Reading())
+    shards = shards_of(BOOKS, str(in_every_form(tmp_path / "books")), ReadSummary())
     assert [text_of(shard, gone)[0].decode() for shard in shards] == ["first\n\nthird 🐝"] * 3 + [""]
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_not_what_its_name_says_is_left_out_and_named(tmp_path, n
         path.write_bytes(content)
     else:
         parquet.write_table(pyarrow.table({"text" if content else "t": content or [1]}), path)
-    text = Text([local_file(path)])
+    text = DocumentText([local_file(path)])
     assert joined(text) in (b"", b"x")
     if content != b"":
         assert f"{name}: {problem}" in text.reading.first_left_out
@@ -109,7 +109,7 @@ def test_a_file_that_is_not_what_its_name_says_is_left_out_and_named(tmp_path, n
 def test_half_a_packed_file_is_left_out_from_where_it_ends(tmp_path):
     whole = zstandard.compress(lines_of(["line " * 100] * 10_000))
     (tmp_path / "a.jsonl.zst").write_bytes(whole[: len(whole) // 2])
-    (shard,) = shards_of(BOOKS, str(tmp_path / "a.jsonl.zst"), Reading())
+    (shard,) = shards_of(BOOKS, str(tmp_path / "a.jsonl.zst"), ReadSummary())
     _, reading = text_of(shard)
     assert reading.left_out == 1
 
@@ -118,8 +118,8 @@ def test_what_is_drawn_from_is_one_shard_with_the_files_of_every_form_and_source
     folder = in_every_form(tmp_path / "books")
     (folder / "picture.png").touch()
     (tmp_path / "more.txt").write_text("more")
-    data = Data((pinned(folder), Source("more", "more")))
-    places, reading = {"books": str(folder), "more": str(tmp_path / "more.txt")}, Reading()
+    data = Data((pinned(folder), TextSource("more", "more")))
+    places, reading = {"books": str(folder), "more": str(tmp_path / "more.txt")}, ReadSummary()
     ((shard,),) = all_shards(data, places, reading, 10, 3).values()
     assert [Path(file.name).name for file in shard.files] == [
         "a.jsonl", "b.jsonl.zst", "c.parquet", "d.txt.zst", "more.txt"
@@ -136,7 +136,7 @@ def test_a_part_of_a_text_has_documents_from_everywhere_in_it(tmp_path, form):
         parquet.write_table(pyarrow.table({"text": documents}), path, use_dictionary=False)
     else:
         path.write_bytes(zstandard.compress(lines) if form.endswith("zst") else lines)
-    parts = [joined(Text([local_file(path)], longest_bytes=10_000, seed=seed)) for seed in (0, 1)]
+    parts = [joined(DocumentText([local_file(path)], longest_bytes=10_000, seed=seed)) for seed in (0, 1)]
     assert parts[0] != parts[1]
     assert all(len(part) <= 10_000 for part in parts)
     assert all(len(set(re.findall(rb"line (\d\d)", part))) > 1 for part in parts)
@@ -144,7 +144,7 @@ def test_a_part_of_a_text_has_documents_from_everywhere_in_it(tmp_path, form):
 
 def test_the_standard_library_is_read_in_shards(monkeypatch):
     monkeypatch.setattr("peers.data.shards.MIN_SHARD_BYTES", 2**20)
-    shards = shards_of(Source("python", STANDARD_LIBRARY), STANDARD_LIBRARY, Reading())
+    shards = shards_of(TextSource("python", STANDARD_LIBRARY), STANDARD_LIBRARY, ReadSummary())
     assert 5 < len(shards) < 30
     assert all(shard.name.startswith("python/") and shard.name.endswith(".py") for shard in shards)
 
@@ -153,7 +153,7 @@ def test_the_standard_library_is_read_in_shards(monkeypatch):
 def test_a_package_that_is_missing_is_named_with_what_brings_it(tmp_path, monkeypatch, missing):
     folder = in_every_form(tmp_path / "books")
     monkeypatch.setitem(sys.modules, missing, None)
-    shards = shards_of(BOOKS, str(folder), Reading())
+    shards = shards_of(BOOKS, str(folder), ReadSummary())
     with pytest.raises(TextError, match=rf"needs the package {missing}: .*scripts/setup text$"):
         list(map(text_of, shards))
 
@@ -163,7 +163,7 @@ def test_a_package_that_is_missing_is_named_with_what_brings_it(tmp_path, monkey
 
 def test_what_the_index_does_not_name_is_not_read_and_what_differs_from_it_neither(tmp_path):
     folder = in_every_form(tmp_path / "books")
-    source, reading = pinned(folder), Reading()
+    source, reading = pinned(folder), ReadSummary()
     (folder / "more.txt").write_text("not in the index")
     (folder / "c.parquet").unlink()
     (folder / "a.jsonl").write_bytes(lines_of(["FIRST", *DOCUMENTS[1:]]))
@@ -184,15 +184,15 @@ def test_an_index_that_is_not_the_runs_is_refused(tmp_path):
     source = pinned(folder)
     (folder / INDEX).write_bytes((folder / INDEX).read_bytes() + b" ")
     with pytest.raises(TextError, match=r"index of the source `books`.* is not the one that the run names"):
-        shards_of(source, str(folder), Reading())
+        shards_of(source, str(folder), ReadSummary())
     (folder / INDEX).unlink()
     with pytest.raises(TextError, match="No such file or directory; it comes from whoever published"):
-        shards_of(source, str(folder), Reading())
+        shards_of(source, str(folder), ReadSummary())
 
 
 def test_a_link_that_leads_out_of_the_folder_is_not_followed_though_the_index_names_it(tmp_path):
     folder = in_every_form(tmp_path / "books")
-    source, secret, reading = pinned(folder), tmp_path / "secret.jsonl", Reading()
+    source, secret, reading = pinned(folder), tmp_path / "secret.jsonl", ReadSummary()
     secret.write_bytes((folder / "a.jsonl").read_bytes())
     (folder / "a.jsonl").unlink()
     (folder / "a.jsonl").symlink_to(secret)
@@ -244,7 +244,7 @@ def test_the_command_writes_an_index_and_what_goes_into_the_run_file(tmp_path, c
     assert f"index: {digest}}}" in said.out
     assert "in 4 files" in said.out
     assert "picture.png: of a folder only" in said.err
-    assert len(shards_of(replace(BOOKS, index=digest), str(folder), Reading())) == 4
+    assert len(shards_of(replace(BOOKS, index=digest), str(folder), ReadSummary())) == 4
     assert swarmnet("index", folder) == 2
     assert swarmnet("index", folder, "--replace") == 0
     assert swarmnet("index", tmp_path / "nowhere") == 2
@@ -269,12 +269,12 @@ def elsewhere(tmp_path):
 def test_what_a_url_leads_to_is_read_as_a_folder_is(elsewhere, tmp_path, with_index):
     files, source = elsewhere
     files.pipe_file("/library/books/more.txt", b"not in the index")
-    reading = Reading()
+    reading = ReadSummary()
     shards = shards_of(source if with_index else BOOKS, "memory://library/books", reading)
     assert len(shards) == 4 + (not with_index)
-    (one,) = shards_of(BOOKS, "memory://library/books/c.parquet", Reading())
+    (one,) = shards_of(BOOKS, "memory://library/books/c.parquet", ReadSummary())
     assert (one.name, text_of(one)[0]) == ("books/c.parquet", text_of(shards[2])[0])
-    here = shards_of(source, str(tmp_path / "books"), Reading())
+    here = shards_of(source, str(tmp_path / "books"), ReadSummary())
     assert [text_of(shard)[0] for shard in shards[:4]] == [text_of(shard)[0] for shard in here]
     cache = ShardCache(None, 256, tmp_path / "state")
     for made in (True, False):
@@ -283,7 +283,7 @@ def test_what_a_url_leads_to_is_read_as_a_folder_is(elsewhere, tmp_path, with_in
 
 def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_not(elsewhere, tmp_path):
     files, source = elsewhere
-    shards = shards_of(source, "memory://library/books", Reading())
+    shards = shards_of(source, "memory://library/books", ReadSummary())
     whole = files.cat_file("/library/books/a.jsonl")
     for number, harm in enumerate((None, b"x" * len(whole))):
         cache = ShardCache(None, 256, tmp_path / f"state {number}")
@@ -311,14 +311,14 @@ def test_a_file_that_is_not_there_is_left_out_and_one_that_does_not_answer_is_no
 
 def test_a_kind_of_place_that_nothing_opens_is_named_without_its_secret():
     with pytest.raises(TextError, match=r"text nowhere://example\.org/books cannot be opened") as raised:
-        shards_of(BOOKS, "nowhere://me:secret@example.org/books", Reading())
+        shards_of(BOOKS, "nowhere://me:secret@example.org/books", ReadSummary())
     assert "secret" not in str(raised.value)
 
 
 def test_a_shard_is_called_the_same_wherever_it_lies(elsewhere, tmp_path):
     _, source = elsewhere
     places = ("memory://library/books", "memory://library/books/", str(tmp_path / "books"))
-    names = [[shard.name for shard in shards_of(source, place, Reading())] for place in places]
+    names = [[shard.name for shard in shards_of(source, place, ReadSummary())] for place in places]
     assert names[0] == names[1] == names[2]
     assert Path(names[0][0]).name == "a.jsonl"
 
@@ -334,8 +334,8 @@ def test_a_text_with_an_index_is_read_from_a_plain_web_server(tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/books"
-        shards = shards_of(source, url, Reading())
+        shards = shards_of(source, url, ReadSummary())
         texts = [text_of(shard)[0] for shard in shards]
         server.shutdown()
-    assert texts == [text_of(shard)[0] for shard in shards_of(source, str(folder), Reading())]
+    assert texts == [text_of(shard)[0] for shard in shards_of(source, str(folder), ReadSummary())]
     assert shards[0].files[0].name == f"{url}/a.jsonl"

@@ -12,8 +12,8 @@ from swarm import tokens_of
 
 from peers.data.documents import (
     HELD_OUT,
-    Reading,
-    Text,
+    DocumentText,
+    ReadSummary,
     TextError,
     excerpt,
     files_at,
@@ -31,10 +31,10 @@ def text_of(*places: Path | str, **choices: Any) -> bytes:
     return joined(chosen(*places, **choices))
 
 
-def chosen(*places: Path | str, **choices: Any) -> Text:
-    reading = Reading()
+def chosen(*places: Path | str, **choices: Any) -> DocumentText:
+    reading = ReadSummary()
     files = [file for place in places for _, file in files_at(str(place), reading)]
-    return Text(files, reading, places=", ".join(map(str, places)), **choices)
+    return DocumentText(files, reading, places=", ".join(map(str, places)), **choices)
 
 
 def write_lines(path: Path, *records: object) -> Path:
@@ -55,7 +55,7 @@ def test_the_standard_library_trains_without_its_tests_and_the_held_out_modules(
 def test_the_index_of_a_text_is_no_text_that_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "index.json").write_text("{}")
-    reading = Reading()
+    reading = ReadSummary()
     assert [name for name, _ in files_at(str(tmp_path), reading)] == ["a.txt"]
     assert reading.warnings() == []
 

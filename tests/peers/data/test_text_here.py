@@ -15,14 +15,14 @@ from swarm import sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile, load
 from peers.config.run_file import load_manifest, published_text
-from peers.data.documents import Reading, TextError, files_at, joined, text_at
+from peers.data.documents import ReadSummary, TextError, files_at, joined, text_at
 from peers.data.local_text import first_shard_here, missing_text, never_held, places_here, tokenizer_here
 from peers.errors import ConfigError, UserError
 from peers.tools.doctor.stage_memory import judge_text
 from peers.worker.find_run import find_run
 from swarmnet.identifiers import PeerId
 from swarmnet.placement.policy import MoveRules, View, choose_move, choose_stage
-from swarmnet.run.manifest import Data, Source
+from swarmnet.run.manifest import Data, TextSource
 
 
 def unheard(_done, _all):
@@ -44,7 +44,7 @@ WITHOUT_TEXT = PeerFile(run="ab" * 32, state=Path("state"))
 
 def received(path, tokenizer="bytes"):
     """The manifest of a run whose owner wrote it without this program's `publish`."""
-    data = Data((Source("stories", str(path)),), tokenizer, seq_len=32)
+    data = Data((TextSource("stories", str(path)),), tokenizer, seq_len=32)
     return tiny_manifest((1, 1, 1), data=data)
 
 
@@ -125,7 +125,7 @@ def test_a_tokenizer_in_a_received_manifest_is_never_opened(tmp_path, peer):
 
 
 def test_the_sources_name_is_pasted_as_one_key_whatever_its_owner_wrote():
-    manifest = replace(received("x"), data=Data((Source("a}, archive: /etc #", "x"),)))
+    manifest = replace(received("x"), data=Data((TextSource("a}, archive: /etc #", "x"),)))
     config = WITHOUT_TEXT
     assert missing_text(manifest, config).endswith('data_paths: {"a}, archive: /etc #": PATH}')
 
@@ -145,7 +145,7 @@ def test_a_link_in_a_folder_of_text_leads_nowhere_else(tmp_path):
     secret.write_text("the key of the house")
     (folder / "book.txt").write_text("a book")
     (folder / "same.txt").symlink_to(folder / "book.txt")
-    assert len(files_at(str(folder), Reading())) == 2
+    assert len(files_at(str(folder), ReadSummary())) == 2
     (folder / "more.txt").symlink_to(secret)
     text = text_at([str(folder)])
     assert joined(text) == b"a book\n\na book"

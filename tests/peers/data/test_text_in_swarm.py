@@ -16,11 +16,11 @@ from peers.telemetry.events import ShardRead
 from peers.tools.owner.run_facts import from_directory
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.memory.transport import MemoryNetwork
-from swarmnet.run.manifest import Data, Source
+from swarmnet.run.manifest import Data, TextSource
 
 pytestmark = pytest.mark.swarm
 SHARDS = 3
-DATA = Data((Source("books", "books"),), seq_len=16, micro_batch_size=2, sampling="epoch")
+DATA = Data((TextSource("books", "books"),), seq_len=16, micro_batch_size=2, sampling="epoch")
 
 
 def test_every_shard_is_trained_on_once_an_epoch_and_everybody_can_see_how_far_it_is(tmp_path, monkeypatch):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from peers.data.documents import Reading, text_at
+from peers.data.documents import ReadSummary, text_at
 from peers.data.shards import Shard, shards_of
 from peers.data.tokenizer import MAX_FILE_BYTES, FileTokenizer, TextError, open_tokenizer, read_settings
 from peers.data.tokens import ShardCache, encoded
-from swarmnet.run.manifest import Source
+from swarmnet.run.manifest import TextSource
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 END = "<|end|>"
@@ -61,7 +61,7 @@ def test_settings_that_change_a_text_are_switched_off_and_named(tokenizer_file, 
     assert next(iter(settings)) in tokenizer.warning
     (tmp_path / "a.txt").write_bytes(text)
     cache = ShardCache(tokenizer_file, 300, tmp_path / "state")
-    opened = cache.open(Shard("a", (), Reading(tokenizer=cache.warning)), silent)
+    opened = cache.open(Shard("a", (), ReadSummary(tokenizer=cache.warning)), silent)
     assert opened.reading.warnings() == [tokenizer.warning]
     exported, removed = read_settings(tokenizer_file)
     assert removed
@@ -110,12 +110,12 @@ def test_bytes_that_decoding_does_not_give_back_are_counted(tmp_path, kept):
     path = made(tmp_path / "tokenizer.json", models.BPE(vocab=vocabulary, merges=[]))
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text(LETTERS)
-    (shard,) = shards_of(Source("b", "b"), str(tmp_path / "books"), Reading())
+    (shard,) = shards_of(TextSource("b", "b"), str(tmp_path / "books"), ReadSummary())
     cache = ShardCache(path, 300, tmp_path / "state")
     if kept is not None:
         cache.open(shard, silent)
         os.utime(tmp_path / "books" / "a.txt", (kept, kept))
-        (shard,) = shards_of(Source("b", "b"), str(tmp_path / "books"), Reading())
+        (shard,) = shards_of(TextSource("b", "b"), str(tmp_path / "books"), ReadSummary())
     opened = cache.open(shard, silent)
     assert opened.made == (kept is None)
     reading = opened.reading

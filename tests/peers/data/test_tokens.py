@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from swarm import tokens_of
 from tokenizers import Tokenizer
 
-from peers.data.documents import BETWEEN_DOCUMENTS, Reading, TextError, joined, text_at
+from peers.data.documents import BETWEEN_DOCUMENTS, ReadSummary, TextError, joined, text_at
 from peers.data.local_text import progress_lines
 from peers.data.shards import shards_of
 from peers.data.tokenizer import ByteTokenizer, open_tokenizer, pieces_of
 from peers.data.tokens import ShardCache, encoded
-from swarmnet.run.manifest import Source
+from swarmnet.run.manifest import TextSource
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class Heard(list):
 
 
 def shards_in(folder):
-    return shards_of(Source("b", "b"), str(folder), Reading())
+    return shards_of(TextSource("b", "b"), str(folder), ReadSummary())
 
 
 def opened(folder, state, tokenizer=None, vocabulary=256, end=""):

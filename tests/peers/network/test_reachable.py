@@ -13,7 +13,7 @@ from peers.network.reachability_probe import (
     AGAIN_SECONDS,
     HELPERS,
     RETRY_SECONDS,
-    Reachable,
+    ReachabilityProbe,
     has_a_network,
     in_order,
     leads_here,
@@ -34,7 +34,7 @@ class Peer:
         self.says, self.told = says, told
         self.connected = connected or [(name, "/ip4/1.1.1.1/tcp/1") for name in says]
         self.asked, self.ways = [], []
-        self.reachable = Reachable(
+        self.reachable = ReachabilityProbe(
             self.ask, self.connections, lambda: Addresses(tuple(self.told), False, (31331,)),
             lambda way: self.ways.append((way, asyncio.get_running_loop().time())), Random(1),
         )  # fmt: skip
@@ -167,7 +167,7 @@ async def test_real_peers_dial_back_and_find_an_open_door_open_and_a_shut_one_sh
             return await ask_dial_back(asker.daemon, peer, identity, addresses)
 
         addresses = lambda: Addresses(tuple(told), True, ())  # noqa: E731
-        reachable = Reachable(ask, asker.daemon.connections, addresses, lambda way: None, Random(1))
+        reachable = ReachabilityProbe(ask, asker.daemon.connections, addresses, lambda way: None, Random(1))
         assert await reachable.ask() is None, "nobody is connected"
         for each in (helper, other):
             await asker.daemon.connect(each.peer, each.addresses, 20.0)

@@ -17,9 +17,9 @@ from protocols.errors import Unreachable
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from swarmnet.run import owner_orders
-from swarmnet.run.manifest import Data, Source
-from swarmnet.run.owner_orders import NO_ORDER, Ban, Order, Withdrawal
-from swarmnet.run.rates import Rate
+from swarmnet.run.manifest import Data, TextSource
+from swarmnet.run.owner_orders import NO_ORDER, Ban, OwnerOrders, Withdrawal
+from swarmnet.run.rates import RateChange
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
 STRANGER = Identity.from_seed(b"stranger")
@@ -92,7 +92,7 @@ async def test_each_newer_order_is_an_event_in_the_words_of_a_peer_and_of_bounde
     await reading.of(PAUSED)
     await reading.of()
     await reading.of(owner_orders.ban(NO_ORDER, STRANGER.peer_id, "noise"))
-    await reading.of(Order(bans=tuple(Ban(f"peer-{number}", "") for number in range(300))))
+    await reading.of(OwnerOrders(bans=tuple(Ban(f"peer-{number}", "") for number in range(300))))
     first, second, third = (event.text for event in reading.happened)
     assert first == f"the owner's newest order: the run is paused ({WHY})"
     assert second.startswith("new order of the owner: the run goes on; 12D3")
@@ -103,7 +103,7 @@ async def test_what_cannot_be_known_of_a_pause_is_not_made_up():
     came_late = await Reading().of(owner_orders.ban(PAUSED, STRANGER.peer_id, "noise"))
     assert (came_late.held, came_late.pause, came_late.order.reason) == (True, None, "noise")
     reading = Reading()
-    await reading.of(Order(reason="a checkpoint", checkpoint=1))
+    await reading.of(OwnerOrders(reason="a checkpoint", checkpoint=1))
     both = await reading.of(PAUSED, owner_orders.ban(PAUSED, STRANGER.peer_id, "noise"))
     assert (both.held, both.pause) == (True, None)
 
@@ -129,7 +129,7 @@ async def test_only_the_owners_newest_order_counts():
     reading = Reading()
     before = await reading.of(PAUSED)
     paused = reading.directory.order
-    assert (await reading.of(Order(), owner=STRANGER)).order == before.order
+    assert (await reading.of(OwnerOrders(), owner=STRANGER)).order == before.order
     resumed = await reading.of(owner_orders.resume(PAUSED, ""))
     reading.directory.order = paused
     assert (await reading.of()).order == resumed.order
@@ -149,9 +149,9 @@ def answer(ordered, signed=SIGNED):
 
 
 def test_the_answer_tells_what_is_ordered_and_why():
-    order = Order(
+    order = OwnerOrders(
         int(NOON * 1e6), "noise", True, 2, (Ban("one", "spam"), Ban("two", "noise")),
-        (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,), rates=(Rate(40, 500),), ends=79,
+        (Withdrawal("ab" * 32, "its author asked"),), ("cd" * 16,), rates=(RateChange(40, 500),), ends=79,
     )  # fmt: skip
     assert answer(Ordered(order, NOON + 1, Pause(NOON - 9, WHY)))["ordered"] == {
         "asked_at": NOON + 1, "given_at": NOON, "reason": "noise",
@@ -172,14 +172,14 @@ def test_the_answer_tells_what_is_ordered_and_why():
 def test_an_order_of_any_length_makes_a_bounded_answer():
     bans = tuple(Ban(f"peer-{number}", "\U0001f40b" * 200) for number in range(400))
     withdrawn = tuple(Withdrawal(f"{number:064x}", '"' * 200) for number in range(400))
-    told = answer(Ordered(Order(1, "why", bans=bans, withdrawn=withdrawn), NOON))["ordered"]
+    told = answer(Ordered(OwnerOrders(1, "why", bans=bans, withdrawn=withdrawn), NOON))["ordered"]
     assert (told["banned"], len(told["bans"]), told["bans"][0]["peer"]) == (400, SHOWN_ENTRIES, "peer-399")
     assert (told["withdrawn"], len(told["withdrawals"])) == (400, SHOWN_ENTRIES)
     assert len(json.dumps(told, ensure_ascii=False).encode()) < 40_000
 
 
 def test_the_answer_tells_who_may_take_part_and_what_is_trained_on():
-    texts = tuple(Source(f"text-{number}", "a.txt", "MIT", "a page") for number in range(25))
+    texts = tuple(TextSource(f"text-{number}", "a.txt", "MIT", "a page") for number in range(25))
     manifest = tiny_manifest((1, 1, 1), model=TINY_MODEL, access="invite", contact="owner@example.org")
     signed = sign(replace(manifest, data=Data(texts, seq_len=16, micro_batch_size=2)))
     told = answer(Ordered(), signed)["run"]

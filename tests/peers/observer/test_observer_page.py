@@ -24,10 +24,10 @@ from peers.observer.snapshot_of_records import snapshot_of
 from peers.runtime.http_server import MAX_REQUESTS, PageServer
 from peers.telemetry.snapshot import STATES, ExpertGroup, Ordered, Pause
 from swarmnet.run.manifest import Paths
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 SIGNED = sign(tiny_manifest((1, 1, 1)))
-PAUSED = Ordered(Order(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
+PAUSED = Ordered(OwnerOrders(int(NOON * 1e6), "why", paused=True), NOON, Pause(NOON, "why"))
 HTML = files("peers.observer").joinpath("page.html").read_text()
 
 

@@ -10,7 +10,7 @@ from peers.lab.world.virtual_time import run
 from peers.network.discovery.announcer import RecordAnnouncer
 from peers.network.discovery.claims import Claims
 from peers.observer import crawler
-from peers.observer.crawler import Walk, walk_seconds
+from peers.observer.crawler import Crawl, walk_seconds
 from peers.observer.owner_orders import Orders
 from peers.observer.sightings import PeerObservations
 from peers.observer.snapshot_of_records import snapshot_of
@@ -18,7 +18,7 @@ from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import RECORD_SECONDS
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 EYE = Identity.from_seed(b"the observer")
 PROMISED_SECONDS = 15.0
@@ -44,7 +44,7 @@ class Watched:
         self.directory = swarm.network.directory(EYE.peer_id)
         note = lambda event: self.notes.append((event.name, event.fields))  # noqa: E731 - the event log
         self.orders = Orders(swarm.signed, note, self.sightings.events.append)
-        self.walk = Walk(
+        self.walk = Crawl(
             swarm.signed.run_id, EYE.peer_id, self.directory, self.sightings, self.orders, (), note
         )
         walking = asyncio.create_task(self.walk.run())
@@ -167,7 +167,7 @@ def test_a_run_that_its_owner_holds_looks_held_and_not_broken():
             await swarm.until(lambda: watched.picture().tokens > 0 and watched.orders.ordered.asked_at, 60.0)
             assert watched.picture().ordered.held is False
             now = watched.directory.now()
-            await watched.order(Order(int(now * 1e6), "a look at the data", paused=True))
+            await watched.order(OwnerOrders(int(now * 1e6), "a look at the data", paused=True))
             await swarm.until(lambda: watched.picture().ordered.held, 2 * walk_seconds(4))
             pause = watched.picture().ordered.pause
             assert (pause.since, pause.reason) == (pytest.approx(now), "a look at the data")
@@ -180,7 +180,7 @@ def test_a_run_that_its_owner_holds_looks_held_and_not_broken():
             assert held.tokens >= before.tokens
             assert held.round >= before.round
             assert all(stage.tokens_per_second > 0 for stage in held.stages)
-            await watched.order(Order(int(watched.directory.now() * 1e6), "on it goes"))
+            await watched.order(OwnerOrders(int(watched.directory.now() * 1e6), "on it goes"))
             await swarm.until(lambda: watched.picture().ordered.held is False, 2 * walk_seconds(4))
             await swarm.until(lambda: watched.states() == {"training": 4}, 100.0)
 

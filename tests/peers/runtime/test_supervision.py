@@ -20,7 +20,7 @@ from peers.lab.processes.processes import DemoPeer, start
 from peers.process.sessions import with_ports
 from peers.runtime.supervision import (
     HANG_LOOKS,
-    Fault,
+    FatalError,
     Watchdog,
     is_memory,
     reason,
@@ -237,7 +237,7 @@ async def test_work_that_waits_for_ever_ends_when_something_else_fails():
             ended.append(True)
 
     asyncio.get_running_loop().call_soon(failed.set_result, ZeroDivisionError("no"))
-    with pytest.raises(Fault, match="ZeroDivisionError: no"):
+    with pytest.raises(FatalError, match="ZeroDivisionError: no"):
         await unless_failed(work(), failed)
     assert ended == [True]
 

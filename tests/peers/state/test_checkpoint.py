@@ -27,7 +27,7 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.model.state_layout import state_layout
 from swarmnet.rounds.events import Reference
 from swarmnet.rounds.history import DIGEST_BYTES, Earlier, SettledSet
-from swarmnet.rounds.own_contributions import NOTHING_PAST, Past
+from swarmnet.rounds.own_contributions import NOTHING_PAST, RestartState
 from swarmnet.run.manifest import Sync
 
 MANIFEST = tiny_manifest()
@@ -78,7 +78,7 @@ def test_what_was_written_is_read_and_the_newest_two_are_kept(tmp_path):
 def test_what_is_known_of_the_rounds_before_is_kept_beside_the_weights(tmp_path):
     id_ = ContributionId(bytes(range(16)))
     sets = {3: (Reference(3, PeerId("12D3KooW"), id_, 100), Reference(3, PeerId("x"), id_, 7)), 4: ()}
-    past = Past(
+    past = RestartState(
         sets, Earlier(bytes(DIGEST_BYTES), (SettledSet(2, b"twelve bytes"), SettledSet(0, b"twelve more.")))
     )
     path = checkpoint_file.write(tmp_path, MANIFEST, STAGE, 5, CHAIN, units(5), layout(), past=past)

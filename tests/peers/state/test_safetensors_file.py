@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from swarm import sign, tiny_manifest
 
 from peers.state import checkpoint_file
-from peers.state.archive import Entry
+from peers.state.archive import ArchivedCheckpoint
 from peers.state.archive_restore import Restoring
 from peers.state.checkpoint_file import CheckpointError
 from peers.state.safetensors_file import MAX_HEAD_BYTES, MAX_TENSORS, open_tensors
@@ -55,7 +55,7 @@ def test_a_head_that_no_model_needs_is_refused_everywhere(tmp_path, monkeypatch,
 def test_a_file_of_an_archive_has_no_more_tensors_than_the_manifest_needs(tmp_path):
     data = write(tmp_path / "file", empty_tensors(1000)).read_bytes()
     archive = SimpleNamespace(checkpoint=lambda _: data)
-    entry = Entry("stage-0-round-00000001.safetensors", 0, 1, len(data), "", (), 0.0)
+    entry = ArchivedCheckpoint("stage-0-round-00000001.safetensors", 0, 1, len(data), "", (), 0.0)
     restoring = Restoring("archive", sign(MANIFEST), lambda *_: None)
     with pytest.raises(CheckpointError, match="it names 1000 tensors, of at most"):
         restoring._take(archive, entry, tmp_path, state_layout(MANIFEST, 0))

@@ -19,7 +19,7 @@ from peers.cli import main as cli
 from peers.state import start_fetch
 from peers.state.start_fetch import fetched, model_here
 from peers.state.start_folder import INDEX, StartError, pinned, start_state
-from swarmnet.run.manifest import Manifest, Start
+from swarmnet.run.manifest import InitCheckpoint, Manifest
 
 
 class Server(ThreadingHTTPServer):
@@ -81,7 +81,7 @@ def server(model):
         yield server
 
 
-RUN = Manifest("m", OWNER.peer_id, stages=(1, 2), model=LLAMA, init_checkpoint=Start("base"))
+RUN = Manifest("m", OWNER.peer_id, stages=(1, 2), model=LLAMA, init_checkpoint=InitCheckpoint("base"))
 
 
 def of_run(model: Path) -> Manifest:

@@ -19,13 +19,15 @@ from peers.state.start_folder import StartError, open_model, pinned, start_state
 from swarmnet.model.fixed_point import UNIT, to_floats
 from swarmnet.model.parameters import factor_names
 from swarmnet.model.state_layout import state_layout
-from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start
+from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape
 
 TOKENS = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(0))
 
 
 def manifest_of(shape: ModelShape, stages: tuple[int, ...] = (1, 2), **start: Any) -> Manifest:
-    return Manifest("m", OWNER.peer_id, stages=stages, model=shape, init_checkpoint=Start("model", **start))
+    return Manifest(
+        "m", OWNER.peer_id, stages=stages, model=shape, init_checkpoint=InitCheckpoint("model", **start)
+    )
 
 
 @pytest.fixture(scope="module", params=[LLAMA, QWEN], ids=["llama", "qwen"])

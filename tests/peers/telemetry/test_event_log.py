@@ -10,7 +10,7 @@ from peers.telemetry import event_log
 from peers.telemetry import events as noted
 from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import EventLog
-from peers.telemetry.events import SAID, Listening, NotRelayed, Relayed, Remark
+from peers.telemetry.events import SAID, Listening, NotRelayed, Relayed, TextNotice
 
 
 class Clock:
@@ -144,7 +144,7 @@ def test_of_a_p2pd_that_has_ended_nothing_holds_in_the_next_file(tmp_path, clock
     path = tmp_path / "events.jsonl"
     with rotating(path, clock) as log:
         begun(log)
-        log.record(Remark("it died", "p2pd_ended"))
+        log.record(TextNotice("it died", "p2pd_ended"))
         fill(log, path)
         assert [name for name, _ in standing(path, event_log.read_part)] == ["started", "assembled"]
         log.record(noted.Started("you"))
@@ -206,7 +206,7 @@ def test_a_line_of_another_version_is_read_as_one_that_is_not_known():
     assert event_log.parse("contribution_made", {"round": 1}) == Unknown("contribution_made", {"round": 1})
     assert event_log.parse("of_tomorrow", {"a": 1}).fields == {"a": 1}
     assert event_log.parse("in_step", {"round": 1, "settled": 0, "more": 2}) == noted.InStep(1, 0)
-    assert event_log.parse("restored", {"text": "x"}) == Remark("x", "restored")
+    assert event_log.parse("restored", {"text": "x"}) == TextNotice("x", "restored")
     assert event_log.parse("of_tomorrow", {"text": "x"}).fields == {"text": "x"}
 
 

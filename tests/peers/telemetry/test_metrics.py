@@ -20,7 +20,7 @@ from peers.lab.world.virtual_time import run
 from peers.observer.metrics import SHOWN
 from peers.runtime.http_server import Exporter
 from peers.telemetry.metric_kinds import Declared
-from peers.telemetry.metrics import KINDS, ROLES, Metrics, declared_metrics, of_role
+from peers.telemetry.metrics import KINDS, ROLES, PeerMetrics, declared_metrics, of_role
 from peers.telemetry.reasons import REFUSALS
 from protocols import errors
 from protocols.messages import table as messages
@@ -184,7 +184,7 @@ def test_bytes_and_refusals_are_counted_by_the_words_of_the_wire():
 
 
 def test_the_text_is_what_prometheus_reads_and_holds_no_created_series():
-    metrics = Metrics()
+    metrics = PeerMetrics()
     metrics.network.sent("activation").inc(5)
     metrics.rounds.round.set(7)
     families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
@@ -196,7 +196,7 @@ def test_the_text_is_what_prometheus_reads_and_holds_no_created_series():
 
 
 def test_strangers_cannot_add_series():
-    metrics = Metrics(process=False)
+    metrics = PeerMetrics(process=False)
     before = len(metrics.text().splitlines())
     for number in range(100):
         metrics.network.refused(f"made up {number}").inc()
@@ -206,7 +206,7 @@ def test_strangers_cannot_add_series():
 
 def test_a_wrong_number_of_labels_is_a_mistake_in_the_program():
     with pytest.raises(TypeError, match="operation"):
-        Metrics(process=False).network.directory("get")
+        PeerMetrics(process=False).network.directory("get")
 
 
 class Library:
@@ -250,7 +250,7 @@ MEMORY = {"memory_used_ratio": 0.7}
 
 def test_without_nvidias_library_a_gpu_has_the_series_that_torch_knows_and_no_others(gpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    metrics = Metrics(process=False)
+    metrics = PeerMetrics(process=False)
     assert shown_of_gpu(metrics) == {}
     watch = GpuWatch(metrics, gpu, nvml_of(gpu))
     watch.look()
@@ -261,7 +261,7 @@ def test_without_nvidias_library_a_gpu_has_the_series_that_torch_knows_and_no_ot
 def test_what_nvidias_library_tells_is_shown_and_what_it_does_not_tell_has_no_series(gpu, monkeypatch):
     library = Library()
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    metrics = Metrics(process=False)
+    metrics = PeerMetrics(process=False)
     watch = GpuWatch(metrics, gpu, nvml_of(gpu))
     watch.look()
     assert shown_of_gpu(metrics) == {**MEMORY, "utilization_ratio": 0.4, "temperature_celsius": 71.0}
@@ -286,7 +286,7 @@ def test_a_gpu_that_the_library_does_not_know_is_no_error(gpu, monkeypatch):
 
 
 def test_two_peers_in_one_process_count_apart():
-    one, other = Metrics(process=False), Metrics(process=False)
+    one, other = PeerMetrics(process=False), PeerMetrics(process=False)
     one.training.tokens.inc(3)
     assert b"swarmnet_train_tokens_total 0.0" in other.text()
 
@@ -303,7 +303,7 @@ def get(url):
 @pytest.fixture
 def exporter():
     state = {"ready": "joining: fetching the weights"}
-    metrics = Metrics(process=False)
+    metrics = PeerMetrics(process=False)
     with Exporter(("127.0.0.1", 0), metrics.text, lambda: None, lambda: state["ready"]) as running:
         yield running, state
 

@@ -11,11 +11,11 @@ from one_of_each import one_of_each
 from peers.telemetry import event_page, notices
 from peers.telemetry import events as noted
 from peers.telemetry.event import words_of
-from peers.telemetry.event_fold import Story
+from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine, parse
-from peers.telemetry.events import NOTED, Remark
+from peers.telemetry.events import NOTED, TextNotice
 from peers.telemetry.metrics import declared_metrics
-from peers.telemetry.notices import QUIET_SECONDS, Teller
+from peers.telemetry.notices import QUIET_SECONDS, NoticePrinter
 from peers.telemetry.reasons import TABLES
 
 ROOT = Path(__file__).parents[3]
@@ -189,8 +189,8 @@ def test_every_event_with_a_code_has_a_sentence_and_every_field_that_it_names():
 
 
 def test_every_event_is_followed_and_told_without_a_fault():
-    story, teller = Story(), Teller(SimpleNamespace(notify=lambda *_, **__: None))
-    for event in [*one_of_each(), Remark("goes to 2 MB", "line"), Remark("paused", "order")]:
+    story, teller = PeerTimeline(), NoticePrinter(SimpleNamespace(notify=lambda *_, **__: None))
+    for event in [*one_of_each(), TextNotice("goes to 2 MB", "line"), TextNotice("paused", "order")]:
         story.take(LogLine(1e9, 0.0, event))
         teller.heard(LogLine(1e9, 0.0, event))
     assert [one.text for one in story.events][-2:] == ["goes to 2 MB", "paused"]
@@ -218,7 +218,7 @@ class Said:
 
 def heard(events):
     said = Said()
-    teller = Teller(said)
+    teller = NoticePrinter(said)
     for at, name, fields in events:
         teller.heard(LogLine(1e9 + at, at, parse(name, fields)))
     return said.lines
@@ -257,7 +257,7 @@ def test_one_peer_per_stage_is_said_once_and_again_only_after_somebody_was_there
 
 def test_strangers_cannot_fill_the_memory_of_what_was_said():
     said = Said()
-    teller = Teller(said)
+    teller = NoticePrinter(said)
     for number in range(2000):
         teller.heard(LogLine(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
     assert len(teller._shown_at) <= notices.MAX_REMEMBERED

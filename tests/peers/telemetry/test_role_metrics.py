@@ -10,14 +10,14 @@ from relayed import ASKER, CIRCUIT, CONNECT, DOOR, HIDDEN, OTHER, RESERVE, Relay
 from swarm import Swarm
 
 from peers.archivist.archivist import Policy
-from peers.archivist.links import Surroundings
+from peers.archivist.links import LinkContext
 from peers.archivist.sampler import ArchiveObserver
 from peers.errors import UserError
 from peers.lab.world.virtual_time import run
 from peers.network.dht_sampler import RelayObserver
 from peers.state.archive_store import FolderStore
 from peers.state.snapshot_service import NoState, SnapshotService
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from peers.telemetry.reasons import ARCHIVING, RELAYING
 from protocols.errors import PeerGone, Unreachable
 from protocols.messages.table import Chunk, Heartbeat
@@ -25,7 +25,7 @@ from protocols.reachability import circuit_relay, relay_service
 from protocols.signed.records import RECORD_SECONDS
 
 
-def shown(metrics: Metrics, prefix: str) -> dict[str, float]:
+def shown(metrics: PeerMetrics, prefix: str) -> dict[str, float]:
     """Samples by what stands behind the prefix, with the values of their labels, by the labels' names."""
     return {
         " ".join([sample.name.removeprefix(f"swarmnet_{prefix}_"), *sample.labels.values()]): sample.value
@@ -92,7 +92,7 @@ def test_a_relay_counts_what_it_refuses_by_each_of_the_reasons(monkeypatch):
 
 
 def test_what_relays_carry_is_shown_from_one_p2pd_to_the_next():
-    metrics = Metrics("bootstrap", process=False)
+    metrics = PeerMetrics("bootstrap", process=False)
 
     async def carried(size: int) -> None:
         relay = Relay()
@@ -138,7 +138,7 @@ def test_only_an_archivist_has_series_of_stages_and_it_has_all_of_them_before_it
         observer.look()
         archivist.circle.close()
 
-    metrics = Metrics("archivist", process=False)
+    metrics = PeerMetrics("archivist", process=False)
     assert shown(metrics, "archive") == {"interval_seconds": 0.0}
     run(story())
     series = {"interval_seconds": 30.0}
@@ -151,7 +151,7 @@ def test_only_an_archivist_has_series_of_stages_and_it_has_all_of_them_before_it
 
 
 def test_an_archivist_shows_what_its_archive_holds_and_when_it_last_was_up_to_date(tmp_path):
-    metrics = Metrics("archivist", process=False)
+    metrics = PeerMetrics("archivist", process=False)
 
     def of(name: str) -> list[float]:
         found = shown(metrics, "archive")
@@ -199,7 +199,7 @@ def test_a_look_at_a_stage_succeeds_that_finds_nothing_newer_and_fails_where_nob
 
 
 def test_why_a_stage_was_not_archived_is_counted_by_each_of_the_reasons(tmp_path, monkeypatch):
-    metrics = Metrics("archivist", process=False)
+    metrics = PeerMetrics("archivist", process=False)
 
     def failures() -> dict[str, float]:
         found = shown(metrics, "archive").items()
@@ -220,7 +220,7 @@ def test_why_a_stage_was_not_archived_is_counted_by_each_of_the_reasons(tmp_path
             "directory_silent": (circle.directory, "look_up", refusing(Unreachable("no answer"))),
             "not_reached": (circle.transport, "open", refusing(PeerGone("not reached"))),
             "no_agreement": (SnapshotService, "fetch", refusing(NoState("they agree on none"))),
-            "not_signed": (Surroundings, "signed", lambda *_: {}),
+            "not_signed": (LinkContext, "signed", lambda *_: {}),
             "deadline": ("peers.archivist.archivist", "FETCH_SECONDS", 0.0),
             "index_full": ("peers.state.archive", "INDEX_LIMIT", 9),
             "not_written": (FolderStore, "write", raising(UserError("no room"))),

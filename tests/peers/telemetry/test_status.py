@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.telemetry.console import (
-    JsonReport,
-    LineReport,
-    LogToReport,
-    Status,
+    JsonReporter,
+    LineReporter,
+    LogToReporter,
+    StatusLine,
     amount,
     open_report,
     printable,
     shown,
 )
 
-STATUS = Status(
+STATUS = StatusLine(
     "training",
     stage=1,
     stages=3,
@@ -90,7 +90,7 @@ def test_a_program_that_asks_for_json_hears_every_status():
 def test_the_same_status_is_one_line_where_there_is_no_terminal():
     stream = io.StringIO()
     report = open_report("line", stream, lambda: 0.0)
-    assert isinstance(report, LineReport)
+    assert isinstance(report, LineReporter)
     report.status(STATUS)
     report.status(STATUS)
     report.notify("x", "bad\x1b[2J\nnews", "error")
@@ -107,7 +107,7 @@ def test_on_a_terminal_the_line_is_rewritten_and_news_stay_above_it():
     report = open_report("auto", stream, lambda: 0.0)
     report.status(STATUS)
     report.notify("x", "something happened")
-    report.status(Status("leaving"))
+    report.status(StatusLine("leaving"))
     report.close()
     assert "something happened\n" in stream.getvalue()
     assert "leaving" in stream.getvalue()
@@ -116,7 +116,7 @@ def test_on_a_terminal_the_line_is_rewritten_and_news_stay_above_it():
 def test_what_libraries_log_becomes_part_of_the_report():
     stream = io.StringIO()
     logger = logging.Logger("library")
-    logger.addHandler(LogToReport(JsonReport(stream, lambda: 0.0)))
+    logger.addHandler(LogToReporter(JsonReporter(stream, lambda: 0.0)))
     logger.info("chatter")
     logger.error("two\nlines %s", 5)
     (line,) = map(json.loads, stream.getvalue().splitlines())

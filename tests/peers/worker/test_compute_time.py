@@ -7,7 +7,7 @@ from clocks import on_virtual_clock
 from prometheus_client.parser import text_string_to_metric_families
 from swarm import Swarm, tiny_manifest
 
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from peers.worker.compute_sampler import ComputeTime, idle_reason
 
 
@@ -28,7 +28,7 @@ def counted(metrics):
 
 
 def test_time_is_split_into_work_rest_and_waiting_by_its_reason():
-    metrics, thread = Metrics(process=False), Thread()
+    metrics, thread = PeerMetrics(process=False), Thread()
     spent = ComputeTime(metrics.compute)
     assert spent.idle_share is None
     spent.look(100.0, thread, "joining")
@@ -46,7 +46,7 @@ def test_time_is_split_into_work_rest_and_waiting_by_its_reason():
 
 
 def test_another_thread_begins_at_nothing_and_none_at_all_only_waits():
-    metrics, first, second = Metrics(process=False), Thread(), Thread()
+    metrics, first, second = PeerMetrics(process=False), Thread(), Thread()
     spent = ComputeTime(metrics.compute)
     spent.look(0.0, first, "answers")
     first.busy_seconds = 1.0
@@ -58,7 +58,7 @@ def test_another_thread_begins_at_nothing_and_none_at_all_only_waits():
 
 
 def test_work_that_is_told_late_makes_no_negative_time():
-    metrics, thread = Metrics(process=False), Thread()
+    metrics, thread = PeerMetrics(process=False), Thread()
     spent = ComputeTime(metrics.compute)
     spent.look(0.0, thread, "answers")
     thread.busy_seconds = 3.0
@@ -100,7 +100,7 @@ async def test_a_slow_last_stage_is_busy_and_the_first_one_waits_for_its_answers
     await swarm.until(lambda: swarm.committed(0) > 3, 60.0)
     accounts = {}
     for name in ("first", "last"):
-        metrics = Metrics(process=False)
+        metrics = PeerMetrics(process=False)
         accounts[name] = metrics, ComputeTime(metrics.compute), swarm.members[name].worker
     for _ in range(12):
         for _, spent, worker in accounts.values():

@@ -12,7 +12,7 @@ from peers.lab.world.virtual_time import run
 from peers.network.counted_directory import CountedDirectory
 from peers.network.dht_sampler import DirectoryObserver
 from peers.telemetry.counters import Growth, by_code
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import Unreachable
 from protocols.framing.frames import wire_bytes
 from protocols.messages.table import Contribution, encode
@@ -80,7 +80,9 @@ def watched(tmp_path_factory):
 def test_every_declared_series_moves_in_a_swarm_to_which_things_happen(watched):
     _, series = watched
     names = {one.split()[0] for of_peer in series.values() for one in of_peer}
-    declared = {metric.name.removeprefix("swarmnet_") for metric in (*Metrics().shared, *Metrics().own)}
+    declared = {
+        metric.name.removeprefix("swarmnet_") for metric in (*PeerMetrics().shared, *PeerMetrics().own)
+    }
     elsewhere = OF_THE_PROCESS | OF_FAULTS | OF_VISITORS
     assert declared - names == elsewhere
 
@@ -209,7 +211,7 @@ def test_the_directory_is_counted_and_its_clock_shown():
         assert await counted.bootstrap(["/ip4/1.2.3.4/tcp/1"], 1.0) == 1
         assert await counted.get_manifest("ab" * 32, 1.0) is None
 
-    counted, metrics = CountedDirectory(Down()), Metrics(process=False)
+    counted, metrics = CountedDirectory(Down()), PeerMetrics(process=False)
     asyncio.run(story())
     directory = seen(
         measured_offset=-2.5, refusals=Counter({"bad_signature": 2, "whatever": 3}),

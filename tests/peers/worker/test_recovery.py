@@ -12,31 +12,31 @@ from clocks import on_virtual_clock
 from peers.lab.world.virtual_time import run
 from peers.state.snapshot_service import NoState
 from peers.state.snapshot_store import Weights
-from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, newest_wish
+from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, combine_requests
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
-from swarmnet.rounds.events import Resync
+from swarmnet.rounds.events import FetchGroupState
 from swarmnet.rounds.history import START
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
 
 
 def test_who_fell_behind_asks_those_met_since_and_not_for_ever_the_first_one():
-    first, later = Resync((LIAR,), "far behind"), Resync((LIAR, HONEST), "far behind")
-    assert newest_wish(None, first) == first
-    assert newest_wish(first, later) == later
+    first, later = FetchGroupState((LIAR,), "far behind"), FetchGroupState((LIAR, HONEST), "far behind")
+    assert combine_requests(None, first) == first
+    assert combine_requests(first, later) == later
 
 
 def test_a_history_that_was_given_up_stays_so_and_those_met_since_are_asked():
-    forked, behind = Resync((LIAR,), "forked", 7), Resync((LIAR, HONEST), "far behind")
-    both = newest_wish(forked, behind)
+    forked, behind = FetchGroupState((LIAR,), "forked", 7), FetchGroupState((LIAR, HONEST), "far behind")
+    both = combine_requests(forked, behind)
     assert both.peers == behind.peers
     assert both.fork_round == forked.fork_round
     assert not both.exact, "they may be on a third history"
-    assert newest_wish(both, behind) == both
-    assert newest_wish(behind, forked) == forked
-    nearer = Resync((HONEST, LIAR), "forked", 5)
-    assert newest_wish(forked, nearer) == nearer
+    assert combine_requests(both, behind) == both
+    assert combine_requests(behind, forked) == forked
+    nearer = FetchGroupState((HONEST, LIAR), "forked", 5)
+    assert combine_requests(forked, nearer) == nearer
 
 
 class Apart:

@@ -7,7 +7,7 @@ from swarm import Swarm, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
 from peers.lab.world.virtual_time import run
-from peers.telemetry.event_fold import Story
+from peers.telemetry.event_fold import PeerTimeline
 from peers.telemetry.event_log import LogLine
 from peers.worker.upload_watch import UploadWatch, upload_words, weakest_stage
 from protocols.signed.peer_record import PeerRecord
@@ -29,7 +29,7 @@ def watch(state, upload=None, story=None):
     """A watch, and what it says."""
     config = PeerFile(run="ab" * 32, state=state, limits={"upload": upload} if upload else {})
     said = []
-    return UploadWatch(config, story or Story(), lambda _topic, text: said.append(text)), said
+    return UploadWatch(config, story or PeerTimeline(), lambda _topic, text: said.append(text)), said
 
 
 def test_a_limit_that_is_too_low_is_named_before_training_with_the_command_that_raises_it(tmp_path):
@@ -72,7 +72,7 @@ def test_a_peer_whose_line_is_too_slow_for_its_rounds_says_so(tmp_path):
     """Three peers hold the whole model; the line of one bears a tenth of its group's contributions."""
     manifest = tiny_manifest((3,))
     manifest = replace(manifest, rounds=replace(manifest.rounds, global_batch_tokens=64))
-    tale = Story()
+    tale = PeerTimeline()
     found, _ = watch(tmp_path, story=tale)
 
     async def story():

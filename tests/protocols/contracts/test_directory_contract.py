@@ -29,7 +29,7 @@ from protocols.signed.records import (
 from protocols.signed.registry_entry import seal_listing
 from swarmnet.identifiers import RunId
 from swarmnet.run.manifest import owner_statement
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 DEADLINE = 60.0
@@ -189,7 +189,7 @@ async def test_the_newest_order_of_the_owner_is_found_by_all(world):
     now = owner.directory.now()
 
     def signed(identity, age, **fields):
-        return seal_order(identity, RUN, Order(sequence=int((now - age) * 1e6) + 1, **fields))
+        return seal_order(identity, RUN, OwnerOrders(sequence=int((now - age) * 1e6) + 1, **fields))
 
     older, newer = signed(owner.identity, 60.0), signed(owner.identity, 30.0, paused=True)
     whose = owner.identity.peer_id

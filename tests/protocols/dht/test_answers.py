@@ -19,7 +19,7 @@ from protocols.dht.stored_values import (
     part_of_dictionary,
     stored_value,
 )
-from protocols.dht.validator import Gate
+from protocols.dht.validator import ValidatedP2P
 from protocols.messages.table import PeerRecord
 from protocols.signed.identity import Identity
 from protocols.signed.records import RECORD_LIMIT, seal_record, stage_key
@@ -57,7 +57,7 @@ class Node:
     """A gate whose storage holds one dictionary under any key that it is asked for."""
 
     def __init__(self, value: bytes) -> None:
-        self.gate = Gate(self, lambda peer, reason: None)
+        self.gate = ValidatedP2P(self, lambda peer, reason: None)
         self.gate.answers = Answers(lambda key: len(value))
         self.value, self.built = value, 0
 

@@ -9,11 +9,11 @@ from clocks import on_virtual_clock
 
 from protocols.framing.frames import CLOSING, KEEPALIVE, FrameReader, FrameWriter
 from protocols.framing.intake import Intake
-from protocols.framing.send_queue import Ear
+from protocols.framing.send_queue import ReceiverSlot
 from protocols.messages.table import Act, Busy, Chunk, GetManifest, Grad, Heartbeat, Hello, Statements, encode
 from protocols.messages.terms import Terms
 from protocols.p2pd import reading
-from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, HELD_BACK_SECONDS, Reading
+from protocols.p2pd.reading import FIRST_MESSAGE_SECONDS, HELD_BACK_SECONDS, StreamReader
 from protocols.signed.envelope import run_bytes
 from protocols.signed.identity import Identity, verify
 from swarmnet.identifiers import RunId
@@ -58,7 +58,7 @@ class Stream:
     def __init__(self, intake, ear, peer="peer", lane="data"):
         self.reader, self.cut_at = asyncio.StreamReader(limit=1 << 30), None
         self.transport = self
-        self.reading = Reading(intake, ear, peer, lane, (self.reader, self))
+        self.reading = StreamReader(intake, ear, peer, lane, (self.reader, self))
         self.done = asyncio.create_task(self.reading.read())
 
     def abort(self):
@@ -107,7 +107,7 @@ class Stream:
 def world(bodies=None):
     heard = Heard()
     limits = {Act: 2 * MIB, Grad: 2 * MIB, Chunk: 2 * MIB} if bodies is None else bodies
-    return heard, Intake(), Ear(heard, Terms(limits, heard.greeted.__contains__))
+    return heard, Intake(), ReceiverSlot(heard, Terms(limits, heard.greeted.__contains__))
 
 
 @on_virtual_clock

@@ -14,7 +14,7 @@ from peers.lab.world.virtual_time import run as run_virtual
 from protocols.errors import Malformed, PeerGone
 from protocols.reachability.dial_back import (
     PART_LIMIT,
-    Ask,
+    DialBackRequest,
     DialBackResponse,
     Greeting,
     encode,
@@ -58,7 +58,9 @@ class Helper:
             greeting = await read_part(stream.to_asker, Greeting, 1.0)
             signer = sign or identity
             signed = statement(greeting.challenge, signed_for.peer_id, identity.peer_id, addresses)
-            stream.to_service.feed_data(encode(Ask(identity.peer_id, tuple(addresses), signer.sign(signed))))
+            stream.to_service.feed_data(
+                encode(DialBackRequest(identity.peer_id, tuple(addresses), signer.sign(signed)))
+            )
             return await read_part(stream.to_asker, DialBackResponse, 60.0), greeting.observed
         finally:
             stream.to_service.feed_eof()
@@ -215,7 +217,7 @@ def test_well_framed_nonsense_has_nothing_dialled_either(fields):
 def test_an_ask_in_a_name_that_is_no_key_is_ended(name, signature):
     async def send():
         helper, stream = Helper(), Stream()
-        stream.to_service.feed_data(encode(Ask(name, (HERE,), signature)))
+        stream.to_service.feed_data(encode(DialBackRequest(name, (HERE,), signature)))
         stream.to_service.feed_eof()
         await helper.service.accept(SimpleNamespace(addr=SEEN), stream.to_service, stream)
         return helper.dialled
@@ -238,7 +240,7 @@ def test_a_part_that_is_too_long_is_refused_before_it_is_read():
     async def send():
         reader = asyncio.StreamReader()
         reader.feed_data(b"\xff\xff")
-        await read_part(reader, Ask, 1.0)
+        await read_part(reader, DialBackRequest, 1.0)
 
     with pytest.raises(Malformed, match="at most"):
         run_virtual(send())

@@ -12,7 +12,7 @@ from clocks import on_virtual_clock
 
 from peers.lab.world.virtual_time import run
 from peers.network.peer_links import MAX_GREETED, PeerLinks
-from peers.network.ports import Load
+from peers.network.ports import HeartbeatLoad
 from protocols.memory.transport import Conditions, MemoryNetwork
 from protocols.messages.table import Busy, Bye, Hello, PeerRecord
 from protocols.signed.envelope import run_bytes
@@ -82,8 +82,8 @@ class Noticing(Nobody):
         self.then: Callable[[], None] = lambda: None
         """What happens when the neighbour is linked."""
 
-    def load(self) -> Load:
-        return Load(self.stage, True, 1, 0.1, 0)
+    def load(self) -> HeartbeatLoad:
+        return HeartbeatLoad(self.stage, True, 1, 0.1, 0)
 
     def linked(self, peer: PeerId, stage: int) -> None:
         self.seen.append(stage)

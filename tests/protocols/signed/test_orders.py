@@ -30,7 +30,7 @@ from protocols.signed.orders import (
 )
 from swarmnet.identifiers import PeerId, RunId
 from swarmnet.run import owner_orders
-from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError
+from swarmnet.run.owner_orders import NO_ORDER, OrderError, OwnerOrders
 
 SIGNED = sign(tiny_manifest())
 RUN = SIGNED.run_id
@@ -39,11 +39,11 @@ PEER = STRANGER.peer_id
 DIGEST = "ab" * 32
 
 
-def numbered(order: Order, sequence: int) -> Order:
+def numbered(order: OwnerOrders, sequence: int) -> OwnerOrders:
     return replace(order, sequence=sequence)
 
 
-def everything() -> Order:
+def everything() -> OwnerOrders:
     order = owner_orders.pause(NO_ORDER, "the text was wrong")
     order = owner_orders.ban(order, PEER, "sent nonsense")
     order = owner_orders.withdraw(order, DIGEST, "its author asked")
@@ -85,7 +85,7 @@ def test_an_order_that_makes_no_sense_is_refused_where_it_is_typed(change):
 
 def test_the_sequence_grows_though_the_clock_goes_back():
     assert owner_orders.next_sequence(NO_ORDER, 10.0) == 10_000_000
-    assert owner_orders.next_sequence(Order(sequence=99_000_000), 10.0) == 99_000_001
+    assert owner_orders.next_sequence(OwnerOrders(sequence=99_000_000), 10.0) == 99_000_001
 
 
 def test_a_signed_order_comes_back_as_it_was():
@@ -98,7 +98,7 @@ def test_a_signed_order_comes_back_as_it_was():
 def test_an_order_of_before_without_chains_is_still_read(chains):
     document = ["order", "", True, 0, [], [], [], *chains]
     data = seal(OWNER, RUN, EnvelopeKind.ORDER, -1, 0, 5, msgspec.msgpack.encode(document))
-    assert open_order(data, RUN, OWNER.peer_id).order == Order(5, paused=True)
+    assert open_order(data, RUN, OWNER.peer_id).order == OwnerOrders(5, paused=True)
 
 
 def test_an_order_of_before_with_chains_is_refused_and_says_what_to_do(tmp_path):
@@ -174,7 +174,7 @@ def test_the_newest_order_counts_and_survives_a_restart(tmp_path):
     heard = []
     first = book()
     first.heard.append(lambda before, now: heard.append((before.sequence, now.sequence)))
-    old, new = (seal_order(OWNER, RUN, numbered(Order(paused=True), n)) for n in (5, 6))
+    old, new = (seal_order(OWNER, RUN, numbered(OwnerOrders(paused=True), n)) for n in (5, 6))
     assert first.take(new.data)
     assert not first.take(new.data)
     assert not first.take(old.data), "a replay of an older one"
@@ -186,7 +186,7 @@ def test_the_newest_order_counts_and_survives_a_restart(tmp_path):
 
 
 def test_of_two_orders_at_once_everybody_takes_the_same():
-    one, two = (seal_order(OWNER, RUN, numbered(Order(reason=why), 7)) for why in ("a", "b"))
+    one, two = (seal_order(OWNER, RUN, numbered(OwnerOrders(reason=why), 7)) for why in ("a", "b"))
     books = [OrderBook(SIGNED, None, lambda *_, **__: None, lambda *_: None) for _ in range(2)]
     for book, both in zip(books, ((one, two), (two, one)), strict=True):
         for signed in both:

@@ -11,7 +11,7 @@ from pathlib import Path
 from peers.config.run_file import publish
 from peers.lab.processes import demo_report
 from peers.lab.processes.demo import LOOPBACK
-from peers.lab.processes.demo_report import PeerStory
+from peers.lab.processes.demo_report import DemoPeerReport
 from peers.lab.processes.processes import DemoPeer, start
 from protocols.signed.identity import load_or_create
 
@@ -63,9 +63,9 @@ class Scene:
         if self.boot is not None:
             await self.boot.stop(60.0)
 
-    def story(self, peer: DemoPeer) -> PeerStory:
+    def story(self, peer: DemoPeer) -> DemoPeerReport:
         if not (peer.state / "events.jsonl").exists():
-            return PeerStory("")
+            return DemoPeerReport("")
         return demo_report.read_story(peer.state)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:

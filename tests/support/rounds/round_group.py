@@ -13,10 +13,10 @@ from swarmnet.rounds.events import (
     ApplyRound,
     ChainArrived,
     ChainAsked,
-    Committed,
     Contributed,
     ContributionArrived,
-    GiveBack,
+    FetchGroupState,
+    GradientAccumulated,
     IdsAsked,
     MakeContribution,
     NeighbourJoined,
@@ -25,14 +25,14 @@ from swarmnet.rounds.events import (
     Reference,
     RemoveContribution,
     RequestChain,
+    RequestContributions,
     RequestIds,
-    Resync,
+    RestoreToMomentum,
     SendAnnounce,
     SendChain,
     SendProgress,
     SettleRound,
-    Tick,
-    Want,
+    TimePassed,
 )
 from swarmnet.rounds.history import START
 from swarmnet.rounds.machine import GroupRounds
@@ -61,7 +61,7 @@ class Group:
         self.chains: dict[PeerId, dict[int, bytes]] = {}
         self.given_back: dict[PeerId, list[ContributionId]] = {}
         self.settled: dict[PeerId, dict[int, tuple[Reference, ...]]] = {}
-        self.resynchronised: list[tuple[PeerId, Resync]] = []
+        self.resynchronised: list[tuple[PeerId, FetchGroupState]] = []
         self.frozen: set[PeerId] = set()
         self.cut: set[tuple[PeerId, PeerId]] = set()
         for number in range(count):
@@ -128,18 +128,18 @@ class Group:
                 self.post(me, peer, ChainArrived(me, first, before, sets))
             case RequestChain(peer, last):
                 self.post(me, peer, ChainAsked(me, last))
-            case GiveBack(_, identity):
+            case RestoreToMomentum(_, identity):
                 self.given_back[me].append(identity)
             case SendAnnounce(peers, references, complete):
                 for peer in peers:
                     self.post(me, peer, Announced(me, references, complete))
-            case Want(peer, ids):
+            case RequestContributions(peer, ids):
                 for identity in ids:
                     if identity in self.bodies.get(peer, ()) and (me, peer) not in self.cut:
                         self.post(peer, me, ContributionArrived(peer, self.made[identity]))
             case RequestIds(peer, rounds):
                 self.post(me, peer, IdsAsked(me, rounds))
-            case Resync():
+            case FetchGroupState():
                 self.resynchronised.append((me, effect))
 
     def run(self, seconds: float, tokens_per_second: float = 0.0) -> None:
@@ -165,9 +165,9 @@ class Group:
             if tokens_per_second and work.get(name, end) <= self.now:
                 work[name] = self.now + self.chance.uniform(0.5, 1.5) * 10 / tokens_per_second
                 if name not in self.frozen:
-                    self.handle(name, Committed(10))
+                    self.handle(name, GradientAccumulated(10))
             else:
-                self.handle(name, Tick())
+                self.handle(name, TimePassed())
 
     def shared_rounds_are_equal(self) -> int:
         """How many rounds at least two peers have settled; all of them with the same set."""

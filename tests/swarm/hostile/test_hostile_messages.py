@@ -22,6 +22,7 @@ from protocols.messages.table import (
     Act,
     Announce,
     Contribution,
+    ContributionRef,
     GetChunk,
     GetManifest,
     GetState,
@@ -31,9 +32,8 @@ from protocols.messages.table import (
     PeerRecord,
     PeerRecords,
     Progress,
-    Reference,
+    SnapshotOffer,
     SnapshotRoot,
-    State,
 )
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, seal
 from protocols.signed.identity import Identity
@@ -207,7 +207,7 @@ def test_names_without_end_and_records_without_end_are_not_remembered():
         victim, chance = swarm.members["c"].worker, Random(2)
         for at in range(20):
             round = victim.update.rounds.current
-            names = [Reference(round, f"p{at}-{n}", chance.randbytes(16), 100) for n in range(400)]
+            names = [ContributionRef(round, f"p{at}-{n}", chance.randbytes(16), 100) for n in range(400)]
             await liar.say(victim.transport.peer, Announce(names, []))
             await liar.say(victim.transport.peer, GetManifest())
             for _ in range(20):
@@ -283,7 +283,7 @@ def test_a_snapshot_root_that_is_no_text_where_text_should_be_stops_no_newcomer(
         await swarm.until(lambda: len(swarm.of("settled", "c")) > 8, LATE_SECONDS)
         newcomer = swarm.start("n", 1)
         while not swarm.of("in_step", "n"):
-            await liar.say(newcomer.peer, State(1, 3, 3, bytes(32), [root], 3))
+            await liar.say(newcomer.peer, SnapshotOffer(1, 3, 3, bytes(32), [root], 3))
             await swarm.during(0.05)
         assert liar.heard["GetState"], "the newcomer has asked it"
         assert newcomer.worker.neighbourhood.traffic.refused["malformed"]

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from peers.lab.faults.invariants import check
-from peers.lab.faults.play import Options, Seen, play
+from peers.lab.faults.play import Options, ScheduleRecord, play
 from peers.lab.world.world import Member, World
 from peers.worker.rounds.round_service import RoundService
-from protocols.messages.table import Announce, OpenRound, Progress, Reference
+from protocols.messages.table import Announce, ContributionRef, OpenRound, Progress
 from swarmnet.rounds.contribution_sets import set_digest
 
 BEGINS, ENDS = 12.0, 42.0
@@ -63,12 +63,12 @@ class Slander:
         claimed = [mine[number] for number in range(told.settled + 1, settled + 1)]
         if not claimed:
             return told, None
-        references = [Reference(one.round, one.peer, one.id, one.size) for one in claimed]
+        references = [ContributionRef(one.round, one.peer, one.id, one.size) for one in claimed]
         lie = msgspec.structs.replace(told, settled=settled, sets=[sets[number] for number in sorted(sets)])
         return lie, Announce(references, [one.round for one in claimed])
 
 
-def share_of_liar(seen: Seen, begin: float, end: float) -> float:
+def share_of_liar(seen: ScheduleRecord, begin: float, end: float) -> float:
     """Of all contributions that the others of its stage settled meanwhile."""
     its = {
         note.fields["id"] for note in seen.notes if note.event == "contribution_made" and note.name == LIAR

@@ -8,7 +8,7 @@ from swarm import Swarm, tiny_manifest
 
 from peers.lab.world.virtual_time import run
 from peers.worker.rounds.wire_events import read_reference
-from protocols.messages.table import Announce, GetChain, GetIds, Want
+from protocols.messages.table import Announce, GetChain, GetContributions, GetIds
 from swarmnet.membership.request_budget import BURST
 from swarmnet.rounds.fetch_scheduler import MAX_ASKS
 
@@ -53,7 +53,7 @@ def heard():
         await swarm.during(1.0)
         ids = list(asker.ids)[:8]
         found["ids"] = len(ids)
-        await asker.say(target, Want(ids))
+        await asker.say(target, GetContributions(ids))
         await swarm.during(0.3)
         for link in asker._links.values():
             link.close()
@@ -61,11 +61,11 @@ def heard():
         asker.heard.clear()
         await asker.say(target, GetIds(rounds[:1]))
         await swarm.until(is_linked, 30.0)
-        await asker.say(target, Want(ids))
+        await asker.say(target, GetContributions(ids))
         await swarm.during(1.0)
         found["again"] = asker.heard["Contribution"]
         for message, answer in (
-            (Want(ids), "Contribution"),
+            (GetContributions(ids), "Contribution"),
             (GetIds(rounds[:1]), "Announce"),
             (GetChain(newest - 3), "ChainResponse"),
         ):

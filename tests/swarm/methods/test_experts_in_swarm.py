@@ -10,7 +10,7 @@ from watched import Watched, moved
 
 from peers.lab.world.virtual_time import run
 from peers.worker.record_fields import claims_of
-from peers.worker.rounds.update_compute import ExpertsReassigned, experts_line
+from peers.worker.rounds.update_compute import ExpertChange, experts_line
 from peers.worker.sampler import BALANCE_SECONDS
 from protocols.signed.identity import Identity
 from swarmnet.model.flat_layout import trained_layout
@@ -121,7 +121,7 @@ def test_a_newcomer_takes_up_the_group_that_lost_its_only_holder_with_its_first_
 
 
 def test_who_trains_which_experts_is_said_in_one_line():
-    took_up = ExpertsReassigned(3, range(2, 4), group=1, holders=(0, 2))
+    took_up = ExpertChange(3, range(2, 4), group=1, holders=(0, 2))
     before = "trains experts 2 to 3 of each layer; peers of each group of experts: 0, 2; "
     after = "no peer trains group 0: it stays as it is until one does"
     assert experts_line(took_up) == before + after

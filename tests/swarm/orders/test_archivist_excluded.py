@@ -20,7 +20,7 @@ from peers.archivist.role import ArchivistRole
 from peers.config.run_file import published_text
 from peers.errors import UserError
 from peers.network.orders.gatekeeper import INVITE_GRACE_SECONDS
-from peers.telemetry.metrics import Metrics
+from peers.telemetry.metrics import PeerMetrics
 from protocols.errors import Unreachable
 from protocols.messages.table import Refuse
 from protocols.signed.identity import Identity
@@ -62,7 +62,7 @@ class Running:
         process = SimpleNamespace(
             config=config, identity=ARCHIVIST, log=log, report=SimpleNamespace(status=lambda status: None),
             notify=lambda event, text, **_: self.said.append(text), known_as=lambda run: None,
-            metrics=Metrics(process=False), own_start=OwnStart(),
+            metrics=PeerMetrics(process=False), own_start=OwnStart(),
         )  # fmt: skip
         me = ARCHIVIST.peer_id
         self.network = SimpleNamespace(

@@ -17,7 +17,7 @@ from protocols.signed.orders import seal_order
 from protocols.signed.records import open_record
 from swarmnet.run import owner_orders
 from swarmnet.run.manifest import WIRE_VERSION
-from swarmnet.run.owner_orders import NO_ORDER, Order
+from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 
 pytestmark = pytest.mark.swarm
 
@@ -61,10 +61,10 @@ async def test_forged_orders_are_refused_and_counted():
     swarm = swarm_of(*FOUR[1:3])
     await swarm.training()
     stranger = Identity.from_seed(b"stranger")
-    forged = seal_order(stranger, swarm.signed.run_id, Order(sequence=10**15, paused=True))
-    damaged = bytearray(swarm.sealed(Order(paused=True)).data)
+    forged = seal_order(stranger, swarm.signed.run_id, OwnerOrders(sequence=10**15, paused=True))
+    damaged = bytearray(swarm.sealed(OwnerOrders(paused=True)).data)
     damaged[-1] ^= 1
-    other_run = seal_order(OWNER, "12" * 32, Order(sequence=10**15, paused=True)).data
+    other_run = seal_order(OWNER, "12" * 32, OwnerOrders(sequence=10**15, paused=True)).data
     for data in (forged.data, bytes(damaged), other_run):
         await swarm.send(data, "b", stranger)
         await swarm.during(0.5)

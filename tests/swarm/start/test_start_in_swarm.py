@@ -28,7 +28,7 @@ from swarmnet.model.flat_layout import frozen_layout, trained_layout
 from swarmnet.model.parameters import whole
 from swarmnet.optimizer.method import method_of
 from swarmnet.rounds.history import START
-from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
+from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape, Sync
 
 SIX = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2}
 HAVE = ("a", "c", "e")
@@ -37,7 +37,7 @@ EXACT = {"activation_codec": "fp32"}
 
 
 def from_model(folder: Path, shape: ModelShape, **changes: Any) -> Manifest:
-    manifest = tiny_manifest(model=shape, init_checkpoint=Start("model"), **EXACT, **changes)
+    manifest = tiny_manifest(model=shape, init_checkpoint=InitCheckpoint("model"), **EXACT, **changes)
     return replace(manifest, init_checkpoint=pinned(folder, manifest))
 
 
@@ -123,8 +123,10 @@ def test_lora_touches_and_sends_its_factors_alone_and_is_merged_at_home(folder, 
     swarm = Swarm(manifest)
     play(swarm, folder, tmp_path, story)
     for stage, sizes in took.items():
-        all_trained = method_of(replace(manifest, model=shape, init_checkpoint=Start()), trained_layout(
-            replace(manifest, model=shape), stage)).payload_bytes  # fmt: skip
+        all_trained = method_of(
+            replace(manifest, model=shape, init_checkpoint=InitCheckpoint()),
+            trained_layout(replace(manifest, model=shape), stage),
+        ).payload_bytes
         factors = method_of(manifest, trained_layout(manifest, stage)).payload_bytes
         assert sizes == {factors}
         assert factors * 3 <= all_trained, "of matrices as small as these"

@@ -19,20 +19,20 @@ from swarmnet.inference.machine import (
     MAX_REFUSALS,
     NO_ROUND,
     NOT_READY,
-    Ask,
-    Finished,
     Impossible,
     Missing,
     Pins,
+    RequestFinished,
     Requests,
+    SendRequest,
 )
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 PEERS = {"a": 0, "b": 1, "c": 1, "d": 2}
 
 
 def requests(rules=None, without=()):
-    made = Requests(rules or Rules(3), Random(1), 0.0)
+    made = Requests(rules or PathRules(3), Random(1), 0.0)
     for name, stage in PEERS.items():
         if name not in without:
             made.reached(PeerId(name), stage, 0.0)
@@ -40,7 +40,7 @@ def requests(rules=None, without=()):
 
 
 def asks(effects):
-    return [effect for effect in effects if isinstance(effect, Ask)]
+    return [effect for effect in effects if isinstance(effect, SendRequest)]
 
 
 def answer(made, ask, now, round=5):
@@ -65,7 +65,7 @@ def test_a_request_visits_the_stages_in_order_and_keeps_to_the_weights_it_began_
         assert (ask.stage, ask.round) == (stage, -1)
         seen.append(PEERS[ask.peer])
         effects = answer(made, ask, float(stage), round=10 + stage)
-    assert effects == [Finished(1, (0, 1, 2))]
+    assert effects == [RequestFinished(1, (0, 1, 2))]
     assert (seen, len(made)) == ([0, 1, 2], 0)
     assert pins == {0: 10, 1: 11, 2: 12}
     (ask,) = made.start(2, pins, 5.0)
@@ -93,7 +93,7 @@ def test_a_silent_peer_is_given_up_at_the_deadline_and_its_late_answer_changes_n
 
 
 def test_a_stage_whose_peers_are_slow_is_busy_and_not_missing_and_is_waited_for_longer():
-    made = Requests(Rules(3), Random(0), 0.0)
+    made = Requests(PathRules(3), Random(0), 0.0)
     for number, peer in enumerate("abc"):
         made.reached(PeerId(peer), number, 0.0)
     (ask,) = asks(made.start(1, {}, 0.0))
@@ -102,7 +102,7 @@ def test_a_stage_whose_peers_are_slow_is_busy_and_not_missing_and_is_waited_for_
     while len(waited) < 3 and now < 600.0:
         now = max(now, made.next_deadline())
         for effect in made.tick(now):
-            (waited if isinstance(effect, Ask) else effects).append(effect)
+            (waited if isinstance(effect, SendRequest) else effects).append(effect)
     assert effects[0] == Missing((1,), busy=(1,))
     assert [one.deadline_seconds for one in waited] == sorted(one.deadline_seconds for one in waited)
     effects = made.lost(PeerId("b"), now)
@@ -180,14 +180,16 @@ def test_a_request_that_several_peers_find_impossible_ends():
 
 
 def test_a_dead_middle_stage_is_left_out_after_a_while_where_the_run_allows_it():
-    made = requests(Rules.of(3, 1 / 3, 0))
+    made = requests(PathRules.of(3, 1 / 3, 0))
     through_stage_0(made)
     made.lost(PeerId("c"), 1.0)
     assert made.lost(PeerId("b"), 1.0) == [Missing((1,))], "it may come back"
     assert made.next_deadline() == 1.0 + LEAVE_OUT_SECONDS
-    missing, ask = sorted(made.tick(1.0 + LEAVE_OUT_SECONDS), key=lambda effect: isinstance(effect, Ask))
+    missing, ask = sorted(
+        made.tick(1.0 + LEAVE_OUT_SECONDS), key=lambda effect: isinstance(effect, SendRequest)
+    )
     assert (missing, ask.stage, ask.path) == (Missing(()), 2, 2)
-    assert answer(made, ask, 7.0) == [Finished(1, (0, 2))]
+    assert answer(made, ask, 7.0) == [RequestFinished(1, (0, 2))]
     assert through_stage_0(made, 2, 8.0).stage == 2, "the next one does not wait"
     made.reached(PeerId("b"), 1, 9.0)
     ask = through_stage_0(made, 3, 9.0)
@@ -200,13 +202,15 @@ def test_a_dead_stage_is_waited_for_where_it_may_not_be_left_out():
     made.lost(PeerId("c"), 1.0)
     assert made.lost(PeerId("b"), 1.0) == [Missing((1,))]
     assert made.tick(100.0) == []
-    missing, ask = sorted(made.reached(PeerId("e"), 1, 101.0), key=lambda effect: isinstance(effect, Ask))
+    missing, ask = sorted(
+        made.reached(PeerId("e"), 1, 101.0), key=lambda effect: isinstance(effect, SendRequest)
+    )
     assert (missing, ask.peer) == (Missing(()), "e")
 
 
 @pytest.mark.parametrize(("name", "stage"), [("a", 0), ("d", 2)])
 def test_the_first_and_the_last_stage_are_never_left_out(name, stage):
-    made = requests(Rules.of(3, 1 / 3, 0), without=name)
+    made = requests(PathRules.of(3, 1 / 3, 0), without=name)
     effects = made.start(1, {}, 50.0)
     if stage == 2:
         (ask,) = asks(effects)
@@ -226,23 +230,23 @@ EVENTS = st.lists(
 class World:
     """Peers p0 to p7, peer n of stage n % 5, and everything that is under way between them and a visitor."""
 
-    def __init__(self, rules: Rules, seed: int) -> None:
+    def __init__(self, rules: PathRules, seed: int) -> None:
         self.rules = rules
         self.made = Requests(rules, Random(seed), 0.0)
         self.now = 0.0
-        self.asked: dict[int, Ask] = {}
+        self.asked: dict[int, SendRequest] = {}
         self.alive: set[PeerId] = set()
         self.started = self.ended = 0
 
     def take(self, effects):
         for effect in effects:
-            if isinstance(effect, Ask):
+            if isinstance(effect, SendRequest):
                 assert effect.peer in self.alive
                 assert effect.request not in self.asked, "it is asked of one peer at a time"
                 assert int(effect.peer[1:]) % 5 == effect.stage
                 self.asked[effect.request] = effect
                 assert sum(ask.peer == effect.peer for ask in self.asked.values()) <= ASKED_AT_ONCE
-            elif isinstance(effect, Finished):
+            elif isinstance(effect, RequestFinished):
                 self.ended += 1
                 assert list(effect.visited) == sorted(set(effect.visited))
                 assert (effect.visited[0], effect.visited[-1]) == (0, self.rules.last)
@@ -301,7 +305,7 @@ class World:
 def test_whatever_happens_paths_are_legal_peers_are_not_overrun_and_all_ends_when_peers_answer(
     skips, seed, events
 ):
-    world = World(Rules.of(5, 0.4 * skips, skips), seed)
+    world = World(PathRules.of(5, 0.4 * skips, skips), seed)
     for event in events:
         world.happens(*event)
     for number in range(5):

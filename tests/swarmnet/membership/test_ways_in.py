@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.membership.ways_in import LONGEST_ASK_SECONDS, STEADY_SECONDS, WaysIn
+from swarmnet.membership.bootstrap_contacts import LONGEST_ASK_SECONDS, STEADY_SECONDS, BootstrapContacts
 
 BOOT = PeerId("boot")
 OTHER = PeerId("other")
@@ -32,7 +32,7 @@ def ask_until(ways, table, away_until, end, remembered=()):
 
 @pytest.mark.parametrize("away", [5.0, 65.0, 600.0])
 def test_a_bootstrap_is_asked_soon_after_its_return_however_long_it_was_away(away):
-    asked, lost = ask_until(WaysIn([BOOT], Random(1)), {OTHER}, away, away + 60.0)
+    asked, lost = ask_until(BootstrapContacts([BOOT], Random(1)), {OTHER}, away, away + 60.0)
     back = next(at for at in asked if at >= away)
     assert back - away <= 1.2 * LONGEST_ASK_SECONDS + 1.0
     assert lost[0]
@@ -41,7 +41,7 @@ def test_a_bootstrap_is_asked_soon_after_its_return_however_long_it_was_away(awa
 
 
 def test_a_bootstrap_in_the_table_is_asked_now_and_then_since_it_may_have_started_anew():
-    ways = WaysIn([BOOT], Random(1))
+    ways = BootstrapContacts([BOOT], Random(1))
     due = []
     for now in range(200):
         if ways.look({BOOT}, (), float(now)):
@@ -52,7 +52,7 @@ def test_a_bootstrap_in_the_table_is_asked_now_and_then_since_it_may_have_starte
 
 
 def test_remembered_peers_are_asked_as_well_while_all_bootstraps_are_lost():
-    ways = WaysIn([BOOT], Random(1))
+    ways = BootstrapContacts([BOOT], Random(1))
     ways.look({BOOT}, (), 0.0)
     ways.look(set(), (), 1.0)
     ways.record_answer(BOOT, False, 1.0)
@@ -62,7 +62,7 @@ def test_remembered_peers_are_asked_as_well_while_all_bootstraps_are_lost():
 
 
 def test_a_peer_without_bootstraps_asks_those_that_it_remembers_while_its_table_is_empty():
-    ways = WaysIn([], Random(1))
+    ways = BootstrapContacts([], Random(1))
     assert ways.look({OTHER}, [BOOT], 0.0) == []
     ways.look(set(), [BOOT], 1.0)
     assert ways.look(set(), [BOOT], 10.0) == [BOOT]

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId, RunId
-from swarmnet.model.epochs import Reader, following, mixed, permuted, window_count, window_start
+from swarmnet.model.epochs import EpochReader, following, mixed, permuted, window_count, window_start
 
 NAMES = [f"books/{number:03}.jsonl" for number in range(100)]
 
 
 def reader(origin="12D3KooA", run="a" * 64, seed=0):
-    return Reader(RunId(run), seed, PeerId(origin))
+    return EpochReader(RunId(run), seed, PeerId(origin))
 
 
 def epoch_of(who, names, epoch=0):

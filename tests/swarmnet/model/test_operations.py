@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from watched import Silent, Watched
 
-from peers.telemetry.metrics import Metrics
-from peers.worker.sampler import Observer
+from peers.telemetry.metrics import PeerMetrics
+from peers.worker.sampler import WorkerSampler
 from swarmnet.identifiers import PeerId
 from swarmnet.model.decoder import initial_units, parameter_shapes
 from swarmnet.model.fixed_point import to_floats
@@ -63,10 +63,10 @@ async def test_utilisation_is_the_models_operations_by_the_peak_and_absent_witho
     def text(metrics):
         return metrics.text().decode()
 
-    swarm, metrics = Watched(tiny_manifest((3,))), Metrics(process=False)
+    swarm, metrics = Watched(tiny_manifest((3,))), PeerMetrics(process=False)
     swarm.open()
     worker = swarm.start("a", 0).worker
-    observer = Observer(worker, metrics, Silent(), Silent(), peak=1e9)
+    observer = WorkerSampler(worker, metrics, Silent(), Silent(), peak=1e9)
     await swarm.until(lambda: swarm.committed(0) > 1, 30.0)
     first, at = worker.data.ledger.tokens, swarm.loop.time()
     observer.look()

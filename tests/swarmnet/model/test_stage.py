@@ -15,7 +15,7 @@ from swarmnet.model.decoder import Rotation, RunLayer, forward, initial_units
 from swarmnet.model.fixed_point import to_floats
 from swarmnet.model.flat_layout import Layout, layout_of
 from swarmnet.model.parameters import parameter_shapes, whole
-from swarmnet.model.stage_compute import Finished, StageCompute, StageError, copied
+from swarmnet.model.stage_compute import LastStageResult, StageCompute, StageError, copied
 from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Experts, Manifest, ModelShape, Span
 
@@ -64,7 +64,7 @@ def over_the_wire(tensor: Tensor) -> Tensor:
     return decode(encode(tensor, "fp32"), tuple(tensor.shape), "fp32")
 
 
-def train(stages: list[StageCompute], shape: ModelShape, number: int) -> Finished:
+def train(stages: list[StageCompute], shape: ModelShape, number: int) -> LastStageResult:
     inputs, labels = microbatch(shape, number)
     hidden = inputs
     for stage in stages[:-1]:

@@ -20,7 +20,7 @@ from swarmnet.model.parameters import factor_names, is_trained, parameter_shapes
 from swarmnet.model.state_layout import MOMENTUM, first_state, state_layout
 from swarmnet.resources.bandwidth_estimate import contribution_bytes
 from swarmnet.resources.memory_estimate import needs_of
-from swarmnet.run.manifest import Lora, Manifest, ModelShape, Start, Sync
+from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, ModelShape, Sync
 
 PLAIN_SHAPE = ModelShape(
     vocab_size=64,
@@ -37,7 +37,7 @@ TOKENS = torch.randint(64, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
 def manifest_of(shape: ModelShape = ADAPTED, **changes: object) -> Manifest:
-    fields = {"stages": (2,), "init_checkpoint": Start("model"), **changes}
+    fields = {"stages": (2,), "init_checkpoint": InitCheckpoint("model"), **changes}
     return Manifest("m", PeerId("owner"), model=shape, **fields)
 
 

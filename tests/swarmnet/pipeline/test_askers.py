@@ -11,8 +11,8 @@ from swarmnet.pipeline.events import (
     BackwardDone,
     CancelArrived,
     ComputeBackward,
+    ComputeFailed,
     ComputeForward,
-    Failed,
     Forget,
     GradArrived,
     NackArrived,
@@ -74,7 +74,7 @@ def test_who_is_told_that_its_attempt_was_called_off_blames_nobody():
 def test_a_gradient_that_is_no_good_is_blamed_on_who_sent_it_and_asked_of_another():
     pipeline, act = waiting(X, Y)
     pipeline.handle(GradArrived(act.peer, KEY, 1), 1.5)
-    (other,) = pipeline.handle(Failed(KEY, "malformed", "inf", again=True), 1.6)
+    (other,) = pipeline.handle(ComputeFailed(KEY, "malformed", "inf", again=True), 1.6)
     assert not pipeline.router.is_usable(act.peer, 1.7)
     assert isinstance(other, SendAct)
     assert other.peer == ({X, Y} - {act.peer}).pop()
@@ -90,6 +90,6 @@ def test_nobody_below_is_blamed_for_a_backward_that_fails_here():
     """It may be what came from above."""
     pipeline, act = waiting(X, Y)
     pipeline.handle(GradArrived(act.peer, KEY, 1), 1.5)
-    effects = pipeline.handle(Failed(KEY, "not_finite", "inf"), 1.6)
+    effects = pipeline.handle(ComputeFailed(KEY, "not_finite", "inf"), 1.6)
     assert effects == [SendNack(KEY, UP, 1, "not_finite", "inf"), Forget(KEY)]
     assert pipeline.router.is_usable(act.peer, 1.7)

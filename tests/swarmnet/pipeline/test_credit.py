@@ -13,12 +13,12 @@ from swarmnet.pipeline.events import (
     BackwardDone,
     ForwardDone,
     GradArrived,
+    MicrobatchCut,
+    PipelineTick,
     SendAct,
     SendNack,
-    Start,
-    Tick,
 )
-from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.machine import MAX_ATTEMPTS, Pipeline
 from swarmnet.pipeline.timeouts import (
     DEADLINE_FACTOR,
@@ -38,7 +38,7 @@ def key(counter: int) -> MicrobatchId:
 
 
 def machine(*below: PeerId, slots: int = 8) -> Pipeline:
-    return Pipeline(1, Router(Random(1)), lambda _key, _tried: below, slots, Ledger())
+    return Pipeline(1, Router(Random(1)), lambda _key, _tried: below, slots, MicrobatchLedger())
 
 
 def answered(pipeline: Pipeline, peer: PeerId, counter: int, now: float) -> None:
@@ -49,7 +49,7 @@ def answered(pipeline: Pipeline, peer: PeerId, counter: int, now: float) -> None
 
 def sent(pipeline: Pipeline, counter: int, now: float) -> SendAct:
     """Start an own microbatch and send it down."""
-    pipeline.handle(Start(key(counter)), now)
+    pipeline.handle(MicrobatchCut(key(counter)), now)
     (act,) = pipeline.handle(ForwardDone(key(counter)), now)
     assert isinstance(act, SendAct)
     return act
@@ -97,7 +97,7 @@ def test_a_microbatch_that_waited_for_room_goes_as_soon_as_an_answer_comes():
     pipeline = machine(X)
     for counter in range(FIRST_SLOTS):
         sent(pipeline, counter, 0.0)
-    pipeline.handle(Start(key(7)), 0.0)
+    pipeline.handle(MicrobatchCut(key(7)), 0.0)
     assert pipeline.handle(ForwardDone(key(7)), 0.0) == []
     effects = pipeline.handle(GradArrived(X, key(0), 1), 0.05)
     assert [effect.key for effect in effects if isinstance(effect, SendAct)] == [key(7)]
@@ -113,7 +113,7 @@ def test_no_try_is_begun_that_could_not_be_answered_in_time():
     pipeline.handle(ActArrived(UP, key(50), 1, 5.0), 200.0)
     (act,) = pipeline.handle(ForwardDone(key(50)), 200.0)
     assert isinstance(act, SendAct)
-    effects = pipeline.handle(Tick(), 200.0 + act.deadline_seconds)
+    effects = pipeline.handle(PipelineTick(), 200.0 + act.deadline_seconds)
     assert [effect for effect in effects if isinstance(effect, SendAct)] == []
     (nack,) = [effect for effect in effects if isinstance(effect, SendNack)]
     assert (nack.key, nack.code) == (key(50), "deadline")

@@ -6,13 +6,13 @@ import pytest
 
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.pipeline import ledger
-from swarmnet.pipeline.ledger import CommittedTwice, Ledger, RecentLoss
+from swarmnet.pipeline.ledger import CommittedTwice, MicrobatchLedger, RecentLoss
 
 HONEST, LIAR = PeerId("honest"), PeerId("liar")
 
 
 def test_a_microbatch_is_committed_once():
-    count = Ledger()
+    count = MicrobatchLedger()
     count.commit(MicrobatchId(HONEST, 7), 32)
     assert count.is_committed(MicrobatchId(HONEST, 7))
     assert not count.is_committed(MicrobatchId(HONEST, 6))
@@ -24,7 +24,7 @@ def test_a_microbatch_is_committed_once():
 
 def test_made_up_microbatches_do_not_speak_for_the_others_of_their_origin(monkeypatch):
     monkeypatch.setattr(ledger, "REMEMBERED", 100)
-    count = Ledger()
+    count = MicrobatchLedger()
     count.commit(MicrobatchId(HONEST, 3), 32)
     for counter in range(10**6, 10**6 + 99):
         count.commit(MicrobatchId(HONEST, counter), 32)
@@ -35,7 +35,7 @@ def test_made_up_microbatches_do_not_speak_for_the_others_of_their_origin(monkey
 
 def test_only_the_newest_are_remembered(monkeypatch):
     monkeypatch.setattr(ledger, "REMEMBERED", 100)
-    count = Ledger()
+    count = MicrobatchLedger()
     for counter in range(250):
         count.commit(MicrobatchId(HONEST, counter), 1)
     known = [count.is_committed(MicrobatchId(HONEST, counter)) for counter in (149, 150, 249)]

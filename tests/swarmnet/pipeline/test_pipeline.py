@@ -16,23 +16,23 @@ from swarmnet.pipeline.events import (
     BusyArrived,
     CancelArrived,
     ComputeBackward,
+    ComputeFailed,
     ComputeForward,
-    Failed,
     Forget,
     ForwardDone,
     GradArrived,
     LastDone,
+    MicrobatchCut,
     NackArrived,
     PeerLost,
+    PipelineTick,
     SendAct,
     SendBusy,
     SendCancel,
     SendGrad,
     SendNack,
-    Start,
-    Tick,
 )
-from swarmnet.pipeline.ledger import Ledger
+from swarmnet.pipeline.ledger import MicrobatchLedger
 from swarmnet.pipeline.machine import KEEP_SECONDS, MAX_ATTEMPTS, RETRY_SECONDS, Pipeline
 from swarmnet.pipeline.timeouts import FIRST_DEADLINE_SECONDS
 from swarmnet.routing.load_balancer import Router
@@ -49,13 +49,13 @@ def test_a_microbatch_goes_down_and_comes_back_and_its_answer_is_kept_for_a_whil
     assert pipeline.handle(BackwardDone(KEY, 32), 3.0) == [SendGrad(KEY, UP, 1)]
     assert (pipeline.ledger.committed, pipeline.ledger.tokens, in_flight(pipeline)) == (1, 32, 0)
     assert pipeline.answers.usual == 1.0
-    assert pipeline.handle(Tick(), 3.0 + KEEP_SECONDS) == [Forget(KEY)]
+    assert pipeline.handle(PipelineTick(), 3.0 + KEEP_SECONDS) == [Forget(KEY)]
     assert not pipeline.jobs
 
 
 def test_an_origin_forgets_its_microbatch_at_once_and_the_last_stage_answers_after_one_computation():
     pipeline = machine(X)
-    assert pipeline.handle(Start(KEY), 0.0) == [ComputeForward(KEY)]
+    assert pipeline.handle(MicrobatchCut(KEY), 0.0) == [ComputeForward(KEY)]
     assert pipeline.started_here == 1
     pipeline.handle(ForwardDone(KEY), 0.1)
     pipeline.handle(GradArrived(X, KEY, 1), 0.2)
@@ -69,7 +69,7 @@ def test_an_origin_forgets_its_microbatch_at_once_and_the_last_stage_answers_aft
 @pytest.mark.parametrize("phase", ["forward", "waiting", "unrouted", "backward", "done"])
 def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(phase):
     below = [X]
-    pipeline = Pipeline(1, Router(Random(1)), lambda _key, _tried: below, 2, Ledger())
+    pipeline = Pipeline(1, Router(Random(1)), lambda _key, _tried: below, 2, MicrobatchLedger())
     pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
     if phase == "unrouted":
         below.clear()
@@ -87,7 +87,7 @@ def test_whoever_asks_again_gets_the_answer_as_well_and_it_is_not_added_again(ph
     if phase == "forward":
         pipeline.handle(ForwardDone(KEY), 1.4)
     elif phase == "unrouted":
-        pipeline.handle(Tick(), 1.4)
+        pipeline.handle(PipelineTick(), 1.4)
     if phase != "done":
         pipeline.handle(GradArrived(X, KEY, 1), 1.5)
         both = [SendGrad(KEY, UP, 1), SendGrad(KEY, UP2, 5)]
@@ -99,7 +99,7 @@ def test_an_act_after_the_answer_was_forgotten_is_refused_and_not_computed():
     pipeline, _ = waiting(X)
     pipeline.handle(GradArrived(X, KEY, 1), 2.0)
     pipeline.handle(BackwardDone(KEY, 32), 3.0)
-    pipeline.handle(Tick(), 100.0)
+    pipeline.handle(PipelineTick(), 100.0)
     (nack,) = pipeline.handle(ActArrived(UP, KEY, 2, 5.0), 101.0)
     assert isinstance(nack, SendNack)
     assert (nack.code, nack.attempt) == ("committed", 2)
@@ -134,7 +134,7 @@ def test_a_missed_deadline_cancels_there_and_sends_elsewhere_and_the_late_answer
     pipeline, act = waiting(X, Y)
     late = pipeline.next_deadline()
     assert late == 1.0 + FIRST_DEADLINE_SECONDS
-    cancel, again = pipeline.handle(Tick(), late)
+    cancel, again = pipeline.handle(PipelineTick(), late)
     assert cancel == SendCancel(KEY, act.peer, 1)
     assert isinstance(again, SendAct)
     effects = pipeline.handle(GradArrived(act.peer, KEY, 1), late + 0.1)
@@ -164,7 +164,7 @@ def test_when_nobody_can_do_it_the_sender_above_is_told():
     now, sent = 1.0, 1
     while KEY in pipeline.jobs:
         now = max(now, pipeline.next_deadline())
-        effects = pipeline.handle(Tick(), now)
+        effects = pipeline.handle(PipelineTick(), now)
         sent += sum(isinstance(effect, SendAct) for effect in effects)
     assert 1 <= sent <= MAX_ATTEMPTS
     assert now <= 60.0, "before the one above gives up"
@@ -175,14 +175,14 @@ def test_when_nobody_can_do_it_the_sender_above_is_told():
 
 def test_without_a_route_it_waits_and_goes_as_soon_as_there_is_one():
     below: list[PeerId] = []
-    pipeline = Pipeline(1, Router(Random(1)), lambda _key, _tried: below, 2, Ledger())
+    pipeline = Pipeline(1, Router(Random(1)), lambda _key, _tried: below, 2, MicrobatchLedger())
     pipeline.handle(ActArrived(UP, KEY, 1, 60.0), 0.0)
     assert pipeline.handle(ForwardDone(KEY), 1.0) == []
     assert not pipeline.has_room_ahead(1.0)
     assert pipeline.next_deadline() == 1.0 + RETRY_SECONDS
-    assert pipeline.handle(Tick(), 1.0 + RETRY_SECONDS) == []
+    assert pipeline.handle(PipelineTick(), 1.0 + RETRY_SECONDS) == []
     below.append(X)
-    (act,) = pipeline.handle(Tick(), 1.0 + 2 * RETRY_SECONDS)
+    (act,) = pipeline.handle(PipelineTick(), 1.0 + 2 * RETRY_SECONDS)
     assert isinstance(act, SendAct)
 
 
@@ -212,7 +212,7 @@ def answered_by(pipeline: Pipeline, answer_seconds: float, count: int, now: floa
     back = 0
     for counter in range(count):
         key, sent = MicrobatchId(KEY.origin, counter + int(1000 * now)), {}
-        pipeline.handle(Start(key), now)
+        pipeline.handle(MicrobatchCut(key), now)
         effects = pipeline.handle(ForwardDone(key), now)
         while key in pipeline.jobs:
             for effect in effects:
@@ -225,7 +225,7 @@ def answered_by(pipeline: Pipeline, answer_seconds: float, count: int, now: floa
                 pipeline.handle(BackwardDone(key, 32), now)
                 back += 1
             else:
-                effects = pipeline.handle(Tick(), now)
+                effects = pipeline.handle(PipelineTick(), now)
     return back, now
 
 
@@ -243,9 +243,9 @@ def test_an_answer_to_an_earlier_try_took_the_time_since_that():
     pipeline.handle(ActArrived(UP, KEY, 1, 100.0), 0.0)
     pipeline.handle(ForwardDone(KEY), 1.0)
     again = pipeline.next_deadline()
-    pipeline.handle(Tick(), again)
+    pipeline.handle(PipelineTick(), again)
     while pipeline.jobs[KEY].phase == "unrouted":  # It is left alone for a moment.
-        pipeline.handle(Tick(), again := pipeline.next_deadline())
+        pipeline.handle(PipelineTick(), again := pipeline.next_deadline())
     pipeline.handle(GradArrived(X, KEY, 1), again + 0.5)
     pipeline.handle(BackwardDone(KEY, 32), again + 0.6)
     assert pipeline.answers.usual == again + 0.5 - 1.0
@@ -279,7 +279,7 @@ class World:
         self.last = last
         self.below: list[PeerId] = [X, Y]
         self.pipeline = Pipeline(
-            0 if last else 1, Router(Random(seed)), lambda _key, _tried: self.below, 3, Ledger()
+            0 if last else 1, Router(Random(seed)), lambda _key, _tried: self.below, 3, MicrobatchLedger()
         )
         self.bodies: set[MicrobatchId] = set()
         self.computing: list[tuple[str, MicrobatchId]] = []
@@ -313,7 +313,9 @@ class World:
     def compute(self) -> None:
         kind, key = self.computing.pop(self.chance.randrange(len(self.computing)))
         if self.chance.random() < 0.15:
-            self.handle(Failed(key, "not_finite", "drawn", kind == "backward" and self.chance.random() < 0.5))
+            self.handle(
+                ComputeFailed(key, "not_finite", "drawn", kind == "backward" and self.chance.random() < 0.5)
+            )
         elif kind == "backward":
             self.handle(BackwardDone(key, 32))
         else:
@@ -323,7 +325,7 @@ class World:
         due = self.pipeline.next_deadline()
         if due != float("inf"):
             self.now = max(self.now, due)
-        self.handle(Tick())
+        self.handle(PipelineTick())
         assert self.pipeline.next_deadline() > self.now, "it would be asked again at once, for ever"
 
     def step(self) -> None:
@@ -337,7 +339,7 @@ class World:
             self.compute()
         elif not self.last and self.pipeline.started_here < 2 and chance.random() < 0.1:
             self.origin_counter += 1
-            self.handle(Start(MicrobatchId(PeerId("me"), self.origin_counter)))
+            self.handle(MicrobatchCut(MicrobatchId(PeerId("me"), self.origin_counter)))
         else:
             own = [other for other in self.pipeline.jobs if chance.random() < 0.5]
             known = chance.choice(own) if own else key
@@ -351,7 +353,7 @@ class World:
                         NackArrived(peer, known, attempt, "drawn"),
                         CancelArrived(peer, known, attempt),
                         PeerLost(peer),
-                        Tick(),
+                        PipelineTick(),
                     ]
                 )
             )

@@ -17,14 +17,14 @@ from swarmnet.placement.machine import (
     PATIENT_STARVING_SECONDS,
     STARVING_SECONDS,
     AnnounceMove,
-    Go,
+    DirectoryQueried,
     GroupBeat,
     GroupPeerGone,
-    Look,
-    Looked,
     Mover,
+    MoveToStage,
+    PlacementTick,
+    QueryDirectory,
     Starving,
-    Tick,
     Withdraw,
 )
 from swarmnet.placement.policy import (
@@ -32,7 +32,7 @@ from swarmnet.placement.policy import (
     FRESH_SECONDS,
     Intent,
     MoveRules,
-    Seen,
+    ObservedPeer,
     View,
     carried_out,
     choose_move,
@@ -59,13 +59,13 @@ def mover(rests_until: float = 0.0, download: float = 10.0) -> Mover:
 def at_once(machine: Mover, view: View, until: str) -> float:
     """Bring a machine to a phase by what `view` says; the time it got there."""
     now = machine.next_deadline()
-    assert machine.handle(Tick(), now) == [Look()]
-    effects = machine.handle(Looked(view, 1.0), now)
+    assert machine.handle(PlacementTick(), now) == [QueryDirectory()]
+    effects = machine.handle(DirectoryQueried(view, 1.0), now)
     assert isinstance(effects[0], AnnounceMove)
     if until == "confirming":
         now = machine.next_deadline()
-        assert machine.handle(Tick(), now) == [Look()]
-        assert machine.handle(Looked(view, 1.0), now) == []
+        assert machine.handle(PlacementTick(), now) == [QueryDirectory()]
+        assert machine.handle(DirectoryQueried(view, 1.0), now) == []
     assert machine.phase == until
     return now
 
@@ -156,8 +156,8 @@ def test_a_stage_that_has_nobody_is_helped_by_whoever_leaves_somebody_behind():
 def test_a_directory_that_is_silent_is_asked_again_soon():
     machine = mover()
     now = machine.next_deadline()
-    machine.handle(Tick(), now)
-    assert machine.handle(Looked(None, 1.0), now) == []
+    machine.handle(PlacementTick(), now)
+    assert machine.handle(DirectoryQueried(None, 1.0), now) == []
     assert machine.next_deadline() <= now + PATIENT_STARVING_SECONDS[1]
 
 
@@ -194,19 +194,24 @@ def test_announced_moves_never_make_the_poorest_stage_poorer(before, announced):
 
 
 def test_capacities_are_what_the_fresh_records_add_up_to():
-    seen = {"a": Seen(0, 2.0), "b": Seen(0, 4.0, moving_to=1), "c": Seen(1, 3.0), "d": Seen(9, 1.0)}
-    seen["old"] = Seen(1, 5.0, age_seconds=FRESH_SECONDS + 1)
+    seen = {
+        "a": ObservedPeer(0, 2.0),
+        "b": ObservedPeer(0, 4.0, moving_to=1),
+        "c": ObservedPeer(1, 3.0),
+        "d": ObservedPeer(9, 1.0),
+    }
+    seen["old"] = ObservedPeer(1, 5.0, age_seconds=FRESH_SECONDS + 1)
     view = view_of(((PeerId(name), record) for name, record in seen.items()), MoveRules((1.0, 2.0)))
     assert view == View((6.0, 3.0), (Intent(PeerId("b"), 0, 1, 4.0, 2.0),), 3, 4.0, there=(2, 1))
 
 
 def test_a_peer_that_has_measured_nothing_counts_as_the_usual_one_and_a_liar_for_a_few():
-    peers = [Seen(0, 2.0)] * 5 + [Seen(1, 0.0), Seen(2, 1e30)]
+    peers = [ObservedPeer(0, 2.0)] * 5 + [ObservedPeer(1, 0.0), ObservedPeer(2, 1e30)]
     view = view_of(((PeerId(str(number)), record) for number, record in enumerate(peers)), EQUAL)
     assert view.capacities == (10.0, 2.0, 2.0 * FASTEST)
 
 
-seen = st.builds(Seen, st.integers(-3, 9), st.floats(0, 1e300), st.integers(-3, 9), st.floats(0, 1e9))
+seen = st.builds(ObservedPeer, st.integers(-3, 9), st.floats(0, 1e300), st.integers(-3, 9), st.floats(0, 1e9))
 
 
 @given(st.lists(seen, max_size=8))
@@ -246,7 +251,7 @@ def test_a_peer_announces_waits_looks_again_and_goes_when_a_mate_has_said_that_i
     now = at_once(machine, SHORT, "confirming")
     assert machine.handle(GroupBeat(MATE, knows=False, stays=True), now) == []
     assert machine.handle(GroupBeat(THIRD, knows=True, stays=False), now) == []
-    assert machine.handle(GroupBeat(MATE, knows=True, stays=True), now) == [Go(1)]
+    assert machine.handle(GroupBeat(MATE, knows=True, stays=True), now) == [MoveToStage(1)]
     assert machine.next_deadline() == float("inf")
 
 
@@ -257,16 +262,16 @@ def test_a_mate_that_announces_or_goes_in_the_meantime_is_no_reason_to_leave():
         machine.handle(GroupBeat(MATE, knows=True, stays=True), now)
         machine.handle(lost, now)
         now = machine.next_deadline()
-        machine.handle(Tick(), now)
-        assert machine.handle(Looked(SHORT, 1.0), now) == []
-        (withdrawn,) = machine.handle(Tick(), machine.next_deadline())
+        machine.handle(PlacementTick(), now)
+        assert machine.handle(DirectoryQueried(SHORT, 1.0), now) == []
+        (withdrawn,) = machine.handle(PlacementTick(), machine.next_deadline())
         assert isinstance(withdrawn, Withdraw)
 
 
 def test_a_peer_that_is_alone_at_its_stage_never_leaves_it():
     machine = mover()
     at_once(machine, SHORT, "confirming")
-    (withdrawn,) = machine.handle(Tick(), machine.next_deadline())
+    (withdrawn,) = machine.handle(PlacementTick(), machine.next_deadline())
     assert withdrawn == Withdraw("not_confirmed")
     assert machine.phase == "resting"
 
@@ -276,8 +281,8 @@ def test_what_a_mate_knew_of_an_announcement_that_was_withdrawn_counts_for_nothi
     now = at_once(machine, SHORT, "announced")
     machine.handle(GroupBeat(MATE, knows=True, stays=True), now)
     now = machine.next_deadline()
-    machine.handle(Tick(), now)
-    (withdrawn,) = machine.handle(Looked(View((5.0, 4.0, 5.0)), 1.0), now)
+    machine.handle(PlacementTick(), now)
+    (withdrawn,) = machine.handle(DirectoryQueried(View((5.0, 4.0, 5.0)), 1.0), now)
     assert isinstance(withdrawn, Withdraw)
     at_once(machine, SHORT, "confirming")  # And not gone, on the old answer.
 
@@ -286,8 +291,8 @@ def test_when_others_move_first_the_announcement_is_withdrawn():
     machine = mover()
     at_once(machine, SHORT, "announced")
     now = machine.next_deadline()
-    machine.handle(Tick(), now)
-    (withdrawn,) = machine.handle(Looked(View((5.0, 4.0, 5.0)), 1.0), now)
+    machine.handle(PlacementTick(), now)
+    (withdrawn,) = machine.handle(DirectoryQueried(View((5.0, 4.0, 5.0)), 1.0), now)
     assert isinstance(withdrawn, Withdraw)
     assert machine.next_deadline() > now + 10.0, "and it does not try again at once"
 
@@ -297,11 +302,11 @@ def looks(machine: Mover, *views: View) -> list[int]:
     announced = []
     for number, view in enumerate(views):
         now = machine.next_deadline()
-        assert machine.handle(Tick(), now) == [Look()]
-        if machine.handle(Looked(view, 1.0), now):
+        assert machine.handle(PlacementTick(), now) == [QueryDirectory()]
+        if machine.handle(DirectoryQueried(view, 1.0), now):
             announced.append(number)
-            machine.handle(Tick(), machine.next_deadline())
-            machine.handle(Looked(None, 1.0), machine.next_deadline())  # It withdraws.
+            machine.handle(PlacementTick(), machine.next_deadline())
+            machine.handle(DirectoryQueried(None, 1.0), machine.next_deadline())  # It withdraws.
     return announced
 
 
@@ -338,12 +343,12 @@ def test_a_cool_down_ends_early_for_a_stage_that_is_gone_and_for_nothing_else():
     earliest, latest = PATIENT_STARVING_SECONDS
     assert 100.0 + earliest <= machine.next_deadline() <= 100.0 + latest
     now = machine.next_deadline()
-    assert machine.handle(Tick(), now) == [Look()]
-    assert machine.handle(Looked(SHORT, 1.0), now) == [], "only short of peers"
+    assert machine.handle(PlacementTick(), now) == [QueryDirectory()]
+    assert machine.handle(DirectoryQueried(SHORT, 1.0), now) == [], "only short of peers"
     now = machine.next_deadline()
     assert now < 600.0, "it looks all the same: a stage far away may lose its last peer"
-    machine.handle(Tick(), now)
-    (announced,) = machine.handle(Looked(View((5.0, 0.0, 5.0), peers=10, usual=1.0), 1.0), now)
+    machine.handle(PlacementTick(), now)
+    (announced,) = machine.handle(DirectoryQueried(View((5.0, 0.0, 5.0), peers=10, usual=1.0), 1.0), now)
     assert isinstance(announced, AnnounceMove)
 
 
@@ -351,10 +356,10 @@ def test_a_stage_that_stays_empty_is_looked_at_again_soon_by_whoever_did_not_go(
     machine = mover(rests_until=1000.0)
     machine.handle(Starving(), 100.0)
     now = machine.next_deadline()
-    machine.handle(Tick(), now)
+    machine.handle(PlacementTick(), now)
     going = Intent(MATE, 0, 1, leaves=1.0, brings=1.0)
     alone_there = View((3.0, 0.0, 3.0), (going,), peers=7, usual=1.0)
-    machine.handle(Looked(alone_there, 1.0), now)
+    machine.handle(DirectoryQueried(alone_there, 1.0), now)
     earliest, latest = PATIENT_STARVING_SECONDS
     assert earliest <= machine.next_deadline() - now <= latest
 
@@ -367,25 +372,25 @@ def test_who_has_moved_often_stays_longer():
 
 def test_a_stage_that_is_gone_is_looked_at_soon():
     machine = mover()
-    machine.handle(Tick(), machine.next_deadline())
-    machine.handle(Looked(View((5.0, 5.0, 5.0), peers=400), 1.0), 20.0)
+    machine.handle(PlacementTick(), machine.next_deadline())
+    machine.handle(DirectoryQueried(View((5.0, 5.0, 5.0), peers=400), 1.0), 20.0)
     assert machine.next_deadline() > 200.0
     machine.handle(Starving(), 30.0)
     assert STARVING_SECONDS[0] <= machine.next_deadline() - 30.0 <= STARVING_SECONDS[1]
     first = machine.next_deadline()
     machine.handle(Starving(), 30.5)
     assert machine.next_deadline() <= max(first, 30.5 + STARVING_SECONDS[1])
-    assert machine.handle(Tick(), machine.next_deadline()) == [Look()]
+    assert machine.handle(PlacementTick(), machine.next_deadline()) == [QueryDirectory()]
 
 
 def test_a_directory_that_does_not_answer_moves_nobody():
     machine = mover()
-    machine.handle(Tick(), machine.next_deadline())
-    assert machine.handle(Looked(None, 1.0), 20.0) == []
+    machine.handle(PlacementTick(), machine.next_deadline())
+    assert machine.handle(DirectoryQueried(None, 1.0), 20.0) == []
     at_once(machine, SHORT, "announced")
     now = machine.next_deadline()
-    machine.handle(Tick(), now)
-    (withdrawn,) = machine.handle(Looked(None, 1.0), now)
+    machine.handle(PlacementTick(), now)
+    (withdrawn,) = machine.handle(DirectoryQueried(None, 1.0), now)
     assert isinstance(withdrawn, Withdraw)
 
 

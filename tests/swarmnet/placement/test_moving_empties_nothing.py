@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from swarmnet.identifiers import PeerId
 from swarmnet.placement.machine import (
     AnnounceMove,
-    Go,
+    DirectoryQueried,
     GroupBeat,
     GroupPeerGone,
-    Look,
-    Looked,
     Mover,
-    Tick,
+    MoveToStage,
+    PlacementTick,
+    QueryDirectory,
 )
 from swarmnet.placement.policy import (
     MoveRules,
@@ -66,21 +66,21 @@ class Room:
     def wake(self, name: PeerId, machine: Mover) -> None:
         due = machine.next_deadline()
         if due < float("inf"):
-            self.later(due - self.now, lambda: self.feed(name, machine, Tick()))
+            self.later(due - self.now, lambda: self.feed(name, machine, PlacementTick()))
 
     def feed(self, name: PeerId, machine: Mover, event) -> None:
         if self.movers.get(name) is not machine:
             return
         due = machine.next_deadline()
         for effect in machine.handle(event, self.now):
-            if isinstance(effect, Look):
+            if isinstance(effect, QueryDirectory):
                 told = [1.0] * 3
                 told[self.stage[name]] = 9.0  # Everybody is told that its own stage is the rich one.
-                answer = Looked(View(tuple(told)), 1.0)
+                answer = DirectoryQueried(View(tuple(told)), 1.0)
                 self.later(self.chance.random(), lambda answer=answer: self.feed(name, machine, answer))
             elif isinstance(effect, AnnounceMove):
                 self.serial[name] += 1
-            elif isinstance(effect, Go):
+            elif isinstance(effect, MoveToStage):
                 self.leave(name, effect.stage)
         if self.movers.get(name) is machine and machine.next_deadline() != due:
             self.wake(name, machine)

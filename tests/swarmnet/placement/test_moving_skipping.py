@@ -11,7 +11,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.placement.policy import (
     Intent,
     MoveRules,
-    Seen,
+    ObservedPeer,
     View,
     choose_move,
     choose_stage,
@@ -19,17 +19,17 @@ from swarmnet.placement.policy import (
     view_of,
 )
 from swarmnet.run.manifest import Paths
-from swarmnet.run.path_rules import Rules, begin, choices, visit
+from swarmnet.run.path_rules import PathRules, begin, choices, visit
 
 ME = PeerId("me")
-SIX = MoveRules((1.0,) * 6, paths=Rules(6, most_skipped=2, full_path_warmup_rounds=10))
+SIX = MoveRules((1.0,) * 6, paths=PathRules(6, most_skipped=2, full_path_warmup_rounds=10))
 """Two of the four stages between the first and the last are left out, from round 10 on."""
 
 
 def seen(*peers: int, round: int = 10, rules: MoveRules = SIX) -> View:
     """So many peers at each stage, all equally fast."""
     stages = [stage for stage, count in enumerate(peers) for _ in range(count)]
-    records = [Seen(stage, 1.0 / rules.work[stage], round=round) for stage in stages]
+    records = [ObservedPeer(stage, 1.0 / rules.work[stage], round=round) for stage in stages]
     return view_of(((PeerId(f"p{number}"), record) for number, record in enumerate(records)), rules)
 
 
@@ -41,7 +41,7 @@ def test_a_stage_that_half_of_the_microbatches_visit_carries_twice_as_many_of_th
 
 
 def test_the_share_of_a_stage_is_what_paths_drawn_among_all_ways_visit():
-    rules, chance, visits, drawn = Rules(6, most_skipped=2), Random(1), [0] * 6, 3000
+    rules, chance, visits, drawn = PathRules(6, most_skipped=2), Random(1), [0] * 6, 3000
     for _ in range(drawn):
         header = begin(rules)
         while header.hops_left:
@@ -55,14 +55,14 @@ def test_the_share_of_a_stage_is_what_paths_drawn_among_all_ways_visit():
 
 
 def test_the_round_is_the_first_stages_as_most_say_it_who_take_part_there():
-    def shares(*first: Seen) -> tuple[float, ...]:
-        others = [Seen(stage, 1.0, round=3) for stage in range(1, 6)]
+    def shares(*first: ObservedPeer) -> tuple[float, ...]:
+        others = [ObservedPeer(stage, 1.0, round=3) for stage in range(1, 6)]
         return view_of(((PeerId(f"p{n}"), one) for n, one in enumerate([*first, *others])), SIX).shares
 
     skips, whole = (1.0, 0.5, 0.5, 0.5, 0.5, 1.0), (1.0,) * 6
-    joining, liar = Seen(0, 0.0, round=0), Seen(0, 1.0, round=1 << 40)
-    assert shares(Seen(0, 1.0, round=10), joining, joining) == skips
-    assert shares(Seen(0, 1.0, round=9), Seen(0, 1.0, round=9), liar) == whole
+    joining, liar = ObservedPeer(0, 0.0, round=0), ObservedPeer(0, 1.0, round=1 << 40)
+    assert shares(ObservedPeer(0, 1.0, round=10), joining, joining) == skips
+    assert shares(ObservedPeer(0, 1.0, round=9), ObservedPeer(0, 1.0, round=9), liar) == whole
     assert shares() == whole, "nobody begins a microbatch"
 
 
@@ -76,7 +76,7 @@ def test_newcomers_and_peers_of_the_middle_go_to_the_ends():
 
 
 def test_announced_moves_count_in_the_runs_microbatches_as_well():
-    peers = [Seen(1, 1.0, moving_to=5, round=10), Seen(0, 1.0, round=10)]
+    peers = [ObservedPeer(1, 1.0, moving_to=5, round=10), ObservedPeer(0, 1.0, round=10)]
     view = view_of(((PeerId(f"p{number}"), record) for number, record in enumerate(peers)), SIX)
     assert view.intents == (Intent(PeerId("p0"), 1, 5, leaves=2.0, brings=1.0),)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, Seen, choose_move, choose_stage, view_of
+from swarmnet.placement.policy import MoveRules, ObservedPeer, choose_move, choose_stage, view_of
 from swarmnet.resources.link_bandwidth import UNKNOWN, Crossing, LinkBandwidth
 
 END, MIDDLE = Crossing(1.0, 1.0), Crossing(2.0, 2.0)
@@ -16,17 +16,19 @@ FOUR = MoveRules((1.0,) * 4, crossings=(END, MIDDLE, MIDDLE, END))
 THIN, GOOD = LinkBandwidth(1.0, 10.0), LinkBandwidth(10.0, 100.0)
 
 
-def come(lines: list[LinkBandwidth], rules: MoveRules = FOUR, rate: float = 5.0, seed: int = 0) -> list[Seen]:
+def come(
+    lines: list[LinkBandwidth], rules: MoveRules = FOUR, rate: float = 5.0, seed: int = 0
+) -> list[ObservedPeer]:
     """Newcomers one after the other, each by what the records of those before it say."""
     chance, there = Random(seed), []
     for line in lines:
         view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(there)), rules)
         stage = choose_stage(view, replace(rules, line=line), chance)
-        there.append(Seen(stage, rate, line=line))
+        there.append(ObservedPeer(stage, rate, line=line))
     return there
 
 
-def poorest(there: list[Seen]) -> float:
+def poorest(there: list[ObservedPeer]) -> float:
     return min(view_of(((PeerId(str(n)), seen) for n, seen in enumerate(there)), FOUR).capacities)
 
 
@@ -62,22 +64,22 @@ def test_lines_that_are_not_known_or_not_full_change_nothing(rates, seed):
         for rate in rates:
             view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
             stage = choose_stage(view, replace(FOUR, line=line), chance)
-            peers.append(Seen(stage, rate, line=line))
+            peers.append(ObservedPeer(stage, rate, line=line))
         there[line] = [seen.stage for seen in peers]
     assert len(set(map(tuple, there.values()))) == 1
 
 
 def test_who_knows_nothing_of_its_line_takes_itself_for_usual():
-    peers = [Seen(stage, 5.0, line=line) for stage, line in enumerate((THIN, GOOD, GOOD, THIN))] * 2
+    peers = [ObservedPeer(stage, 5.0, line=line) for stage, line in enumerate((THIN, GOOD, GOOD, THIN))] * 2
     view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate(peers)), FOUR)
     assert {choose_stage(view, FOUR, Random(seed)) for seed in range(20)} == {0, 3}
 
 
 def test_a_claim_of_a_huge_line_gains_nothing_and_one_of_a_thin_line_counts_for_less():
-    usual = [Seen(stage, 5.0, line=GOOD) for stage in range(4)] * 3
+    usual = [ObservedPeer(stage, 5.0, line=GOOD) for stage in range(4)] * 3
 
     def capacity(line: LinkBandwidth) -> float:
-        seen = [*usual, Seen(1, 5.0, line=line)]
+        seen = [*usual, ObservedPeer(1, 5.0, line=line)]
         return view_of(((PeerId(str(n)), one) for n, one in enumerate(seen)), FOUR).capacities[1]
 
     assert capacity(LinkBandwidth(1e18, 1e18)) == capacity(GOOD) == capacity(UNKNOWN)
@@ -86,13 +88,13 @@ def test_a_claim_of_a_huge_line_gains_nothing_and_one_of_a_thin_line_counts_for_
 
 def test_a_peer_moves_to_where_its_line_brings_something_and_stays_where_it_would_not():
     # The last stage has one peer's worth less than the first; in the middle a thin line brings half.
-    ends = [Seen(0, 5.0, line=THIN)] * 6 + [Seen(3, 5.0, line=THIN)] * 3
-    middle = [Seen(stage, 3.0, line=GOOD) for stage in (1, 2)] * 2
+    ends = [ObservedPeer(0, 5.0, line=THIN)] * 6 + [ObservedPeer(3, 5.0, line=THIN)] * 3
+    middle = [ObservedPeer(stage, 3.0, line=GOOD) for stage in (1, 2)] * 2
     view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate([*ends, *middle])), FOUR)
     moved = choose_move(view, PeerId("0"), 0, 5.0, replace(FOUR, line=THIN), 1.0, Random(1))
     assert moved is not None
     assert (moved.target, moved.leaves, moved.brings) == (3, 1.0, 1.0)
-    poor = [Seen(1, 5.0, line=THIN)] * 2 + [Seen(2, 2.0, line=GOOD)] * 2
+    poor = [ObservedPeer(1, 5.0, line=THIN)] * 2 + [ObservedPeer(2, 2.0, line=GOOD)] * 2
     view = view_of(((PeerId(str(n)), seen) for n, seen in enumerate([*ends[:4], *ends[6:], *poor])), FOUR)
     thin = choose_move(view, PeerId("0"), 0, 5.0, replace(FOUR, line=THIN), 1.0, Random(1))
     assert thin is not None

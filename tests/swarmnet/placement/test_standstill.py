@@ -5,22 +5,22 @@ from random import Random
 import pytest
 
 from swarmnet.identifiers import PeerId
-from swarmnet.placement.policy import MoveRules, Seen, View, choose_move, choose_stage, view_of
-from swarmnet.placement.standstill import OnDisk, Standing, stage_to_restore, stuck_stages
+from swarmnet.placement.policy import MoveRules, ObservedPeer, View, choose_move, choose_stage, view_of
+from swarmnet.placement.standstill import OnDisk, StagePeer, stage_to_restore, stuck_stages
 
 RULES = MoveRules((1.0, 1.0, 1.0), snapshot_interval=16)
 ME = PeerId("me")
 
 
-def waits(stage: int) -> Seen:
-    return Seen(stage, 0.0, waits=True)
+def waits(stage: int) -> ObservedPeer:
+    return ObservedPeer(stage, 0.0, waits=True)
 
 
-def trains(stage: int, round: int = 100, rate: float = 1.0) -> Seen:
-    return Seen(stage, rate, round=round)
+def trains(stage: int, round: int = 100, rate: float = 1.0) -> ObservedPeer:
+    return ObservedPeer(stage, rate, round=round)
 
 
-def view(*seen: Seen) -> View:
+def view(*seen: ObservedPeer) -> View:
     return view_of(((PeerId(str(number)), one) for number, one in enumerate(seen)), RULES)
 
 
@@ -36,7 +36,7 @@ def view(*seen: Seen) -> View:
     ids=["no weights there", "downloads", "a new run", "all begin", "two stages"],
 )
 def test_a_stage_is_stuck_where_all_peers_wait_for_weights_in_a_run_that_has_some(peers, stuck):
-    assert stuck_stages([Standing(*peer) for peer in peers], 16) == stuck
+    assert stuck_stages([StagePeer(*peer) for peer in peers], 16) == stuck
 
 
 def test_peers_that_wait_for_weights_are_no_capacity():
@@ -51,7 +51,7 @@ def test_peers_of_a_new_run_count_as_ever():
     assert view(*there).capacities == (2.0, 1.0, 1.0)
 
 
-def moved_to(on_disk: set[int], *seen: Seen) -> int | None:
+def moved_to(on_disk: set[int], *seen: ObservedPeer) -> int | None:
     intent = choose_move(view(*seen), ME, 1, 1.0, RULES, 5.0, Random(1), on_disk=frozenset(on_disk))
     return intent.target if intent is not None else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView, RoundSet
-from swarmnet.rounds.events import OpenSet, ProcessStalled, Reference, Tick
+from swarmnet.rounds.events import OpenSet, ProcessSuspended, Reference, TimePassed
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.rounds.settlement import FinalityRules
 from swarmnet.run.manifest import Rounds
@@ -189,12 +189,12 @@ def test_who_stood_still_believes_the_one_who_went_on_and_settles_nothing_by_its
 
 def test_who_stood_still_follows_for_a_while_only_and_not_after_a_short_stop():
     rounds = GroupRounds(RULES, PeerId("me"), -1, 0.0)
-    rounds.handle(ProcessStalled(2.9), 1.0)
+    rounds.handle(ProcessSuspended(2.9), 1.0)
     assert not rounds.agreement.follows, "nobody has settled without it"
-    rounds.handle(ProcessStalled(3.0), 1.0)
+    rounds.handle(ProcessSuspended(3.0), 1.0)
     assert rounds.agreement.follows
     assert rounds.next_deadline() <= 4.0
-    rounds.handle(Tick(), 3.9)
+    rounds.handle(TimePassed(), 3.9)
     assert rounds.agreement.follows
-    rounds.handle(Tick(), 4.0)
+    rounds.handle(TimePassed(), 4.0)
     assert not rounds.agreement.follows, "a liar that it is left with decides no longer"

@@ -16,8 +16,8 @@ from swarmnet.rounds.events import (
     ProgressArrived,
     Reference,
     RemoveContribution,
+    RequestContributions,
     Unanswered,
-    Want,
 )
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
@@ -172,7 +172,9 @@ def test_what_a_convicted_peer_made_leaves_the_open_rounds_though_half_holds_it_
     assert machine.rounds[0].held == {A: TRUE}
     for peer in (A, B):
         effects = machine.handle(Announced(peer, (FALSE,)), 1.2)
-        assert not [effect for effect in effects if isinstance(effect, Want)], "nothing brings it back"
+        assert not [effect for effect in effects if isinstance(effect, RequestContributions)], (
+            "nothing brings it back"
+        )
     machine.handle(ContributionArrived(B, FALSE), 1.3)
     assert machine.rounds[0].held == {A: TRUE}
 
@@ -189,7 +191,7 @@ def test_what_half_of_the_group_has_settled_with_it_stands():
     for peer in (A, B):
         tells(late, peer, (FALSE, TRUE), settled=0)
     effects = late.handle(Announced(A, (FALSE, TRUE), (0,)), 1.2)
-    assert Want(A, (FALSE.id,)) in effects, "the others did not know in time"
+    assert RequestContributions(A, (FALSE.id,)) in effects, "the others did not know in time"
     late.handle(ContributionArrived(A, FALSE), 1.3)
     assert late.rounds.get(0, late.history.get(0)).held == {LIAR: FALSE, A: TRUE}
 

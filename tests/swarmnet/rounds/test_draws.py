@@ -13,18 +13,18 @@ from swarmnet.rounds.contributors import LOOK_SECONDS
 from swarmnet.rounds.events import (
     Announced,
     ChainArrived,
-    Committed,
     ContributionArrived,
+    GradientAccumulated,
     GroupSizeChanged,
-    Leave,
+    LeaveGroup,
     MakeContribution,
     NeighbourJoined,
     ProgressArrived,
     Reference,
     RequestChain,
-    StrangersNamed,
-    Tick,
-    Want,
+    RequestContributions,
+    TimePassed,
+    UnknownPeersNamed,
 )
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.machine import GroupRounds
@@ -123,13 +123,15 @@ def machine_at(chain: Chain) -> GroupRounds:
     return machine
 
 
-@pytest.mark.parametrize("event", [Committed(100), Leave()], ids=["enough tokens", "it leaves"])
+@pytest.mark.parametrize(
+    "event", [GradientAccumulated(100), LeaveGroup()], ids=["enough tokens", "it leaves"]
+)
 def test_what_a_newcomer_has_gathered_waits_for_the_draw_and_is_not_lost(event):
     machine = machine_at(newcomer(7))
-    machine.handle(Committed(10), 0.1)
+    machine.handle(GradientAccumulated(10), 0.1)
     effects = machine.handle(event, 0.2)
     assert not [effect for effect in effects if isinstance(effect, MakeContribution)]
-    assert isinstance(event, Committed) or not machine.handed_over()
+    assert isinstance(event, GradientAccumulated) or not machine.handed_over()
     elder = history(9)
     effects = machine.handle(ChainArrived(A, 0, START, tuple(elder.part(0, 9))), 0.3)
     (made,) = (effect for effect in effects if isinstance(effect, MakeContribution))
@@ -145,7 +147,7 @@ def test_a_result_that_names_strangers_waits_until_they_are_members_or_half_of_t
         machine = machine_at(history(7))
         machine.waiting._is_member = members.__contains__
         assert machine.takes(RESULT)
-        machine.handle(StrangersNamed(A, RESULT, (STRANGER,)), 0.1)
+        machine.handle(UnknownPeersNamed(A, RESULT, (STRANGER,)), 0.1)
         assert not machine.takes(RESULT)
         machine.handle(ContributionArrived(A, RESULT), 0.2)
         assert 8 not in machine.rounds or not machine.rounds[8].held
@@ -153,6 +155,6 @@ def test_a_result_that_names_strangers_waits_until_they_are_members_or_half_of_t
             effects = machine.handle(Announced(B, (RESULT,)), 0.3)
         else:
             members.add(STRANGER)
-            effects = machine.handle(Tick(), 0.3 + LOOK_SECONDS)
+            effects = machine.handle(TimePassed(), 0.3 + LOOK_SECONDS)
             members.discard(STRANGER)
-        assert [effect for effect in effects if isinstance(effect, Want)]
+        assert [effect for effect in effects if isinstance(effect, RequestContributions)]

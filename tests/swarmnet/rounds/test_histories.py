@@ -13,17 +13,17 @@ from swarmnet.identifiers import PeerId
 from swarmnet.rounds.contribution_sets import NeighbourView
 from swarmnet.rounds.events import (
     ChainArrived,
+    ChainSigned,
     Effect,
-    HistorySigned,
+    FetchGroupState,
     NeighbourJoined,
     OpenSet,
     ProgressArrived,
     RequestChain,
-    Resync,
     SendProgress,
-    SignHistory,
+    SignChain,
 )
-from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MAX_AHEAD, SIGNED_SECONDS, Histories, Signed
+from swarmnet.rounds.fork_choice import LISTEN_SECONDS, MAX_AHEAD, SIGNED_SECONDS, ForkChoice, Signed
 from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.machine import GroupRounds
 from swarmnet.run.manifest import Rounds
@@ -61,12 +61,12 @@ def told(peer: PeerId, their: Chain, anchor: int) -> ProgressArrived:
     return ProgressArrived(peer, their.round + 1, 0, frozenset(), their.round, True, anchor, value, sets)
 
 
-def of(mine: Chain, *peers: PeerId) -> Histories:
-    return Histories(RULES, mine, {peer: NeighbourView() for peer in peers}, 0.0)
+def of(mine: Chain, *peers: PeerId) -> ForkChoice:
+    return ForkChoice(RULES, mine, {peer: NeighbourView() for peer in peers}, 0.0)
 
 
-def wishes(effects: list[Effect]) -> list[Resync]:
-    return [effect for effect in effects if isinstance(effect, Resync)]
+def wishes(effects: list[Effect]) -> list[FetchGroupState]:
+    return [effect for effect in effects if isinstance(effect, FetchGroupState)]
 
 
 def test_peers_of_one_history_stand_together_though_one_does_not_know_where_it_began():
@@ -226,7 +226,7 @@ class Courted(Group):
     def __init__(self, count: int, signs: frozenset[PeerId] = frozenset(), seed: int = 0) -> None:
         self.signs = signs
         self.is_courted = False
-        self.words: dict[PeerId, dict[tuple[PeerId, bool], HistorySigned]] = {}
+        self.words: dict[PeerId, dict[tuple[PeerId, bool], ChainSigned]] = {}
         self.giving_way: dict[PeerId, PeerId] = {}
         self.gave_way: set[PeerId] = set()
         super().__init__(count, seed)
@@ -236,7 +236,7 @@ class Courted(Group):
         for peer in self.peers:
             self.handle(peer, NeighbourJoined(LIAR))
 
-    def say(self, word: HistorySigned, to: PeerId) -> None:
+    def say(self, word: ChainSigned, to: PeerId) -> None:
         is_ours = self.peers[to].chain.at(word.round) in (word.value, None)
         self.words.setdefault(to, {})[word.peer, is_ours] = word
         self.post(word.peer, to, word)
@@ -251,18 +251,18 @@ class Courted(Group):
                 )  # fmt: skip
                 self.post(LIAR, me, said)
                 if me in self.signs:
-                    self.say(HistorySigned(LIAR, effect.settled, self.peers[me].chain.value), me)
-            case SignHistory(forked):
+                    self.say(ChainSigned(LIAR, effect.settled, self.peers[me].chain.value), me)
+            case SignChain(forked):
                 own = self.peers[me].chain
                 for peer in self.peers.keys() - {me}:
-                    self.say(HistorySigned(me, own.round, own.value), peer)
+                    self.say(ChainSigned(me, own.round, own.value), peer)
                 words = dict(self.words.get(me, {}))
                 contested = {peer for peer, is_ours in words if not is_ours}
                 for peer in self.peers.keys() - {me}:
                     for (of, _), word in words.items():
                         if peer in forked or of in contested:
                             self.say(word, peer)
-            case Resync(peers):
+            case FetchGroupState(peers):
                 like = next((peer for peer in peers if peer in self.peers), None)
                 if like is not None:
                     self.giving_way[me] = like
@@ -350,7 +350,7 @@ def test_who_is_alone_with_a_longer_history_moves_nobody_whose_group_has_signed_
         for peer in group.peers:
             group.post(LIAR, peer, claim)
             group.post(LIAR, peer, ChainArrived(LIAR, 0, START, tuple(alone.part(0, 199))))
-            group.post(LIAR, peer, HistorySigned(LIAR, 12, alone.at(12) or b""))
+            group.post(LIAR, peer, ChainSigned(LIAR, 12, alone.at(12) or b""))
 
     for _ in range(3 * int(SIGNED_SECONDS)):
         tell()

@@ -17,13 +17,14 @@ from swarmnet.rounds.events import (
     ApplyRound,
     ChainArrived,
     ChainAsked,
-    Committed,
     Contributed,
     ContributionArrived,
     Event,
+    FetchGroupState,
+    GradientAccumulated,
     GroupSizeChanged,
     IdsAsked,
-    Leave,
+    LeaveGroup,
     MakeContribution,
     NeighbourJoined,
     NeighbourLeft,
@@ -31,9 +32,8 @@ from swarmnet.rounds.events import (
     ProgressArrived,
     Reference,
     RemoveContribution,
-    Resync,
     SettleRound,
-    Tick,
+    TimePassed,
 )
 from swarmnet.rounds.history import START, SettledSet
 from swarmnet.rounds.machine import GroupRounds
@@ -84,7 +84,7 @@ class World:
                 case MakeContribution(round):
                     assert round > self.settled
                     self.making.append(round)
-                case Resync():
+                case FetchGroupState():
                     self.over = True  # The caller fetches the state, and begins with new rounds.
                 case _:
                     pass
@@ -144,10 +144,10 @@ class World:
             case "arrive":
                 reference = self.reference()
                 if reference.peer == ME or not self.rounds.takes(reference):  # update_path.py asks first.
-                    return Tick()
+                    return TimePassed()
                 return ContributionArrived(peer, reference)
             case "commit":
-                return Committed(chance.choice((1, 30, 100)))
+                return GradientAccumulated(chance.choice((1, 30, 100)))
             case "announce":
                 complete = tuple({max(0, self.number()) for _ in range(chance.randrange(3))})
                 return Announced(peer, references, complete)
@@ -167,9 +167,9 @@ class World:
             case "count":
                 return GroupSizeChanged(chance.choice((1, 2, 5, 5, 5, 12, 40)))
             case "last":
-                return Leave() if chance.random() < 0.1 else Tick()
+                return LeaveGroup() if chance.random() < 0.1 else TimePassed()
             case _:
-                return Tick()
+                return TimePassed()
 
     def step(self) -> None:
         self.now += self.chance.choice((0.0, 0.01, 0.2, 0.2, 1.0, 7.0))
@@ -183,7 +183,7 @@ class World:
             due = self.rounds.next_deadline()
             if due > self.now or self.over:
                 return
-            self.handle(Tick())
+            self.handle(TimePassed())
         pytest.fail("it would be asked again at once, for ever")
 
 

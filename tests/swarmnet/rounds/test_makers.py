@@ -14,7 +14,7 @@ from round_group import RULES, Group, partitioned
 from swarm import OWNER, Swarm, shared_rounds, tiny_manifest
 
 from protocols.messages.table import Announce, Contribution, PeerRecord, encode
-from protocols.messages.table import Reference as WireReference
+from protocols.messages.table import ContributionRef as WireReference
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.invites import prove_invite, seal_invite
@@ -37,7 +37,7 @@ from swarmnet.rounds.events import (
     NeighbourLeft,
     ProgressArrived,
     Reference,
-    Tick,
+    TimePassed,
 )
 from swarmnet.rounds.history import START
 from swarmnet.rounds.machine import GroupRounds
@@ -362,7 +362,7 @@ def test_nobody_waits_for_a_contribution_whose_maker_is_sent_away_meanwhile():
     assert machine.pulls.of_round(0)
     sent_away.add(X)
     assert not machine.expects(0, X)
-    machine.handle(Tick(), 2.0)
+    machine.handle(TimePassed(), 2.0)
     assert not machine.pulls.under_way(0)
 
 

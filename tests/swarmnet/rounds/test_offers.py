@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.events import GiveBack, Reference, RequestIds, Resync
-from swarmnet.rounds.fork_choice import Histories
+from swarmnet.rounds.events import FetchGroupState, Reference, RequestIds, RestoreToMomentum
+from swarmnet.rounds.fork_choice import ForkChoice
 from swarmnet.rounds.history import Chain, SettledSet
 from swarmnet.rounds.own_contributions import (
     ASK_SECONDS,
@@ -40,7 +40,7 @@ def test_it_is_decided_only_some_rounds_later_whether_a_contribution_is_in_its_s
     offers.settled(3, (reference(3, 3),))
     offers.settled(4, ())
     assert offers.decide(3 + DELAY - 1, ALLIES, 0.0) == []
-    assert offers.decide(4 + DELAY, ALLIES, 0.0) == [GiveBack(4, mine(4))]
+    assert offers.decide(4 + DELAY, ALLIES, 0.0) == [RestoreToMomentum(4, mine(4))]
     assert offers.decide(100, ALLIES, 0.0) == [], "once"
     assert not offers.open
 
@@ -53,7 +53,7 @@ def test_a_history_that_is_given_up_opens_the_question_again():
     assert offers.decide(20, ALLIES, 0.0) == []
     offers.undo(4)
     offers.settled(4, ())
-    assert offers.decide(20, ALLIES, 1.0) == [GiveBack(4, mine(4))]
+    assert offers.decide(20, ALLIES, 1.0) == [RestoreToMomentum(4, mine(4))]
 
 
 def rejected(made_at: float = 0.0) -> OwnContributions:
@@ -71,10 +71,10 @@ def test_nothing_is_given_back_while_an_ally_that_may_hold_it_is_away():
     assert offers.next_deadline() == 5.0 + AWAY_SECONDS
     assert offers.decide(50, (*ALLIES, away), 31.0) == [], "it is back, and has not settled that round yet"
     offers.agree(away, 3, 32.0)
-    assert offers.decide(50, (*ALLIES, away), 32.0) == [GiveBack(3, mine(3))], "it has, and lacks it"
+    assert offers.decide(50, (*ALLIES, away), 32.0) == [RestoreToMomentum(3, mine(3))], "it has, and lacks it"
     offers = rejected()
     offers.agree(away, 2, 5.0)
-    assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == [GiveBack(3, mine(3))], "long enough"
+    assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == [RestoreToMomentum(3, mine(3))], "long enough"
     assert offers.next_deadline() == float("inf")
 
 
@@ -98,7 +98,7 @@ def test_the_history_of_one_that_was_away_may_stand_and_hold_it():
     offers, away = rejected(), PeerId("away")
     offers.agree(away, 2, 5.0)
     assert offers.decide(50, ALLIES, 30.0) == []
-    offers.give_up(Resync((away,), "forked", 3), ALLIES)
+    offers.give_up(FetchGroupState((away,), "forked", 3), ALLIES)
     offers.settled(3, (reference(3, 3),))
     assert offers.decide(50, ALLIES, 5.0 + AWAY_SECONDS) == []
     assert list(offers.taken) == [mine(3)]
@@ -109,7 +109,7 @@ def test_who_was_gone_before_or_is_only_no_neighbour_any_more_is_not_waited_for(
     offers.agree(PeerId("gone before"), 2, 20.0 - HEARD_SECONDS - 0.1)
     offers.agree(PeerId("released"), 2, 25.0)
     offers.released(PeerId("released"))
-    assert offers.decide(50, ALLIES, 30.0) == [GiveBack(3, mine(3))]
+    assert offers.decide(50, ALLIES, 30.0) == [RestoreToMomentum(3, mine(3))]
 
 
 def test_those_who_come_and_go_hold_it_up_only_so_long():
@@ -118,7 +118,7 @@ def test_those_who_come_and_go_hold_it_up_only_so_long():
         offers.agree(PeerId(f"passer-by {second}"), 2, float(second))
         assert offers.decide(50, ALLIES, float(second)) == []
     assert offers.next_deadline() == LONGEST_WAIT_SECONDS
-    assert offers.decide(50, ALLIES, LONGEST_WAIT_SECONDS) == [GiveBack(3, mine(3))]
+    assert offers.decide(50, ALLIES, LONGEST_WAIT_SECONDS) == [RestoreToMomentum(3, mine(3))]
 
 
 def test_sets_that_a_snapshot_jumped_over_are_asked_for_once_a_second_and_allies_in_turn():
@@ -140,7 +140,7 @@ def test_what_nobody_remembers_is_given_back():
     offers.made(3, mine(3), 0.0)
     effects = [e for second in range(MAX_ASKS + 2) for e in offers.decide(50, ALLIES, float(second))]
     assert sum(isinstance(effect, RequestIds) for effect in effects) == MAX_ASKS
-    assert effects[-1] == GiveBack(3, mine(3))
+    assert effects[-1] == RestoreToMomentum(3, mine(3))
 
 
 def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning():
@@ -169,7 +169,7 @@ def settled_ones(offers: OwnContributions) -> OwnContributions:
 
 def test_only_what_was_made_since_the_histories_parted_is_open_again():
     offers = settled_ones(OwnContributions(RULES))
-    offers.give_up(Resync((), "forked", 6), ALLIES)
+    offers.give_up(FetchGroupState((), "forked", 6), ALLIES)
     assert list(offers.open.values()) == [6, 7, 8, 9]
 
 
@@ -178,15 +178,15 @@ def test_where_nobody_knows_the_fork_what_was_last_agreed_upon_decides():
     offers = settled_ones(OwnContributions(RULES))
     offers.agree(ALLIES[0], 9, LONG_AGO)
     offers.agree(side, 4, LONG_AGO)
-    offers.give_up(Resync((stranger,), "forked", 8, exact=False), ALLIES)
+    offers.give_up(FetchGroupState((stranger,), "forked", 8, exact=False), ALLIES)
     assert sorted(offers.open.values()) == list(range(10)), "what was agreed upon is doubted"
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
-    gone = [effect for effect in effects if isinstance(effect, GiveBack)]
+    gone = [effect for effect in effects if isinstance(effect, RestoreToMomentum)]
     assert [effect.round for effect in gone] == [5, 6, 7, 8, 9]
     assert sorted(offers.taken.values()) == [0, 1, 2, 3, 4], "what nobody remembers stays as it was"
     offers = settled_ones(OwnContributions(RULES))
     offers.agree(side, 7, LONG_AGO)
-    offers.give_up(Resync((side, stranger), "far behind"), ALLIES)
+    offers.give_up(FetchGroupState((side, stranger), "far behind"), ALLIES)
     (ask,) = offers.decide(50, ALLIES, 0.0)
     assert ask.rounds == tuple(range(10)), "in one message"
     offers.accept_sets(range(10), [reference(3, 3), reference(9, 9)])
@@ -201,9 +201,9 @@ def test_what_was_agreed_upon_but_not_decided_yet_stays_settled_if_nobody_rememb
         offers.settled(round, (reference(round, round),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
     offers.agree(PeerId("gone"), 8, LONG_AGO)
-    offers.give_up(Resync((PeerId("newcomer"),), "far behind"), ())
+    offers.give_up(FetchGroupState((PeerId("newcomer"),), "far behind"), ())
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
-    assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [9]
+    assert [effect.round for effect in effects if isinstance(effect, RestoreToMomentum)] == [9]
     assert list(offers.taken.values()) == [8]
 
 
@@ -213,9 +213,9 @@ def test_what_was_agreed_upon_with_an_ally_that_has_just_gone_over_is_not_agreed
     offers.settled(8, (reference(8, 8),))
     assert offers.decide(9, ALLIES, 0.0) == [], "too early to decide"
     offers.agree(branch_peer, 8, LONG_AGO)
-    offers.give_up(Resync((branch_peer, ahead), "far behind"), (branch_peer,))
+    offers.give_up(FetchGroupState((branch_peer, ahead), "far behind"), (branch_peer,))
     effects = [e for second in range(99) for e in offers.decide(50, ALLIES, float(second))]
-    assert [effect.round for effect in effects if isinstance(effect, GiveBack)] == [8]
+    assert [effect.round for effect in effects if isinstance(effect, RestoreToMomentum)] == [8]
 
 
 def test_a_newcomer_learns_the_sets_before_its_snapshot_and_can_tell_them():
@@ -275,8 +275,8 @@ def test_who_was_to_follow_others_and_fetched_its_own_history_gives_up_only_what
         chain.append(SettledSet(1, bytes([round] * 8)))
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
     assert len(offers.taken) == 6
-    own = Histories(RULES, chain, {}, 0.0)
-    resync_request = Resync((PeerId("a"),), "their history stands", fork_round=2)
+    own = ForkChoice(RULES, chain, {}, 0.0)
+    resync_request = FetchGroupState((PeerId("a"),), "their history stands", fork_round=2)
     value = chain.at(4)
     assert value is not None
     offers.replaced(resync_request, own, 4, value)
@@ -297,14 +297,14 @@ def test_a_history_that_this_peer_left_and_another_took_up_counts_where_it_comes
         if round < 4:
             theirs.append(SettledSet(1, bytes([round] * 8)))
     assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
-    left = Resync((PeerId("a"),), "their history stands", fork_round=4)
+    left = FetchGroupState((PeerId("a"),), "their history stands", fork_round=4)
     before, after = chain.at(3), chain.at(5)
     assert before is not None
     assert after is not None
-    offers.replaced(left, Histories(RULES, chain, {}, 0.0), 3, before)
+    offers.replaced(left, ForkChoice(RULES, chain, {}, 0.0), 3, before)
     assert set(offers.open.values()) == {4, 5}
-    behind = Resync((PeerId("b"),), "others are ahead")
-    offers.replaced(behind, Histories(RULES, theirs, {}, 0.0), 5, after)
+    behind = FetchGroupState((PeerId("b"),), "others are ahead")
+    offers.replaced(behind, ForkChoice(RULES, theirs, {}, 0.0), 5, after)
     offers.jumped(5)
     assert offers.decide(5 + DELAY, (), LONGEST_WAIT_SECONDS + 1) == []
     assert set(offers.taken.values()) == set(range(6)), "nobody but this peer knows the sets of 4 and 5"

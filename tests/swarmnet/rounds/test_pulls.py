@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.events import Reference, Want
+from swarmnet.rounds.events import Reference, RequestContributions
 from swarmnet.rounds.fetch_scheduler import MAX_ASKS, MAX_OF_ONE, MAX_PULLS, PULL_SECONDS, FetchScheduler
 
 A, B, MAKER = PeerId("a"), PeerId("b"), PeerId("maker")
@@ -23,7 +23,7 @@ ONE, TWO = reference(1), reference(2)
 
 def test_what_is_offered_is_asked_for_once():
     pulls = FetchScheduler()
-    assert pulls.offered(A, [ONE, TWO], 0.0) == [Want(A, (ONE.id, TWO.id))]
+    assert pulls.offered(A, [ONE, TWO], 0.0) == [RequestContributions(A, (ONE.id, TWO.id))]
     assert pulls.offered(B, [ONE], 0.1) == []
     assert pulls.offered(A, [], 0.1) == []
     assert len(pulls) == 2
@@ -37,8 +37,8 @@ def test_what_does_not_come_is_asked_of_the_next_holder_in_turn():
     pulls.offered(B, [ONE], 0.1)
     assert pulls.next_deadline() == PULL_SECONDS
     assert pulls.again(0.9 * PULL_SECONDS) == []
-    assert pulls.again(PULL_SECONDS) == [Want(B, (ONE.id,))]
-    assert pulls.again(2 * PULL_SECONDS) == [Want(A, (ONE.id,))]
+    assert pulls.again(PULL_SECONDS) == [RequestContributions(B, (ONE.id,))]
+    assert pulls.again(2 * PULL_SECONDS) == [RequestContributions(A, (ONE.id,))]
     pulls.arrived(ONE.id)
     assert pulls.next_deadline() == float("inf")
     pulls.arrived(ONE.id)
@@ -50,7 +50,7 @@ def test_when_the_asked_holder_leaves_the_next_is_asked_at_once():
     pulls.offered(B, [ONE], 0.0)
     pulls.left(A, 0.5)
     assert len(pulls) == 1, "nobody else offered the other"
-    assert pulls.again(0.5) == [Want(B, (ONE.id,))]
+    assert pulls.again(0.5) == [RequestContributions(B, (ONE.id,))]
 
 
 def test_settled_rounds_are_forgotten():
@@ -68,7 +68,7 @@ def test_what_nobody_gives_is_given_up_and_may_be_offered_again():
         now = pulls.next_deadline()
         asked += len(pulls.again(now))
     assert asked == MAX_ASKS
-    assert pulls.offered(A, [ONE], now) == [Want(A, (ONE.id,))]
+    assert pulls.offered(A, [ONE], now) == [RequestContributions(A, (ONE.id,))]
 
 
 def test_names_without_end_are_not_remembered():
@@ -84,14 +84,14 @@ def test_names_of_one_neighbour_alone_leave_room_for_those_of_the_others():
         pulls.offered(A, [reference(n) for n in range(start, start + 500)], 0.0)
     assert len(pulls) == MAX_OF_ONE
     true = reference(10**9)
-    assert pulls.offered(B, [true], 0.0) == [Want(B, (true.id,))]
+    assert pulls.offered(B, [true], 0.0) == [RequestContributions(B, (true.id,))]
 
 
 def test_a_round_waits_for_a_name_of_one_neighbour_alone_no_longer_than_for_its_first_answer():
     pulls = FetchScheduler()
     pulls.offered(A, [ONE], 0.0)
     assert pulls.of_round(0)
-    assert pulls.again(PULL_SECONDS) == [Want(A, (ONE.id,))], "it is asked again all the same"
+    assert pulls.again(PULL_SECONDS) == [RequestContributions(A, (ONE.id,))], "it is asked again all the same"
     assert not pulls.of_round(0)
     pulls.offered(B, [ONE], PULL_SECONDS + 0.1)
     assert pulls.of_round(0), "somebody else has it, too"

@@ -14,16 +14,16 @@ from swarmnet.rounds.contribution_sets import set_digest
 from swarmnet.rounds.events import (
     AddContribution,
     Announced,
-    Committed,
     ContributionArrived,
+    GradientAccumulated,
     NeighbourJoined,
     NeighbourLeft,
     OpenSet,
     ProgressArrived,
     Reference,
     RemoveContribution,
-    Tick,
-    Want,
+    RequestContributions,
+    TimePassed,
 )
 from swarmnet.rounds.history import START
 from swarmnet.rounds.machine import GroupRounds
@@ -55,12 +55,12 @@ def test_nothing_is_left_undone_by_a_commit_that_is_only_counted(
     class LooksAgain(Group):
         def handle(self, name: PeerId, event: object) -> None:
             super().handle(name, event)
-            if isinstance(event, Committed):
+            if isinstance(event, GradientAccumulated):
                 nonlocal looked_again
                 looked_again += 1
                 machine = self.peers[name]
                 due = machine.next_deadline()
-                assert machine.handle(Tick(), self.now) == []
+                assert machine.handle(TimePassed(), self.now) == []
                 assert machine.next_deadline() == due
 
     group = LooksAgain(peers, loss=loss)
@@ -71,9 +71,9 @@ def test_nothing_is_left_undone_by_a_commit_that_is_only_counted(
 
 def test_a_round_is_closed_in_time_though_its_first_commit_comes_late_and_fills_little() -> None:
     machine = GroupRounds(replace(RULES, global_batch_tokens=10**6), PeerId("peer0"), -1, 0.0)
-    machine.handle(Tick(), 4.5)
+    machine.handle(TimePassed(), 4.5)
     assert machine.next_deadline() > 5.0, "nothing is there that could be closed"
-    assert machine.handle(Committed(10), 4.7) == []
+    assert machine.handle(GradientAccumulated(10), 4.7) == []
     assert machine.next_deadline() == 5.0 == RULES.max_seconds
 
 
@@ -181,7 +181,7 @@ def test_a_settled_set_stands_against_the_smaller_id_of_a_later_life_of_its_make
     machine.handle(ContributionArrived(other, anew), 0.1)
     effects = machine.handle(Announced(other, (settled,), complete=(0,)), 0.2)
     assert RemoveContribution(0, me) in effects
-    assert Want(other, (settled.id,)) in effects
+    assert RequestContributions(other, (settled.id,)) in effects
     assert AddContribution(settled) in machine.handle(ContributionArrived(other, settled), 0.3)
 
 

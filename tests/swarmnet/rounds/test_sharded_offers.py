@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import RoundSet
-from swarmnet.rounds.events import GiveBack, Reference, RequestIds, Resync, Want
+from swarmnet.rounds.events import (
+    FetchGroupState,
+    Reference,
+    RequestContributions,
+    RequestIds,
+    RestoreToMomentum,
+)
 from swarmnet.rounds.own_contributions import (
     ASK_SECONDS,
     AWAY_SECONDS,
@@ -73,7 +79,7 @@ def test_of_a_contribution_that_is_in_all_shards_nothing_comes_back():
 def test_only_the_shards_that_it_is_not_in_come_back_and_once():
     offers = offers_of(3, x=holding(3, 1, others=(0, 2)))
     assert offers.decide(3 + DELAY - 1, ALLIES, 0.0) == [], "not before the delay"
-    assert offers.decide(3 + DELAY, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 2))]
+    assert offers.decide(3 + DELAY, ALLIES, 0.0) == [RestoreToMomentum(3, mine(3), (0, 2))]
     assert offers.decide(LATER, ALLIES, 1.0) == []
     assert list(offers.taken) == [mine(3)], "one of its shards counts"
     assert offers.next_deadline() == INFINITE
@@ -82,7 +88,7 @@ def test_only_the_shards_that_it_is_not_in_come_back_and_once():
 @pytest.mark.parametrize("results", [{}, {"x": holding(3, others=(0, 1, 2))}], ids=["empty", "of others"])
 def test_where_it_is_in_no_shard_all_of_it_comes_back(results):
     offers = offers_of(3, **results)
-    assert offers.decide(LATER, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 1, 2))]
+    assert offers.decide(LATER, ALLIES, 0.0) == [RestoreToMomentum(3, mine(3), (0, 1, 2))]
     assert not offers.open
     assert not offers.taken
 
@@ -93,10 +99,10 @@ def test_a_result_that_does_not_count_holds_nothing():
     within = holding(3, 1)
     without = Table({1: holding(3, others=(1,)).shards[1] | {third}})
     assert offers_of(3, **{first: without, second: within}).decide(LATER, ALLIES, 0.0) == [
-        GiveBack(3, mine(3), (0, 1, 2))
+        RestoreToMomentum(3, mine(3), (0, 1, 2))
     ]
     assert offers_of(3, **{first: within, second: without}).decide(LATER, ALLIES, 0.0) == [
-        GiveBack(3, mine(3), (0, 2))
+        RestoreToMomentum(3, mine(3), (0, 2))
     ]
 
 
@@ -105,7 +111,7 @@ def test_what_only_a_small_result_holds_comes_back():
     others = [Contributor.of(PeerId(f"p{n}"), ContributionId(bytes([n]) * 16), 10) for n in range(5)]
     alone = Table({0: frozenset((Contributor.of(ME, mine(3), 10),))})
     offers = offers_of(3, x=alone, y=Table({2: frozenset(others), 1: holding(3, 1).shards[1] | {*others}}))
-    assert offers.decide(LATER, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 2))]
+    assert offers.decide(LATER, ALLIES, 0.0) == [RestoreToMomentum(3, mine(3), (0, 2))]
 
 
 def unread(*contributors: PeerId) -> OwnContributions:
@@ -120,7 +126,7 @@ def test_results_that_were_not_read_are_asked_for_and_then_it_is_decided():
     offers = unread(X, Y)
     offers.read(result(3, X).id, holding(3, 0))
     (want,) = offers.decide(LATER, ALLIES, 0.0)
-    assert want == Want(want.peer, (result(3, Y).id,)), "only those that are missing"
+    assert want == RequestContributions(want.peer, (result(3, Y).id,)), "only those that are missing"
     assert offers.decide(LATER, ALLIES, ASK_SECONDS / 2) == []
     assert offers.next_deadline() == ASK_SECONDS
     (again,) = offers.decide(LATER, ALLIES, ASK_SECONDS)
@@ -128,15 +134,15 @@ def test_results_that_were_not_read_are_asked_for_and_then_it_is_decided():
     assert offers.wants(result(3, Y).id)
     offers.read(result(3, Y).id, holding(3, 1))
     assert not offers.wants(result(3, Y).id)
-    assert offers.decide(LATER, ALLIES, 1.5) == [GiveBack(3, mine(3), (2,))]
+    assert offers.decide(LATER, ALLIES, 1.5) == [RestoreToMomentum(3, mine(3), (2,))]
     assert offers.next_deadline() == INFINITE
 
 
 def test_what_nobody_can_tell_is_asked_for_so_often_and_comes_back_then():
     offers = unread(X)
     effects = [e for second in range(MAX_ASKS + 5) for e in offers.decide(LATER, ALLIES, float(second))]
-    assert [type(effect) for effect in effects] == [Want] * MAX_ASKS + [GiveBack]
-    assert effects[-1] == GiveBack(3, mine(3), (0, 1, 2))
+    assert [type(effect) for effect in effects] == [RequestContributions] * MAX_ASKS + [RestoreToMomentum]
+    assert effects[-1] == RestoreToMomentum(3, mine(3), (0, 1, 2))
     assert offers.next_deadline() == INFINITE
 
 
@@ -147,7 +153,7 @@ def test_a_set_that_is_not_known_is_asked_for_before_its_results_are():
     assert isinstance(ask, RequestIds)
     offers.accept_sets((3,), (result(3, X),))
     (want,) = offers.decide(LATER, ALLIES, 0.5)
-    assert (type(want), want.ids) == (Want, (result(3, X).id,))
+    assert (type(want), want.ids) == (RequestContributions, (result(3, X).id,))
     offers.read(result(3, X).id, holding(3, 0, 1, 2))
     assert offers.decide(LATER, ALLIES, 1.0) == []
     assert list(offers.taken) == [mine(3)]
@@ -156,11 +162,13 @@ def test_a_set_that_is_not_known_is_asked_for_before_its_results_are():
 def test_nothing_comes_back_twice_when_a_history_is_given_up():
     """It counted in shard 1 there, and counts in shard 0, which came back already, in the one that stands."""
     offers = offers_of(3, x=holding(3, 1))
-    assert offers.decide(LATER, ALLIES, 0.0) == [GiveBack(3, mine(3), (0, 2))]
+    assert offers.decide(LATER, ALLIES, 0.0) == [RestoreToMomentum(3, mine(3), (0, 2))]
     offers.undo(3)
     assert list(offers.open) == [mine(3)]
     settle(offers, 3, y=holding(3, 0))
-    assert offers.decide(LATER, ALLIES, 1.0) == [GiveBack(3, mine(3), (1,))], "0 and 2 are there since long"
+    assert offers.decide(LATER, ALLIES, 1.0) == [RestoreToMomentum(3, mine(3), (1,))], (
+        "0 and 2 are there since long"
+    )
     offers.undo(3)
     settle(offers, 3)
     assert offers.decide(LATER, ALLIES, 2.0) == []
@@ -181,7 +189,7 @@ def test_however_histories_change_each_shard_comes_back_at_most_once(histories):
         offers.settled(3, (result(3, X, number),))
         offers.read(result(3, X, number).id, holding(3, *shards, others=(0, 1, 2)))
         for effect in offers.decide(LATER, ALLIES, float(number)):
-            assert isinstance(effect, GiveBack)
+            assert isinstance(effect, RestoreToMomentum)
             assert not set(effect.shards) & shards, "what counts in this history does not come back by it"
             back += effect.shards
     assert len(back) == len(set(back))
@@ -194,7 +202,7 @@ def test_while_somebody_who_may_hold_it_is_away_nothing_comes_back():
     offers.agree(away, 2, 5.0)
     assert offers.decide(LATER, ALLIES, 30.0) == []
     assert offers.next_deadline() == 5.0 + AWAY_SECONDS
-    assert offers.decide(LATER, ALLIES, 5.0 + AWAY_SECONDS) == [GiveBack(3, mine(3), (0, 2))]
+    assert offers.decide(LATER, ALLIES, 5.0 + AWAY_SECONDS) == [RestoreToMomentum(3, mine(3), (0, 2))]
     offers = offers_of(3, x=holding(3, 0, 1, 2))
     offers.agree(away, 2, 5.0)
     assert offers.decide(LATER, ALLIES, 30.0) == []
@@ -211,7 +219,7 @@ def test_a_reducer_that_is_not_heard_may_hold_its_slices_though_it_was_away_befo
     assert offers.next_deadline() == 30.0 + AWAY_SECONDS
     offers.agree(Y, 3, 40.0)
     back = offers.decide(LATER, (*ALLIES, Y), 40.0)
-    assert back == [GiveBack(3, mine(3), (0, 2))], "it has settled the same set"
+    assert back == [RestoreToMomentum(3, mine(3), (0, 2))], "it has settled the same set"
 
 
 def test_a_reducer_that_is_never_heard_again_delays_what_comes_back_and_does_not_keep_it():
@@ -219,7 +227,7 @@ def test_a_reducer_that_is_never_heard_again_delays_what_comes_back_and_does_not
     offers.made(3, mine(3), 30.0, frozenset((X, Y)))
     settle(offers, 3, x=holding(3, 1, others=(0, 2)))
     assert offers.decide(LATER, ALLIES, 30.0 + AWAY_SECONDS - 0.1) == []
-    assert offers.decide(LATER, ALLIES, 30.0 + AWAY_SECONDS) == [GiveBack(3, mine(3), (0, 2))]
+    assert offers.decide(LATER, ALLIES, 30.0 + AWAY_SECONDS) == [RestoreToMomentum(3, mine(3), (0, 2))]
 
 
 def test_only_results_of_rounds_with_an_open_contribution_are_wanted():
@@ -272,7 +280,7 @@ def test_without_allies_nobody_is_asked_and_the_question_waits_without_spinning(
 def test_once_a_result_was_read_it_is_asked_for_no_more_though_somebody_is_away():
     offers = unread(X)
     offers.agree(PeerId("away"), 2, 0.5)
-    assert isinstance(offers.decide(LATER, ALLIES, 0.0)[0], Want)
+    assert isinstance(offers.decide(LATER, ALLIES, 0.0)[0], RequestContributions)
     offers.read(result(3, X).id, holding(3, 1))
     assert offers.decide(LATER, ALLIES, 5.0) == []
     assert offers.next_deadline() == 0.5 + AWAY_SECONDS, "a timer that finds nothing due would spin"
@@ -305,7 +313,7 @@ def test_a_timer_never_stays_in_the_past_whatever_happened(steps, has_allies):
             case "read":
                 offers.read(result(number, X).id, holding(number, number % SHARDS))
             case "undo":
-                offers.give_up(Resync((X,), "forked", number), same_branch_peers)
+                offers.give_up(FetchGroupState((X,), "forked", number), same_branch_peers)
             case "jumped":
                 offers.jumped(number)
             case "agree":

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.next_hop import Passage, Straight
 from swarmnet.routing.skipping import Skipping
-from swarmnet.run.path_rules import Header, IllegalPath, Rules, begin, check, choices, visit
+from swarmnet.run.path_rules import IllegalPath, PathHeader, PathRules, begin, check, choices, visit
 
 KEY = MicrobatchId(PeerId("origin"), 1)
-RULES = Rules.of(6, 1 / 3, 1)
+RULES = PathRules.of(6, 1 / 3, 1)
 
 
 def swarm(*dead):
@@ -20,10 +20,10 @@ def swarm(*dead):
 
 @pytest.mark.parametrize("kind", [Straight, Skipping])
 def test_without_skipping_the_next_stage_is_the_only_way(kind):
-    ways = kind(Rules(4), 0, swarm())
+    ways = kind(PathRules(4), 0, swarm())
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
-    assert ways.header_for(KEY, 1) == Header((0, 1), 1, 0, 2)
+    assert ways.header_for(KEY, 1) == PathHeader((0, 1), 1, 0, 2)
 
 
 @given(data=st.data(), stages=st.integers(2, 6))
@@ -33,9 +33,9 @@ def test_a_run_that_skips_nothing_needs_no_legality(data, stages):
     names = [data.draw(st.sets(st.sampled_from("abc"))) for _ in range(stages)]
     peers = [[PeerId(f"{number}{name}") for name in sorted(those)] for number, those in enumerate(names)]
     tried = data.draw(st.sets(st.sampled_from([PeerId(f"{stage + 1}{name}") for name in "abc"])))
-    rules, live = Rules(stages), lambda stage: peers[stage] if stage < stages else []
+    rules, live = PathRules(stages), lambda stage: peers[stage] if stage < stages else []
     straight, skipping = Straight(rules, stage, live), Skipping(rules, stage, live)
-    header = Header(tuple(range(stage + 1)), stage, 0, stages - 1 - stage)
+    header = PathHeader(tuple(range(stage + 1)), stage, 0, stages - 1 - stage)
     straight.check(header)
     skipping.check(header)
     assert straight.arrive(KEY, header) == skipping.arrive(KEY, header)
@@ -51,12 +51,12 @@ def test_a_run_that_skips_nothing_needs_no_legality(data, stages):
 VISITED = st.lists(st.integers(-1, 5), max_size=5).map(tuple)
 
 
-@given(header=st.builds(Header, VISITED, *[st.integers(-1, 5)] * 3))
+@given(header=st.builds(PathHeader, VISITED, *[st.integers(-1, 5)] * 3))
 def test_only_one_header_leads_straight_to_a_stage(header):
-    if header == Header((0, 1, 2), 2, 0, 1):
+    if header == PathHeader((0, 1, 2), 2, 0, 1):
         return
     with pytest.raises(IllegalPath):
-        Straight(Rules(4), 2, swarm()).check(header)
+        Straight(PathRules(4), 2, swarm()).check(header)
 
 
 def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for_a_swap():
@@ -68,7 +68,7 @@ def test_a_microbatch_may_go_where_its_path_can_be_completed_without_waiting_for
 
 def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
     round = 9
-    ways = Skipping(Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm())
+    ways = Skipping(PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm())
     ways.round = lambda: round
     ways.start(KEY)
     assert ways.candidates(KEY) == ["1a", "1b"] == ways.candidates(None)
@@ -78,7 +78,7 @@ def test_the_round_says_how_long_the_way_of_a_microbatch_is_that_starts_now():
 
 
 def test_every_second_microbatch_may_be_whole():
-    ways = Skipping(Rules.of(6, 1 / 3, 0, full_path_fraction=0.5), 0, swarm())
+    ways = Skipping(PathRules.of(6, 1 / 3, 0, full_path_fraction=0.5), 0, swarm())
     lengths = []
     for counter in range(6):
         told = {peer[0] for peer in ways.candidates(None)}
@@ -90,10 +90,10 @@ def test_every_second_microbatch_may_be_whole():
 
 
 def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
-    ways = Skipping(Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm(1))
+    ways = Skipping(PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=10), 0, swarm(1))
     ways.start(KEY)
     assert ways.candidates(KEY) == ["2a", "2b"]
-    assert ways.header_for(KEY, 2) == Header((0, 2), 2, 0, 3)
+    assert ways.header_for(KEY, 2) == PathHeader((0, 2), 2, 0, 3)
     assert ways.missing() == ()
     ways.live = swarm(1, 2, 3)
     assert ways.missing() == (1, 2, 3)
@@ -102,8 +102,8 @@ def test_a_dead_stage_is_gone_around_while_a_run_begins_whole():
 def test_a_middle_stage_counts_for_less_the_more_of_them_are_on_the_way():
     middle, last = Skipping(RULES, 2, swarm()), Skipping(RULES, 5, swarm())
     for hops_left, scale in ((2, 1.0), (3, 2 / 3), (4, 0.5)):
-        assert middle.arrive(KEY, Header((0, 2), 2, 1, hops_left)) == Passage(2 + hops_left, scale)
-    assert last.arrive(KEY, Header((0, 1, 2, 3, 4, 5), 5, 1, 0)) == Passage(6, 1.0)
+        assert middle.arrive(KEY, PathHeader((0, 2), 2, 1, hops_left)) == Passage(2 + hops_left, scale)
+    assert last.arrive(KEY, PathHeader((0, 1, 2, 3, 4, 5), 5, 1, 0)) == Passage(6, 1.0)
 
 
 def test_a_dead_stage_is_gone_around():
@@ -125,7 +125,7 @@ def test_beyond_the_budget_the_missing_stages_are_named():
 def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
     dead = set()
     ways = Skipping(RULES, 1, lambda stage: [] if stage in dead else [PeerId(str(stage))])
-    ways.arrive(KEY, Header((0, 1), 1, 1, 4))
+    ways.arrive(KEY, PathHeader((0, 1), 1, 1, 4))
     assert ways.candidates(KEY) == ["2"]
     dead.add(2)
     assert ways.candidates(KEY) == ["3"]
@@ -135,11 +135,11 @@ def test_a_full_path_leaves_stages_out_only_when_they_are_dead():
 @pytest.mark.parametrize(
     "header",
     [
-        Header((0, 2), 2, 1, 2),  # for stage 2, not for this one
-        Header((0, 1), 1, 2, 2),  # a swap too many
-        Header((0, 1), 1, 1, 1),  # too short
-        Header((0, 3, 1), 3, 0, 1),  # swapped too far
-        Header((), 0, 1, 3),
+        PathHeader((0, 2), 2, 1, 2),  # for stage 2, not for this one
+        PathHeader((0, 1), 1, 2, 2),  # a swap too many
+        PathHeader((0, 1), 1, 1, 1),  # too short
+        PathHeader((0, 3, 1), 3, 0, 1),  # swapped too far
+        PathHeader((), 0, 1, 3),
     ],
 )
 def test_an_illegal_header_is_refused(header):
@@ -149,11 +149,11 @@ def test_an_illegal_header_is_refused(header):
 
 def test_the_same_microbatch_by_another_way_is_told_apart():
     ways = Skipping(RULES, 3, swarm())
-    ways.arrive(KEY, Header((0, 1, 3), 3, 1, 1))
-    assert not ways.came_otherwise(KEY, Header((0, 1, 3), 3, 1, 1))
-    assert ways.came_otherwise(KEY, Header((0, 2, 3), 3, 1, 1))
+    ways.arrive(KEY, PathHeader((0, 1, 3), 3, 1, 1))
+    assert not ways.came_otherwise(KEY, PathHeader((0, 1, 3), 3, 1, 1))
+    assert ways.came_otherwise(KEY, PathHeader((0, 2, 3), 3, 1, 1))
     ways.forget(KEY)
-    assert not ways.came_otherwise(KEY, Header((0, 2, 3), 3, 1, 1))
+    assert not ways.came_otherwise(KEY, PathHeader((0, 2, 3), 3, 1, 1))
 
 
 def test_another_try_stays_in_the_stage_while_it_has_other_peers():
@@ -168,11 +168,11 @@ def test_another_try_stays_in_the_stage_while_it_has_other_peers():
 
 
 def test_a_peer_takes_stages_that_it_cannot_see_for_live():
-    ways = Skipping(Rules(9), 2, lambda stage: [PeerId(str(stage))] if stage in (1, 3) else [])
-    ways.arrive(KEY, Header((0, 1, 2), 2, 0, 6))
+    ways = Skipping(PathRules(9), 2, lambda stage: [PeerId(str(stage))] if stage in (1, 3) else [])
+    ways.arrive(KEY, PathHeader((0, 1, 2), 2, 0, 6))
     assert ways.candidates(KEY) == ["3"]
     assert ways.missing() == ()
-    assert Skipping(Rules(9), 3, lambda stage: []).missing() == (4,)
+    assert Skipping(PathRules(9), 3, lambda stage: []).missing() == (4,)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_peer_takes_stages_that_it_cannot_see_for_live():
     [(0, 0, 1), (2, 0, 3), (2, 1, 4), (5, 0, 4), (0, 1, 2), (0, 2, 3), (5, 2, 5)],
 )
 def test_neighbours_on_a_path_are_never_further_apart_than_the_reach(skipped, swaps, reach):
-    rules = Rules(8, skipped, swaps)
+    rules = PathRules(8, skipped, swaps)
     assert rules.reach == reach
     pending, furthest = [begin(rules, length) for length in range(rules.shortest, 9)], 0
     while pending:

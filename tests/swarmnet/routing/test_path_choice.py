@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from swarmnet.routing.capacity import Booking, Load, earliest_start
 from swarmnet.routing.cheapest_path import NEVER, Neighbour, cheapest, costs_to_go, onward
-from swarmnet.run.path_rules import Header, Rules, begin, choices, shorten, visit
+from swarmnet.run.path_rules import PathHeader, PathRules, begin, choices, shorten, visit
 
 IDLE = Load(memory=2, forward_seconds=1.0, backward_seconds=2.0)
-SIX = Rules.of(6, 1 / 3, 2)
+SIX = PathRules.of(6, 1 / 3, 2)
 
 
 def load(*bookings, memory=2):
@@ -145,7 +145,7 @@ def leads_to_the_end(header, rules, live):
 
 @pytest.mark.parametrize("dead", [d for n in range(5) for d in combinations(range(1, 6), n)])
 def test_dead_stages_are_skipped_within_the_budget_and_else_waited_for(dead):
-    rules = Rules(6, 2, 0)
+    rules = PathRules(6, 2, 0)
     live = set(range(1, 6)) - set(dead)
     way = onward(begin(rules, 6), rules, live)  # meant to visit all stages
     can = 5 in live and len(set(dead) - {5}) <= 2
@@ -161,12 +161,12 @@ def test_dead_stages_are_skipped_within_the_budget_and_else_waited_for(dead):
 
 @given(st.integers(2, 8), st.integers(0, 4), st.integers(0, 2), st.sets(st.integers(1, 7)), st.data())
 def test_the_ways_onward_are_exactly_those_that_can_be_completed(stages, skipped, swaps, live, data):
-    rules = Rules(stages, min(skipped, stages - 2), swaps)
+    rules = PathRules(stages, min(skipped, stages - 2), swaps)
     header = begin(rules, data.draw(st.integers(rules.shortest, stages)))
     for _ in range(data.draw(st.integers(0, header.hops_left - 1))):
         header = visit(header, data.draw(st.sampled_from(choices(header, rules))), rules)
     way = onward(header, rules, live)
-    tried: Header | None = header
+    tried: PathHeader | None = header
     while tried is not None:
         good = [
             s for s in choices(tried, rules)
@@ -180,7 +180,7 @@ def test_the_ways_onward_are_exactly_those_that_can_be_completed(stages, skipped
 
 
 def test_without_skipping_there_is_one_way_and_a_dead_stage_is_waited_for():
-    rules = Rules.of(4, 0.0, 0)
+    rules = PathRules.of(4, 0.0, 0)
     assert onward(begin(rules), rules, {1, 2, 3}).stages == (1,)
     assert onward(begin(rules), rules, {1, 3}).missing == (2,)
     assert cheapest(begin(rules), rules, [], 0.0, 0.0) is None

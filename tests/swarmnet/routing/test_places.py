@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from swarmnet.identifiers import MicrobatchId, PeerId
 from swarmnet.routing.capacity import Booking, Load, earliest_start, that_counts
 from swarmnet.routing.reservations import FIRST_SHUN_SECONDS, LATE_SECONDS, LONGEST_SECONDS, ReservationTable
-from swarmnet.run.path_rules import Rules, begin, visit
+from swarmnet.run.path_rules import PathRules, begin, visit
 
-RULES = Rules.of(6, 1 / 3, 0)
+RULES = PathRules.of(6, 1 / 3, 0)
 HEADER = visit(begin(RULES), 2, RULES)
 ONE, OTHER = PeerId("one"), PeerId("other")
 

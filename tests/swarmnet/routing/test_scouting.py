@@ -18,9 +18,9 @@ from swarmnet.routing.reservation_requests import (
     PathQuery,
     PathSearch,
 )
-from swarmnet.run.path_rules import Rules, begin, check
+from swarmnet.run.path_rules import PathRules, begin, check
 
-RULES = Rules.of(4, 0.25, 0)
+RULES = PathRules.of(4, 0.25, 0)
 B, C, C2, D = (PeerId(name) for name in ("b", "c", "c2", "d"))
 LIVE = [(B, 1), (C, 2), (C2, 2)]
 KEY = MicrobatchId(PeerId("origin"), 7)
@@ -150,12 +150,12 @@ def test_a_stage_that_is_farther_away_gets_some_all_the_same_unless_it_is_much_f
 
 
 def test_the_more_microbatches_are_whole_the_more_evenly_the_others_leave_stages_out():
-    nearby, _ = visits_by_stage(1000, rules=Rules.of(4, 0.25, 0, full_path_fraction=0.7), b=3.0)
+    nearby, _ = visits_by_stage(1000, rules=PathRules.of(4, 0.25, 0, full_path_fraction=0.7), b=3.0)
     assert 0.35 <= nearby / 1000 <= 0.4
 
 
 def test_stages_get_as_much_as_ways_lead_on_from_them():
-    rules = Rules.of(6, 1 / 3, 0)
+    rules = PathRules.of(6, 1 / 3, 0)
     made = PathSearch(rules, 0)
     stages = {PeerId(str(stage)): stage for stage in (1, 2, 3)}
     for peer in stages:
@@ -180,7 +180,7 @@ peers_drawn = st.lists(st.tuples(st.integers(1, 5), st.floats(0, 5), st.integers
 def test_whoever_is_there_and_whatever_they_answer_every_question_is_legal_and_questions_end(
     drawn, skipped, memory, seed
 ):
-    rules, chance = Rules(6, skipped, 1), Random(seed)
+    rules, chance = PathRules(6, skipped, 1), Random(seed)
     scouts = PathSearch(rules, 0)
     live = []
     for number, (stage, hop, held) in enumerate(drawn):

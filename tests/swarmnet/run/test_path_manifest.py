@@ -9,20 +9,20 @@ from peers.errors import ConfigError
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest, ManifestError, ModelShape, Paths
 from swarmnet.run.manifest_check import check
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 SIX = Manifest("run", PeerId("owner"), stages=(1,) * 6, model=ModelShape(num_hidden_layers=6))
 
 
 def test_a_manifest_without_paths_visits_every_stage_in_order():
-    assert SIX.path_rules() == Rules(6, 0, 0)
+    assert SIX.path_rules() == PathRules(6, 0, 0)
     assert not SIX.path_rules().skips
 
 
 def test_the_manifest_gives_the_rules():
     manifest = replace(SIX, paths=Paths(1 / 3, 2, 100, 0.25))
     check(manifest)
-    assert manifest.path_rules() == Rules(6, 2, 2, 100, 0.25)
+    assert manifest.path_rules() == PathRules(6, 2, 2, 100, 0.25)
     assert manifest.run_id() != SIX.run_id()
 
 
@@ -68,4 +68,4 @@ def test_a_run_file_names_the_line_of_a_bad_ratio(tmp_path):
 def test_a_run_file_may_skip(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("name: x\nstages: [1, 1, 1, 1]\npaths: {skip_ratio: 0.25, swaps: 1}\n")
-    assert load_manifest(path, PeerId("x")).path_rules() == Rules(4, 1, 1)
+    assert load_manifest(path, PeerId("x")).path_rules() == PathRules(4, 1, 1)

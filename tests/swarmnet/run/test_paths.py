@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from swarmnet.run.path_rules import (
     LONGEST_JUMP,
-    Header,
     IllegalPath,
-    Rules,
+    PathHeader,
+    PathRules,
     begin,
     check,
     choices,
@@ -21,7 +21,7 @@ from swarmnet.run.path_rules import (
 )
 
 rules_drawn = st.builds(
-    lambda stages, skipped, swaps: Rules(stages, min(skipped, stages - 2), swaps),
+    lambda stages, skipped, swaps: PathRules(stages, min(skipped, stages - 2), swaps),
     st.integers(2, 9), st.integers(0, 5), st.integers(0, 3),
 )  # fmt: skip
 
@@ -76,7 +76,7 @@ def walked(rules):
 @pytest.mark.parametrize("skipped", [0, 1, 2, 4])
 @pytest.mark.parametrize("swaps", [0, 1, 2])
 def test_choices_lead_to_every_legal_path_and_to_no_other(stages, skipped, swaps):
-    rules = Rules(stages, min(skipped, stages - 2), swaps)
+    rules = PathRules(stages, min(skipped, stages - 2), swaps)
     found = sorted(walked(rules))
     assert found == sorted(path for path in all_paths(stages) if is_legal(path, rules))
 
@@ -102,7 +102,7 @@ def test_no_sequence_of_choices_ends_nowhere_or_breaks_a_constraint(rules, data)
 def test_a_header_passes_only_if_honest_peers_could_have_made_it(
     rules, visited, frontier, swaps, hops, stage
 ):
-    header = Header(tuple(visited), frontier, swaps, hops)
+    header = PathHeader(tuple(visited), frontier, swaps, hops)
     try:
         check(header, stage, rules)
     except IllegalPath:
@@ -123,11 +123,11 @@ def test_a_true_header_with_one_field_changed_is_refused(rules, data):
         header = visit(header, data.draw(st.sampled_from(choices(header, rules))), rules)
     stage = header.visited[-1]
     for changed in (
-        Header(header.visited, header.frontier + 1, header.swaps_left, header.hops_left),
-        Header(header.visited, header.frontier, header.swaps_left + 1, header.hops_left),
-        Header(header.visited, header.frontier, header.swaps_left, header.hops_left - 1),
-        Header(header.visited[1:], header.frontier, header.swaps_left, header.hops_left),
-        Header((*header.visited, stage), header.frontier, header.swaps_left, header.hops_left),
+        PathHeader(header.visited, header.frontier + 1, header.swaps_left, header.hops_left),
+        PathHeader(header.visited, header.frontier, header.swaps_left + 1, header.hops_left),
+        PathHeader(header.visited, header.frontier, header.swaps_left, header.hops_left - 1),
+        PathHeader(header.visited[1:], header.frontier, header.swaps_left, header.hops_left),
+        PathHeader((*header.visited, stage), header.frontier, header.swaps_left, header.hops_left),
     ):
         with pytest.raises(IllegalPath):
             check(changed, stage, rules)
@@ -135,7 +135,7 @@ def test_a_true_header_with_one_field_changed_is_refused(rules, data):
         check(header, stage - 1, rules)
 
 
-@pytest.mark.parametrize("rules", [Rules(6, 2), Rules(4, 1), Rules(6, 3), Rules(3)])
+@pytest.mark.parametrize("rules", [PathRules(6, 2), PathRules(4, 1), PathRules(6, 3), PathRules(3)])
 def test_ways_ahead_are_counted_as_there_are(rules):
     for path in walked(rules):
         header, as_long = begin(rules, len(path)), [way for way in walked(rules) if len(way) == len(path)]
@@ -146,21 +146,21 @@ def test_ways_ahead_are_counted_as_there_are(rules):
 
 
 def test_the_ratio_is_of_all_stages_and_spares_the_first_and_the_last():
-    assert Rules.of(6, 1 / 3, 2) == Rules(6, 2, 2)
-    assert Rules.of(3, 0.9, 0) == Rules(3, 1, 0)
-    assert Rules.of(2, 0.9, 0) == Rules(2, 0, 0)
-    assert not Rules.of(6, 0.0, 0).skips
-    assert Rules.of(6, 0.0, 1).skips
+    assert PathRules.of(6, 1 / 3, 2) == PathRules(6, 2, 2)
+    assert PathRules.of(3, 0.9, 0) == PathRules(3, 1, 0)
+    assert PathRules.of(2, 0.9, 0) == PathRules(2, 0, 0)
+    assert not PathRules.of(6, 0.0, 0).skips
+    assert PathRules.of(6, 0.0, 1).skips
 
 
 @pytest.mark.parametrize(
     ("rules", "scales"),
     [
-        (Rules(6), {6: 1.0}),
-        (Rules(6, 2), {4: 1.0, 5: 2 / 3, 6: 1 / 2}),
-        (Rules(3, 1), {2: 1.0, 3: 0.0}),
-        (Rules(1), {1: 1.0}),
-        (Rules(2), {2: 1.0}),
+        (PathRules(6), {6: 1.0}),
+        (PathRules(6, 2), {4: 1.0, 5: 2 / 3, 6: 1 / 2}),
+        (PathRules(3, 1), {2: 1.0, 3: 0.0}),
+        (PathRules(1), {1: 1.0}),
+        (PathRules(2), {2: 1.0}),
     ],
 )
 def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales):
@@ -169,16 +169,16 @@ def test_middle_stages_add_as_much_together_however_many_there_are(rules, scales
 
 
 def test_a_run_begins_whole_for_as_many_rounds_as_it_says():
-    rules = Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=3)
+    rules = PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=3)
     assert [rules.length(round, 7) for round in range(5)] == [6, 6, 6, 4, 4]
     assert rules.skips, "questions run ahead from the first round on"
-    assert Rules.of(6, 1 / 3, 0).length(0, 0) == 4
-    assert Rules(6).length(0, 0) == Rules(6).length(10**6, 10**6) == 6
+    assert PathRules.of(6, 1 / 3, 0).length(0, 0) == 4
+    assert PathRules(6).length(0, 0) == PathRules(6).length(10**6, 10**6) == 6
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9])
 def test_a_share_of_the_microbatches_is_whole_and_they_lie_evenly(share):
-    rules = Rules.of(6, 1 / 3, 0, full_path_warmup_rounds=2, full_path_fraction=share)
+    rules = PathRules.of(6, 1 / 3, 0, full_path_warmup_rounds=2, full_path_fraction=share)
     lengths = [rules.length(2, begun) for begun in range(1000)]
     for first in (0, 300, 990):
         part = lengths[first : first + 300]
@@ -191,7 +191,7 @@ def test_a_share_of_the_microbatches_is_whole_and_they_lie_evenly(share):
 
 
 def test_a_jump_bounds_how_much_a_long_model_may_leave_out():
-    rules = Rules.of(24, 0.95, 0)
+    rules = PathRules.of(24, 0.95, 0)
     assert all(b - a <= LONGEST_JUMP for path in [next(walked(rules))] for a, b in pairwise(path))
     assert rules.shortest == 7
 
@@ -211,4 +211,4 @@ def test_who_takes_no_way_that_needs_a_swap_can_always_go_on_ahead(rules, data):
 @pytest.mark.parametrize("length", [0, 3, 7])
 def test_a_path_is_neither_shorter_nor_longer_than_allowed(length):
     with pytest.raises(IllegalPath, match="4 to 6"):
-        begin(Rules.of(6, 1 / 3, 0), length)
+        begin(PathRules.of(6, 1 / 3, 0), length)

@@ -16,8 +16,8 @@ from swarmnet.optimizer.step import dense, sign_step
 from swarmnet.rounds.contribution_sets import set_digest
 from swarmnet.rounds.history import SettledSet, link
 from swarmnet.run import owner_orders
-from swarmnet.run.owner_orders import NO_ORDER, Order, OrderError
-from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, WHOLE, Rate, factor_of, factors, scaled
+from swarmnet.run.owner_orders import NO_ORDER, OrderError, OwnerOrders
+from swarmnet.run.rates import LARGEST_FACTOR, MAX_RATES, WHOLE, RateChange, factor_of, factors, scaled
 
 HALF = WHOLE // 2
 RUN_ID = tiny_manifest().run_id()
@@ -27,7 +27,7 @@ RUN_ID = tiny_manifest().run_id()
 
 
 def test_of_what_is_ordered_the_last_one_given_counts_from_its_round_on():
-    rates = (Rate(10, 500), Rate(30, 250), Rate(20, 2000))
+    rates = (RateChange(10, 500), RateChange(30, 250), RateChange(20, 2000))
     assert [factor_of(rates, round) for round in (0, 9, 10, 19, 20, 30, 99)] == [
         WHOLE, WHOLE, 500, 500, 2000, 2000, 2000
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def test_the_factor_is_part_of_what_a_set_is_called_and_no_factor_changes_nothin
 
 def test_an_order_of_a_rate_says_what_makes_no_sense():
     half = owner_orders.rate(NO_ORDER, HALF, 40, "the loss stands still")
-    assert half.rates == (Rate(40, HALF),)
+    assert half.rates == (RateChange(40, HALF),)
     with pytest.raises(OrderError, match=r"0\.5 times the manifest's from round 40 on already"):
         owner_orders.rate(half, HALF, 40, "")
     for factor in (0, LARGEST_FACTOR + 1):
@@ -76,13 +76,13 @@ def test_an_order_of_a_rate_says_what_makes_no_sense():
 
 
 def test_rates_and_the_end_travel_and_an_order_without_them_is_as_it_was():
-    order = Order(sequence=7, rates=(Rate(40, HALF), Rate(80, 250)), ends=127)
+    order = OwnerOrders(sequence=7, rates=(RateChange(40, HALF), RateChange(80, 250)), ends=127)
     assert seal_order(OWNER, RUN_ID, order).order == order
     assert seal_order(OWNER, RUN_ID, replace(order, rates=())).order.ends == 127
-    before = seal_order(OWNER, RUN_ID, Order(sequence=7)).data
+    before = seal_order(OWNER, RUN_ID, OwnerOrders(sequence=7)).data
     assert len(before) < len(seal_order(OWNER, RUN_ID, order).data)
     assert open_order(before, RUN_ID).order.rates == ()
     with pytest.raises(Malformed):
-        seal_order(OWNER, RUN_ID, replace(order, rates=(Rate(40, 0),)))
+        seal_order(OWNER, RUN_ID, replace(order, rates=(RateChange(40, 0),)))
     with pytest.raises(Malformed):
-        seal_order(OWNER, RUN_ID, replace(order, rates=(Rate(4, 5),) * (MAX_RATES + 1)))
+        seal_order(OWNER, RUN_ID, replace(order, rates=(RateChange(4, 5),) * (MAX_RATES + 1)))

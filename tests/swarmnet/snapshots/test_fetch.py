@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from peers.state.snapshot_store import SNAPSHOTS_KEPT
-from protocols.messages.table import HEADER_LIMIT, SnapshotRoot, State, encode
+from protocols.messages.table import HEADER_LIMIT, SnapshotOffer, SnapshotRoot, encode
 from protocols.signed.envelope import ENVELOPE_BYTES
 from swarmnet.identifiers import PeerId
 from swarmnet.rounds.history import DIGEST_BYTES
@@ -20,8 +20,8 @@ from swarmnet.snapshots.fetch import (
     MAX_CHUNKS,
     SMALLEST_CHUNK_BYTES,
     STALL_SECONDS,
-    Ask,
     Dropped,
+    RequestChunk,
     SnapshotFetch,
     choose_root,
     chunk_bytes,
@@ -36,8 +36,8 @@ def hashes(count: int) -> list[bytes]:
     return [hashlib.sha256(b"%d" % index).digest() for index in range(count)]
 
 
-def asks(effects) -> list[Ask]:
-    return [effect for effect in effects if isinstance(effect, Ask)]
+def asks(effects) -> list[RequestChunk]:
+    return [effect for effect in effects if isinstance(effect, RequestChunk)]
 
 
 @given(st.integers(1, 2**45))
@@ -86,7 +86,7 @@ def test_near_the_end_a_holder_without_work_of_its_own_is_asked_for_what_another
     fetch = SnapshotFetch(hashes(3), [A, B], asked_at_once=2)
     assert {(ask.peer, ask.index) for ask in asks(fetch.start(0.0))} == {(A, 0), (A, 1), (B, 2)}
     assert asks(fetch.chunk(A, 0, fetch.hashes[0], 0.1)[1]) == [], "A has one of its own still to send"
-    assert asks(fetch.chunk(B, 2, fetch.hashes[2], 0.2)[1]) == [Ask(B, 1)]
+    assert asks(fetch.chunk(B, 2, fetch.hashes[2], 0.2)[1]) == [RequestChunk(B, 1)]
     assert fetch.chunk(B, 1, fetch.hashes[1], 0.3)[0]
     assert not fetch.missing
     assert not fetch.chunk(A, 1, fetch.hashes[1], 0.4)[0], "once is enough"
@@ -107,7 +107,7 @@ def test_a_holder_that_comes_late_takes_its_share_and_one_that_was_dropped_does_
 def test_no_chunk_is_asked_of_three_holders():
     fetch = SnapshotFetch(hashes(1), [A, B, C])
     assert [ask.peer for ask in asks(fetch.start(0.0))] == [A, B]
-    assert asks(fetch.drop(A, "gone", 0.1)) == [Ask(C, 0)]
+    assert asks(fetch.drop(A, "gone", 0.1)) == [RequestChunk(C, 0)]
 
 
 def test_chunks_of_strangers_are_judged_by_their_hash():
@@ -162,7 +162,7 @@ def test_any_mixture_of_holders_ends_complete_or_stuck(seed, chunks, holders):
     chance, now = Random(seed), 0.0
     kinds = {PeerId(f"h{n}"): chance.choice(["honest", "liar", "silent", "leaves"]) for n in range(holders)}
     fetch = SnapshotFetch(hashes(chunks), list(kinds))
-    under_way: list[Ask] = []
+    under_way: list[RequestChunk] = []
 
     def take(effects) -> None:
         for effect in effects:
@@ -204,4 +204,4 @@ def test_the_roots_of_two_snapshots_of_any_size_fit_in_one_header():
         chunks = hashes(-(-size // chunk_bytes(size)))
         root = msgspec.msgpack.encode(SnapshotRoot(newest, 99, size, WRONG, b"x" * DIGEST_BYTES, chunks))
         roots = [b"e" * ENVELOPE_BYTES + root] * SNAPSHOTS_KEPT
-        assert len(encode(State(99, newest, newest, WRONG, roots, newest))) < HEADER_LIMIT
+        assert len(encode(SnapshotOffer(99, newest, newest, WRONG, roots, newest))) < HEADER_LIMIT

@@ -14,11 +14,11 @@ from peers.compute.stage_part import CPU, computing_of
 from peers.config.compute_file import ComputeFile
 from peers.data.documents import fingerprint
 from peers.errors import UserError
-from peers.lab.bench.learning.played import Play, Said, Subject, player
+from peers.lab.bench.learning.played import Play, Said, TrialSubject, player
 from peers.lab.bench.learning.recipes import Recipe, recipes
-from peers.lab.bench.learning.report import Report, Row, activation_bytes, row
+from peers.lab.bench.learning.report import LearningReport, MethodRow, activation_bytes, row
 from peers.lab.bench.learning.search import SearchResult, carried_out, plan
-from peers.lab.bench.learning.trials import Kept, Outcome, Rates, Terms
+from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from swarmnet.run.manifest import Manifest
 
 TOKENS_PER_PARAMETER = 20
@@ -52,15 +52,15 @@ class BenchConfig:
     """Trials at a time. What is played, and what comes of it, does not depend on it."""
 
 
-def bench(question: BenchConfig, said: Said) -> Report:
+def bench(question: BenchConfig, said: Said) -> LearningReport:
     """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
-    subject = Subject(question.run_file, question.eval_text, question.tokenizer, question.device)
+    subject = TrialSubject(question.run_file, question.eval_text, question.tokenizer, question.device)
     known = _recipes(question, subject.manifest())
     ground = subject.ground(0)
     manifest, computed = ground.manifest, computing_of(ComputeFile(), question.device).dtype
     tokens_of_a_step = question.peers * manifest.microbatch_tokens
     steps = max(1, (question.tokens or TOKENS_PER_PARAMETER * ground.count) // tokens_of_a_step)
-    terms = Terms(
+    terms = TrialSettings(
         manifest.run_id(), fingerprint(subject.texts().held_out.scored), question.peers, steps,
         question.delay, question.away, question.late, question.local_steps,
         "" if question.device.type == "cpu" else f"{computed} {question.device.type}",
@@ -74,7 +74,7 @@ def bench(question: BenchConfig, said: Said) -> Report:
     with player(subject, question.jobs, said) as play:
         found = carried_out(plans, question.jobs, _kept(question, terms, known, play))
     rows = [_row(name, known[name], question, found[name]) for name in known]
-    return Report(
+    return LearningReport(
         manifest.name, ground.count, rows[0].outcomes[0].tokens, question.peers, question.delay,
         question.away, question.late, question.seeds, activation_bytes(manifest), tuple(rows),
     )  # fmt: skip
@@ -97,10 +97,10 @@ def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
 
 
 def _kept(
-    question: BenchConfig, terms: Terms, known: Mapping[str, Recipe], play: Play
+    question: BenchConfig, terms: TrialSettings, known: Mapping[str, Recipe], play: Play
 ) -> Callable[[str, Rates, int], Future[Outcome]]:
     """What begins a trial, or has its outcome from the folder `out`; it is kept there once it is over."""
-    kept = Kept(question.out / "trials.jsonl")
+    kept = StoredTrials(question.out / "trials.jsonl")
 
     def begin(name: str, rates: Rates, seed: int) -> Future[Outcome]:
         trial = terms.trial(name, known[name], rates, seed)
@@ -124,6 +124,6 @@ def _kept(
     return begin
 
 
-def _row(name: str, recipe: Recipe, question: BenchConfig, found: SearchResult) -> Row:
+def _row(name: str, recipe: Recipe, question: BenchConfig, found: SearchResult) -> MethodRow:
     local_steps = recipe.local_steps and (question.local_steps or recipe.local_steps)
     return row(name, recipe.told, local_steps, found.rates_tried, found.outcomes)

@@ -72,7 +72,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class BenchTexts:
     """Tokens to train on, and windows to judge by."""
 
     corpus: Tensor
@@ -84,7 +84,7 @@ class Ground:
     """One model, one text, one seed."""
 
     def __init__(
-        self, manifest: Manifest, texts: Texts, seed: int, computing: Computing = PLAIN,
+        self, manifest: Manifest, texts: BenchTexts, seed: int, computing: Computing = PLAIN,
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
         self.manifest, self.seed, self.device = manifest, seed, torch.device(device)
@@ -136,7 +136,9 @@ class Ground:
             assert back is not None, "only the first stage has tokens for inputs"
             by_chance = self.manifest.gradient_rounding == "stochastic"
             chance = rounding_of(RunId(f"{self.seed}"), microbatch, stage + 1) if by_chance else None
-            back = self._computes[stage].backward(0, _carried(back, self.manifest.codec_back, chance))
+            back = self._computes[stage].backward(
+                0, _carried(back, self.manifest.effective_gradient_codec, chance)
+            )
         summed_P = torch.cat([compute.use_gradient(torch.clone) for compute in self._computes])
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
 
@@ -200,7 +202,9 @@ def _carried(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None
     return decode(encode(tensor, codec, chance), tuple(tensor.shape), codec, tensor.device)
 
 
-def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None) -> Texts:
+def read_texts(
+    run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None
+) -> BenchTexts:
     """The run's own text, from where it lies beside the run file. Raises TextError."""
     data, folder = manifest.data, run_file.parent
     reads = tokenizer_beside(manifest, folder, tokenizer) or ByteTokenizer()
@@ -212,7 +216,7 @@ def read_texts(run_file: Path, manifest: Manifest, eval_text: Path | None, token
     else:
         raise TextError(f"{run_file}: a text to judge by, which nobody trains on: --eval-text FILE")
     window = min(data.seq_len, manifest.model.max_position_embeddings)
-    return Texts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
+    return BenchTexts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
 
 
 def _places(folder: Path, manifest: Manifest) -> Iterable[str]:

@@ -16,7 +16,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from peers.lab.bench.learning.ground import Ground, Parameter
 from swarmnet.model.parameters import is_muons
-from swarmnet.run.local_steps import InnerName
+from swarmnet.run.local_steps import InnerOptimizerName
 from swarmnet.run.manifest import Sync, learning_rate
 
 WARMUP_SHARE = 0.02
@@ -65,7 +65,7 @@ class Inner:
     2.2), so that one rate serves both. No weight decay: it would be one more thing to search.
     """
 
-    def __init__(self, name: InnerName, flat_P: Tensor, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, name: InnerOptimizerName, flat_P: Tensor, parameters: Sequence[Parameter]) -> None:
         self._pairs: list[tuple[Tensor, Parameter]] = []
         matrices: list[Tensor] = []
         others: list[Tensor] = []
@@ -92,7 +92,7 @@ class Inner:
 class MeanGradient:
     """Every step, all peers send their whole gradient, and all step by the mean: what a data centre does."""
 
-    def __init__(self, ground: Ground, peers: int, inner: InnerName, rate: Rate) -> None:
+    def __init__(self, ground: Ground, peers: int, inner: InnerOptimizerName, rate: Rate) -> None:
         self._ground, self._peers, self._rate = ground, peers, rate
         self._weights_P = ground.initial_weights()
         self._inner = Inner(inner, self._weights_P, ground.parameters)

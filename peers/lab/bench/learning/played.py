@@ -21,7 +21,7 @@ from peers.compute.stage_part import computing_of
 from peers.config.compute_file import ComputeFile
 from peers.config.run_file import load_manifest
 from peers.errors import UserError
-from peers.lab.bench.learning.ground import Ground, Texts, read_texts
+from peers.lab.bench.learning.ground import BenchTexts, Ground, read_texts
 from peers.lab.bench.learning.recipes import recipes
 from peers.lab.bench.learning.trials import Outcome, Trial, play
 from peers.lab.world.parallel import pool
@@ -36,7 +36,7 @@ TELLS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TrialSubject:
     """What trials are of: a run's file, and what its text is read and judged by."""
 
     run_file: Path
@@ -49,7 +49,7 @@ class Subject:
         manifest, texts = _read(self)
         return Ground(manifest, texts, seed, computing_of(ComputeFile(), self.device), self.device)
 
-    def texts(self) -> Texts:
+    def texts(self) -> BenchTexts:
         """Raises UserError, TextError."""
         return _read(self)[1]
 
@@ -59,12 +59,12 @@ class Subject:
 
 
 @lru_cache(maxsize=1)  # A corpus is eight bytes a token, and a process has trials of one run.
-def _read(subject: Subject) -> tuple[Manifest, Texts]:
+def _read(subject: TrialSubject) -> tuple[Manifest, BenchTexts]:
     manifest = subject.manifest()
     return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer)
 
 
-def _outcome(subject: Subject, trial: Trial, said: Callable[[int], None]) -> Outcome:
+def _outcome(subject: TrialSubject, trial: Trial, said: Callable[[int], None]) -> Outcome:
     torch.set_num_threads(1)
     ground = subject.ground(trial.seed)
     outcome = play(trial, recipes(ground.manifest.sync)[trial.method], ground, said)
@@ -73,7 +73,7 @@ def _outcome(subject: Subject, trial: Trial, said: Callable[[int], None]) -> Out
 
 
 @contextmanager
-def player(subject: Subject, jobs: int, said: Said) -> Iterator[Play]:
+def player(subject: TrialSubject, jobs: int, said: Said) -> Iterator[Play]:
     """What begins a trial: of one job it is over when that returns. Raises UserError where a process ends."""
     if jobs == 1:
         yield lambda trial: _in_this_process(subject, trial, said)
@@ -95,7 +95,7 @@ def player(subject: Subject, jobs: int, said: Said) -> Iterator[Play]:
             hears.join()
 
 
-def _in_this_process(subject: Subject, trial: Trial, said: Said) -> Future[Outcome]:
+def _in_this_process(subject: TrialSubject, trial: Trial, said: Said) -> Future[Outcome]:
     future: Future[Outcome] = Future()
     future.set_result(_outcome(subject, trial, lambda done: said(trial, done)))
     return future
@@ -109,7 +109,7 @@ def _take(queue: SimpleQueue[tuple[Trial, int] | None]) -> None:
     _tells.set(queue)
 
 
-def _in_a_pool(subject: Subject, trial: Trial) -> Outcome:
+def _in_a_pool(subject: TrialSubject, trial: Trial) -> Outcome:
     every = max(1, trial.steps // TELLS)
 
     def said(done: int) -> None:

@@ -10,8 +10,8 @@ from peers.errors import UserError
 from peers.lab.bench.learning.ground import Ground
 from peers.lab.bench.learning.learner import Learner, MeanGradient, schedule
 from peers.lab.bench.learning.plain_demo import DECAY, KEPT, PlainDemo
-from peers.lab.bench.learning.rounds import Rounds
-from swarmnet.run.local_steps import MOMENTUM_PRESETS, InnerName
+from peers.lab.bench.learning.rounds import BenchRounds
+from swarmnet.run.local_steps import MOMENTUM_PRESETS, InnerOptimizerName
 from swarmnet.run.manifest import Sync
 
 LOCAL_STEPS = 8
@@ -110,7 +110,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
     }
 
 
-def _mean_gradient(inner: InnerName) -> Recipe:
+def _mean_gradient(inner: InnerOptimizerName) -> Recipe:
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         _require_all(setting)
         return MeanGradient(ground, setting.peers, inner, schedule(rate, setting.steps))
@@ -145,7 +145,7 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
         each = sync.step_microbatches(ground.manifest.microbatch_tokens)
         every = 1 if sync.local_steps is None else (setting.local_steps or steps) * each
         ours = sync if setting.outer_lr is None else replace(sync, outer_lr=setting.outer_lr)
-        return Rounds(
+        return BenchRounds(
             ground, setting.peers, ours, rate, setting.steps, setting.delay, every, setting.away, setting.late
         )
 

@@ -17,7 +17,7 @@ Curve = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MethodRow:
     """One method at its best rate, over all seeds."""
 
     method: str
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LearningReport:
     """One run."""
 
     name: str
@@ -53,12 +53,12 @@ class Report:
     seeds: int
     activation_bytes: float
     """That a peer of a middle stage sends for each token, whatever the method."""
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
 
 
-def row(method: str, told: str, local_steps: int, rates_tried: int, outcomes: Sequence[Outcome]) -> Row:
+def row(method: str, told: str, local_steps: int, rates_tried: int, outcomes: Sequence[Outcome]) -> MethodRow:
     loss, spread = mean_and_spread(each.loss for each in outcomes)
-    return Row(
+    return MethodRow(
         method, told, outcomes[0].trial.rate, outcomes[0].trial.outer_lr, local_steps, rates_tried,
         loss, spread,
         mean_and_spread(each.bits_per_byte for each in outcomes)[0],
@@ -74,7 +74,7 @@ def activation_bytes(manifest: Manifest) -> float:
     return (manifest.body_bytes + manifest.gradient_bytes) / manifest.microbatch_tokens
 
 
-def render(report: Report) -> str:
+def render(report: LearningReport) -> str:
     """The table."""
     baseline = next((each for each in report.rows if each.method == BASELINE), None)
     lines = [
@@ -102,7 +102,7 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def as_json(report: Report) -> str:
+def as_json(report: LearningReport) -> str:
     return json.dumps(asdict(report), indent=1)
 
 
@@ -116,7 +116,7 @@ def demo_curve(file: Path) -> Curve:
         raise UserError(f"{file} is no report of a demo ({how}): {error!r}") from None
 
 
-def draw(report: Report, folder: Path, demos: Mapping[str, Curve]) -> list[Path]:
+def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> list[Path]:
     """Loss against tokens, and loss against bytes per token; and where there are demos of the same model,
     loss in training against tokens beside theirs. UserError without the extra `pictures`."""
     try:
@@ -167,9 +167,9 @@ def draw(report: Report, folder: Path, demos: Mapping[str, Curve]) -> list[Path]
     return files
 
 
-def _front(report: Report) -> list[Row]:
+def _front(report: LearningReport) -> list[MethodRow]:
     """Those that learn more than all that send as little."""
-    found: list[Row] = []
+    found: list[MethodRow] = []
     for each in sorted(report.rows, key=lambda row: (row.contribution_bytes, row.loss)):
         if not found or each.loss < found[-1].loss:
             found.append(each)

@@ -30,7 +30,7 @@ from swarmnet.rounds.result_table import Contributor, tag_of
 from swarmnet.run.manifest import Sync
 
 
-class Rounds:
+class BenchRounds:
     """A round is `every` microbatches of each peer; `delay` rounds later it is applied."""
 
     def __init__(

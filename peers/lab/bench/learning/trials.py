@@ -86,7 +86,7 @@ class Outcome:
         return self.sent_bytes / (self.tokens / self.trial.peers)
 
 
-class Kept:
+class StoredTrials:
     """The outcomes that are on the disk."""
 
     def __init__(self, file: Path) -> None:
@@ -106,7 +106,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TrialSettings:
     """What is the same for all trials of a run: as in Trial."""
 
     run_id: str

@@ -27,7 +27,7 @@ from peers.lab.planner.shape import laws
 from swarmnet.placement.policy import stage_work
 from swarmnet.resources.link_bandwidth import LinkBandwidth, carried, crossing
 from swarmnet.run.boundary import Boundary
-from swarmnet.run.manifest import ExchangeName, Manifest, MethodName, Paths, Sync
+from swarmnet.run.manifest import Manifest, MethodName, Paths, Sync, TopologyName
 
 SEQUENCES = (1, 2, 4)
 """Of a microbatch."""
@@ -51,7 +51,7 @@ class Shape:
     """Layers of each."""
     sequences: int
     """Of a microbatch."""
-    exchange: ExchangeName
+    exchange: TopologyName
     round_tokens: int
     """Of the whole group."""
     inner_batch_tokens: int = 0
@@ -185,7 +185,7 @@ class Judge:
         return exchange_of(shape.manifest(self.run))
 
     def _place(
-        self, stages: tuple[int, ...], sequences: int, local: bool, exchange: ExchangeName
+        self, stages: tuple[int, ...], sequences: int, local: bool, exchange: TopologyName
     ) -> Placement | None:
         manifest = Shape(stages, sequences, exchange, 1, 1 if local else 0).manifest(self.run)
         how = self._contribution(stages, sequences, local)

@@ -15,14 +15,14 @@ from typed import typing
 
 from peers.errors import UserError
 from peers.lab.bench.learning import trials
-from peers.lab.bench.learning.ground import Ground, Texts
+from peers.lab.bench.learning.ground import BenchTexts, Ground
 from peers.lab.bench.learning.plain_demo import PlainDemo
 from peers.lab.bench.learning.played import player
 from peers.lab.bench.learning.recipes import Recipe, Setting, recipes
 from peers.lab.bench.learning.report import activation_bytes, render, row
-from peers.lab.bench.learning.rounds import Rounds
+from peers.lab.bench.learning.rounds import BenchRounds
 from peers.lab.bench.learning.search import carried_out, plan
-from peers.lab.bench.learning.trials import Kept, Outcome, Rates, Terms
+from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialSettings
 from peers.tools.model.evaluate import cut
 from swarmnet.model.flat_layout import CHUNK
 from swarmnet.run.manifest import Data, Manifest, Paths, Sync
@@ -37,7 +37,7 @@ def ground(stages=(1, 1, 1), codec="fp32", seed=0):
     )  # fmt: skip
     text = corpus()
     held_out = cut(bytes(text[-600:].tolist()), window=16, batch=8)
-    return Ground(manifest, Texts(text[:-600], held_out), seed)
+    return Ground(manifest, BenchTexts(text[:-600], held_out), seed)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_demo_of_one_peer_that_sends_everything_is_signed_descent():
 
 def test_the_products_rounds_are_those_of_a_replica_and_wait_for_their_delay():
     here = ground()
-    at_once, later = (Rounds(here, 2, here.manifest.sync, 4e-3, STEPS, delay) for delay in (0, 1))
+    at_once, later = (BenchRounds(here, 2, here.manifest.sync, 4e-3, STEPS, delay) for delay in (0, 1))
     began = at_once.weights()
     for learner in (at_once, later):
         learner.step(0)
@@ -108,7 +108,11 @@ def test_the_products_rounds_are_those_of_a_replica_and_wait_for_their_delay():
 
 def test_who_is_away_computes_nothing_for_a_third_and_comes_back():
     here = ground()
-    learner, computed, gradient = Rounds(here, 2, here.manifest.sync, 4e-3, STEPS, away=1), [], here.gradient
+    learner, computed, gradient = (
+        BenchRounds(here, 2, here.manifest.sync, 4e-3, STEPS, away=1),
+        [],
+        here.gradient,
+    )
 
     def noted(weights, peer, counter):
         computed.append((peer, counter))
@@ -122,7 +126,9 @@ def test_who_is_away_computes_nothing_for_a_third_and_comes_back():
 
 def test_what_comes_late_moves_the_weights_a_round_later():
     here = ground()
-    in_time, late = (Rounds(here, 2, here.manifest.sync, 4e-3, STEPS, late=share) for share in (0.0, 1.0))
+    in_time, late = (
+        BenchRounds(here, 2, here.manifest.sync, 4e-3, STEPS, late=share) for share in (0.0, 1.0)
+    )
     began = late.weights()
     in_time.step(0)
     late.step(0)
@@ -159,7 +165,7 @@ def test_an_own_step_is_of_as_many_microbatches_as_the_run_says_and_a_round_of_a
     assert learner.sent_bytes == sum(method.payload_bytes for method in learner._methods[0]), "one round"
 
 
-TERMS = Terms("run", "text", peers=2, steps=10)
+TERMS = TrialSettings("run", "text", peers=2, steps=10)
 
 
 def outcome_of(rates, loss, name="x", seed=0):
@@ -238,10 +244,10 @@ def test_many_plans_at_a_time_ask_for_what_each_would_alone():
 
 def test_what_was_kept_is_found_again_and_half_a_line_is_no_trial(tmp_path):
     first = outcome_of(Rates(1.0), 2.0)
-    Kept(tmp_path / "t.jsonl").keep(first)
+    StoredTrials(tmp_path / "t.jsonl").keep(first)
     with (tmp_path / "t.jsonl").open("a") as file:
         file.write('{"trial": {"run_id"')
-    again = Kept(tmp_path / "t.jsonl")
+    again = StoredTrials(tmp_path / "t.jsonl")
     assert again.find(first.trial) == first
     assert again.find(replace(first.trial, seed=1)) is None
 
@@ -251,23 +257,23 @@ def test_the_table_names_what_each_method_costs_beside_adamw():
         row(name, "what it is", 8, 1, [outcome_of(Rates(1.0), loss, name, seed) for seed in (0, 1)])
         for name, loss in (("adamw", 2.0), ("ours", 2.2))
     ]
-    from peers.lab.bench.learning.report import Report
+    from peers.lab.bench.learning.report import LearningReport
 
     activations = activation_bytes(ground().manifest)
-    told = render(Report("tiny", 100, 1000, 2, 0, 0, 0.0, 2, activations, tuple(rows)))
+    told = render(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, 2, activations, tuple(rows)))
     assert "+10.0%" in told
     assert told.index("adamw") < told.index("ours")
 
 
 def test_on_the_front_is_who_learns_more_than_all_that_send_as_little():
-    from peers.lab.bench.learning.report import Report, _front
+    from peers.lab.bench.learning.report import LearningReport, _front
 
     told = {"adamw": (2.0, 1000), "ours": (1.9, 10), "less": (2.1, 1), "more": (2.2, 99), "muon": (1.8, 1000)}
     rows = [
         row(name, "", 0, 1, [replace(outcome_of(Rates(1.0), loss, name), sent_bytes=sent)])
         for name, (loss, sent) in told.items()
     ]
-    found = _front(Report("tiny", 100, 1000, 2, 0, 0, 0.0, 1, 0.0, tuple(rows)))
+    found = _front(LearningReport("tiny", 100, 1000, 2, 0, 0, 0.0, 1, 0.0, tuple(rows)))
     assert [each.method for each in found] == ["less", "ours", "muon"]
 
 

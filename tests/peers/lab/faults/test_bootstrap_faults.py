@@ -9,7 +9,7 @@ from peers.lab.faults.faults import Join
 from peers.lab.faults.invariants import check
 from peers.lab.faults.play import Options, play
 from peers.lab.faults.schedules import schedule
-from swarmnet.membership.ways_in import WaysIn
+from swarmnet.membership.bootstrap_contacts import BootstrapContacts
 
 
 def absence(seconds: float) -> Options:
@@ -24,7 +24,7 @@ def test_a_newcomer_finds_the_others_after_the_bootstraps_return(seconds):
 
 
 def test_a_newcomer_that_finds_no_peer_is_reported(monkeypatch):
-    monkeypatch.setattr(WaysIn, "look", lambda *_: [])
+    monkeypatch.setattr(BootstrapContacts, "look", lambda *_: [])
     found = check(play(absence(65.0)))
     assert [violation.rule for violation in found][:1] == ["no exception escapes"]
 

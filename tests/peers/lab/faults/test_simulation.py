@@ -18,13 +18,13 @@ from peers.lab.faults import invariants
 from peers.lab.faults.faults import Partition
 from peers.lab.faults.invariants import check
 from peers.lab.faults.moves import LostStage, Move
-from peers.lab.faults.play import SHARDS, Options, Seen, play, small_manifest
+from peers.lab.faults.play import SHARDS, Options, ScheduleRecord, play, small_manifest
 from peers.lab.faults.report import log_digest
 from peers.lab.faults.schedules import KINDS, schedule
 from peers.lab.faults.trees import read, stages_of, with_processes
 from peers.lab.world.gated_clock import GATE, Gate, GatedLoop, Spinning
 from peers.lab.world.stub_stage import SLICE_BYTES
-from peers.lab.world.world import Note
+from peers.lab.world.world import RecordedEvent
 from peers.lab.world.world_events import Crashed, Payload, Returned
 from peers.telemetry import events as noted
 from swarmnet.rounds.result_table import head_of, read_head
@@ -149,7 +149,7 @@ def test_moves_are_drawn_only_when_they_are_asked_for_and_change_no_other_fault(
 
 
 @pytest.fixture(scope="module")
-def quiet() -> Seen:
+def quiet() -> ScheduleRecord:
     """A small world in which almost nothing goes wrong."""
     seen = play(Options(3, peers=4, stages=2, kinds=("slow",), rounds=20))
     assert check(seen) == []
@@ -157,12 +157,12 @@ def quiet() -> Seen:
 
 
 @pytest.fixture(scope="module")
-def restarted() -> Seen:
+def restarted() -> ScheduleRecord:
     """A small world one of whose stages is killed and comes back."""
     return play(Options(1, peers=4, stages=2, kinds=("restart",), rounds=20))
 
 
-def tampered(seen: Seen, event: str, number: int, **fields: object) -> list[str]:
+def tampered(seen: ScheduleRecord, event: str, number: int, **fields: object) -> list[str]:
     """The rules that are violated if the log's `number`th such event (from behind) said something else."""
     places = [place for place, note in enumerate(seen.notes) if note.event == event]
     notes = list(seen.notes)
@@ -172,16 +172,16 @@ def tampered(seen: Seen, event: str, number: int, **fields: object) -> list[str]
     return [violation.rule for violation in check(changed)]
 
 
-def saying(note: Note, **fields: object) -> Note:
+def saying(note: RecordedEvent, **fields: object) -> RecordedEvent:
     """The same line with other fields."""
     return replace(note, what=msgspec.structs.replace(note.what, **fields))
 
 
-def replace_notes(seen: Seen, notes: list) -> Seen:
+def replace_notes(seen: ScheduleRecord, notes: list) -> ScheduleRecord:
     return replace(seen, notes=notes)
 
 
-def settled(seen: Seen, number: int) -> dict:
+def settled(seen: ScheduleRecord, number: int) -> dict:
     return [note for note in seen.notes if note.event == "settled"][-number].fields
 
 
@@ -223,14 +223,14 @@ def test_the_checker_finds_a_contribution_that_is_settled_and_came_back(quiet):
 
 
 @pytest.fixture(scope="module")
-def sharded() -> Seen:
+def sharded() -> ScheduleRecord:
     """A small world with reducers, of which some stand still, so that parts of contributions come back."""
     seen = play(Options(6, peers=6, stages=2, rounds=20, sharded=True))
     assert check(seen) == []
     return seen
 
 
-def rules_of(seen: Seen, notes: list) -> set[str]:
+def rules_of(seen: ScheduleRecord, notes: list) -> set[str]:
     return {violation.rule for violation in check(replace_notes(seen, notes))}
 
 
@@ -349,14 +349,14 @@ def test_the_checker_finds_a_stage_that_forgot_what_its_disks_hold(restarted):
 
 
 @pytest.fixture(scope="module")
-def moved() -> Seen:
+def moved() -> ScheduleRecord:
     """A small world in which peers are ordered to other stages, and others go by their own decision."""
     seen = play(Options(MOVED_SEED, peers=6, stages=2, kinds=("move",), rounds=20, moves=True))
     assert check(seen) == []
     return seen
 
 
-def moves_of(seen: Seen) -> list[Note]:
+def moves_of(seen: ScheduleRecord) -> list[RecordedEvent]:
     return [note for note in seen.notes if note.event == "said" and note.fields["what"] == "moves"]
 
 

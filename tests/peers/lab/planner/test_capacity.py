@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.lab.planner import max_flow
-from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work
 from peers.lab.planner.simulator import Events, Swarm
 from swarmnet.routing.load_balancer import Router
 
 
-def draw(seed: int) -> Layout:
+def draw(seed: int) -> SwarmLayout:
     """Returns a random swarm: 2 to 8 stages, 4 to 64 peers, forward passes of 0.05 to 0.5 s, 5 to 200 ms."""
     chance = Random(seed)
     stages = chance.randint(2, 8)
@@ -26,7 +26,7 @@ def draw(seed: int) -> Layout:
     for a in range(count):
         for b in range(a):
             latency[a][b] = latency[b][a] = chance.uniform(0.005, 0.2)
-    return Layout(specs, lambda a, b: latency[a][b], Work(body_bytes=0))
+    return SwarmLayout(specs, lambda a, b: latency[a][b], Work(body_bytes=0))
 
 
 def share_of_max_flow(seed: int) -> float:
@@ -50,9 +50,9 @@ def near(a: int, b: int) -> float:
     return 0.01
 
 
-def line(*seconds: float, **keys: float) -> Layout:
+def line(*seconds: float, **keys: float) -> SwarmLayout:
     """One peer per stage."""
-    return Layout(tuple(PeerSpec(stage, forward, **keys) for stage, forward in enumerate(seconds)), near,
+    return SwarmLayout(tuple(PeerSpec(stage, forward, **keys) for stage, forward in enumerate(seconds)), near,
                   Work(body_bytes=1000, scatter=0.0))  # fmt: skip
 
 
@@ -113,8 +113,8 @@ def test_a_thin_line_is_a_bound_too():
 
 
 def test_peers_that_share_cores_share_their_speed():
-    alone = Layout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), near, Work(0))
-    shared = Layout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), near, Work(0), cores=1)
+    alone = SwarmLayout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), near, Work(0))
+    shared = SwarmLayout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 1, 1)), near, Work(0), cores=1)
     rates = []
     for layout in (alone, shared):
         swarm = Swarm(layout, Router, 1)
@@ -126,7 +126,7 @@ def test_peers_that_share_cores_share_their_speed():
 
 
 def test_a_peer_that_dies_costs_its_stage_its_share_and_nothing_is_counted_twice():
-    layout = Layout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 0, 1, 1, 1)), near, Work(0))
+    layout = SwarmLayout(tuple(PeerSpec(stage, 0.1) for stage in (0, 0, 0, 1, 1, 1)), near, Work(0))
     swarm = Swarm(layout, Router, 3)
     swarm.start()
     swarm.run(60.0)

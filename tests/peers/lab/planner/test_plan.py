@@ -10,7 +10,7 @@ from typed import refused
 from peers.errors import ConfigError, UserError
 from peers.lab.planner import links
 from peers.lab.planner.churn import Play, Turnover, thinnest_share
-from peers.lab.planner.layout import Layout, PeerSpec, Work
+from peers.lab.planner.layout import PeerSpec, SwarmLayout, Work
 from peers.lab.planner.placing import placed
 from peers.lab.planner.plan import plan
 from peers.lab.planner.plan_request import PlanRequest
@@ -22,7 +22,7 @@ from peers.lab.processes.demo_report import contribution_bytes
 from swarmnet.identifiers import PeerId
 from swarmnet.routing.load_balancer import Router
 from swarmnet.run.manifest import Manifest, ModelShape, Paths
-from swarmnet.run.path_rules import Rules
+from swarmnet.run.path_rules import PathRules
 
 DAY = 86400.0
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -124,9 +124,9 @@ def test_a_run_that_skips_is_planned_as_one():
 
 
 def test_where_only_the_middle_is_thin_skipping_is_worth_what_it_leaves_out():
-    layout = Layout(
+    layout = SwarmLayout(
         tuple(PeerSpec(stage, 0.1) for stage, count in enumerate((4, 2, 2, 2, 2, 4)) for _ in range(count)),
-        lambda a, b: 0.01, Work(0), rules=Rules.of(6, 1 / 3, 0),
+        lambda a, b: 0.01, Work(0), rules=PathRules.of(6, 1 / 3, 0),
     )  # fmt: skip
     ways = [course(one, 0) for one in (layout, replace(layout, rules=None))]
     skips, whole = (play(one, way, 32, 0, None).rate for one, way in zip(
@@ -140,7 +140,7 @@ def test_where_only_the_middle_is_thin_skipping_is_worth_what_it_leaves_out():
 
 
 def test_so_many_are_away_as_leave_and_come_back():
-    layout = Layout(tuple(PeerSpec(stage, 30.0) for stage in (0, 1) for _ in range(400)),
+    layout = SwarmLayout(tuple(PeerSpec(stage, 30.0) for stage in (0, 1) for _ in range(400)),
                     lambda a, b: 0.01, Work(0))  # fmt: skip
     swarm = Swarm(layout, Router, 1)
     turnover = Turnover(0.1 / 3600, (20.0,) * 800)
@@ -172,7 +172,7 @@ def test_all_are_played_while_a_minute_is_enough_and_then_a_sample():
     for text, everybody in (("100x500tps", True), ("10000x500tps@1000/1000", False)):
         question = PlanRequest(peer_classes(text))
         peers = placed(MANIFEST, question).peers
-        layout = Layout(tuple(peers), question.between().between([""] * len(peers), 0), Work(130_000))
+        layout = SwarmLayout(tuple(peers), question.between().between([""] * len(peers), 0), Work(130_000))
         way = course(layout, 0)
         count = playable(layout, way, 32, 1, True)
         assert (count >= len(peers)) == everybody
@@ -237,7 +237,7 @@ def test_regions_and_tables_belong_together():
 )
 def test_a_body_takes_its_time_on_whatever_is_slow(keys, connection):
     """A thousand bytes: 50 ms there, once for every body, however long nothing came before."""
-    layout = Layout(tuple(PeerSpec(stage, 0.01, **keys) for stage in (0, 1)), lambda a, b: 0.01,
+    layout = SwarmLayout(tuple(PeerSpec(stage, 0.01, **keys) for stage in (0, 1)), lambda a, b: 0.01,
                     Work(body_bytes=1000, scatter=0.0), connection=connection)  # fmt: skip
     swarm = Swarm(layout, Router, 1)
     one, other = swarm.here

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from peers.lab.processes import chaos_report
 from peers.lab.processes.chaos import ChaosOptions, ChaosSwarm, plan
-from peers.lab.processes.chaos_report import Fault
+from peers.lab.processes.chaos_report import InjectedFault
 from peers.state.checkpoint_writer import aligned
 from peers.telemetry.event import Unknown
 from peers.telemetry.event_log import parse
@@ -117,19 +117,19 @@ def test_times_from_kill_to_commit_look_at_the_others_of_the_stage(tmp_path):
     Log(tmp_path, "dead")("committed", 10.1, **commit)
     Log(tmp_path, "other", 1)("committed", 10.2, **commit)
     Log(tmp_path, "b")("committed", 9.0, **commit)("committed", 12.5, **commit)
-    kill = Fault("kill", "dead", "dead", 0, 10.0)
+    kill = InjectedFault("kill", "dead", "dead", 0, 10.0)
     assert chaos_report.kills_to_commit(chaos_report.read(tmp_path), [kill]) == [2.5]
 
 
 def test_a_frozen_peer_is_routed_around_when_its_last_microbatch_went_elsewhere(tmp_path):
-    frozen = Fault("freeze", "f", "f", 1, 10.0, until=20.0)
+    frozen = InjectedFault("freeze", "f", "f", 1, 10.0, until=20.0)
     log = Log(tmp_path, "a")("rerouted", 9.0, tried=["f"])("rerouted", 12.0, tried=["f"])
     log("rerouted", 14.0, tried=["f", "g"])("rerouted", 15.0, tried=["g"])("rerouted", 21.0, tried=["f"])
     assert chaos_report.frozen_to_reroute(chaos_report.read(tmp_path), frozen) == 4.0
 
 
 def test_a_thawed_peer_is_in_step_once_it_has_settled_nearly_what_its_stage_has(tmp_path):
-    frozen = Fault("freeze", "f", "f", 0, 10.0, until=20.0)
+    frozen = InjectedFault("freeze", "f", "f", 0, 10.0, until=20.0)
     log = Log(tmp_path, "f").settled(3, [], 9.0).settled(4, [], 21.0)
     log.settled(9, [], 22.0).settled(12, [], 23.0)
     other = Log(tmp_path, "a").settled(4, [], 10.0).settled(14, [], 20.5)

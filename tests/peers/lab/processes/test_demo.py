@@ -8,7 +8,7 @@ from rich.console import Console
 
 from peers.config.peer_file import DemoOptions
 from peers.lab.processes.demo import Demo
-from peers.lab.processes.demo_report import CURVE_POINTS, PeerStory, build, contribution_bytes, curve
+from peers.lab.processes.demo_report import CURVE_POINTS, DemoPeerReport, build, contribution_bytes, curve
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest, Sync
 
@@ -62,10 +62,10 @@ def test_a_peer_is_killed_once_it_trains_and_its_stage_has_another_that_does(tmp
 
 
 def test_a_curve_is_of_what_the_first_stage_committed_in_the_order_of_time():
-    first = [PeerStory(name, stage=0) for name in "ab"]
+    first = [DemoPeerReport(name, stage=0) for name in "ab"]
     for number in range(4 * CURVE_POINTS):
         first[number % 2].commits.append((float(number), "o", number, 8, 100.0 - number))
-    other = PeerStory("c", stage=1, commits=[(0.5, "o", 0, 8, 1000.0)])
+    other = DemoPeerReport("c", stage=1, commits=[(0.5, "o", 0, 8, 1000.0)])
     points = curve([other, *first])
     assert [tokens for tokens, _ in points] == [32 * (place + 1) for place in range(CURVE_POINTS)]
     assert points[0] == (32, 98.5), "of two peers, one after the other"
@@ -75,7 +75,7 @@ def test_a_curve_is_of_what_the_first_stage_committed_in_the_order_of_time():
 @pytest.mark.parametrize(("exchange", "is_computed"), [("all-gather", True), ("sharded-reduce", False)])
 def test_what_contributions_took_is_computed_where_all_are_of_one_length(exchange, is_computed):
     manifest = Manifest("demo", PeerId("o"), sync=Sync(method="local-steps", topology=exchange))
-    story = PeerStory("a", stage=0, took=[(1.0, "b"), (2.0, "b")])
+    story = DemoPeerReport("a", stage=0, took=[(1.0, "b"), (2.0, "b")])
     report = build(manifest, [story], None, None, 2.0, "", 3.0)
     assert report["contribution_bytes"]["computed"] == (
         2 * contribution_bytes(manifest, 0) if is_computed else None

@@ -16,7 +16,7 @@ from swarm import tiny_manifest
 from peers.compute.memory_budget import all_needs
 from peers.config.peer_file import check_typed
 from peers.config.yaml_lines import Typed
-from peers.data.documents import Reading
+from peers.data.documents import ReadSummary
 from peers.data.tokens import ShardTokens
 from peers.errors import UserError
 from peers.network.addresses import Addresses
@@ -25,7 +25,7 @@ from peers.tools.doctor import gpu, machine, stage_memory
 from peers.tools.doctor.gpu import AMD, NVIDIA, Graphics
 from peers.tools.doctor.line import CheckResult
 from peers.tools.doctor.reachability import judge, no_bootstrap, undialled
-from peers.tools.doctor.show import CHECKS, Report, run_doctor, wanted_checks
+from peers.tools.doctor.show import CHECKS, DoctorReport, run_doctor, wanted_checks
 from peers.tools.doctor.stage_memory import Memory
 from peers.tools.doctor.swarm import verdicts
 from protocols.reachability.fresh_dial import ADDRESSES, Dialled
@@ -279,7 +279,7 @@ def test_one_bootstrap_that_answers_is_enough_and_gone_acquaintances_are_no_news
 
 def test_lines_are_shown_as_they_come_each_with_its_fix():
     out = io.StringIO()
-    report = Report(frozenset(CHECKS), out, as_json=False)
+    report = DoctorReport(frozenset(CHECKS), out, as_json=False)
     report.tell(CheckResult("disk", "warn", "little room", "make room"))
     assert out.getvalue() == "warn  disk          little room\n                    -> make room\n"
     assert not report.failed
@@ -287,7 +287,7 @@ def test_lines_are_shown_as_they_come_each_with_its_fix():
 
 def test_json_is_one_document_with_the_same(tmp_path):
     out = io.StringIO()
-    report = Report(frozenset({"port"}), out, as_json=True)
+    report = DoctorReport(frozenset({"port"}), out, as_json=True)
     report.tell(CheckResult("disk", "ok", "not asked for"))
     report.tell(CheckResult("p2pd", "fail", "what the rest hangs on", "fix", {"seconds": 1.0}))
     report.end()
@@ -363,7 +363,7 @@ def test_a_machine_alone_is_looked_at_without_leaving_a_trace(tmp_path, monkeypa
 
 
 def read_of(tokens, **what):
-    return ShardTokens("a", torch.zeros(tokens, dtype=torch.uint8), Reading(**what), made=True)
+    return ShardTokens("a", torch.zeros(tokens, dtype=torch.uint8), ReadSummary(**what), made=True)
 
 
 def test_the_text_is_judged_by_what_a_peer_would_read_of_it():

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from peers.data.tokenizer import ByteTokenizer
 from peers.errors import UserError, how_to_install
-from peers.tools.model.likelihood import Reader
+from peers.tools.model.likelihood import ModelScorer
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import ModelShape
@@ -36,8 +36,8 @@ def weights() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def reader(weights) -> Reader:
-    return Reader(weights, SHAPE, ByteTokenizer(), 16)
+def reader(weights) -> ModelScorer:
+    return ModelScorer(weights, SHAPE, ByteTokenizer(), 16)
 
 
 def nats(weights: dict[str, Tensor], before: bytes, after: bytes, window: int = 16) -> float:
@@ -70,7 +70,7 @@ def test_a_whole_text_follows_a_line_end(reader, weights):
 
 
 @pytest.fixture
-def alphabet(reader, monkeypatch) -> Reader:
+def alphabet(reader, monkeypatch) -> ModelScorer:
     """A model that writes the alphabet on."""
 
     def successor(weights, shape, span, tokens_BT, cache=None):

@@ -20,7 +20,7 @@ from peers.lab.world.virtual_time import run
 from peers.tools.model.evaluate import bits_per_byte
 from peers.tools.model.generate import generate
 from peers.tools.model.swarm_client import Conversation, SwarmClient
-from peers.tools.model.swarm_session import Progress, caveats, score, stream
+from peers.tools.model.swarm_session import ScoreProgress, caveats, score, stream
 from peers.worker.inference import visitor_links
 from peers.worker.inference.server import FORGET_SECONDS, MAX_WAITING
 from peers.worker.inference.visitor_links import IDLE_SECONDS, LOOK_SECONDS, MAX_VISITORS
@@ -29,7 +29,7 @@ from protocols.memory.transport import Conditions
 from swarmnet.inference.machine import ASKED_AT_ONCE, BUSY, LEAVE_OUT_SECONDS
 from swarmnet.model.decoder import forward
 from swarmnet.model.parameters import whole
-from swarmnet.run.manifest import Lora, Manifest, Paths, Start
+from swarmnet.run.manifest import InitCheckpoint, Lora, Manifest, Paths
 
 SKIPPING = tiny_manifest(
     (1, 1, 1, 1), model=replace(TINY_MODEL, num_hidden_layers=4), paths=Paths(skip_ratio=1 / 4)
@@ -95,7 +95,7 @@ def test_a_run_that_trains_factors_answers_with_them_and_what_is_frozen():
         assert ".lora_" in " ".join(holders.weights(talk.rounds))
         assert text == local_text(holders, talk, b"def f", 12)
 
-    start = Start("model", "ab" * 32, "", ("cd" * 32,) * 3)
+    start = InitCheckpoint("model", "ab" * 32, "", ("cd" * 32,) * 3)
     play(story, tiny_manifest(model=replace(TINY_MODEL, lora=Lora(rank=2)), init_checkpoint=start))
 
 
@@ -137,7 +137,7 @@ def test_a_score_is_the_local_one_to_the_last_bit_where_hidden_states_travel_exa
 
 def test_a_score_tells_how_far_it_is_and_leaves_what_it_has_when_it_is_stopped():
     async def story(holders: Holders) -> None:
-        progress = Progress()
+        progress = ScoreProgress()
         async with holders.visitor() as client:
             work = asyncio.create_task(score(client, TEXT, progress=progress, at_once=2))
             await until(lambda: progress.done >= 6)
@@ -146,7 +146,7 @@ def test_a_score_tells_how_far_it_is_and_leaves_what_it_has_when_it_is_stopped()
             assert 6 <= progress.done < progress.windows
             done = rf"{progress.done} of {progress.windows} windows, loss [56]\.\d{{4}} nats per token so far"
             assert re.fullmatch(done, progress.line())
-            whole_text = Progress()
+            whole_text = ScoreProgress()
             found = await score(client, TEXT, progress=whole_text)
             assert whole_text.done == whole_text.windows == progress.windows
             assert whole_text.nats / whole_text.tokens == pytest.approx(found.loss)

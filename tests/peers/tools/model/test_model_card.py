@@ -23,7 +23,7 @@ from peers.telemetry import events as noted
 from peers.telemetry.event_log import EventLog, parse
 from peers.tools.model import export as exporting
 from peers.tools.model.model_card import card, plain
-from peers.tools.model.provenance import Facts, facts
+from peers.tools.model.provenance import ModelProvenance, facts
 from protocols.signed.envelope import EnvelopeKind, seal
 from protocols.signed.identity import Identity
 from protocols.signed.receipts import seal_receipt
@@ -32,7 +32,16 @@ from swarmnet.model.decoder import initial_units
 from swarmnet.model.flat_layout import layout_of
 from swarmnet.model.parameters import parameter_shapes
 from swarmnet.rounds.receipts import Receipt
-from swarmnet.run.manifest import Data, Lora, Manifest, ManifestError, ModelShape, Paths, Source, Start
+from swarmnet.run.manifest import (
+    Data,
+    InitCheckpoint,
+    Lora,
+    Manifest,
+    ManifestError,
+    ModelShape,
+    Paths,
+    TextSource,
+)
 from swarmnet.run.manifest_check import check
 
 SHAPE = ModelShape(
@@ -45,7 +54,10 @@ SHAPE = ModelShape(
     max_position_embeddings=64,
     rope_theta=5e5,
 )
-SOURCES = (Source("books", "books", "CC0-1.0", "https://example.org/books"), Source("code", "code", "MIT"))
+SOURCES = (
+    TextSource("books", "books", "CC0-1.0", "https://example.org/books"),
+    TextSource("code", "code", "MIT"),
+)
 OWNER = Identity.from_seed(bytes(32))
 MANIFEST = Manifest(
     "tiny", PeerId(OWNER.peer_id), stages=(1, 1), model=SHAPE, intended_use="to be tested",
@@ -174,7 +186,7 @@ def test_tokens_are_those_that_the_weights_have_settled_and_not_what_a_crash_has
     assert "| tokens | 4,000 in the settled rounds of the first stage |" in page
 
 
-START = Start("base", "cd" * 32, "https://example.org/base", ("ab" * 32,) * 2)
+START = InitCheckpoint("base", "cd" * 32, "https://example.org/base", ("ab" * 32,) * 2)
 CARDS = {
     "without-logs": MANIFEST,
     "started": replace(MANIFEST, model=replace(SHAPE, lora=Lora(rank=2)), init_checkpoint=START),
@@ -311,7 +323,9 @@ def test_a_model_is_scored_on_the_text_that_was_named_and_the_card_says_which(
 
 def test_the_license_of_a_run_is_that_of_its_model():
     licensed = replace(MANIFEST, license="apache-2.0")
-    page = card(licensed, Facts(contributions=Facts().contributions), None, None, Path("model"))
+    page = card(
+        licensed, ModelProvenance(contributions=ModelProvenance().contributions), None, None, Path("model")
+    )
     assert head_of(page)["license"] == "apache-2.0"
     assert "| license | apache-2.0 |" in page
     assert licensed.run_id() != MANIFEST.run_id()
@@ -322,7 +336,13 @@ def test_the_license_of_a_run_is_that_of_its_model():
 def test_what_strangers_wrote_stays_text():
     name = '# x]\n---\nlicense: "mit" | <b>`a`</b>\x1b[2J'
     manifest = replace(MANIFEST, name=name, contact="[mail](https://example.org)\nmore")
-    page = card(manifest, Facts(contributions=Facts().contributions), None, None, Path("a b/mo;del"))
+    page = card(
+        manifest,
+        ModelProvenance(contributions=ModelProvenance().contributions),
+        None,
+        None,
+        Path("a b/mo;del"),
+    )
     assert head_of(page)["model_name"] == name
     assert "license" not in head_of(page)
     assert "\x1b" not in page
@@ -332,7 +352,7 @@ def test_what_strangers_wrote_stays_text():
 
 
 def test_a_crowd_of_contributors_is_cut():
-    crowd = Facts(logs=1)
+    crowd = ModelProvenance(logs=1)
     crowd.contributions.update({f"peer{number}": number + 1 for number in range(1000)})
     page = card(MANIFEST, crowd, None, None, Path("model"))
     assert len(re.findall(r"^\| `peer\d+` \|", page, re.MULTILINE)) == 200

@@ -19,7 +19,7 @@ from protocols.memory.transport import MemoryNetwork
 from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.registry_entry import seal_listing
-from swarmnet.run.owner_orders import Order
+from swarmnet.run.owner_orders import OwnerOrders
 
 
 def member(network: MemoryNetwork, name: str):
@@ -57,7 +57,7 @@ async def test_upkeep_takes_the_newer_order_and_hands_on_the_own():
     one, two = member(network, "one"), member(network, "two")
     signed = sign(tiny_manifest())
     has, lacks = book(signed), book(signed)
-    has.take(seal_order(OWNER, signed.run_id, Order(sequence=7, paused=True)).data)
+    has.take(seal_order(OWNER, signed.run_id, OwnerOrders(sequence=7, paused=True)).data)
     for held, directory in ((lacks, two), (has, one), (lacks, two)):
         await keep(held, directory, lambda *_, **__: None)
     assert lacks.order.paused

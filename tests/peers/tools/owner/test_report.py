@@ -17,7 +17,7 @@ from peers.cli.main import main
 from peers.config.run_file import published_text
 from peers.lab.world.virtual_time import run
 from peers.telemetry.snapshot import ExpertGroup
-from peers.tools.owner.run_facts import Contributor, Facts, from_directory, from_manifest
+from peers.tools.owner.run_facts import CreditedContributor, RunFacts, from_directory, from_manifest
 from peers.tools.owner.training_report import KINDS, as_json, as_markdown
 from protocols.errors import Unreachable
 from protocols.memory.transport import MemoryNetwork
@@ -26,14 +26,24 @@ from protocols.signed.identity import Identity
 from protocols.signed.orders import seal_order
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import seal_record
-from swarmnet.run.manifest import Data, Lora, Source, Start
-from swarmnet.run.owner_orders import Order, Withdrawal
+from swarmnet.run.manifest import Data, InitCheckpoint, Lora, TextSource
+from swarmnet.run.owner_orders import OwnerOrders, Withdrawal
 
 SOURCES = tuple(
-    Source(f"text {kind}", "x", "CC0-1.0", "https://example.org", kind, "2023 to 2024", "English", 1000, "",
-           "filtered")
+    TextSource(
+        f"text {kind}",
+        "x",
+        "CC0-1.0",
+        "https://example.org",
+        kind,
+        "2023 to 2024",
+        "English",
+        1000,
+        "",
+        "filtered",
+    )
     for kind, _ in KINDS
-)  # fmt: skip
+)
 MANIFEST = tiny_manifest(
     data=Data(SOURCES, seq_len=16, micro_batch_size=2), contact="owner@example.org",
     intended_use="tests <script>",
@@ -41,33 +51,33 @@ MANIFEST = tiny_manifest(
 SIGNED = sign(MANIFEST)
 
 
-def facts(**changes) -> Facts:
-    made = from_manifest(SIGNED, Order(withdrawn=(Withdrawal("ab" * 32, "its author asked"),)), 0.0)
+def facts(**changes) -> RunFacts:
+    made = from_manifest(SIGNED, OwnerOrders(withdrawn=(Withdrawal("ab" * 32, "its author asked"),)), 0.0)
     return replace(made, **changes)
 
 
-def started_from_a_model() -> Facts:
-    start = Start("base", "cd" * 32, "https://example.org/base <b>", ("ab" * 32,) * 3)
+def started_from_a_model() -> RunFacts:
+    start = InitCheckpoint("base", "cd" * 32, "https://example.org/base <b>", ("ab" * 32,) * 3)
     model = replace(MANIFEST.model, lora=Lora(rank=4))
     return facts(signed=sign(replace(MANIFEST, init_checkpoint=start, model=model)))
 
 
-def read_in_epochs() -> Facts:
-    data = Data((Source("books", "books"),), sampling="epoch", seq_len=16, micro_batch_size=2)
-    made = from_manifest(sign(tiny_manifest(data=data)), Order(), 0.0)
+def read_in_epochs() -> RunFacts:
+    data = Data((TextSource("books", "books"),), sampling="epoch", seq_len=16, micro_batch_size=2)
+    made = from_manifest(sign(tiny_manifest(data=data)), OwnerOrders(), 0.0)
     return replace(made, read=((100, 30), (40, 130)))
 
 
-def of_experts() -> Facts:
+def of_experts() -> RunFacts:
     signed = sign(expert_manifest(num_experts=6, top_k=2, groups=3))
     groups = (ExpertGroup(0, 0, 0, 1, 2, 95, 95), ExpertGroup(0, 1, 2, 3, 0, 60, 95),
               ExpertGroup(1, 2, 4, 5, 1, None, 95))  # fmt: skip
-    return replace(from_manifest(signed, Order(), 0.0), rounds=(95, 95, 95), experts=groups)
+    return replace(from_manifest(signed, OwnerOrders(), 0.0), rounds=(95, 95, 95), experts=groups)
 
 
 REPORTS = {
     "manifest": facts,
-    "nothing-stated": lambda: from_manifest(sign(tiny_manifest()), Order(), 0.0),
+    "nothing-stated": lambda: from_manifest(sign(tiny_manifest()), OwnerOrders(), 0.0),
     "started": started_from_a_model,
     "epoch": read_in_epochs,
     "experts": of_experts,
@@ -82,7 +92,7 @@ def test_a_report_says_what_is_known_and_what_is_not(golden, name):
 
 def test_compute_and_energy_follow_from_rounds_and_say_what_was_assumed():
     rounds = (99,) * len(MANIFEST.stages)
-    told = json.loads(as_json(facts(rounds=rounds, contributors=(Contributor("peer", "attic", 5),))))
+    told = json.loads(as_json(facts(rounds=rounds, contributors=(CreditedContributor("peer", "attic", 5),))))
     compute = told["compute"]
     assert compute["tokens"] == 100 * MANIFEST.rounds.global_batch_tokens
     assert compute["floating_point_operations"] == 6 * compute["parameters"] * compute["tokens"]
@@ -105,7 +115,7 @@ def test_the_tokens_are_those_that_were_counted_in_settled_rounds_and_else_said_
 
 def test_the_energy_is_that_of_the_devices_that_contributors_say_and_the_report_says_so():
     def kilowatt_hours(*devices):
-        peers = tuple(Contributor(f"p{n}", "", 50, 0, device) for n, device in enumerate(devices))
+        peers = tuple(CreditedContributor(f"p{n}", "", 50, 0, device) for n, device in enumerate(devices))
         found = facts(rounds=(99,) * 3, contributors=peers)
         return found.kilowatt_hours, as_markdown(found)
 
@@ -120,7 +130,7 @@ def test_the_energy_is_that_of_the_devices_that_contributors_say_and_the_report_
 
 def test_the_energy_is_what_gpus_have_measured_and_assumed_only_of_the_others():
     def told(*joules):
-        peers = tuple(Contributor(f"p{n}", "", 50, 0, "cuda", each) for n, each in enumerate(joules))
+        peers = tuple(CreditedContributor(f"p{n}", "", 50, 0, "cuda", each) for n, each in enumerate(joules))
         found = facts(rounds=(99,) * 3, finalized_tokens=(10_000, 9_000, 8_000), contributors=peers)
         return found.kilowatt_hours * 3.6e6 / 1.5, as_markdown(found)
 
@@ -178,7 +188,7 @@ async def a_live_run(network: MemoryNetwork) -> list[str]:
     ]
     await announce(network, "new", 1, state="joining", settled=-1)
     await announce(network, "keeper", NO_STAGE, state="serving", role="archivist")
-    order = Order(sequence=7_000_000, withdrawn=(Withdrawal("cd" * 32, "a name in it"),))
+    order = OwnerOrders(sequence=7_000_000, withdrawn=(Withdrawal("cd" * 32, "a name in it"),))
     await network.directory(OWNER.peer_id).put_order(
         SIGNED.run_id, seal_order(OWNER, SIGNED.run_id, order).data, 1.0
     )
@@ -194,9 +204,9 @@ async def test_a_live_run_is_told_by_what_its_peers_say_of_themselves(golden):
     found = await from_directory(SIGNED, network.directory("reader"))
     assert found.rounds == (10, 8, 12), "the middle one of a stage, and of those who train"
     first, second, third, fourth = found.contributors
-    assert first == Contributor(liar, "liar", 10**15, None)
-    assert second == Contributor(two, "two | <b>", 700, None)
-    assert third == Contributor(one, "one", 500, None)
+    assert first == CreditedContributor(liar, "liar", 10**15, None)
+    assert second == CreditedContributor(two, "two | <b>", 700, None)
+    assert third == CreditedContributor(one, "one", 500, None)
     assert fourth.name == "three"
     assert found.made_at.timestamp() == 1060.0
 

@@ -7,13 +7,13 @@ from swarm import Swarm, tiny_manifest
 
 from peers.network.discovery.announcer import LOOK_SECONDS
 from peers.network.discovery.claims import Claims
-from peers.worker.pause.pausing import Pausing
+from peers.worker.pause.pausing import PauseControl
 from protocols.signed.peer_record import NO_STAGE
 from protocols.signed.records import open_record
 
 
 def test_a_peer_is_paused_while_any_reason_stands():
-    pausing = Pausing()
+    pausing = PauseControl()
     pausing.pause("user")
     pausing.pause("idle", "a game runs")
     pausing.resume("user")
@@ -24,7 +24,7 @@ def test_a_peer_is_paused_while_any_reason_stands():
 
 
 async def test_who_waits_for_a_pause_hears_that_it_was_taken_back():
-    pausing = Pausing()
+    pausing = PauseControl()
     pausing.pause("user")
     waiting = asyncio.create_task(pausing.rested())
     await asyncio.sleep(0)

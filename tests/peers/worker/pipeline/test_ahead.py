@@ -13,12 +13,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 from swarm import TINY_MODEL, Swarm, nothing_is_committed_twice, tiny_manifest
 
-from peers.lab.bench.paths_in_peers import Finding, Row, measure, render
+from peers.lab.bench.paths_in_peers import Finding, TopologyRow, measure, render
 from peers.lab.bench.topologies import draw
 from peers.lab.world.virtual_time import run
 from protocols.memory.conditions import Conditions
-from protocols.messages.reservations import Booked, Cost
-from protocols.messages.table import Ask, GetState, Heartbeat, Lane, Message, Path, Prospect, ReservationReply
+from protocols.messages.reservations import Booked, CostToGo
+from protocols.messages.table import (
+    GetState,
+    Heartbeat,
+    Lane,
+    Message,
+    Path,
+    Prospect,
+    ReservationReply,
+    ReservationRequest,
+)
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Paths
@@ -104,9 +113,11 @@ def test_a_frozen_peer_costs_its_microbatches_a_while_and_leaves_no_booking_behi
     play(story)
 
 
-def question(liar: Liar, number: int, stage: int = 1, firm: bool = True) -> Ask:
+def question(liar: Liar, number: int, stage: int = 1, firm: bool = True) -> ReservationRequest:
     rules = MANIFEST.path_rules()
-    return Ask(liar.transport.peer, number, 1, 0.1, 0.1, firm, Path.of(visit(begin(rules), stage, rules)))
+    return ReservationRequest(
+        liar.transport.peer, number, 1, 0.1, 0.1, firm, Path.of(visit(begin(rules), stage, rules))
+    )
 
 
 def test_who_asks_for_places_and_never_comes_gets_its_share_once_and_then_none():
@@ -143,7 +154,7 @@ def test_an_illegal_question_is_refused_and_one_for_a_stage_behind_as_well():
             Path((0, 2, 1), 2, 0, 1), Path((0, 1), 1, 1, 2), Path((0, 1), 1, 0, 9), Path((0, 2), 2, 0, 1),
             Path(),
         ):  # fmt: skip
-            await liar.say(b, Ask(honest.origin, 1, 1, 0.1, 0.1, True, path), lane="data")
+            await liar.say(b, ReservationRequest(honest.origin, 1, 1, 0.1, 0.1, True, path), lane="data")
         await swarm.during(1.0)
         assert not any(place.asker == liar.transport.peer for place in ahead(swarm, "b").places.held.values())
         assert "ReservationReply" not in liar.heard
@@ -159,7 +170,7 @@ class Promiser(Liar):
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
         super().received(peer, lane, message, body, wire_bytes)
-        if isinstance(message, Ask) and (peer, "data") in self._links:
+        if isinstance(message, ReservationRequest) and (peer, "data") in self._links:
             yes = ReservationReply(message.origin, message.counter, message.question, True, 0.0)
             self._links[peer, "data"].post(yes, b"")
 
@@ -170,7 +181,7 @@ def test_who_promises_at_once_and_answers_nothing_is_given_no_more_than_it_has_e
         await swarm.during(60.0)
         honest = swarm.committed(0) - began
         liar, began, most = Promiser(swarm, 1), swarm.committed(0), 0
-        costs = [Cost(1, 1, 0.0), Cost(1, 2, 0.0)]
+        costs = [CostToGo(1, 1, 0.0), CostToGo(1, 2, 0.0)]
         for number in range(600):
             for name in ("a", "a2"):
                 peer = swarm.members[name].peer
@@ -240,7 +251,7 @@ def test_the_table_shows_what_each_rule_took_and_what_was_told():
     told = {"Ask": 120, "refused": 5, "bytes of Ask": 12_000, "bytes of Prospect": 88_000}
     ahead = Finding(22.0, (100, 50, 100), 100, told, 3)
     router = Finding(27.5, (80, 70, 80), 80, {"re-routed: busy": 33}, 3)
-    row = Row(4, 3, router, ahead)
+    row = TopologyRow(4, 3, router, ahead)
     console = Console(width=200, record=True, file=StringIO())
     console.print(render([row], "alone"))
     line = next(line for line in console.export_text().splitlines() if "22.0" in line)

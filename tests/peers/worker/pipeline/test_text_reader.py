@@ -11,7 +11,7 @@ import torch
 from swarm import TextProcess, sign, tiny_manifest
 
 from peers.config.peer_file import PeerFile
-from peers.data.documents import Reading
+from peers.data.documents import ReadSummary
 from peers.data.files import TextUnreachable
 from peers.data.local_text import first_shard_here, missing_text, text_line
 from peers.data.shards import shards_of
@@ -23,7 +23,7 @@ from peers.worker.pipeline import text_reader
 from peers.worker.pipeline.text_reader import TextReader
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import MicrobatchId
-from swarmnet.run.manifest import Data, Source
+from swarmnet.run.manifest import Data, TextSource
 
 LENGTH = 16
 
@@ -101,7 +101,7 @@ def windows(taken):
 
 async def test_an_epoch_reads_every_window_once_and_every_shard_is_counted(tmp_path):
     books = fill(tmp_path / "books")
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books")), {"books": books})
     text = await peer.start()
     each = (1000 - 1) // LENGTH
     taken = await peer.take(10 * each // 2)
@@ -123,7 +123,7 @@ async def test_an_epoch_reads_every_window_once_and_every_shard_is_counted(tmp_p
 
 async def test_what_is_open_does_not_grow_with_the_text(tmp_path, monkeypatch):
     books, held, most, batches = fill(tmp_path / "books", 60), set(), 0, []
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books")), {"books": books})
     text = await peer.start()
     encode_pieces = ByteTokenizer.encode_pieces
 
@@ -145,7 +145,7 @@ async def test_what_is_open_does_not_grow_with_the_text(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("saved", [True, False])
 async def test_who_starts_again_goes_on_where_it_was(tmp_path, saved):
-    books, signed = fill(tmp_path / "books"), run_of(Source("books", "books"))
+    books, signed = fill(tmp_path / "books"), run_of(TextSource("books", "books"))
     whole = Peer(tmp_path / "other", signed, {"books": books})
     await whole.start()
     expected = windows(await whole.take(150))
@@ -167,7 +167,7 @@ async def test_who_starts_again_goes_on_where_it_was(tmp_path, saved):
 
 
 async def test_two_origins_read_different_text(tmp_path):
-    books, signed = fill(tmp_path / "books"), run_of(Source("books", "books"))
+    books, signed = fill(tmp_path / "books"), run_of(TextSource("books", "books"))
     texts = []
     for name in ("one", "two"):
         peer = Peer(tmp_path / name, signed, {"books": books}, name)
@@ -179,7 +179,7 @@ async def test_two_origins_read_different_text(tmp_path):
 
 async def test_sources_are_mixed_by_their_weights_however_long_they_are(tmp_path):
     long, short = fill(tmp_path / "long", 10), fill(tmp_path / "short", 2)
-    sources = (Source("long", "x", weight=1.0), Source("short", "y", weight=3.0))
+    sources = (TextSource("long", "x", weight=1.0), TextSource("short", "y", weight=3.0))
     peer = Peer(tmp_path / "state", run_of(*sources), {"long": long, "short": short})
     text = await peer.start()
     await peer.take(200)
@@ -192,11 +192,13 @@ async def test_a_file_that_is_shorter_than_a_sequence_is_read_with_others(tmp_pa
     (tmp_path / "books").mkdir()
     for number in range(300):
         (tmp_path / "books" / f"{number:03}.txt").write_text(f"file {number}")
-    (shards, again) = (shards_of(Source("b", "b"), str(tmp_path / "books"), Reading()) for _ in range(2))
+    (shards, again) = (
+        shards_of(TextSource("b", "b"), str(tmp_path / "books"), ReadSummary()) for _ in range(2)
+    )
     assert [shard.name for shard in shards] == [shard.name for shard in again]
     assert sum(len(shard.files) for shard in shards) == 300
     assert 1 < len(shards) < 5
-    peer = Peer(tmp_path / "state", run_of(Source("b", "b")), {"b": tmp_path / "books"})
+    peer = Peer(tmp_path / "state", run_of(TextSource("b", "b")), {"b": tmp_path / "books"})
     await peer.start()
     assert b"file" in b"".join(windows(await peer.take(3)))
     await peer.text.close()
@@ -205,7 +207,7 @@ async def test_a_file_that_is_shorter_than_a_sequence_is_read_with_others(tmp_pa
 @pytest.mark.parametrize("order", ["drawn", "epoch"])
 async def test_a_text_without_one_sequence_says_so(tmp_path, order):
     (tmp_path / "a.txt").write_text("short")
-    peer = Peer(tmp_path / "state", run_of(Source("b", "b"), order=order), {"b": tmp_path / "a.txt"})
+    peer = Peer(tmp_path / "state", run_of(TextSource("b", "b"), order=order), {"b": tmp_path / "a.txt"})
     with pytest.raises(UserError, match="no shard of the run's text holds a sequence of 17 tokens"):
         await peer.start()
 
@@ -218,7 +220,7 @@ async def test_a_text_without_one_sequence_says_so(tmp_path, order):
     ],
 )  # fmt: skip
 async def test_a_place_that_cannot_be_read_begins_anew(tmp_path, told):
-    books, signed = fill(tmp_path / "books", 2), run_of(Source("books", "books"))
+    books, signed = fill(tmp_path / "books", 2), run_of(TextSource("books", "books"))
     place = tmp_path / "state" / "text" / "place.json"
     place.parent.mkdir(parents=True)
     place.write_text(told.replace("RUN", signed.run_id))
@@ -232,7 +234,7 @@ async def test_a_place_that_cannot_be_read_begins_anew(tmp_path, told):
 async def test_who_keeps_the_text_and_does_not_answer_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr("peers.config.remote_files.FIRST_PAUSE_SECONDS", 0.0)
     books = fill(tmp_path / "books")
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books")), {"books": books})
     fails = iter([True, True, False, True, False, True])
 
     def sometimes(work):
@@ -254,7 +256,7 @@ async def test_who_keeps_the_text_and_does_not_answer_is_asked_again(tmp_path, m
 
 async def test_a_disk_that_is_full_ends_the_reading_with_a_reason(tmp_path, monkeypatch):
     books = fill(tmp_path / "books")
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books")), {"books": books})
     await peer.start()
     await peer.take()
 
@@ -294,7 +296,7 @@ async def test_it_goes_on_where_it_was_without_what_was_withdrawn(tmp_path, book
         return writes(cache, path, *rest)
 
     monkeypatch.setattr(ShardCache, "_write", counted)
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books")), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books")), {"books": books})
     text, lines = await peer.start(), peer.process.lines
     assert lines[0] == f"reads the run's text: books from {books}; tokens: bytes"
     assert "notes.doc: of a folder only" in lines[1]
@@ -315,7 +317,7 @@ async def test_it_goes_on_where_it_was_without_what_was_withdrawn(tmp_path, book
 
 
 async def test_text_that_is_missing_is_said_before_anything_is_read(tmp_path, books):
-    signed = run_of(Source("books", "books"))
+    signed = run_of(TextSource("books", "books"))
     with pytest.raises(UserError, match="source `books` is not on this machine"):
         await Peer(tmp_path, signed, {"books": tmp_path / "nowhere"}).start()
     here, at_a_url = (
@@ -327,7 +329,7 @@ async def test_text_that_is_missing_is_said_before_anything_is_read(tmp_path, bo
 
 
 def test_who_looks_whether_the_text_can_be_read_reads_the_first_shard(tmp_path, books):
-    manifest = run_of(Source("books", "books")).manifest
+    manifest = run_of(TextSource("books", "books")).manifest
     config = PeerFile(run="ab" * 32, state=tmp_path / "state", data_paths={"books": str(books)})
     first, shards = first_shard_here(manifest, config, b"", silent)
     assert text_line(first, shards).startswith("the first of 3 shards: ")
@@ -338,7 +340,7 @@ def test_who_looks_whether_the_text_can_be_read_reads_the_first_shard(tmp_path, 
 
 
 async def test_text_is_drawn_from_anywhere_in_all_of_it_and_nobody_counts_what_came(tmp_path, books):
-    peer = Peer(tmp_path / "state", run_of(Source("books", "books"), order="drawn"), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books"), order="drawn"), {"books": books})
     text = await peer.start()
     (warning,) = [line for line in peer.process.lines if line.startswith("warning: ")]
     assert "notes.doc: of a folder only" in warning

@@ -19,7 +19,7 @@ from peers.lab.world.virtual_time import run
 from peers.tools.credit import lines
 from peers.worker.rounds import receipts as shell
 from peers.worker.rounds.receipts import EARLY_SIGNERS, MAX_UNDUE, RECEIPTS_OWED, Receipts, read, summary
-from peers.worker.rounds.update_compute import Settled
+from peers.worker.rounds.update_compute import RoundSettled
 from protocols.errors import Backlog, WireError
 from protocols.messages.table import ReceiptMessage, decode, encode
 from protocols.signed import envelope
@@ -38,7 +38,7 @@ from swarmnet.rounds.receipts import (
     Receipt,
     ReceiptBook,
     ReceiptError,
-    SettledMakers,
+    SettledContributors,
     accepted,
     check,
 )
@@ -56,7 +56,7 @@ def receipt(signer=A, contributor=ME, first=0, last=3, contributions=4, stage=0)
 
 
 def test_at_the_end_of_a_block_every_other_maker_gets_what_was_counted():
-    contributors = SettledMakers(A.peer_id, 2, 4)
+    contributors = SettledContributors(A.peer_id, 2, 4)
     sets = [[ME.peer_id, A.peer_id], [ME.peer_id], [B.peer_id, ME.peer_id], []]
     due = [contributors.settled(round, makers_of) for round, makers_of in enumerate(sets)]
     assert due[:3] == [[], [], []]
@@ -67,7 +67,7 @@ def test_at_the_end_of_a_block_every_other_maker_gets_what_was_counted():
 
 
 def test_a_newcomer_signs_from_where_it_came_and_a_round_that_settles_again_counts_once():
-    contributors = SettledMakers(A.peer_id, 0, 4)
+    contributors = SettledContributors(A.peer_id, 0, 4)
     contributors.settled(6, [ME.peer_id])
     contributors.settled(6, [ME.peer_id])
     (due,) = contributors.settled(7, [ME.peer_id])
@@ -186,7 +186,7 @@ def settle(receipts, rounds, contributors):
             Reference(round, peer.peer_id, ContributionId(b"x" * 16), 1) for peer in contributors
         )
         names = tuple(reference.peer for reference in references)
-        receipts.settled(Settled(round, b"", b"", references, contributors=names))
+        receipts.settled(RoundSettled(round, b"", b"", references, contributors=names))
 
 
 def test_a_receipt_reaches_its_maker_also_when_that_is_linked_only_later():

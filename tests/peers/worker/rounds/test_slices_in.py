@@ -27,8 +27,8 @@ from reducer_world import (
 from peers.lab.world.stub_stage import SLICE_BYTES
 from peers.worker.rounds.update_compute import ReduceShards, SlicedContribution
 from protocols.errors import BadSignature
-from protocols.messages.table import Announce, Contribution, Slices, Want
-from protocols.messages.table import Reference as WireReference
+from protocols.messages.table import Announce, Contribution, GetContributions, Slices
+from protocols.messages.table import ContributionRef as WireReference
 from protocols.signed.envelope import ENVELOPE_BYTES
 from protocols.signed.slices import sign_slices
 from swarmnet.identifiers import ContributionId
@@ -279,11 +279,11 @@ async def test_who_was_away_gets_the_head_of_a_result_whose_sums_are_forgotten()
     world = World()
     world.hear(B, Contribution(), DATA)
     world.posted.clear()
-    world.hear(C, Want([NAME]))
+    world.hear(C, GetContributions([NAME]))
     assert [body for peer, message, body in world.posted if isinstance(message, Contribution)] == [DATA]
     world.path._forget_bodies(0)
     world.posted.clear()
-    world.hear(B, Want([NAME, b"never heard of 1"]))
+    world.hear(B, GetContributions([NAME, b"never heard of 1"]))
     sent = [(peer, body) for peer, message, body in world.posted if isinstance(message, Contribution)]
     assert sent == [(B.peer_id, head_only(DATA))]
     world.path.close()

@@ -14,8 +14,8 @@ from peers.state.snapshot_store import Weights
 from peers.worker.rounds import round_service, update_compute
 from peers.worker.rounds.round_service import RoundService
 from peers.worker.rounds.update_compute import UpdateWork
-from protocols.messages.table import Announce, Contribution, GetIds, Progress, Want
-from protocols.messages.table import Reference as WireReference
+from protocols.messages.table import Announce, Contribution, GetContributions, GetIds, Progress
+from protocols.messages.table import ContributionRef as WireReference
 from protocols.signed.envelope import ENVELOPE_BYTES, EnvelopeKind, open_envelope, seal
 from protocols.signed.identity import Identity
 from swarmnet.identifiers import ContributionId, PeerId, RunId
@@ -113,7 +113,7 @@ def test_of_own_contributions_only_those_of_which_all_is_known_are_forgotten(mon
 async def test_what_takes_up_another_history_signs_nothing_of_the_old_one():
     world, told = World(), []
     world.path.settled = told.append
-    settled = update_compute.Settled(0, b"d" * 32, START, ())
+    settled = update_compute.RoundSettled(0, b"d" * 32, START, ())
     world.path._worked([settled], 0.0)
     world.path.close()
     world.path._worked([settled], 0.0)
@@ -131,6 +131,6 @@ async def test_long_bodies_of_a_settled_round_are_read_from_the_disk(tmp_path, m
     stored = world.path.stored[reference.id]
     assert isinstance(stored.data, memoryview)
     assert stored.data == DATA
-    world.path.message(C, Want([reference.id]), b"")
+    world.path.message(C, GetContributions([reference.id]), b"")
     assert (C, Contribution()) in world.posted
     world.path.close()

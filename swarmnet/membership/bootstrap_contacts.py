@@ -36,7 +36,7 @@ class _Way:
     in_table: bool = False
 
 
-class WaysIn:
+class BootstrapContacts:
     """The bootstraps of one peer, or its remembered peers if it names no bootstrap."""
 
     def __init__(self, bootstraps: Iterable[PeerId], chance: Random) -> None:
