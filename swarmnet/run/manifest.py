@@ -80,7 +80,7 @@ class Experts:
 
     def members(self, group: int) -> range:
         """Return the numbers, within a layer, of the experts in `group`."""
-        return range(group * self.experts_per_group, (group + 1) * self.of_group)
+        return range(group * self.experts_per_group, (group + 1) * self.experts_per_group)
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
