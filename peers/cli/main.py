@@ -185,7 +185,7 @@ def config_check(
         Path | None,
         typer.Option(metavar="FILE", help="The tokenizer.json of a run file. [default: in its folder]"),
     ] = None,
-    start: Annotated[
+    init_checkpoint: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The initial model of a run file. [default: in its folder]"),
     ] = None,
@@ -194,7 +194,7 @@ def config_check(
     """Check a peer file, a run file or a published run file."""
     from peers.tools.owner.run_check import check_file
 
-    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn, start))
+    typer.echo(check_file(file, os.environ, run.overrides(settings), tokenizer, model.warn, init_checkpoint))
 
 
 def config_explain(

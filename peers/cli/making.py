@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def tokenizer(
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Files or folders of text.")],
-    vocabulary: Annotated[int, typer.Option(min=257, max=1 << 20, help="Maximum number of tokens.")] = 8192,
+    vocab_size: Annotated[int, typer.Option(min=257, max=1 << 20, help="Maximum number of tokens.")] = 8192,
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("tokenizer.json"),
     eos_token: Annotated[
         str, typer.Option(metavar="TOKEN", help="Token that separates documents.")
@@ -42,14 +42,14 @@ def tokenizer(
     )
     with as_user_errors(TextError):
         text = text_at(texts)
-        made, tokens = train_tokenizer(text, vocabulary, eos_token, progress)
+        made, tokens = train_tokenizer(text, vocab_size, eos_token, progress)
     write_atomically(out, made)
     for warning in text.reading.warnings():
         warn(warning)
     typer.echo(f"read   {text.reading.bytes:,} bytes of text, {text.reading.documents:,} documents")
     typer.echo(f"wrote  {out}: {tokens:,} tokens")
-    if tokens < vocabulary:
-        typer.echo(f"       fewer than {vocabulary:,}: no other pair of tokens occurs twice in the text")
+    if tokens < vocab_size:
+        typer.echo(f"       fewer than {vocab_size:,}: no other pair of tokens occurs twice in the text")
     typer.echo(f"run    model: {{vocab_size: {tokens}}}")
     typer.echo(f"       data: {{tokenizer: {out.name}, eos_token: '{eos_token}'}}")
 

@@ -107,7 +107,7 @@ def publish(
         Path | None,
         typer.Option(metavar="FILE", help="The run's tokenizer.json. [default: next to RUN.yaml]"),
     ] = None,
-    start: Annotated[
+    init_checkpoint: Annotated[
         str | None,
         typer.Option(
             metavar="DIR|URL",
@@ -133,7 +133,7 @@ def publish(
     # Before the key: none is created for an invalid file.
     for unusual in check_run(run_file, manifest, tokenizer, opened=not unchecked):
         warn(unusual)
-    model = model_beside(run_file, manifest, start, typer.echo)
+    model = model_beside(run_file, manifest, init_checkpoint, typer.echo)
     begins, unlike = start_beside(run_file, manifest, tokenizer, model)
     for unusual in unlike:
         warn(unusual)

@@ -62,7 +62,7 @@ SHOWN = (
     ),
     SwarmMetric(
         _gauge("swarm_experts_min_replicas",
-               "Peers of the expert group with the fewest, by records.",
+               "Peers that train the stage's rarest group of experts, as their records claim.",
                STAGE),
         _least_holders,
     ),

@@ -87,7 +87,7 @@ class Lab(Hour):
             (self.folder / name).write_text(text)
 
     def prepare(self) -> None:
-        self.swarmnet("tokenizer", "text", "--vocabulary", "1024")
+        self.swarmnet("tokenizer", "text", "--vocab-size", "1024")
         self.place("tokenizer")
         self.swarmnet("config", "check", "lab.yaml")
         self.swarmnet("publish", "lab.yaml")

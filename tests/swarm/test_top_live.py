@@ -177,7 +177,7 @@ class Told:
 @pytest.mark.parametrize(
     ("order", "headline"),
     [
-        (OwnerOrders(sequence=7, reason="a look at the data", paused=True), "as peers say   held"),
+        (OwnerOrders(sequence=7, reason="a look at the data", paused=True), "as peers say   paused_by_owner"),
         (OwnerOrders(sequence=7), "as peers say"),
         (None, "as peers say"),
     ],

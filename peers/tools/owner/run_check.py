@@ -108,7 +108,7 @@ def start_beside(
         raise ConfigError([
             f"{run_file}: init_checkpoint.path: it would be published with the name and the password in "
             "it; write the "
-            f"folder's name, and give the URL to `swarmnet publish {run_file} --start URL`"
+            f"folder's name, and give the URL to `swarmnet publish {run_file} --init-checkpoint URL`"
         ])  # fmt: skip
     if not wanted:
         if given is not None:
@@ -126,7 +126,7 @@ def start_beside(
         raise ConfigError([
             f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in "
             f"{folder.absolute()}: put the "
-            "model's folder there, or say where it is: --start DIR"
+            "model's folder there, or say where it is: --init-checkpoint DIR"
         ])  # fmt: skip
     used = tokenizer or folder / manifest.data.tokenizer
     try:

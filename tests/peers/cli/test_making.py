@@ -21,7 +21,7 @@ def test_a_tokenizer_of_ones_own_text_fits_the_run_file_that_it_prints(swarmnet)
     Path("books").mkdir()
     Path("books/one.txt").write_text(WORDS)
     Path("books/two.txt").write_text(WORDS + "π and ζ")
-    code, out, err = swarmnet("tokenizer", "books", "--vocabulary", 280, "--out", "own.json")
+    code, out, err = swarmnet("tokenizer", "books", "--vocab-size", 280, "--out", "own.json")
     assert (code, err) == (0, "")
     assert "2 documents" in out
     assert "wrote  own.json: 280 tokens" in out
@@ -39,7 +39,7 @@ def test_a_tokenizer_of_ones_own_text_fits_the_run_file_that_it_prints(swarmnet)
 def test_who_waits_for_a_tokenizer_hears_how_far_it_is(swarmnet, monkeypatch):
     Path("one.txt").write_text(WORDS * 2000)
     monkeypatch.setattr("peers.data.local_text.PROGRESS_SECONDS", 0.0)
-    code, _, err = swarmnet("tokenizer", "one.txt", "--vocabulary", 280)
+    code, _, err = swarmnet("tokenizer", "one.txt", "--vocab-size", 280)
     assert code == 0
     assert re.match(r"reads the text: 1 of 4 MB, \d+ s to go\n", err)
 
@@ -47,7 +47,7 @@ def test_who_waits_for_a_tokenizer_hears_how_far_it_is(swarmnet, monkeypatch):
 def test_the_same_text_makes_the_same_tokenizer(swarmnet):
     Path("one.txt").write_text(WORDS)
     for name in ("a.json", "b.json"):
-        assert swarmnet("tokenizer", "one.txt", "--vocabulary", 280, "--out", name)[0] == 0
+        assert swarmnet("tokenizer", "one.txt", "--vocab-size", 280, "--out", name)[0] == 0
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
 
 
@@ -72,7 +72,7 @@ def test_a_text_larger_than_memory_should_hold_is_read_a_part_at_a_time(swarmnet
 
     monkeypatch.setattr(train_tokenizer, "pieces_of", pieces_of)
     Path("long.txt").write_text(WORDS * 2000)
-    assert swarmnet("tokenizer", "long.txt", "--vocabulary", 260)[0] == 0
+    assert swarmnet("tokenizer", "long.txt", "--vocab-size", 260)[0] == 0
     assert len(seen) > 1
     assert max(seen) <= 2**20
 

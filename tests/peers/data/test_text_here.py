@@ -106,7 +106,7 @@ def test_a_path_in_a_received_manifest_is_never_opened(tmp_path, peer, monkeypat
         assert "stories" in missing_text(manifest, peer()), path
         assert never_held(manifest, peer(), missing_text(manifest, peer())) == {0}
         for config in (peer(), peer("stage: 0\n"), peer("data_paths: {another: secret.txt}\n")):
-            with pytest.raises(UserError, match=r"say where .* text: \{stories: PATH\}$"):
+            with pytest.raises(UserError, match=r"say where .* data_paths: \{stories: PATH\}$"):
                 first_shard_here(manifest, config, b"", unheard)
 
 

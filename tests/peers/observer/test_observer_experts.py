@@ -96,4 +96,4 @@ def test_metrics_tell_the_group_that_needs_somebody_most_of_each_stage():
         for sample in family.samples
         if "_experts_" in sample.name
     }
-    assert found == {("least_holders", "0"): 0.0, ("least_holders", "1"): 0.0, ("least_holders", "2"): 0.0}
+    assert found == {("min_replicas", "0"): 0.0, ("min_replicas", "1"): 0.0, ("min_replicas", "2"): 0.0}

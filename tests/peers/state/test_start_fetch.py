@@ -129,7 +129,7 @@ def test_weights_in_several_files_are_those_that_the_index_names(model, tmp_path
 
 def test_another_model_than_the_run_names_is_not_kept(server, model, tmp_path):
     manifest = replace(RUN, init_checkpoint=replace(RUN.init_checkpoint, sha256="ab" * 32))
-    with pytest.raises(StartError, match=r"is not the model that start\.sha256 names"):
+    with pytest.raises(StartError, match=r"is not the model that init_checkpoint\.sha256 names"):
         fetched(f"{server.url}/base", tmp_path / "here", manifest, said_nothing)
     assert list(tmp_path.iterdir()) == []
 

@@ -204,7 +204,7 @@ async def test_a_file_that_is_shorter_than_a_sequence_is_read_with_others(tmp_pa
     await peer.text.close()
 
 
-@pytest.mark.parametrize("order", ["drawn", "epoch"])
+@pytest.mark.parametrize("order", ["random", "epoch"])
 async def test_a_text_without_one_sequence_says_so(tmp_path, order):
     (tmp_path / "a.txt").write_text("short")
     peer = Peer(tmp_path / "state", run_of(TextSource("b", "b"), order=order), {"b": tmp_path / "a.txt"})
@@ -334,13 +334,13 @@ def test_who_looks_whether_the_text_can_be_read_reads_the_first_shard(tmp_path, 
     first, shards = first_shard_here(manifest, config, b"", silent)
     assert text_line(first, shards).startswith("the first of 3 shards: ")
     assert "notes.doc" in first.reading.first_left_out
-    nowhere = config.model_copy(update={"text": {"books": "nowhere://example.org/books"}})
+    nowhere = config.model_copy(update={"data_paths": {"books": "nowhere://example.org/books"}})
     with pytest.raises(UserError, match="cannot be opened"):
         first_shard_here(manifest, nowhere, b"", silent)
 
 
 async def test_text_is_drawn_from_anywhere_in_all_of_it_and_nobody_counts_what_came(tmp_path, books):
-    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books"), order="drawn"), {"books": books})
+    peer = Peer(tmp_path / "state", run_of(TextSource("books", "books"), order="random"), {"books": books})
     text = await peer.start()
     (warning,) = [line for line in peer.process.lines if line.startswith("warning: ")]
     assert "notes.doc: of a folder only" in warning

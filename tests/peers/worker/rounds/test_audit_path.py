@@ -105,7 +105,7 @@ async def test_a_result_that_its_slices_do_not_give_is_undone_and_its_maker_part
     world.answer(C, name, reversed(HONEST))
     assert world.codes() == ["lied"]
     assert world.audits.convicted.keys() == {C.peer_id}
-    assert world.parted == [(C.peer_id, "invalid_reduction")]
+    assert world.departed == [(C.peer_id, "invalid_reduction")]
     assert world.path.rounds.rounds[0].held == {}
     told = [(peer, message) for peer, message, _ in world.posted if isinstance(message, FraudProof)]
     assert (B.peer_id, FraudProof(C.peer_id, 0, name, SHARD)) in told
@@ -166,7 +166,7 @@ async def test_what_proves_nothing_costs_whoever_offers_it_its_link_and_the_accu
     world.hear(B, FraudProof(C.peer_id, 0, name, SHARD))
     world.answer(B, name, bodies)
     assert world.audits.convicted == {}
-    assert world.parted == [(B.peer_id, "malformed")]
+    assert world.departed == [(B.peer_id, "malformed")]
     world.posted.clear()
     world.hear(B, FraudProof(C.peer_id, 0, name, SHARD))
     assert world.asks() == [], "it has cried wolf"
@@ -199,7 +199,7 @@ async def test_who_does_not_give_the_slices_is_no_liar_but_reduces_nothing_here_
     await asyncio.sleep(2 * world.path.manifest.rounds.contribution_timeout_seconds)
     world.path.counted(3)
     assert world.codes() == [code]
-    assert world.parted == []
+    assert world.departed == []
     assert world.audits.convicted == {}
     reducing = world.path.rounds.reducing
     block = range(current, current + DRAWN_FOR)
