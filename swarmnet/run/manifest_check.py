@@ -80,8 +80,8 @@ def check(manifest: Manifest) -> None:
          f"{MAX_BODY_BYTES:,} are allowed; reduce micro_batch_size or seq_len, or set a smaller "
          "activation_codec"),
         (manifest.gradient_rounding != "nearest" and manifest.effective_gradient_codec in ("fp32", "bf16"),
-         f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs gradient_codec: "
-         "int8, int4-tiles or int6-tiles"),
+         f"gradient_rounding: {manifest.effective_gradient_codec} supports only nearest; stochastic needs "
+         "gradient_codec: int8, int4-tiles or int6-tiles"),
         (not manifest.data.sources, "data.sources is empty; name at least one"),
         (any(source.bytes < 0 for source in manifest.data.sources), "data.sources: bytes cannot be negative"),
         *_of_data(manifest.data),
