@@ -57,7 +57,8 @@ class PeerDiscovery:
         me = self.neighbourhood.membership.me
         for stage in sorted(stages & self._others.keys()):
             records = await self.presence.look_up(stage)
-            if records is None:
+            # Another call may have dropped the stage while this one waited for the directory.
+            if records is None or stage not in self._others:
                 continue
             self._others[stage] += 1
             if me in records:

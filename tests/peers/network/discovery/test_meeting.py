@@ -1,10 +1,12 @@
 """A newcomer decides where to start from once it knows who of its group is there."""
 
+import asyncio
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
-from peers.network.discovery.discovery import met
+from peers.network.discovery.discovery import RECORD_LOOKS, PeerDiscovery, met
 from swarmnet.identifiers import PeerId
 from swarmnet.membership.machine import Membership
 
@@ -53,3 +55,27 @@ def test_a_crowd_that_is_linked_and_takes_no_part_is_nobody_to_learn_from():
 )
 def test_the_silent_are_waited_for_only_where_nobody_trains(peers, expected):
     assert met(membership(**peers)) == expected
+
+
+class SlowDirectory:
+    """`RecordAnnouncer` whose look-ups end when the test says so."""
+
+    def __init__(self):
+        self.answer = asyncio.Event()
+
+    async def look_up(self, stage):
+        await self.answer.wait()
+        return {}
+
+
+async def test_two_looks_at_a_slow_directory_end_though_both_drop_the_same_stage():
+    """A starting peer looks for its group while the regular look-ups have begun."""
+    presence = SlowDirectory()
+    links = SimpleNamespace(
+        membership=Membership(PeerId("me"), 0, Random(1)), learn_all=lambda records: None, known=dict
+    )
+    discovery = PeerDiscovery(presence, links, 4, lambda *_: None)
+    looks = [asyncio.create_task(discovery.look()) for _ in range(RECORD_LOOKS + 2)]
+    await asyncio.sleep(0)
+    presence.answer.set()
+    await asyncio.wait_for(asyncio.gather(*looks), 5.0)
