@@ -150,7 +150,10 @@ async def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch
     assert swarm.loop.time() - told_at < 1.0
 
 
-@pytest.mark.parametrize(("missed", "way"), [(5, "contributions"), (FETCH_ROUNDS + 5, "snapshot")])
+@pytest.mark.parametrize(
+    ("missed", "way"),
+    [(5, "contributions"), pytest.param(FETCH_ROUNDS + 5, "snapshot", marks=pytest.mark.soak)],
+)
 def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tmp_path, missed, way):
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)

@@ -106,7 +106,8 @@ def refusals(swarm: Swarm, name: str) -> int:
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=max(1, settings.default.max_examples // 10),
+    deadline=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )  # fmt: skip
 @given(
@@ -253,7 +254,7 @@ def test_gradients_and_beats_that_lie_about_numbers_are_refused():
         assert peer in NAMES
         assert victim.neighbourhood.membership.peers[liar.identity.peer_id].stage == 2
 
-    swarm = play(2, story)
+    swarm = play(2, story, stub=True)
     tokens = {note.fields["tokens"] for note in swarm.of("committed")}
     assert tokens == {32}
 
@@ -310,14 +311,14 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_them(lie):
-    """It says it for 20 seconds, to both peers of its group, ten times a second."""
+    """It says it for 10 seconds, to both peers of its group, ten times a second."""
 
     async def story(swarm: Swarm, liar: Liar) -> None:
         workers = [swarm.members[name].worker for name in ("c", "d")]
         honest = swarm.members["a"].worker.update.rounds
         first, first_honest = workers[0].update.rounds.current, honest.current
         commits = len(swarm.of("committed", "c", "d"))
-        for number in range(200):
+        for number in range(100):
             for worker in workers:
                 peer = worker.transport.peer
                 if number % 10 == 0:
@@ -325,7 +326,7 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
                 await liar.say(peer, LIES[lie](worker.update.rounds))
             await swarm.during(0.1)
         rounds = workers[0].update.rounds.current - first
-        assert len(swarm.of("committed", "c", "d")) > commits + 40, "microbatches go on"
+        assert len(swarm.of("committed", "c", "d")) > commits + 20, "microbatches go on"
         assert rounds <= 4 * (honest.current - first_honest) + 8, "driven on"
         assert rounds >= (honest.current - first_honest) / 8, "held back"
 

@@ -78,10 +78,10 @@ async def test_a_worker_that_reads_another_part_of_the_directory_than_its_neighb
     part = first.worker.presence.directory = Part(first.worker.presence.directory)
     split = lambda: first.worker.looking.split.suspected  # noqa: E731
     await swarm.until(lambda: swarm.committed(0) > 5, 60.0)
-    await swarm.during(10 * LOOK_SECONDS)
+    await swarm.during((MISSED_LOOKS + 1) * LOOK_SECONDS)
     assert not split()
     part.silent = True
-    await swarm.during(10 * LOOK_SECONDS)
+    await swarm.during((MISSED_LOOKS + 1) * LOOK_SECONDS)
     assert not split(), "a directory that does not answer has said nothing"
     part.silent, part.lost = False, others
     await swarm.until(split, (MISSED_LOOKS + 1) * LOOK_SECONDS)

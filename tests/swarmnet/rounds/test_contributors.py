@@ -72,7 +72,7 @@ async def hands_on(
     return sent
 
 
-@pytest.mark.parametrize("access", ["open", "invite"])
+@pytest.mark.parametrize("access", ["open", pytest.param("invite", marks=pytest.mark.soak)])
 @on_virtual_clock
 async def test_a_crowd_of_keys_behind_one_link_has_no_votes(access):
     swarm = OwnedSwarm(tiny_manifest((2, 1), access=access), stub=True)
