@@ -51,9 +51,9 @@ LATE_SECONDS = 40.0
 """A liar may cost the group a finality_timeout_seconds here and a back-off there, but no more than this."""
 
 
-def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]], stub: bool = False) -> Swarm:
+def play(stage: int, story: Callable[[Swarm, Liar], Awaitable[None]]) -> Swarm:
     """Four honest peers and a liar of `stage`; afterwards the liar is gone and all must be well."""
-    swarm = Swarm(MANIFEST, stub=stub)
+    swarm = Swarm(MANIFEST, stub=True)
 
     async def whole() -> None:
         swarm.open()
@@ -254,7 +254,7 @@ def test_gradients_and_beats_that_lie_about_numbers_are_refused():
         assert peer in NAMES
         assert victim.neighbourhood.membership.peers[liar.identity.peer_id].stage == 2
 
-    swarm = play(2, story, stub=True)
+    swarm = play(2, story)
     tokens = {note.fields["tokens"] for note in swarm.of("committed")}
     assert tokens == {32}
 
@@ -330,4 +330,4 @@ def test_a_peer_that_lies_about_rounds_neither_drives_the_others_on_nor_holds_th
         assert rounds <= 4 * (honest.current - first_honest) + 8, "driven on"
         assert rounds >= (honest.current - first_honest) / 8, "held back"
 
-    play(1, story, stub=True)
+    play(1, story)
