@@ -157,14 +157,16 @@ class UnknownContributors:
         return tuple(holders)
 
     def left(self, peer: PeerId) -> None:
-        """Remove a neighbour that left, and the contributions that only it named."""
+        """Remove a neighbour that left, and the contributions that only it named.
+
+        What it shared with one other counts for that one from now on, and goes where it has too many."""
         for identity, (_, holders) in list(self._named.items()):
             if peer in holders:
                 self._count(holders, -1)
                 holders.remove(peer)
                 self._count(holders, 1)
-                if not holders:
-                    del self._named[identity]
+                if not holders or self._alone[holders[0]] > MAX_OF_ONE:
+                    self.end(identity)
 
     def forget_until(self, round: int) -> None:
         """Forget the contributions to settled rounds, up to `round`."""

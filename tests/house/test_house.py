@@ -5,7 +5,7 @@ What breaks a rule fails with its row of docs/contributing.md, which says why an
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -69,9 +69,18 @@ def tree_of(path):
     return ast.parse(text_of(path))
 
 
+@cache
+def nodes_of(path):
+    """By kind, the nodes of a module: one walk through its tree serves every rule."""
+    by_kind = defaultdict(list)
+    for node in ast.walk(tree_of(path)):
+        by_kind[type(node)].append(node)
+    return dict(by_kind)
+
+
 def found(paths, *kinds):
     """(path, node) of every node of these kinds."""
-    return [(path, node) for path in paths for node in ast.walk(tree_of(path)) if isinstance(node, kinds)]
+    return [(path, node) for path in paths for kind in kinds for node in nodes_of(path).get(kind, [])]
 
 
 def where(path, node):

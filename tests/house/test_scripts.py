@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
+import pip
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -227,7 +229,9 @@ def test_only_setup_installs_and_only_what_has_a_hash():
 
 def test_a_file_with_another_hash_is_refused(clone):
     """A real pip, and a wheel made here: the one whose hash the lock has goes in, a changed one does not."""
-    subprocess.run([sys.executable, "-m", "venv", clone / ".venv"], check=True, timeout=120)
+    venv.create(clone / ".venv", symlinks=True)
+    (place,) = (clone / ".venv/lib").glob("python*/site-packages")
+    (place / "pip").symlink_to(Path(pip.__file__).parent, target_is_directory=True)
     wheels = clone.parent / "wheels"
     wheels.mkdir()
     wheel = wheels / "torch-2.13.0-py3-none-any.whl"
@@ -325,8 +329,8 @@ def test_everything_is_checked_and_what_computes_gives_way_to_real_peers(checked
         f"pytest -m loopback and not soak --durations 25 at {now}",
         f"{IN_MEMORY} -m not loopback and not soak at 19",
         f"ruff check at {now}",
-        "swarmnet simulate --schedules 4 --jobs 2 --seed N --sharded at 19",
-        "swarmnet simulate --schedules 8 --jobs 2 --seed N at 19",
+        "swarmnet simulate --schedules 2 --jobs 2 --seed N --sharded at 19",
+        "swarmnet simulate --schedules 4 --jobs 2 --seed N at 19",
     ]
     ended = re.findall(r"^== (.*): ok, \d+ s$", done.stdout, re.MULTILINE)
     assert ended == ["setup", "ruff", "mypy", "imports", "libp2p", "tests in memory", "fresh schedules",

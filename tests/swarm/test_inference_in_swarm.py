@@ -85,7 +85,10 @@ def play(
 
 @pytest.mark.parametrize(
     ("manifest", "peers"),
-    [(tiny_manifest(), FIVE), (expert_manifest(num_experts=4, top_k=2, groups=2), FIVE)],
+    [
+        pytest.param(tiny_manifest(), FIVE, marks=pytest.mark.soak),
+        (expert_manifest(num_experts=4, top_k=2, groups=2), FIVE),
+    ],
     ids=["plain", "experts"],
 )
 def test_while_it_trains_a_swarm_writes_the_texts_of_the_local_model_with_the_same_settled_weights(

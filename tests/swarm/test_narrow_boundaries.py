@@ -28,7 +28,7 @@ ANCHORED = Boundary("token-anchored", width=8, after=(1, 2))
     ("boundary", "codec", "back", "rounding"),
     [
         (ANCHORED, "bf16", "same", "nearest"),
-        (replace(ANCHORED, anchor_rows=32), "int8", "same", "nearest"),
+        pytest.param(replace(ANCHORED, anchor_rows=32), "int8", "same", "nearest", marks=pytest.mark.soak),
         (replace(ANCHORED, kind="shared-subspace"), "int4-tiles", "int6-tiles", "stochastic"),
     ],
     ids=["bf16", "hashed and int8", "shared, int4 down and int6 up by chance"],

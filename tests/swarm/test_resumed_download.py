@@ -98,7 +98,9 @@ def chunks_in(folder: Path) -> int:
     return len(list((folder / "download").iterdir()))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+@pytest.mark.parametrize(
+    "share", [0.6, *(pytest.param(share, marks=pytest.mark.soak) for share in (0.1, 0.95))]
+)
 def test_a_newcomer_that_is_killed_in_its_download_comes_back_and_fetches_only_the_rest(tmp_path, share):
     async def story(swarm: Swarm) -> None:
         round, first = await killed_at(swarm, tmp_path, share)

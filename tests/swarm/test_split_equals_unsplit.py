@@ -90,7 +90,7 @@ def unsplit():
     return of
 
 
-@pytest.mark.parametrize("stages", [(2, 1, 1), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("stages", [pytest.param((2, 1, 1), marks=pytest.mark.soak), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_the_loss_curve_and_the_settled_weights_are_those_of_the_unsplit_model(unsplit, case, stages):
     losses, settled, weights = unsplit(case)

@@ -124,7 +124,7 @@ def test_a_polite_leave_finishes_what_it_started_and_hands_over_the_last_contrib
         last = max(note.fields["round"] for note in swarm.of("contribution_made", "c"))
         await swarm.until(lambda: settled(swarm, "d") >= last, 20.0)
 
-    swarm = play(Swarm(tiny_manifest()), story)
+    swarm = play(Swarm(tiny_manifest(), stub=True), story)
     made = {note.fields["id"] for note in swarm.of("contribution_made", "c")}
     in_sets = {identity for note in swarm.of("settled", "d") for identity in note.fields["ids"]}
     assert made <= in_sets
@@ -150,7 +150,10 @@ async def test_a_peer_that_waits_for_its_archive_can_leave(tmp_path, monkeypatch
     assert swarm.loop.time() - told_at < 1.0
 
 
-@pytest.mark.parametrize(("missed", "way"), [(5, "contributions"), (FETCH_ROUNDS + 5, "snapshot")])
+@pytest.mark.parametrize(
+    ("missed", "way"),
+    [(5, "contributions"), pytest.param(FETCH_ROUNDS + 5, "snapshot", marks=pytest.mark.soak)],
+)
 def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tmp_path, missed, way):
     async def story(swarm: Swarm) -> None:
         await swarm.until(lambda: settled(swarm) >= 3, 60.0)
@@ -174,7 +177,7 @@ def test_a_peer_that_comes_back_with_an_old_checkpoint_goes_on_with_the_group(tm
         assert len(new & swarm.digests(1)["c"].keys()) >= 5
         back.worker.disk.folder = None  # It would write in a thread, for which a virtual clock cannot wait.
 
-    play(Swarm(tiny_manifest()), story)
+    play(Swarm(tiny_manifest(), stub=True), story)
 
 
 class Stranger:
@@ -212,7 +215,7 @@ def test_peers_of_another_run_are_refused_and_its_manifest_is_not_taken_for_ours
             from_wire(ours, other.run_id)
         assert [message.code for message, _ in stranger.heard if isinstance(message, Refuse)] == ["wrong_run"]
 
-    play(Swarm(tiny_manifest()), story)
+    play(Swarm(tiny_manifest(), stub=True), story)
 
 
 def test_a_newcomer_takes_the_stage_that_lost_a_peer_though_the_directory_still_lists_it():
@@ -224,4 +227,4 @@ def test_a_newcomer_takes_the_stage_that_lost_a_peer_though_the_directory_still_
         await swarm.until(lambda: contributes(swarm, "new"), 30.0)
         assert swarm.members["new"].worker.stage == 1
 
-    play(Swarm(tiny_manifest()), story)
+    play(Swarm(tiny_manifest(), stub=True), story)

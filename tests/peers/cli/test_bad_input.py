@@ -398,6 +398,6 @@ def test_holders_that_send_a_wrong_chunk_are_named_and_it_is_fetched_from_anothe
             assert "a wrong hash" in told[0]
         await swarm.close()
 
-    swarm = Swarm(tiny_manifest((3,)))
+    swarm = Swarm(tiny_manifest((3,)), stub=True)
     run_virtual(story())
     assert shared_rounds(swarm) > 20

@@ -8,7 +8,7 @@ from peers.lab.world.virtual_time import run
 from swarmnet.model.computing.choices import Computing
 from swarmnet.run.manifest import Rounds, Sync
 
-ROUNDS = 60
+ROUNDS = 30
 """Of 200, with two stages and six peers, docs/benchmarks/memory.md tells."""
 MIXED = {
     "a": Computing(),
@@ -50,7 +50,7 @@ def played(computings, rounds=ROUNDS, seed=0):
 
 
 def last_loss(swarm):
-    losses = swarm.losses(0)[-100:]
+    losses = swarm.losses(0)[-50:]
     return sum(losses) / len(losses)
 
 

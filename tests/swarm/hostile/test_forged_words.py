@@ -43,7 +43,7 @@ WORDS = {
 @pytest.mark.parametrize("word", WORDS)
 @on_virtual_clock
 async def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_does_not(word):
-    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+    swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
     swarm.open()
     for name, stage in {"a": 0, "victim": 1, "c": 1}.items():
         swarm.start(name, stage, in_flight=1)
@@ -65,7 +65,7 @@ async def test_a_forged_word_ends_the_link_of_who_passes_it_on_and_a_true_one_do
 
 @on_virtual_clock
 async def test_a_worker_takes_no_body_of_a_stranger_and_none_that_the_run_does_not_have():
-    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+    swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
     swarm.open()
     swarm.start("a", 0, in_flight=1)
     victim = swarm.start("victim", 1, in_flight=1)

@@ -51,7 +51,7 @@ class Mute:
 @on_virtual_clock
 async def test_a_newcomer_whose_neighbours_are_all_mute_begins_no_second_history():
     """Their records are more than a peer's neighbours are, and those who train are none of these."""
-    swarm = Swarm(tiny_manifest(stages=(1, 2)))
+    swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
     swarm.open()
     for name, stage in {"a": 0, "b": 1, "c": 1}.items():
         swarm.start(name, stage, in_flight=1)

@@ -71,7 +71,7 @@ def refusers(swarm: Swarm) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda gradient: torch.full_like(gradient, 3.3e38),
+        pytest.param(lambda gradient: torch.full_like(gradient, 3.3e38), marks=pytest.mark.soak),
         lambda gradient: torch.randn_like(gradient) * 1e25,
     ],
     ids=["the largest number", "noise of 1e25"],
@@ -83,13 +83,19 @@ def test_gradients_that_cannot_be_summed_cost_no_round_and_no_microbatch(change)
     assert swarm.members["a"].worker.data.ledger.dropped == {}
 
 
-def test_loud_gradients_of_one_of_three_are_seen_and_do_not_turn_what_is_learnt():
-    swarm = play(in_gradients, lambda gradient: -1e3 * gradient, 30.0)
-    assert median(swarm.losses(0)[-100:]) < 3.8, "untouched 3.5, turned 4.4"
+LONG_SECONDS = 30.0
+"""So long that it would be seen in the loss."""
+
+
+@pytest.mark.parametrize("seconds", [10.0, pytest.param(LONG_SECONDS, marks=pytest.mark.soak)])
+def test_loud_gradients_of_one_of_three_are_seen_and_do_not_turn_what_is_learnt(seconds):
+    swarm = play(in_gradients, lambda gradient: -1e3 * gradient, seconds)
+    if seconds == LONG_SECONDS:
+        assert median(swarm.losses(0)[-100:]) < 3.8, "untouched 3.5, turned 4.4"
     assert refusers(swarm) == {("a", "outlier")}
     assert not {note.name for note in swarm.of("microbatch_failed")} - {"a"}
     seen = next(note.time for note in swarm.of("refused", "a"))
-    assert seen + 20.0 < swarm.notes[-1].time < seen + FIRST_SHUN_SECONDS
+    assert seen + 2 / 3 * seconds < swarm.notes[-1].time < seen + FIRST_SHUN_SECONDS
     name = swarm.members["a"].peer
     asked = [note.time for note in swarm.of("committed", "bad") if note.fields["origin"] == name]
     assert max(asked, default=0.0) < seen + 1.0, "it is asked no more"
@@ -97,7 +103,10 @@ def test_loud_gradients_of_one_of_three_are_seen_and_do_not_turn_what_is_learnt(
 
 @pytest.mark.parametrize(
     "change",
-    [lambda hidden: torch.randn_like(hidden) * 8, lambda hidden: hidden * 0],
+    [
+        lambda hidden: torch.randn_like(hidden) * 8,
+        pytest.param(lambda hidden: hidden * 0, marks=pytest.mark.soak),
+    ],
     ids=["noise", "zero"],
 )
 def test_hidden_states_far_from_what_the_others_send_are_not_computed_with(change):
@@ -124,9 +133,9 @@ async def test_honest_peers_refuse_nobody_and_hardly_scale_anything(factor, stag
     swarm.open()
     for name, at in peers.items():
         swarm.start(name, at, in_flight=4)
-    await swarm.until(lambda: swarm.committed(0) >= 300, 60.0)
+    await swarm.until(lambda: swarm.committed(0) >= 100, 60.0)
     await swarm.close()
     assert not swarm.of("refused")
     scaled = sum(member.worker.data.work.scaled for member in swarm.members.values())
-    assert scaled <= 30 * factor, "of two thousand that were looked at"
-    assert len(swarm.of("microbatch_failed")) <= 3 * factor, "of nine hundred"
+    assert scaled <= 10 * factor, "of seven hundred that were looked at"
+    assert len(swarm.of("microbatch_failed")) <= factor, "of three hundred"

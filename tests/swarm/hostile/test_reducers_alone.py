@@ -38,8 +38,8 @@ MANIFEST = tiny_manifest(
         snapshot_interval=4,
     ),
 )
-LOOKED_AT = 16
-"""Settled rounds: four draws."""
+LOOKED_AT = 8
+"""Settled rounds: two draws."""
 
 
 def publish_always(member) -> None:

@@ -32,7 +32,7 @@ class Asker(Liar):
 @pytest.fixture(scope="module")
 def heard():
     """How many answers of each kind came to TIMES requests in a second; `again`: of bodies, by a new link."""
-    swarm, found = Swarm(tiny_manifest((2, 1))), {}
+    swarm, found = Swarm(tiny_manifest((2, 1)), stub=True), {}
 
     async def story():
         swarm.open()

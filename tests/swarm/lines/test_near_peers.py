@@ -43,13 +43,13 @@ def committed(away: str, paths: Paths, in_flight: int, away_seconds: float) -> t
     return found[False], found[True]
 
 
-@pytest.mark.parametrize("away", ["b1", "b2"])
+@pytest.mark.parametrize("away", ["b1", pytest.param("b2", marks=pytest.mark.soak)])
 def test_where_ways_are_chosen_a_measured_hop_on_the_same_machine_comes_first(away):
     here, there = committed(away, Paths(0.25), 4, 0.05)
     assert here > 5 * there
 
 
-@pytest.mark.parametrize("away", ["b1", "b2"])
+@pytest.mark.parametrize("away", ["b1", pytest.param("b2", marks=pytest.mark.soak)])
 def test_where_every_stage_is_visited_a_far_peer_gets_less_as_its_answers_come_later(away):
     here, there = committed(away, Paths(), 16, 0.5)
     assert here > 1.3 * there

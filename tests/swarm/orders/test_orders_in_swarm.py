@@ -23,7 +23,7 @@ pytestmark = pytest.mark.swarm
 
 
 def swarm_of(*names: tuple[str, int], **changes) -> OwnedSwarm:
-    swarm = OwnedSwarm(tiny_manifest((2, 1), **changes), seed=3)
+    swarm = OwnedSwarm(tiny_manifest((2, 1), **changes), seed=3, stub=True)
     swarm.open()
     for name, stage in names:
         swarm.start(name, stage)
@@ -122,7 +122,7 @@ async def test_a_banned_peer_that_will_not_go_is_refused_by_everybody():
 
 @on_virtual_clock
 async def test_everybody_saves_when_a_checkpoint_is_asked_for(tmp_path):
-    swarm = OwnedSwarm(tiny_manifest((2, 1)))
+    swarm = OwnedSwarm(tiny_manifest((2, 1)), stub=True)
     swarm.open()
     for name, stage in FOUR:
         swarm.start(name, stage, checkpoints=tmp_path / name, checkpoint_seconds=3600.0)
@@ -157,7 +157,7 @@ async def test_withdrawn_documents_are_read_no_more():
 
 @on_virtual_clock
 async def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else():
-    swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite", contact="owner@example.org"))
+    swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite", contact="owner@example.org"), stub=True)
     swarm.open()
 
     def invite(name, days=1.0):
@@ -198,7 +198,7 @@ async def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else()
 
 @on_virtual_clock
 async def test_a_greeting_with_rubbish_for_an_invite_is_refused():
-    swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"))
+    swarm = OwnedSwarm(tiny_manifest((2, 1), access="invite"), stub=True)
     swarm.open()
     now = swarm.loop.time()
     mine = seal_invite(OWNER, swarm.signed.run_id, None, now + 1e6, now)

@@ -41,7 +41,9 @@ def from_model(folder: Path, shape: ModelShape, **changes: Any) -> Manifest:
     return replace(manifest, init_checkpoint=pinned(folder, manifest))
 
 
-@pytest.fixture(scope="module", params=[LLAMA, QWEN], ids=["llama", "qwen"])
+@pytest.fixture(
+    scope="module", params=[LLAMA, pytest.param(QWEN, marks=pytest.mark.soak)], ids=["llama", "qwen"]
+)
 def shape(request) -> ModelShape:
     return request.param
 

@@ -53,6 +53,11 @@ def test_only_linked_peers_that_were_not_found_are_missing(story):
         assert split.suspected == (bool(split.missing) and 2 * len(split.missing) >= len(linked))
 
 
+def slow(_priority):
+    """A few microbatches each look are enough."""
+    return 0.5
+
+
 class Part:
     """A directory of which this peer reads a part: `silent`, or without those of `lost`."""
 
@@ -73,15 +78,15 @@ class Part:
 async def test_a_worker_that_reads_another_part_of_the_directory_than_its_neighbours_write_to_says_so():
     swarm = Swarm(tiny_manifest(stages=(1, 2)), stub=True)
     swarm.open()
-    first = swarm.start("a", stage=0)
-    others = [swarm.start(name, stage=1).peer for name in "bc"]
+    first = swarm.start("a", stage=0, compute=slow)
+    others = [swarm.start(name, stage=1, compute=slow).peer for name in "bc"]
     part = first.worker.presence.directory = Part(first.worker.presence.directory)
     split = lambda: first.worker.looking.split.suspected  # noqa: E731
     await swarm.until(lambda: swarm.committed(0) > 5, 60.0)
-    await swarm.during(10 * LOOK_SECONDS)
+    await swarm.during((MISSED_LOOKS + 1) * LOOK_SECONDS)
     assert not split()
     part.silent = True
-    await swarm.during(10 * LOOK_SECONDS)
+    await swarm.during((MISSED_LOOKS + 1) * LOOK_SECONDS)
     assert not split(), "a directory that does not answer has said nothing"
     part.silent, part.lost = False, others
     await swarm.until(split, (MISSED_LOOKS + 1) * LOOK_SECONDS)

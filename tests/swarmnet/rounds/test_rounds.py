@@ -137,7 +137,7 @@ def test_a_peer_that_dies_in_the_middle_leaves_equal_sets(size: int) -> None:
     assert survivor.applied >= 15
 
 
-@settings(max_examples=40)
+@settings(max_examples=max(1, settings.default.max_examples // 3))
 @given(st.integers(2, 5), st.integers(0, 10**6), st.floats(0, 0.3), st.floats(0.01, 0.5), st.floats(20, 200))
 def test_lost_and_late_messages_never_split_the_settled_sets(
     size: int, seed: int, loss: float, delay: float, speed: float
@@ -206,7 +206,7 @@ def healed(group: Group) -> None:
                 group.handle(one, NeighbourJoined(other))
 
 
-@settings(max_examples=25)
+@settings(max_examples=max(1, settings.default.max_examples // 3))
 @given(st.integers(2, 7), st.data(), st.integers(0, 10**6), st.floats(4, 40))
 def test_after_a_partition_every_peer_names_the_same_branch(
     size: int, data: st.DataObject, seed: int, seconds: float

@@ -76,7 +76,9 @@ def round_of(part, replica, round, payloads):
 
 @pytest.mark.loopback
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "devices"), [("demo-sign", 4), ("local-steps", 2)])
+@pytest.mark.parametrize(
+    ("method", "devices"), [pytest.param("demo-sign", 4, marks=pytest.mark.soak), ("local-steps", 2)]
+)
 def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(method, devices):
     manifest = replace(RUN, sync=Sync(method=method))
     alone = [real_part(manifest, stage) for stage in (0, 1)]
@@ -109,7 +111,9 @@ def test_losses_are_those_of_one_device_and_what_settles_is_equal_to_the_bit(met
 
 @pytest.mark.loopback
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "stage", "layer"])
+@pytest.mark.parametrize(
+    "recompute", [*(pytest.param(each, marks=pytest.mark.soak) for each in ("none", "stage")), "layer"]
+)
 def test_graphs_keep_the_weights_that_they_were_begun_with(recompute):
     computing = Computing(activation_checkpointing=recompute)
     alone = real_part(RUN, 0, computing=computing)

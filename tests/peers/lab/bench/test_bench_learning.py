@@ -71,16 +71,34 @@ def test_the_held_out_loss_of_untrained_weights_is_that_of_chance():
     assert here.bits_per_byte(loss) == pytest.approx(loss / 0.6931, rel=1e-3), "a token is a byte"
 
 
-def test_every_method_learns_and_counts_what_it_sends():
+VARIANTS = {
+    "votes-group", "float-demo-paper", "local-steps-2", "local-steps-1", "local-steps-adamw",
+    "local-steps-feedback", "average-h8", "average-h8-muon", "diloco-h8-muon", "diloco-h30",
+    "diloco-h30-muon",
+    "sparse-loco-h30", "sparse-loco-h30-muon",
+}  # fmt: skip
+"""Of a method that learns here anyway, in other settings."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in VARIANTS)) for name in recipes(Sync())],
+)
+def test_every_method_learns_and_counts_what_it_sends(name):
     here = ground(codec="bf16")
     untrained = here.held_out_loss(here.initial_weights())
-    for name, recipe in recipes(here.manifest.sync).items():
-        steps = 32 if recipe.local_steps > 8 else 16  # Rounds of thirty steps need one.
-        learner = recipe.make(here, Setting(peers=2, steps=steps), recipe.begin_rate)
-        for step in range(steps):
-            learner.step(step)
-        assert here.held_out_loss(learner.weights()) < untrained - 0.05, name
-        assert learner.sent_bytes > 0, name
+    recipe = recipes(here.manifest.sync)[name]
+    steps = 32 if recipe.local_steps > 8 else 16  # Rounds of thirty steps need one.
+    learner = recipe.make(here, Setting(peers=2, steps=steps), recipe.begin_rate)
+    for step in range(steps):
+        learner.step(step)
+    assert here.held_out_loss(learner.weights()) < untrained - 0.05
+    assert learner.sent_bytes > 0
+
+
+def test_the_variants_are_recipes():
+    assert recipes(Sync()).keys() >= VARIANTS
 
 
 def test_demo_of_one_peer_that_sends_everything_is_signed_descent():

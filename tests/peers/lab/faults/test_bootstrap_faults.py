@@ -18,14 +18,14 @@ def absence(seconds: float) -> Options:
     return Options(1, peers=4, stages=1, faults=faults, rounds=10)
 
 
-@pytest.mark.parametrize("seconds", [5.0, 65.0])
+@pytest.mark.parametrize("seconds", [pytest.param(5.0, marks=pytest.mark.soak), 65.0])
 def test_a_newcomer_finds_the_others_after_the_bootstraps_return(seconds):
     assert check(play(absence(seconds))) == []
 
 
 def test_a_newcomer_that_finds_no_peer_is_reported(monkeypatch):
     monkeypatch.setattr(BootstrapContacts, "look", lambda *_: [])
-    found = check(play(absence(65.0)))
+    found = check(play(absence(5.0)))
     assert [violation.rule for violation in found][:1] == ["no exception escapes"]
 
 

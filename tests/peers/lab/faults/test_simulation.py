@@ -33,9 +33,9 @@ MOVED_SEED = 4
 FIRST_SEED, SCHEDULES = 3000, 2
 """Always the same ones: what a change breaks must be told from what was never seen before. New seeds are
 played by `scripts/test` and `scripts/soak simulate`; those that fail belong into failing_seeds.txt."""
-WITH_MOVES = (14, 15, 205)
+WITH_MOVES = (14, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (15, 205)))
 """Cheap ones. In the first a stage is lost, and peers come to it by their own decision."""
-SHARDED = (4, 7, 10)
+SHARDED = (4, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (7, 10)))
 """Small ones, with partitions, crashes and peers that stand still."""
 SWARMNET = (sys.executable, "-m", "peers.cli.main", "simulate")
 LONG_TOO = os.environ.get("SWARMNET_FAILED") == "all"
@@ -78,7 +78,7 @@ def test_a_method_is_named_where_it_learns_and_a_schedule_is_played_by_it(swarmn
     refused(swarmnet("simulate", "--method", "hybrid"), "needs a model; add --real")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_schedules_of_faults_violate_nothing():
     size = ("--peers", "8", "--stages", "2")
@@ -119,7 +119,7 @@ def test_a_seed_replays_the_same_run_whatever_the_order_of_sets():
     program = (
         "from peers.lab.faults.play import Options, play\n"
         "from peers.lab.faults.report import log_digest\n"
-        "print(log_digest(play(Options(6, peers=8, stages=2, rounds=20))))"
+        "print(log_digest(play(Options(6, peers=4, stages=2, rounds=8))))"
     )
     other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(
@@ -127,7 +127,7 @@ def test_a_seed_replays_the_same_run_whatever_the_order_of_sets():
         env={**os.environ, "PYTHONHASHSEED": other, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == log_digest(play(Options(6, peers=8, stages=2, rounds=20)))
+    assert done.stdout.strip() == log_digest(play(Options(6, peers=4, stages=2, rounds=8)))
 
 
 def test_every_kind_of_fault_is_drawn_and_a_seed_draws_the_same():
@@ -411,7 +411,9 @@ def test_the_checker_finds_a_stage_that_a_move_emptied(moved):
     assert not any(text.startswith(f"{mover} left") for text in emptied), "it could not know of the kills"
 
 
-@pytest.mark.parametrize("cut", [4, 5], ids=["half and half", "five and three"])
+@pytest.mark.parametrize(
+    "cut", [pytest.param(4, marks=pytest.mark.soak), 5], ids=["half and half", "five and three"]
+)
 def test_a_swarm_that_was_in_two_for_a_minute_is_on_one_history_20_s_later(cut):
     names = tuple(f"p{number}" for number in (0, 1, 4, 5, 2, 3, 6, 7))
     parted = Partition(10.0, 70.0, (names[:cut], names[cut:]))
