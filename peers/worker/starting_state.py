@@ -42,10 +42,13 @@ def combine_requests(held: FetchGroupState | None, wish: FetchGroupState) -> Fet
     """Combine two requests to resynchronise while the state is not there yet.
 
     The later one names better sources, since more peers are known by then. But an abandoned branch stays
-    abandoned; its fork point then counts as inexact."""
-    if held is None or held.fork_round is None or wish.fork_round is not None:
+    abandoned. If the requests name different forks, the fork point counts as inexact: the state may already
+    be on its way from the peers of the first request."""
+    if held is None:
         return wish
-    return replace(wish, fork_round=held.fork_round, exact=False)
+    fork_round = held.fork_round if wish.fork_round is None else wish.fork_round
+    exact = held.exact and wish.exact and held.fork_round == wish.fork_round
+    return replace(wish, fork_round=fork_round, exact=exact)
 
 
 class StateRecovery:

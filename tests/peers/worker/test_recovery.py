@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import reduce
 from random import Random
 from types import SimpleNamespace
 
@@ -13,10 +14,13 @@ from peers.lab.world.virtual_time import run
 from peers.state.snapshot_service import NoState
 from peers.state.snapshot_store import Weights
 from peers.worker.starting_state import AGREE_SECONDS, StateRecovery, combine_requests
-from swarmnet.identifiers import PeerId
+from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.membership.machine import Membership
-from swarmnet.rounds.events import FetchGroupState
-from swarmnet.rounds.history import START
+from swarmnet.rounds.events import FetchGroupState, Reference, RequestIds, RestoreToMomentum
+from swarmnet.rounds.fork_choice import ForkChoice
+from swarmnet.rounds.history import START, Chain, SettledSet
+from swarmnet.rounds.own_contributions import OwnContributions
+from swarmnet.run.manifest import Rounds
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
 
@@ -34,9 +38,39 @@ def test_a_history_that_was_given_up_stays_so_and_those_met_since_are_asked():
     assert both.fork_round == forked.fork_round
     assert not both.exact, "they may be on a third history"
     assert combine_requests(both, behind) == both
-    assert combine_requests(behind, forked) == forked
-    nearer = FetchGroupState((HONEST, LIAR), "forked", 5)
-    assert combine_requests(forked, nearer) == nearer
+    assert combine_requests(forked, forked) == forked
+
+
+@pytest.mark.parametrize("first", [("forked", 8), ("forked", 5), ("far behind", None)])
+def test_the_state_may_come_from_the_peers_of_an_earlier_request_whose_history_parted_elsewhere(first):
+    requests = [FetchGroupState((LIAR,), *first), FetchGroupState((HONEST,), "forked", 6)]
+    both = combine_requests(*requests)
+    assert (both.peers, both.fork_round, both.exact) == ((HONEST,), 6, False)
+    assert combine_requests(both, requests[1]) == both, "the first history is not ruled out by a repetition"
+
+
+def test_what_was_made_between_the_forks_of_two_requests_is_given_back_if_it_is_not_settled():
+    chain, offers, other = Chain(), OwnContributions(Rounds(window=2)), PeerId("other")
+    mine = [Reference(round, PeerId("me"), ContributionId(bytes([round] * 16)), 100) for round in range(10)]
+    for reference in mine:
+        offers.made(reference.round, reference.id, 0.0)
+        offers.settled(reference.round, (reference,))
+        chain.append(SettledSet(1, bytes([reference.round] * 12)))
+    assert offers.decide(20, (), 0.0) == []
+    assert len(offers.taken) == 10
+    requests = [
+        FetchGroupState((peer,), "forked", fork) for peer, fork in ((LIAR, 8), (HONEST, 5), (LIAR, 8))
+    ]
+    combined = reduce(combine_requests, requests)
+    offers.replaced(combined, ForkChoice(Rounds(window=2), chain, {}, 0.0), 9, b"of the fork at 5")
+    (ask,) = offers.decide(20, (other,), 1.0)
+    assert isinstance(ask, RequestIds)
+    offers.accept_sets(ask.rounds, mine[:5])
+    returned = [
+        effect.id for effect in offers.decide(20, (other,), 2.0) if isinstance(effect, RestoreToMomentum)
+    ]
+    assert returned == [reference.id for reference in mine[5:]]
+    assert list(offers.taken.values()) == [0, 1, 2, 3, 4]
 
 
 class Apart:
