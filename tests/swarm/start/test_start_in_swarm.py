@@ -154,7 +154,7 @@ async def test_without_the_folder_all_wait_and_an_archivist_that_has_it_is_enoug
     await swarm.during(75.0)
     assert not swarm.rounds()
     for member in (alone, *others):
-        assert any("start: PATH" in text for event, text in member.said if event == "no_weights")
+        assert any("init_checkpoint: PATH" in text for event, text in member.said if event == "no_weights")
     await archived(swarm, str(tmp_path / "archive"), Policy(), folder)
     await swarm.until(lambda: len(swarm.rounds()) == 4, 30.0)
     await swarm.until(lambda: min(s for _, s in swarm.rounds().values()) > 3, 60.0)
