@@ -370,7 +370,7 @@ class Swarm:
         origins = sum(not peer.spec.stage for peer in self.peers)
         for peer in self.peers:
             if not peer.spec.stage:
-                # Number of origins that use the peers of the next stage that it knows.
+                # `seen / origins` is the number of next-stage peers per origin; one if `below` is a sample.
                 seen = len(peer.known.get(1, ())) if self.layout.below is None else origins
                 peer.flow.aim(self.last_stage + 1, origins, seen)
                 self.events.at(self.chance.random() * 0.1, peer.receive, PipelineTick())
