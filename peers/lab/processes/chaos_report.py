@@ -280,7 +280,7 @@ def rerouted_from(lives: Sequence[Life], fault: InjectedFault, until: float) -> 
 def frozen_to_reroute(lives: Sequence[Life], fault: InjectedFault) -> float | None:
     """Return the seconds until the last microbatch at the frozen peer was sent to another one.
 
-    If it had none, the seconds until all peers of the stage before dropped their link to it; None if none did.
+    If it had none, the seconds until all peers of the stage before dropped their link to it, or None.
     """
     until = fault.until or float("inf")
     gone = [
