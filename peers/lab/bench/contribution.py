@@ -1,8 +1,8 @@
-"""What contributions cost: bytes and time of each selection, beside a straightforward float DeMo.
+"""Benchmark of contributions: bytes and time of each selection, compared with a straightforward float DeMo.
 
-All timings are medians over interleaved repeats in one process and on one thread, so the ratios hold
-where the nanoseconds differ from machine to machine. On a GPU both work there; a contribution ends as bytes
-in the machine's memory and begins as these, the baseline stays there.
+All timings are medians over interleaved repeats in one process with one thread. The ratios therefore hold on
+other machines, unlike the nanoseconds. On a GPU both run there; contributions are copied to and from host
+memory as bytes, and the baseline stays on the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swarmnet.run.manifest import Manifest, ModelShape, Sync
 
 PEERS = 4
 BANDS = 16
-"""Rows of chunks in the baseline's matrix: about square at a million parameters, as real matrices are."""
+"""Rows of chunks in the baseline's matrix; it is about square at a million parameters, like real matrices."""
 CASES = (
     Sync(selection="top-k", topk_per_chunk=32, transform="dct"),
     Sync(selection="top-k", topk_per_chunk=32, transform="hadamard"),
@@ -38,20 +38,20 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class ContributionRow:
-    """One way to contribute. Times in nanoseconds per parameter; `decode` is for all peers together."""
+    """One selection. Times in nanoseconds per parameter; `decode` is for all peers together."""
 
     selection: str
     transform: str
     kept: int
     payload_bytes: int
-    """Overhead included."""
+    """Bytes of a contribution, overhead included."""
     bits_per_vote: float
     times_below_dense: float
-    """How many times smaller than the gradient in float32."""
+    """Bytes of the gradient in float32, divided by the contribution's."""
     encode: float
     decode: float
     baseline_encode: float
-    """Float DeMo with the same number kept, measured between the repeats of this row."""
+    """Time of the float DeMo with as many coefficients, measured between the repeats of this row."""
     baseline_decode: float
 
     @property
@@ -71,9 +71,9 @@ class ContributionReport:
 def bench(
     parameters: int = 1_000_000, overhead_bytes: int = 0, repeats: int = 9, device: torch.device = CPU
 ) -> ContributionReport:
-    """Measure all CASES on a model of about so many parameters.
+    """Measure all `CASES` on a model of about `parameters` parameters.
 
-    `overhead_bytes` is what the caller's envelope and headers add to each payload.
+    `overhead_bytes`: bytes that envelope and headers add to each payload.
     """
     layout = layout_of(model_shapes(parameters))
     with _one_thread():
@@ -82,7 +82,7 @@ def bench(
 
 
 def render(report: ContributionReport) -> str:
-    """A table for people."""
+    """Return the report as a table."""
     lines = [
         f"{report.parameters:,} parameters, {report.peers} peers, {report.overhead_bytes} bytes of envelope "
         f"and headers per contribution, medians of {report.repeats} on one thread",
@@ -103,7 +103,7 @@ def render(report: ContributionReport) -> str:
 
 
 def model_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a Llama-like model, 128 wide, with just enough layers."""
+    """Return names and shapes of a Llama-like model with just enough layers for `parameters` parameters."""
     shape = ModelShape()
     width, wide, heads = (
         shape.hidden_size,
@@ -132,8 +132,11 @@ def model_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
 
 
 class FloatDemo:
-    """DeMo written the straightforward way, on one matrix of whole 64 x 64 chunks: transform by einsum,
-    torch.topk, own selection decoded and subtracted, mean over senders by scatter_reduce, sign."""
+    """Straightforward DeMo on one matrix of whole 64 x 64 chunks.
+
+    The steps are: transform by einsum, torch.topk, decode and subtract the own selection, average over the
+    senders by scatter_reduce, and take the sign.
+    """
 
     def __init__(self, chunks: int, kept: int, decay: float, device: torch.device = CPU) -> None:
         self._kept, self._decay = kept, decay
@@ -147,7 +150,10 @@ class FloatDemo:
         self.residual = torch.zeros(64 * BANDS, 64 * -(-chunks // BANDS), device=device)
 
     def encode(self, gradient: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """A gradient like the residual, to indices and values [chunks, kept], which leave the residual."""
+        """Encode a gradient with the residual's shape to indices and values, [chunks, kept] each.
+
+        The encoded values are subtracted from the residual.
+        """
         self.residual.mul_(self._decay).add_(gradient, alpha=learning_rate)
         blocks = self.residual.view(BANDS, 64, -1, 64)
         coefficients = torch.einsum("yixj,ik,jl->yxkl", blocks, self._basis, self._basis).reshape(-1, CHUNK)
@@ -157,7 +163,7 @@ class FloatDemo:
         return indices, values
 
     def decode(self, contributions: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """The sign of the mean over senders, like the residual."""
+        """Return the sign of the mean over senders, with the residual's shape."""
         indices = torch.cat([indices for indices, _ in contributions], dim=1)
         values = torch.cat([values for _, values in contributions], dim=1)
         mean = values.new_zeros(indices.shape[0], CHUNK)

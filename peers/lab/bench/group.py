@@ -1,9 +1,8 @@
-"""How fast contributions reach a whole group, and what that costs: hundreds of `GroupRounds` on one clock.
+"""Benchmark of how fast contributions reach a whole group, and their traffic: hundreds of `GroupRounds`.
 
-The machines are the real ones, and so are the sizes of their messages; peers, contributions, lines and time
-are stubs: a link has a delay, no loss and room for everything, so what is measured is hops and patience, not
-bandwidth.
-Deterministic from its seed.
+The state machines and the sizes of their messages are the product's. Peers, contributions, links and time are
+stubs. A link has a delay, no loss and no limit, so that hops and timeouts are measured and not bandwidth. The
+result depends only on the seed.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from swarmnet.run.manifest import Rounds
 
 MICROBATCH_TOKENS = 256
 MICROBATCH_SECONDS = 1.0
-"""A peer commits one about so often: between half of it and one and a half."""
+"""Mean time between two microbatches of a peer; drawn from half of it to one and a half."""
 SHARE_MICROBATCHES = 4
-"""Each peer's share of a round: rounds of about four seconds."""
+"""Microbatches of each peer in a round, for rounds of about four seconds."""
 BLOCK_ROUNDS = 16
-"""As `rounds.snapshot_interval` begins with: reducers are drawn anew so often."""
+"""Rounds after which reducers are drawn again: the default of `rounds.snapshot_interval`."""
 WINDOW = 2
-"""Of the rounds: a late contribution corrects within them."""
+"""Rounds within which a late contribution is still a correction: `rounds.window`."""
 MAKE_SECONDS = 0.1
-"""From closing a round to the own contribution."""
+"""Time from the end of a round to a peer's own contribution."""
 MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.01, 0.1
-"""One way, drawn for each pair: 20 to 200 ms of round trip, a country to the other side of the world."""
+"""One-way latency, drawn for each pair: 20 to 200 ms of round trip, within a country to around the world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A Want that arrived: the bodies are asked for."""
+    """A request for contributions that arrived."""
 
     peer: PeerId
     ids: tuple[ContributionId, ...]
@@ -56,42 +55,45 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One group. Times in seconds from a contribution's making; bytes per peer and round."""
+    """Result for one group. Delivery times are in seconds since a contribution was made."""
 
     peers: int
     links: float
-    """Per peer, mean."""
+    """Mean number of links of a peer."""
     hops: int
     rounds: int
-    """Settled by everybody, all with equal sets."""
+    """Number of rounds that all peers settled, with equal sets."""
     delivered_p50: float
+    """Median time until another peer has a contribution."""
     delivered_p999: float
-    """Until one other peer holds it: 999 of 1,000 (contribution, peer) pairs."""
+    """Time until another peer has a contribution, for 999 of 1,000 (contribution, peer) pairs."""
     everywhere_p999: float
-    """Until all peers hold it: 999 of 1,000 contributions."""
+    """Time until all peers have a contribution, for 999 of 1,000 contributions."""
     settled_seconds: float
-    """From closing a round to settling it, median."""
+    """Median time from the end of a round to its settlement."""
     twice: int
-    """Bodies that came to a peer that held them."""
+    """Number of bodies that a peer received although it had them."""
     sent_ratio: float
+    """Mean bytes that a peer sends, divided by the bytes of all contributions together."""
     most_sent_ratio: float
-    """What a peer sends, by what all contributions weigh together: mean, and of the peer that sends most."""
+    """The same ratio, of the peer that sends most."""
     corrections: float
-    """Share of the contributions that came after their round was applied."""
+    """Share of the contributions that arrived after their round was applied."""
     line_mean: float
+    """Mean bytes that a peer sends in a round, divided by the bytes of one contribution."""
     line_most: float
-    """What goes up a peer's line in a round, by what one contribution weighs: mean, and of whom it was
-    most."""
+    """The same ratio, of the peer that sends most."""
     closed_to_held: float
-    """From a round's closing at the first peer until all hold what it settles with, median."""
+    """Median time from the end of a round at the first peer until all peers have the round's set."""
     counted: float
-    """Share of what was contributed to settled rounds that counts in them: what is missing went back."""
+    """Share of the contributions to settled rounds that are in their sets; the others were returned."""
     killed: int
+    """Number of killed peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivedSlices:
-    """Slices that arrived."""
+    """Slices of one contribution that arrived at a reducer; without `contribution` an empty notice."""
 
     peer: PeerId
     round: int
@@ -100,9 +102,11 @@ class ArrivedSlices:
 
 
 class StubGroup:
-    """`peers` machines, linked as `swarmnet.membership.overlay` says, and with their reducers where a
-    contribution is cut into `shards`. `kills`: in every round the first reducer that has to add something up
-    dies."""
+    """A group of `peers` state machines, linked as by `swarmnet.membership.overlay`.
+
+    `shards`: number of shards of a contribution, if there are reducers; 0: there are none. `kills`: in every
+    round the first reducer that starts to reduce is killed.
+    """
 
     def __init__(
         self, peers: int, contribution_bytes: int, seed: int, shards: int = 0, kills: bool = False
@@ -111,12 +115,12 @@ class StubGroup:
         self.draw = Draw(bytes([seed]), BLOCK_ROUNDS, shards, WINDOW) if shards else None
         self.kills = kills
         self.dead: dict[PeerId, int] = {}
-        """Who was killed, and the round in which."""
+        """Killed peers, with the round in which each was killed."""
         self.slices: dict[tuple[PeerId, int], dict[int, set[Contributor]]] = {}
-        """What came to a reducer for a round, by shard."""
+        """Contributors of the slices that a reducer has received for a round, by shard."""
         self.tables: dict[ContributionId, Table] = {}
         self.contributed: dict[int, set[ContributionId]] = {}
-        """By round: where there are reducers, what was cut."""
+        """Contributions of each round."""
         self.contribution_bytes = contribution_bytes
         self.rules = Rounds(
             global_batch_tokens=peers * SHARE_MICROBATCHES * MICROBATCH_TOKENS,
@@ -153,7 +157,7 @@ class StubGroup:
         heapq.heappush(self.queue, (due, self.sequence, receiver, event))
 
     def send(self, sender: PeerId, receiver: PeerId, message: Message, event: object, body: int = 0) -> None:
-        """In the order of sending on each link, as on a stream."""
+        """Send a message; messages on one link arrive in order, as on a stream."""
         self.sent[sender] += wire_bytes(len(encode(message)), body)
         pair = (sender, receiver)
         if pair not in self.delays:
@@ -194,9 +198,10 @@ class StubGroup:
                     self.send(me, peer, progress, read_progress(me, progress))
             case events.SendAnnounce(peers, references, complete):
                 for message in write_announces(references, complete):
-                    told = tuple(read_reference(entry) for entry in message.references)
+                    announced = tuple(read_reference(entry) for entry in message.references)
+                    event = events.Announced(me, announced, tuple(message.complete))
                     for peer in peers:
-                        self.send(me, peer, message, events.Announced(me, told, tuple(message.complete)))
+                        self.send(me, peer, message, event)
             case events.RequestContributions(peer, ids):
                 self.send(me, peer, WireWant(list(ids)), Wanted(me, ids))
             case events.RequestIds(peer, rounds):
@@ -211,7 +216,7 @@ class StubGroup:
     def publish(
         self, me: PeerId, round: int, identity: ContributionId, size: int, table: Table | None
     ) -> None:
-        """What the round's set is made of: a contribution, or a result."""
+        """Publish a member of the round's set: a contribution, or a reducer's result."""
         self.references[identity] = events.Reference(round, me, identity, size)
         self.made_at[identity] = self.now + MAKE_SECONDS
         self.held_by[identity] = {}
@@ -222,13 +227,13 @@ class StubGroup:
         self.post_at(self.now + MAKE_SECONDS, me, events.SlicesSent(round, identity, reducers))
         for peer in sorted(set(reducers)):
             shards = [shard for shard, reducer in enumerate(reducers) if reducer == peer]
-            spoken = ArrivedSlices(me, round, tuple(shards), identity)
+            arrived = ArrivedSlices(me, round, tuple(shards), identity)
             if peer == me:
-                self.post_at(self.now + MAKE_SECONDS, me, spoken)
+                self.post_at(self.now + MAKE_SECONDS, me, arrived)
             else:
                 head = SIGNATURE_BYTES + head_bytes(len(reducers))
                 size = head + self.contribution_bytes * len(shards) // len(reducers)
-                self.send(me, peer, Slices(round, shards), spoken, size)
+                self.send(me, peer, Slices(round, shards), arrived, size)
         if me not in reducers:
             self.post_at(self.now + MAKE_SECONDS, me, ArrivedSlices(me, round, (), None))
 
@@ -255,7 +260,7 @@ class StubGroup:
         self.publish(me, round, identity, ENVELOPE_BYTES + len(head_of(table, b"")) + int(sums), table)
 
     def kill(self, me: PeerId, round: int) -> None:
-        """Its neighbours notice, and who drew it."""
+        """Kill a peer; its neighbours and the whole group notice after `SILENT_SECONDS`."""
         self.dead[me] = round
         self.members -= {me}
         for name in sorted(self.members):
@@ -303,7 +308,7 @@ class StubGroup:
 def measure(
     peers: int, contribution_bytes: int, seconds: float, seed: int, shards: int = 0, kills: bool = False
 ) -> GroupRow:
-    """Play one group for so long on its own clock. AssertionError if two peers settled different sets."""
+    """Simulate one group for `seconds`. Raises AssertionError if two peers settled different sets."""
     group = StubGroup(peers, contribution_bytes, seed, shards, kills)
     group.run(seconds)
     living = group.machines.keys() - group.dead.keys()
@@ -331,7 +336,7 @@ def measure(
 
 
 def _held_after(group: StubGroup, whole: Sequence[int]) -> list[float]:
-    """Of each round, from its closing at the first peer until the last of its set is held by the last."""
+    """Return for each round the time from its end at the first peer until all peers have its whole set."""
     last: dict[int, float] = {}
     for identity, held in group.held_by.items():
         number = group.references[identity].round
@@ -340,7 +345,7 @@ def _held_after(group: StubGroup, whole: Sequence[int]) -> list[float]:
 
 
 def _counted(group: StubGroup, whole: Sequence[int]) -> float:
-    """Share of what was contributed that is in settled sets, by shards where there are reducers."""
+    """Return the share of the contributions that is in settled sets; with reducers, of their shards."""
     made = counted = 0
     for number in whole:
         names, _ = next(iter(group.settled[number].values()))
@@ -362,7 +367,7 @@ def bench(
     sizes: Sequence[int], contribution_bytes: int, seconds: float, seed: int, shards: int = 0,
     kills: bool = False,
 ) -> list[GroupRow]:  # fmt: skip
-    """One row for each size of group."""
+    """Return one row for each group size."""
     return [measure(peers, contribution_bytes, seconds, seed, shards, kills) for peers in sizes]
 
 

@@ -1,8 +1,8 @@
-"""What a stage takes in memory, measured: one peer's real parts play rounds in this process.
+"""Benchmark of a stage's memory: the product's code of one peer runs rounds in this process.
 
-What lies there for good is measured between two rounds; what comes and goes while a microbatch is computed
-and while a round is made, applied and settled is the highest that the system saw meanwhile. Of a GPU it is
-torch's own count of what tensors have there; else Linux only.
+Permanent memory is measured between two rounds. Temporary memory is the peak while a microbatch is computed,
+and while a round is made, applied and settled. On a GPU, torch's count of tensor memory is used; on a CPU the
+measurement needs Linux.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from swarmnet.run.manifest import InitCheckpoint, Manifest, ModelShape
 
 ME, ANOTHER = PeerId("this peer"), PeerId("another")
 RESET_PEAK = "5"
-"""What proc(5) wants in clear_refs for a new VmHWM."""
+"""Value to write to /proc/PID/clear_refs to reset VmHWM (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """In bytes per parameter."""
+    """Memory of a stage in bytes per parameter."""
 
     parameters: int
     held: float
-    """Between two rounds, when as many are open as the manifest allows."""
+    """Memory between two rounds, with as many open rounds as the manifest allows."""
     microbatch: float
-    """More while one is computed; its graph is not counted, as far as it is foreseen."""
+    """Additional memory while a microbatch is computed, without the estimated size of its graph."""
     round: float
-    """More while a round is contributed to, applied and settled."""
+    """Additional memory while a round is contributed to, applied and settled."""
     said: float
-    """By swarmnet/resources/memory_estimate.py, in all."""
+    """Total memory that swarmnet/resources/memory_estimate.py estimates."""
 
 
 def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN, device: torch.device = CPU) -> Taken:
-    """In the memory of the device. Raises UserError where the system does not tell."""
+    """Measure the memory of a stage on `device`. Raises UserError if the system does not report it."""
     memory: _Memory = _Card() if device.type == "cuda" else _Machine()
     _warm_up(manifest, stage, computing, device)
     before = memory.taken()
@@ -57,7 +57,7 @@ def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN, device: 
     if part.method.held is not None and part.method.held.begins(ME):
         part.compute.train(part.method.held.trained)
     peer = _Peer(manifest, stage, part)
-    for _ in range(manifest.rounds.window + 2):  # Afterwards as many rounds are open as ever.
+    for _ in range(manifest.rounds.window + 2):  # After these the number of open rounds is constant.
         peer.compute()
         peer.play_round()
     graph = graph_bytes(manifest, stage, computing)
@@ -75,7 +75,7 @@ def bench(manifest: Manifest, stage: int, computing: Computing = PLAIN, device: 
 
 
 def render(taken: Taken) -> str:
-    """One row a part."""
+    """Return the result as text."""
     most = taken.held + max(taken.microbatch, taken.round)
     return "\n".join(
         [
@@ -91,20 +91,20 @@ def render(taken: Taken) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TakenByDevices:
-    """Each of several processes on this processor that hold a stage together; in bytes."""
+    """Memory of the processes of a device group on this CPU, in bytes."""
 
     parameters: int
-    """Padding included."""
+    """Number of parameters, padding included."""
     alone: float
-    """Resident in one whose stage is next to nothing, after some rounds."""
+    """Mean peak of a process with a tiny stage, after some rounds."""
     most: tuple[int, ...]
-    """Resident at most in each while rounds were played, graphs included."""
+    """Peak resident memory of each process during some rounds, graphs included."""
 
 
 def bench_devices(
     manifest: Manifest, stage: int, devices: int, computing: Computing = PLAIN
 ) -> TakenByDevices:
-    """Raises UserError where the system does not tell."""
+    """Measure a stage on `devices` processes. Raises UserError if the system does not report memory."""
     small = ModelShape(hidden_size=64, num_hidden_layers=1, head_dim=16, intermediate_size=128)
     _, nothing = _play(replace(manifest, model=small, stages=(1,)), 0, devices, computing)
     size, most = _play(manifest, stage, devices, computing)
@@ -112,7 +112,7 @@ def bench_devices(
 
 
 def _play(manifest: Manifest, stage: int, devices: int, computing: Computing) -> tuple[int, list[int]]:
-    """Parameters, and what each process has resident at most."""
+    """Run some rounds; return the number of parameters, and the peak memory of each process."""
     part, processes = spread_part(manifest, stage, [CPU] * devices, computing, 1)
     try:
         processes.ready()
@@ -126,7 +126,7 @@ def _play(manifest: Manifest, stage: int, devices: int, computing: Computing) ->
 
 
 def render_devices(taken: TakenByDevices) -> str:
-    """One row a device."""
+    """Return the result as text, one line for each device."""
     rows = (
         f"  {(most - taken.alone) / taken.parameters:6.1f}  at most in the process of device {number}, "
         f"{most / 1e6:.0f} MB in all"
@@ -138,7 +138,7 @@ def render_devices(taken: TakenByDevices) -> str:
 
 
 class _Peer:
-    """A microbatch and a round, as the compute thread does them."""
+    """Runs microbatches and rounds as a peer's compute thread does."""
 
     def __init__(self, manifest: Manifest, stage: int, part: StagePart) -> None:
         self._manifest, self._part = manifest, part
@@ -147,9 +147,9 @@ class _Peer:
         self._generator = torch.Generator().manual_seed(0)
         self._round = 0
         self._waiting: Callable[[], object] | None = None
-        """Goes on with a microbatch that was begun before weights were published."""
+        """Backward pass of a microbatch that was started before the last weights were published."""
         self._next: Callable[[], object] | None = None
-        """Likewise, with one that was begun since then."""
+        """Backward pass of a microbatch that was started after that."""
         part.compute.publish(self._replica.live_tiles(ahead=False))
 
     def compute(self) -> None:
@@ -170,8 +170,8 @@ class _Peer:
     def play_round(self) -> None:
         method, replica, round = self._part.method, self._replica, self._round
         payload = self._part.compute.use_gradient(lambda gradient: method.contribute(gradient, 1, round, ME))
-        for contributor, said in set_of(method, self._with_others(payload), round).items():
-            replica.add(round, contributor, said)
+        for contributor, member in set_of(method, self._with_others(payload), round).items():
+            replica.add(round, contributor, member)
         replica.apply(round)
         replica.vote_agreement(round, ME)
         if round - self._manifest.rounds.window > replica.settled_round:
@@ -183,7 +183,7 @@ class _Peer:
         self._round += 1
 
     def _with_others(self, payload: bytes) -> dict[PeerId, bytes]:
-        """What this peer and others contribute: one more, or of each other group of experts one."""
+        """Return this peer's contribution and others': one more, or one from each other expert shard."""
         held = self._part.method.held
         if held is None:
             return {ME: payload, ANOTHER: payload}
@@ -195,8 +195,7 @@ class _Peer:
 
 
 def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch.device) -> None:
-    """Libraries and what they keep since their first use, some 20 MB, which every process of ours has: such a
-    stage is played that is next to nothing."""
+    """Run a tiny stage, so that the libraries' own memory (about 20 MB) is not measured."""
     model = manifest.model
     small = replace(
         manifest,
@@ -220,7 +219,7 @@ def _warm_up(manifest: Manifest, stage: int, computing: Computing, device: torch
 
 
 class _Memory(Protocol):
-    """In bytes."""
+    """A source of memory figures, in bytes."""
 
     def taken(self) -> int: ...
 
@@ -230,7 +229,7 @@ class _Memory(Protocol):
 
 
 class _Machine:
-    """What this process has resident."""
+    """Resident memory of this process."""
 
     def taken(self) -> int:
         release_memory()
@@ -244,7 +243,7 @@ class _Machine:
 
 
 class _Card:
-    """What tensors of this process have on its GPU; what torch keeps for the next ones is not among it."""
+    """Memory of this process's tensors on its GPU, without what torch's allocator caches."""
 
     def taken(self) -> int:
         torch.cuda.synchronize()
@@ -258,8 +257,8 @@ class _Card:
 
 
 def _highest_in(work: Callable[[], None], memory: _Memory) -> int:
-    """Bytes that are taken at most while it is done."""
-    memory.taken()  # What was freed is handed back.
+    """Return the peak bytes of memory while `work` runs."""
+    memory.taken()  # Returns freed memory to the system.
     memory.forget_peak()
     work()
     return memory.highest()
@@ -271,7 +270,7 @@ def _forget_peak(pid: int) -> None:
 
 
 def _highest(pid: int) -> int:
-    """Bytes that were resident since."""
+    """Return the peak resident bytes of a process since the last reset."""
     with _from_proc():
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

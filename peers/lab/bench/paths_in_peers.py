@@ -1,10 +1,10 @@
-"""Skipping judged with real workers: their machines, messages and patience, on a virtual clock.
+"""Benchmark of stage skipping with real workers on a virtual clock: path reservation against the router.
 
-What is simulated is what a worker stands on: compute that takes the topology's seconds, a network with its
-latencies, and bodies that take its hops. `alone`: a body takes its hop whatever else is on its way;
-`shared`: bodies between two peers go one after the other, as on one connection.
+The workers' state machines, messages and timeouts are the product's. Compute, latencies and the transfer of
+bodies are simulated with the times of a topology. With `alone` links a body takes its hop's time regardless
+of other bodies. With `shared` links the bodies between two peers follow one another, as on one connection.
 
-Measured is steady: how many microbatches come back to their origins in a while, after a time to warm up.
+The result is the number of microbatches that come back to their origins in a steady swarm, after a warm-up.
 """
 
 from __future__ import annotations
@@ -43,40 +43,41 @@ from swarmnet.run.manifest import Data, Manifest, ModelShape, Paths, Rounds, own
 
 Lines = Literal["alone", "shared"]
 Rule = Literal["ahead", "router"]
-"""Questions run ahead; the router chooses when the output is there."""
+"""`ahead`: paths are reserved in advance. `router`: the next peer is chosen when the output is ready."""
 BACKWARD_TIMES = 1.5
-"""Of the forward's seconds: the time model of SkipPipe's released schedule (topologies.py)."""
+"""Backward time divided by forward time, from SkipPipe's released schedule (topologies.py)."""
 LOSS = 0.25
-"""The like."""
+"""Time of the loss divided by forward time, from the same schedule."""
 BODY_BYTES = 66_000
-"""Of a microbatch here; lines are as much slower than the topology's."""
+"""Bytes of a body here; links are slower than the topology's by the same factor."""
 WARM_SECONDS = 120.0
-"""Until hops are measured and patience is learnt."""
+"""Warm-up, in which workers measure hops and adapt their timeouts."""
 WATCHED_SECONDS = 300.0
+"""Length of the measurement."""
 SHARE = 30
-"""Microbatches of a batch: figures are seconds for so many, as in docs/benchmarks/skipping.md."""
+"""Results are seconds for this number of microbatches, as in docs/benchmarks/skipping.md."""
 SLOTS = 32
-"""The peer file's default; memory bounds it below."""
+"""Slots of a peer: the peer file's default; memory is the tighter limit."""
 
 
 @dataclass(slots=True)
 class Finding:
-    """What one rule did with one topology."""
+    """Result of one rule on one topology."""
 
     seconds: float
-    """For `SHARE` microbatches."""
+    """Seconds for `SHARE` microbatches."""
     visits: tuple[int, ...]
-    """Committed per stage."""
+    """Microbatches that each stage committed."""
     microbatches: int
-    """That came back to their origins."""
+    """Number of microbatches that came back to their origins."""
     counts: dict[str, int]
-    """Re-routed and dropped by code, questions refused, messages by name."""
+    """Re-routed and dropped microbatches by code, refused reservations, and messages by name."""
     most_held: int
-    """Graphs that a peer had open at a time."""
+    """Maximum number of graphs that a peer had open at a time."""
 
 
 class OpenGraphCounter(StubCompute):
-    """Counts the graphs that are open at a time."""
+    """Stub compute that records the maximum number of open graphs."""
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(manifest)
@@ -91,7 +92,7 @@ class OpenGraphCounter(StubCompute):
 
 
 class TimedCompute(InlineCompute):
-    """Takes the topology's seconds; to forget a microbatch takes none."""
+    """Compute that takes the topology's time; dropping a microbatch takes none."""
 
     def submit(
         self, priority: int, work: Callable[[], Result], done: Callable[[Result, float], None]
@@ -103,14 +104,14 @@ class TimedCompute(InlineCompute):
 
 
 class Delayed:
-    """`Receiver` to which bodies come after their hop, each for itself."""
+    """`Receiver` that delays each body by the time of its hop, and counts all messages."""
 
-    def __init__(self, receiver: Receiver, seconds: Callable[[PeerId], float], heard: Counter[str]) -> None:
-        self._receiver, self._seconds, self._heard = receiver, seconds, heard
+    def __init__(self, receiver: Receiver, seconds: Callable[[PeerId], float], counts: Counter[str]) -> None:
+        self._receiver, self._seconds, self._counts = receiver, seconds, counts
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
-        self._heard[type(message).__name__] += 1
-        self._heard[f"bytes of {type(message).__name__}"] += wire_bytes
+        self._counts[type(message).__name__] += 1
+        self._counts[f"bytes of {type(message).__name__}"] += wire_bytes
         if message.body and lane == "data" and (seconds := self._seconds(peer)):
             loop = asyncio.get_running_loop()
             loop.call_later(seconds, self._receiver.received, peer, lane, message, body, wire_bytes)
@@ -125,7 +126,7 @@ class Delayed:
 
 
 class ZeroText:
-    """`Text` of zeros; none after the end of the story."""
+    """`MicrobatchSource` of zeros."""
 
     def __init__(self, manifest: Manifest) -> None:
         shape = (manifest.data.micro_batch_size, manifest.data.seq_len)
@@ -136,7 +137,7 @@ class ZeroText:
 
 
 def manifest_of(topology: Topology, skip_ratio: float) -> Manifest:
-    """32 Ki numbers of two bytes per microbatch, no round within the story."""
+    """Return a manifest with bodies of 32 Ki two-byte numbers, whose first round outlasts the benchmark."""
     return Manifest(
         name="skipping", owner=Identity.from_seed(b"the owner of the run").peer_id,
         stages=(1,) * topology.stages,
@@ -164,7 +165,7 @@ class TopologyRun:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.held: dict[int, OpenGraphCounter] = {}
         self.committed: list[tuple[float, int, MicrobatchId]] = []
-        """When, by whom, what."""
+        """Committed microbatches: time, number of the peer, and id."""
         self.sent: Counter[str] = Counter()
         self._since, self._counted = 0.0, Counter[str]()
         self.escaped: list[BaseException] = []
@@ -175,7 +176,7 @@ class TopologyRun:
         )
 
     def start(self) -> None:
-        """Everybody, at once."""
+        """Start all workers at once."""
         for number in range(len(self.identities)):
             self._start(number)
         for a, one in enumerate(self.identities):
@@ -223,7 +224,7 @@ class TopologyRun:
         self.tasks[number] = self.loop.create_task(worker.run(), name=str(number))
 
     def _overhear(self, transport: MemoryTransport, number: int) -> None:
-        """Count its messages, and let bodies come after their hop."""
+        """Count the messages of a transport, and delay its bodies by their hop."""
         topology, listen = self.topology, transport.listen
 
         def seconds(peer: PeerId) -> float:
@@ -237,6 +238,7 @@ class TopologyRun:
         transport.listen = delayed  # type: ignore[method-assign]
 
     async def during(self, seconds: float) -> None:
+        """Let the swarm run for `seconds`; raise the first exception of a worker."""
         await asyncio.sleep(seconds)
         for task in self.tasks.values():
             if task.done() and not task.cancelled():
@@ -245,7 +247,7 @@ class TopologyRun:
             raise error
 
     async def kill(self, number: int) -> None:
-        """SIGKILL."""
+        """Kill a worker as by SIGKILL."""
         self.network.crash(self.identities[number].peer_id)
         self.workers[number].log_event = lambda _: None
         task = self.tasks.pop(number)
@@ -261,7 +263,7 @@ class TopologyRun:
             await self.during(0.001)
 
     def by_router(self) -> None:
-        """Nobody asks ahead: the next peer is chosen when the output is there, among all legal ones."""
+        """Disable path reservation: a worker chooses the next peer, among all legal ones, when it sends."""
         for worker in self.workers.values():
             data = worker.data
             assert data is not None
@@ -270,11 +272,11 @@ class TopologyRun:
             data.pipeline.guide = data.ahead = None
 
     def watch(self) -> None:
-        """From now on it counts."""
+        """Start the measurement."""
         self._since, self._counted = self.loop.time(), self._counts()
 
     def _counts(self) -> Counter[str]:
-        """What has happened to microbatches besides being done, and what was sent, by name."""
+        """Return the numbers of re-routed and dropped microbatches, refusals and messages, by name."""
         counts: Counter[str] = Counter(self.sent)
         for worker in self.workers.values():
             assert worker.data is not None
@@ -285,6 +287,7 @@ class TopologyRun:
         return counts
 
     def finding(self) -> Finding:
+        """Return the result since `watch`."""
         seconds = self.loop.time() - self._since
         seen = [(number, key) for at, number, key in self.committed if at >= self._since]
         stages = [self.topology.stage[number] for number, _ in seen]
@@ -298,7 +301,7 @@ class TopologyRun:
 
 
 def play(main: Callable[[], Coroutine[Any, Any, Finding]]) -> Finding:
-    """Run a story on a fresh virtual clock."""
+    """Run a scenario on a new virtual clock."""
     with asyncio.Runner(loop_factory=GatedLoop) as runner:
         return runner.run(main())
 
@@ -307,9 +310,9 @@ def measure(
     topology: Topology, rule: Rule, lines: Lines = "alone", seed: int = 0, skip_ratio: float = 1 / 3,
     warm: float = WARM_SECONDS, watched: float = WATCHED_SECONDS,
 ) -> Finding:  # fmt: skip
-    """One story."""
+    """Measure one rule on one topology."""
 
-    async def story() -> Finding:
+    async def scenario() -> Finding:
         torch.set_num_threads(1)
         swarm = TopologyRun(topology, skip_ratio, lines, seed)
         swarm.start()
@@ -323,12 +326,12 @@ def measure(
         await swarm.end()
         return found
 
-    return play(story)
+    return play(scenario)
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyRow:
-    """One topology, both rules."""
+    """Results of both rules on one topology."""
 
     seed: int
     memory: int
@@ -337,16 +340,16 @@ class TopologyRow:
 
     @property
     def kilobytes(self) -> float:
-        """Questions, answers and what peers tell of themselves, for one microbatch."""
+        """Return the kilobytes of reservation messages (requests, replies, state) for one microbatch."""
         names = ("Prospect", "Ask", "ReservationReply", "Held")
-        told = sum(self.ahead.counts.get(f"bytes of {name}", 0) for name in names)
-        return told / 1000 / max(1, self.ahead.microbatches)
+        sent = sum(self.ahead.counts.get(f"bytes of {name}", 0) for name in names)
+        return sent / 1000 / max(1, self.ahead.microbatches)
 
 
 def bench(
     seeds: Sequence[int], memory: int, lines: Lines, watched: float = WATCHED_SECONDS
 ) -> Iterator[TopologyRow]:
-    """One row per seed."""
+    """Measure both rules; yield one row for each seed."""
     for seed in seeds:
         topology = draw(seed, memory)
         router, ahead = (
@@ -356,7 +359,7 @@ def bench(
 
 
 def render(rows: Sequence[TopologyRow], lines: Lines) -> Table:
-    """A table with the means at the end."""
+    """Return a table with the means in the last row."""
     title = f"Seconds for {SHARE} microbatches in a steady swarm of real workers, lines {lines}"
     table = Table(title=title)
     for name in ("seed", "memory", "router", "ahead", "ahead to router",

@@ -1,13 +1,13 @@
-"""Seeded swarms on a map: sites, what a hop between them takes, and which peer holds which stage.
+"""Swarms on a map, from a seed: the peers' sites and stages, and the time of a hop between two sites.
 
-The sites are twelve cities. What lies between two of them is derived, not drawn, from their distance:
+The sites are twelve cities. Latency and bandwidth between two of them follow from their distance:
 
-- one way takes `distance / 200 km per ms` (light in glass) times 1.5 (cables do not follow great circles),
-  and 3 ms for the access lines at both ends. London - New York comes to 90 ms there and back, Tokyo - San
-  Francisco to 130, London - Sydney to 261; public ping tables have 75, 110 and 270;
-- a connection carries `4 MiB per round trip` at most: the send buffer that Linux grants one TCP connection
-  (net.ipv4.tcp_wmem), and two p2pd keep one connection between them (docs/lessons.md). On short ways the line
-  is the limit, 500 Mbit/s.
+- The latency one way is `distance / 200 km per ms` (light in glass) times 1.5 (cables do not follow great
+  circles), and 3 ms for the access links at both ends. London - New York has a round trip of 90 ms, Tokyo -
+  San Francisco 130, London - Sydney 261; public ping tables have 75, 110 and 270.
+- A connection carries at most `4 MiB per round trip`: Linux's send buffer of one TCP connection
+  (net.ipv4.tcp_wmem). Two p2pd keep one connection between them (docs/lessons.md). On short distances the
+  link is the limit, 500 Mbit/s.
 
 Times in seconds.
 """
@@ -41,32 +41,32 @@ ACCESS_SECONDS = 0.003
 CONNECTION_BYTES = 4 * 2**20
 LINE_BYTES_PER_SECOND = 500e6 / 8
 SAME_SITE_SECONDS = 0.001
-"""Two peers of one city: the reference has 1 ms between machines of a region."""
+"""Latency between two peers of one city: the reference has 1 ms within a region."""
 
 BODY_BYTES = 32 * 2**20
-"""Hidden states of a microbatch: the size in SkipPipe's released schedule."""
+"""Bytes of a microbatch's hidden states, from SkipPipe's released schedule."""
 FORWARD_SECONDS = 0.44
-"""Compute of one stage, the same schedule's."""
+"""Forward seconds of one stage, from the same schedule."""
 COPY_SECONDS = 0.35
-"""Constant part of a hop, its copies between GPU and memory."""
+"""Constant part of a hop: copies between GPU and memory."""
 STAGE_SIZES = (5, 3, 3, 3, 3, 3)
-"""Peers per stage, the same schedule's."""
+"""Peers of each stage, from the same schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Peers 0 .. n - 1 with their stages and all hops between them."""
+    """Peers 0 to n - 1 with their sites and stages, and the times of all hops between them."""
 
     site: tuple[str, ...]
     stage: tuple[int, ...]
     latency: tuple[tuple[float, ...], ...]
-    """One way, of a message without a body."""
+    """One-way seconds of a message without a body, by sender and receiver."""
     hop: tuple[tuple[float, ...], ...]
-    """Of a body."""
+    """Seconds of a body, by sender and receiver."""
     forward: tuple[float, ...]
-    """Compute seconds of a microbatch's forward."""
+    """Seconds of a microbatch's forward pass on each peer."""
     memory: int
-    """Microbatches between forward and backward that a peer has memory for."""
+    """Maximum number of microbatches between forward and backward on a peer."""
 
     @property
     def stages(self) -> int:
@@ -74,7 +74,7 @@ class Topology:
 
 
 def latency_seconds(a: str, b: str) -> float:
-    """One way between two sites."""
+    """Return the one-way latency between two sites."""
     if a == b:
         return SAME_SITE_SECONDS
     (lat_a, lon_a), (lat_b, lon_b) = ((radians(x), radians(y)) for x, y in (SITES[a], SITES[b]))
@@ -88,12 +88,12 @@ def bytes_per_second(a: str, b: str) -> float:
 
 
 def hop_seconds(a: str, b: str) -> float:
-    """Until the hidden states of a microbatch are there: the reference's time model."""
+    """Return the seconds to send the hidden states of a microbatch, by the reference's time model."""
     return latency_seconds(a, b) + BODY_BYTES / bytes_per_second(a, b) + COPY_SECONDS
 
 
 def draw(seed: int, memory: int = 3, sizes: tuple[int, ...] = STAGE_SIZES) -> Topology:
-    """Peers at sites drawn by chance; each holds the stage that it happened to join."""
+    """Draw a topology: peers at random sites; the stages do not depend on the sites."""
     chance = Random(seed)
     count = sum(sizes)
     names = list(SITES)

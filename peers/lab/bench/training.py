@@ -1,14 +1,14 @@
-"""What training costs a peer beside what it costs a plain loop: one process, one thread, one text.
+"""Benchmark of a peer's training speed against a plain PyTorch loop: one process, one thread, one text.
 
-The plain loop is the same decoder under ordinary autograd with torch's fused AdamW, or with the Muon of peers
-that step by themselves; it steps as often as the peer does. The peer is what its compute thread runs, codecs,
-own steps and rounds included: the model in one stage, and all stages of the run one after the other. What is
-not here is the rest of the process: text, links, events, checkpoints (training_processes.py has all).
+The plain loop trains the same decoder under ordinary autograd. It uses torch's fused AdamW, or the Muon of
+the local-step methods, and steps as often as the peer does. The peer runs what its compute thread runs:
+codecs, local steps and rounds. It is measured with the model in one stage, and with all stages of the run
+one after the other. Text, links, events and checkpoints are not measured here (see training_processes.py).
 
-Both are timed by the processor's time of this process, in turns, so that others on the machine and its clock
-matter little; ratios are of neighbours, and medians of these. On a GPU, which nobody else may use meanwhile,
-by the clock. There both compute in bfloat16 where it has that, the plain loop by torch.autocast; and both
-have their layers compiled, where that is asked for.
+Both are timed by this process's CPU time, in turns, so that other load on the machine matters little. A ratio
+compares adjacent turns; reports give the median of these. On a GPU both are timed by the clock, and no other
+program may use the GPU meanwhile. There both compute in bfloat16 if the GPU has it, the plain loop through
+torch.autocast. Both compile their layers if the caller requests it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from swarmnet.run.manifest import Manifest
 
 Loop = Literal["plain", "plain-muon", "peer", "stages"]
 TEXTS = 16
-"""Microbatches that are drawn, and then come again: which tokens they hold costs nothing."""
+"""Distinct microbatches; they repeat after that, because token values do not affect the speed."""
 RATE = 1e-3
-"""Of the plain loop; what is learnt matters to nobody here, only that numbers stay finite."""
+"""Learning rate of the plain loop. Only finite numbers matter here, not what the model learns."""
 PEAK_SIDE = 4096
-"""Of the matrices that measure what a GPU can do: large enough to fill it."""
+"""Rows and columns of the matrices that measure a GPU's peak: large enough to fill it."""
 PEAK_PRODUCTS = 10
-"""The first ones wait for the library to load."""
+"""Products that are timed; the first ones include the time that the library takes to load."""
 
 
 class _Trains(Protocol):
@@ -64,54 +64,55 @@ class _Trains(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Of a peer's time, shares."""
+    """How a peer's time divides, as fractions that add up to 1."""
 
     microbatches: float
     """Forward and backward passes, codecs and sums of gradients."""
     steps: float
-    """A peer's own, and the weights that they publish."""
+    """Local optimizer steps, and publishing their weights."""
     rounds: float
-    """Contributions made, read, applied and settled, and the weights that they publish."""
+    """Making, decoding, applying and settling contributions, and publishing their weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
+    """Result of the benchmark: seconds per microbatch for each loop."""
+
     parameters: int
     microbatch_tokens: int
     inner_batch_tokens: int
     microbatches: int
-    """Timed in each turn."""
+    """Number of microbatches timed in each turn."""
     seconds: Mapping[Loop, Sequence[float]]
-    """Of the processor, for a microbatch, by turn."""
+    """Seconds per microbatch, one value a turn: CPU time, or clock time on a GPU."""
     parts: Mapping[Loop, TimeShares]
     operations: int = 0
-    """Of a token, floating point, forward and backward."""
+    """Floating-point operations per token, forward and backward."""
     peak: float = 0.0
-    """Operations a second of the largest product that the GPU was seen to make; 0: a processor's are not
-    asked for."""
+    """Operations per second of the fastest matrix product on the GPU; 0 on a CPU, where none is measured."""
 
     def ratios(self, baseline: Loop, loop: Loop) -> list[float]:
-        """Speed of a loop beside that of the baseline, turn by turn."""
+        """Return the speed of `loop` divided by that of `baseline`, one value a turn."""
         pairs = zip(self.seconds[baseline], self.seconds[loop], strict=True)
         return [plain / other for plain, other in pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeSetup:
-    """Where loops compute, and how."""
+    """Device and numeric settings with which the loops compute."""
 
     device: torch.device = CPU
     computing: Computing = PLAIN
 
     def now(self) -> float:
-        """Seconds: of this process's processor, or by the clock, when a GPU has done what it was given."""
+        """Return seconds: this process's CPU time, or on a GPU the clock once its queue is empty."""
         if self.device.type == "cpu":
             return time.process_time()
         wait_for(self.device)
         return time.perf_counter()
 
     def autocast(self) -> AbstractContextManager[None]:
-        """For whoever writes a plain loop."""
+        """Return the autocast context in which a plain loop computes; it does nothing for fp32."""
         if self.computing.dtype == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -121,7 +122,7 @@ HERE = ComputeSetup()
 
 
 def bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSetup = HERE) -> TrainingReport:
-    """So many microbatches in each of so many turns of each loop."""
+    """Time every loop with one thread: `repeats` turns of `microbatches` microbatches each."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -150,7 +151,7 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
             began = place.now()
             for number in range(microbatches if turn else min(microbatches, TEXTS)):
                 loops[name].microbatch(*texts[number % TEXTS])
-            if turn:  # The first one warms up.
+            if turn:  # Turn 0 is a warm-up.
                 seconds[name].append((place.now() - began) / microbatches)
             elif name in peers:
                 peers[name].forget()
@@ -164,9 +165,11 @@ def _bench(manifest: Manifest, microbatches: int, repeats: int, place: ComputeSe
 
 
 def _measure_peak(gpu: torch.device) -> float:
-    """Returns the operations per second of the fastest of some products of two matrices, in the arithmetic
-    of a stage's layers there."""
-    # Random numbers: a GPU multiplies ones faster than anything that is trained.
+    """Return the operations per second of the fastest of `PEAK_PRODUCTS` matrix products.
+
+    The products use the arithmetic of a stage's layers on this GPU.
+    """
+    # Random numbers: a GPU multiplies matrices of ones faster than trained weights.
     matrix = torch.randn(PEAK_SIDE, PEAK_SIDE, generator=torch.Generator().manual_seed(0)).to(gpu)
     if torch.cuda.is_bf16_supported(including_emulation=False):
         matrix = matrix.bfloat16()
@@ -180,14 +183,14 @@ def _measure_peak(gpu: torch.device) -> float:
 
 
 def step_tokens_of(manifest: Manifest) -> int:
-    """After how many a peer that is alone in its group steps."""
+    """Return the tokens per optimizer step of a peer that is alone in its group."""
     if manifest.sync.local_steps is None:
         return manifest.rounds.global_batch_tokens
     return manifest.sync.inner_batch_tokens or manifest.microbatch_tokens
 
 
 def render(report: TrainingReport) -> str:
-    """A row a loop."""
+    """Return the report as text: one line per loop, then how each peer's time divides."""
     repeats = len(report.seconds["plain"])
     clock = "its processor time" if not report.peak else f"{report.peak / 1e12:.0f} TFLOP/s at most"
     lines = [
@@ -225,7 +228,7 @@ NAMES: Mapping[Loop, str] = {
 
 
 def texts_of(manifest: Manifest) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and labels, int64 [B, T] each."""
+    """Return `TEXTS` random pairs of tokens and labels, int64 [B, T] each."""
     generator = torch.Generator().manual_seed(0)
     size = manifest.data.micro_batch_size, manifest.data.seq_len + 1
     drawn = (torch.randint(manifest.model.vocab_size, size, generator=generator) for _ in range(TEXTS))
@@ -233,7 +236,7 @@ def texts_of(manifest: Manifest) -> list[tuple[Tensor, Tensor]]:
 
 
 class Plain:
-    """What whoever trains alone writes."""
+    """The plain PyTorch training loop that is the baseline."""
 
     def __init__(
         self,
@@ -243,7 +246,7 @@ class Plain:
         place: ComputeSetup = HERE,
         is_muon: bool = False,
     ) -> None:
-        """`first`: int32, as `first_state` of the whole model."""
+        """Start from `first`: int32, the `first_state` of the whole model in one stage."""
         self._shape, self._step_tokens, self._tokens = manifest.model, inner_batch_tokens, 0
         self._place, self._run_layers = place, dict[int, RunLayer]()
         if place.computing.compile:
@@ -262,6 +265,7 @@ class Plain:
             self._steps.append(_Muon(muons, manifest.sync.momentum).step)
 
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        """Run one forward and backward pass, and an optimizer step when enough tokens are accumulated."""
         tokens_BT, labels_BT = tokens_BT.to(self._place.device), labels_BT.to(self._place.device)
         with self._place.autocast():
             logits_BTV = forward(
@@ -282,7 +286,10 @@ class Plain:
 
 
 class _Muon:
-    """As the peers' own, matrix by matrix in float32: torch's works in bf16, slower on processors."""
+    """The Muon of the local-step methods, one matrix at a time in float32.
+
+    torch's own Muon works in bf16, which is slower on CPUs.
+    """
 
     def __init__(self, leaves: Sequence[Tensor], decay: float) -> None:
         self._kept = [(leaf, torch.zeros_like(leaf)) for leaf in leaves]
@@ -298,7 +305,7 @@ class _Muon:
 
 
 class StagesInOneThread:
-    """The stages of a run in one thread, each as its compute thread works, alone in its group."""
+    """All stages of a run in one thread; each runs what a peer's compute thread runs, alone in its group."""
 
     def __init__(self, manifest: Manifest, place: ComputeSetup = HERE) -> None:
         self._manifest, self._identity, self._count = manifest, Identity.generate(), 0
@@ -308,11 +315,11 @@ class StagesInOneThread:
         self.stages = [self._stage(stage) for stage in range(len(manifest.stages))]
 
     def forget(self) -> None:
-        """What was measured by now."""
+        """Discard the times measured before now."""
         self._in_all = self._in_steps = self._in_rounds = 0.0
 
     def parts(self) -> TimeShares:
-        """Of what was measured since."""
+        """Return how the time since the last `forget` divides."""
         steps, rounds = self._in_steps / self._in_all, self._in_rounds / self._in_all
         return TimeShares(1.0 - steps - rounds, steps, rounds)
 
@@ -338,12 +345,13 @@ class StagesInOneThread:
         self._in_steps += self._place.now() - began
 
     def open_rounds(self, texts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Of a microbatch each, as many as are open in a peer: from now on each round settles one."""
+        """Play `rounds.window` rounds of one microbatch each, so that each later round settles one."""
         for number in range(self._manifest.rounds.window):
             self._compute(*texts[number % TEXTS])
             self._play_rounds()
 
     def microbatch(self, tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        """Compute one microbatch through all stages, and a round when it has its tokens."""
         began = self._place.now()
         self._compute(tokens_BT, labels_BT)
         if self._tokens >= self._manifest.rounds.global_batch_tokens:

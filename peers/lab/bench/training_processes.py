@@ -1,9 +1,9 @@
-"""What training costs in real processes: a peer with the whole model, and one peer for each stage, beside the
-plain loop of training.py, which runs in this process at the same time.
+"""Benchmark of the CPU time of training in real processes, against the plain loop of training.py.
 
-Everything that a peer does counts: its text, its links, its p2pd, its event log, its records. Seconds are the
-processors', of all these processes, between two words of the last stage about how many tokens it has
-committed.
+Two swarms are measured: one peer with the whole model, and one peer for each stage. The plain loop runs in
+this process at the same time. All work of a peer counts: text, links, p2pd, event log and records. The
+measurement takes the CPU time of all peer processes between two status reports of the last stage; the
+reports give the tokens that it has committed.
 """
 
 from __future__ import annotations
@@ -33,39 +33,43 @@ LOOPBACK = {
     "metrics": {"listen": "off"}, "drain_seconds": 5, "auto_rebalance": False, "threads": 1, "device": "cpu",
 }  # fmt: skip
 TRAINING = "training"
-"""What a worker's status says once it takes part."""
+"""State of a worker that is training, in its status."""
 BEGIN_SECONDS = 180.0
-"""For all to train, on a machine that has much else to do."""
+"""Time limit for all peers to start training; enough on a busy machine."""
 SETTLED_ROUNDS = 3
-"""Before anything is measured: imports, the first dials and weights are over."""
+"""Rounds before the measurement; imports, first dials and the download of weights are over then."""
 LOOK_SECONDS = 0.02
+"""Interval at which a peer's status is checked."""
 STOP_SECONDS = 20.0
+"""Time limit for a peer to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmCost:
-    """Of one swarm, and of the plain loop at the same time."""
+    """CPU time of one swarm, and of the plain loop at the same time."""
 
     peers: int
     tokens: int
     seconds: float
-    """Of processors, for these."""
+    """CPU seconds that the swarm took for `tokens`."""
     of_daemons: float
-    """Of them, of the peers' p2pd."""
+    """Part of `seconds` in the peers' p2pd processes."""
     of_loops: float
-    """Of them, of the threads that do not compute but talk: event loops."""
+    """Part of `seconds` in the event loop threads, which communicate and do not compute."""
     plain_tokens: int
     plain_seconds: float
 
     @property
     def ratio(self) -> float:
-        """Tokens for a second of a processor, beside the plain loop."""
+        """Return the swarm's tokens per CPU second, divided by those of the plain loop."""
         return (self.tokens / self.seconds) / (self.plain_tokens / self.plain_seconds)
 
 
 async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[SwarmCost]:
-    """A swarm of one peer, and of one for each stage, for so many seconds each. UserError if one does not
-    come to train."""
+    """Measure a swarm of one peer, and one with a peer for each stage, for `seconds` each.
+
+    Raises UserError if a peer does not start to train.
+    """
     cuts: list[tuple[int, ...]] = [(manifest.model.num_hidden_layers,)]
     if len(manifest.stages) > 1:
         cuts.append(manifest.stages)
@@ -77,7 +81,7 @@ async def bench(run_file: Path, manifest: Manifest, seconds: float) -> list[Swar
 
 
 def render(costs: Sequence[SwarmCost]) -> str:
-    """A row a swarm."""
+    """Return the costs as text, one line for each swarm."""
     lines = ["processor time of whole processes, each beside the plain loop at the same time", ""]
     for cost in costs:
         name = "a peer with the whole model" if cost.peers == 1 else f"{cost.peers} peers, one a stage"
@@ -104,15 +108,15 @@ async def _of_a_swarm(folder: Path, run_file: Path, manifest: Manifest, seconds:
         ]
         for peer in peers:
             await _until(peer, _trains)
-        plain = _Beside(manifest)
-        beside = asyncio.create_task(asyncio.to_thread(plain.run))
+        plain = _PlainThread(manifest)
+        plain_run = asyncio.create_task(asyncio.to_thread(plain.run))
         try:
-            before, tokens = await _next_word(peers)
+            before, tokens = await _next_report(peers)
             await asyncio.sleep(seconds)
-            after, tokens_then = await _next_word(peers)
+            after, tokens_then = await _next_report(peers)
         finally:
             plain.ended = True
-            await beside
+            await plain_run
     spent, of_daemons, of_loops = (then - now for now, then in zip(before, after, strict=True))
     return SwarmCost(
         len(peers), tokens_then - tokens, spent + of_daemons, of_daemons, of_loops, plain.tokens,
@@ -126,12 +130,14 @@ async def _started(stack: AsyncExitStack, folder: Path, name: str, keys: dict[st
     return peer
 
 
-async def _next_word(peers: Sequence[DemoPeer]) -> tuple[tuple[float, float, float], int]:
-    """Once the last stage says that it has committed more: seconds of the peers, of their p2pd and of their
-    event loops by then, and its tokens."""
+async def _next_report(peers: Sequence[DemoPeer]) -> tuple[tuple[float, float, float], int]:
+    """Wait until the last stage reports more committed tokens; return CPU seconds and these tokens.
+
+    The CPU seconds are those of the peers, of their p2pd processes and of their event loops.
+    """
     last = peers[-1]
-    said = last.status["tokens"]
-    await _until(last, lambda status: status["tokens"] != said)
+    reported = last.status["tokens"]
+    await _until(last, lambda status: status["tokens"] != reported)
     own = sum(_seconds(peer.process.pid) for peer in peers)
     daemons = sum(_seconds(peer.p2pd) for peer in peers)
     loops = sum(_loop_seconds(peer.process.pid) for peer in peers)
@@ -143,7 +149,7 @@ def _trains(status: Mapping[str, Any]) -> bool:
 
 
 async def _until(peer: DemoPeer, holds: Callable[[Mapping[str, Any]], bool]) -> None:
-    """UserError if a peer ends before its status says so, or takes too long."""
+    """Wait until `holds` is true of a peer's status. Raises UserError if the peer ends or takes too long."""
     until = time.monotonic() + BEGIN_SECONDS
     while not holds(peer.status):
         if not peer.alive or time.monotonic() > until:
@@ -153,19 +159,19 @@ async def _until(peer: DemoPeer, holds: Callable[[Mapping[str, Any]], bool]) -> 
 
 
 def _seconds(pid: int) -> float:
-    """That a process has had of the processors."""
+    """Return the CPU seconds of a process."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def _loop_seconds(pid: int) -> float:
-    """Of its first thread."""
+    """Return the CPU seconds of a process's first thread, which runs its event loop."""
     threads = psutil.Process(pid).threads()
     return float(sum(thread.user_time + thread.system_time for thread in threads if thread.id == pid))
 
 
-class _Beside:
-    """The plain loop, in a thread."""
+class _PlainThread:
+    """The plain training loop, to run in a thread until `ended` is set."""
 
     def __init__(self, manifest: Manifest) -> None:
         first = first_state(replace(manifest, stages=(manifest.model.num_hidden_layers,)), 0)

@@ -1,4 +1,4 @@
-"""The fault that the bootstrap is away, and the proof that a newcomer finds the others afterwards."""
+"""The fault that the bootstrap is away, and the check that a newcomer finds other peers afterwards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from peers.lab.faults.faults import Join, ScheduledFault
 from peers.lab.world.world import World
 
 AWAY_SECONDS = (5.0, 5.0, 20.0, 20.0, 65.0, 180.0, 600.0)
-"""Issue 47 names 5 to 600 s. Long ones are rare, since a schedule lasts at least as long."""
+"""Lengths of the absence to draw from, 5 to 600 s; long ones are rare, since the schedule lasts as long."""
 JOIN_SECONDS = 60.0
-"""Within which a newcomer must find the others (issue 47)."""
+"""Time in which a newcomer must find another peer after the bootstrap's return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class BootstrapAway:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerFinds:
-    """No fault: by now this newcomer must be linked to a peer. Not judged after a silent directory."""
+    """A check, not a fault: this newcomer must be linked to a peer now. Skipped after a silent directory."""
 
     at: float
     name: str
@@ -58,7 +58,7 @@ class NewcomerFinds:
 
 
 def draw_bootstrap_away(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
-    """One absence, a newcomer at its end, and the look whether that one finds the others."""
+    """Draw an absence, a newcomer at its end, and the check that the newcomer finds a peer."""
     back = at + chance.choice(AWAY_SECONDS)
     newcomer = f"n{chance.randrange(10**6)}"
     return [BootstrapAway(at, back), Join(back + 0.1, newcomer), NewcomerFinds(back + JOIN_SECONDS, newcomer)]

@@ -1,8 +1,8 @@
-"""What goes wrong in a world: each fault is data that can be injected and healed.
+"""Faults of a simulated world: each is data that can be injected and healed.
 
-A fault never takes the last peer of a stage that trains and stays: then it does nothing (`declined` in the
-log). Only `Restart` takes a whole stage, and brings it back, and `LostStage` (moves.py), where peers move
-by themselves. Which faults a seed makes: schedules.py.
+A fault never removes the last peer of a stage that trains and stays; it is skipped then. Only `Restart`
+kills a whole stage and brings it back, and so does `LostStage` (moves.py), if peers move between stages.
+schedules.py draws the faults of a seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarmnet.identifiers import PeerId
 
 
 class ScheduledFault(Protocol):
-    """`at` and `until` in seconds from the start; until == at: nothing is healed."""
+    """A fault with its times in seconds from the start; it is not healed if `until` equals `at`."""
 
     @property
     def at(self) -> float: ...
@@ -28,13 +28,15 @@ class ScheduledFault(Protocol):
     def until(self) -> float: ...
 
     async def inject(self, world: World) -> bool:
-        """False: it would have ended a stage, or there is nobody to hit."""
+        """Inject the fault; return False if it would have ended a stage, or if its peer is not there."""
 
     async def heal(self, world: World) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
+    """A peer is killed; it may start again, with or without its disk."""
+
     at: float
     until: float
     name: str
@@ -54,8 +56,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """All peers of the stage that `name` holds are killed at once and come back together, with their disks
-    but for `lost` of them."""
+    """All peers of `name`'s stage are killed and come back together; `lost` of them lose their disk."""
 
     at: float
     until: float
@@ -78,7 +79,7 @@ class Restart:
         names = [name for name in world.killed[self] if world.alive(name) is None]
         lost, stage = names[: min(self.lost, len(names) - 1)], world.members[self.name].worker.stage
         whole = [name for name in names if world.has_checkpoint(name)]
-        if whole and not set(whole) - set(lost):  # Those of a stage that nobody has, nobody brings back.
+        if whole and not set(whole) - set(lost):  # At least one checkpoint must survive.
             lost.remove(whole[-1])
         for name in names:
             world.start_again(name, name not in lost)
@@ -87,6 +88,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
+    """A peer's process is stopped, and continued later."""
+
     at: float
     until: float
     name: str
@@ -106,6 +109,8 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
+    """A peer computes `factor` times slower."""
+
     at: float
     until: float
     name: str
@@ -121,7 +126,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Sides by name; a newcomer is on no side and reaches all."""
+    """The network is split into sides, given by peer names; a newcomer is on no side and reaches all."""
 
     at: float
     until: float
@@ -141,6 +146,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
+    """Messages from one peer to another are lost; the other direction works."""
+
     at: float
     until: float
     source: str
@@ -159,7 +166,7 @@ class OneWay:
 
 @dataclass(frozen=True, slots=True)
 class Flap:
-    """Cut off from everybody and back, a pulse of `Partition`s is made of it by `schedule`."""
+    """One peer is cut off from all others and comes back; `schedule` draws several in a row."""
 
     at: float
     until: float
@@ -180,7 +187,7 @@ class Flap:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Loss, repetition, reordering, corruption or latency on all ways of some peers (none named: of all)."""
+    """Loss, repetition, reordering, corruption or latency on all links of `names`; empty: of all peers."""
 
     at: float
     until: float
@@ -203,6 +210,8 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
+    """A peer's clock is wrong by `seconds`."""
+
     at: float
     until: float
     name: str
@@ -218,6 +227,8 @@ class Skew:
 
 @dataclass(frozen=True, slots=True)
 class Join:
+    """A new peer joins."""
+
     at: float
     name: str
 
@@ -234,6 +245,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class PoliteLeave:
+    """A peer leaves in order."""
+
     at: float
     name: str
 
@@ -254,8 +267,8 @@ class PoliteLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class _False(Snapshot):
-    """Whose chunks are false when they are served."""
+class _FalseSnapshot(Snapshot):
+    """A snapshot that serves false chunks."""
 
     truncated: bool = False
 
@@ -264,8 +277,8 @@ class _False(Snapshot):
         return true[:-5] if self.truncated else memoryview(bytes(len(true)))
 
 
-class _Liar(Snapshots):
-    """Gives false chunks of the snapshots that the honest part of the peer keeps."""
+class _FaultySnapshots(Snapshots):
+    """A snapshot store that serves false chunks of the peer's true snapshots."""
 
     def __init__(self, honest: Snapshots, truncated: bool) -> None:
         self.__dict__ = honest.__dict__
@@ -275,29 +288,35 @@ class _Liar(Snapshots):
         found = super().find(digest)
         if found is None:
             return None
-        return _False(found.root, found.signed, found.data, truncated=self._truncated)
+        return _FalseSnapshot(found.root, found.signed, found.data, truncated=self._truncated)
 
 
 def _lies(member: Member) -> bool:
-    return member.worker.states is not None and isinstance(member.worker.states.snapshots, _Liar)
+    return member.worker.states is not None and isinstance(member.worker.states.snapshots, _FaultySnapshots)
 
 
 def _truth_prevails(stage: Sequence[Member], liars: int = 0) -> bool:
-    """Whether more of its peers hold the state and give it truly than lie, `liars` more of these included."""
+    """Return whether more peers of a stage serve true snapshots than false ones.
+
+    `liars` further peers count as serving false ones.
+    """
     liars += sum(map(_lies, stage))
     return not liars or sum(other.trains and not _lies(other) for other in stage) > liars
 
 
 def _truth_stays(world: World, gone: Member) -> bool:
-    """Whether truth prevails in the stage of this peer without it."""
+    """Return whether the peer's stage would still have more true than false snapshots without it."""
     return _truth_prevails([other for other in world.living(gone.worker.stage) if other is not gone])
 
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Its snapshots are served with wrong or missing bytes, from then on. Never by half of a stage or more,
-    and nobody is taken who would leave it so: who must give up its history there has nobody to fetch the
-    other one from (docs/consistency.md). Nor where peers move: the honest ones may go."""
+    """From `at` on a peer serves snapshots with wrong or missing bytes.
+
+    Faulty peers are never half of a stage or more, and other faults remove no peer if that would make them
+    so. Otherwise a peer that must abandon its branch could not fetch the other one (docs/consistency.md). The
+    fault is skipped if peers move between stages, because honest peers may leave.
+    """
 
     at: float
     until: float
@@ -313,8 +332,7 @@ class Lie:
         stage = world.living(member.worker.stage)
         if not _truth_prevails([other for other in stage if other is not member], liars=1):
             return False
-        liar = _Liar(member.worker.snapshots, self.truncated)
-        member.worker.states.snapshots = liar
+        member.worker.states.snapshots = _FaultySnapshots(member.worker.snapshots, self.truncated)
         return True
 
     async def heal(self, world: World) -> None: ...
@@ -322,6 +340,8 @@ class Lie:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOutage:
+    """The DHT answers no request."""
+
     at: float
     until: float
 

@@ -1,4 +1,4 @@
-"""What must hold of every schedule, checked offline from the peers' event logs (read by trees.py)."""
+"""The invariants of every fault schedule, checked offline from the peers' event logs (read by trees.py)."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from swarmnet.rounds.contribution_sets import kept_rounds
 from swarmnet.snapshots.fetch import AGREEMENT
 
 CALLBACKS_PER_PEER = 2_500
-"""In a second; busy worlds take some 200. A loop that spins takes as many as it can."""
+"""Maximum per peer and second; busy worlds take about 200. A busy loop takes as many as it can."""
 UNDISTURBED_SECONDS = 10.0
-"""A stage that comes back has found itself again after so long, if nothing else is in its way."""
+"""Time in which a restarted stage assembles again, if no other fault disturbs it."""
 GENTLE = (Join, PoliteLeave, Move, Skew, Slow)
-"""Faults in which nobody is killed, stopped or cut off."""
+"""Faults that kill, stop or cut off no peer."""
 UNNOTICED_SECONDS = SILENT_SECONDS + 2.0
-"""After so long everybody has noticed that a peer is gone, or has heard that it leaves."""
+"""Time in which all peers notice that a peer is gone, or receive its leave message."""
 UNDER_WAY_SECONDS = 2.0
-"""What was decided in the last moments may wait for the compute thread."""
+"""Decisions this close to the end may still wait for the compute thread."""
 
 
 def check(seen: ScheduleRecord) -> list[Violation]:
-    """Everything that is violated; empty: all held."""
+    """Return all violations of the invariants; an empty list if all invariants hold."""
     found = [Violation("no exception escapes", f"{name}: {error}") for name, error in seen.escaped]
     found += list(_progress(seen)) + list(_bounded(seen)) + list(_committed(seen))
     found += list(_emptied(seen)) + list(_slandered(seen))
@@ -58,13 +58,16 @@ def check(seen: ScheduleRecord) -> list[Violation]:
 
 
 def _of_real_stage(seen: ScheduleRecord, number: int, stage: Stage) -> Iterator[Violation]:
-    """Without the tree: who is there in the end has settled the same weights since the last heal."""
+    """Check a stage with real weights, which has no tree.
+
+    The peers that are alive at the end have settled the same weights since the last heal.
+    """
     digests: dict[int, tuple[str, str]] = {}
     healed = seen.healed_at + HEAL_SECONDS
     for me in (me for me, held in seen.living.items() if held == number):
         for place, (time, (round, digest)) in enumerate(stage.settled[me], 1):
             if time <= healed and place < len(stage.settled[me]):
-                continue  # Which it may have given up since.
+                continue  # The peer may have left that branch since.
             other, first = digests.setdefault(round, (me, digest))
             if first != digest:
                 yield Violation("one digest soon after the last heal", f"{me} and {other} at round {round}")
@@ -73,7 +76,7 @@ def _of_real_stage(seen: ScheduleRecord, number: int, stage: Stage) -> Iterator[
 
 
 def _every_expert(seen: ScheduleRecord, number: int) -> Iterator[Violation]:
-    """In the end somebody trains each group, where there are peers enough."""
+    """At the end some peer trains each expert shard, if there are enough peers."""
     held = {
         me: note.what.group
         for me, note in with_processes(seen.notes)
@@ -81,34 +84,37 @@ def _every_expert(seen: ScheduleRecord, number: int) -> Iterator[Violation]:
     }
     missing = set(range(EXPERTS.groups)) - set(held.values())
     if missing and len(held) >= EXPERTS.groups:
-        yield Violation("every expert is trained in the end", f"nobody trains group {missing}; {held}")
+        yield Violation("every expert is trained in the end", f"no peer trains group {missing}; {held}")
 
 
 def _of_stage(seen: ScheduleRecord, number: int, stage: Stage) -> Iterator[Violation]:
+    """Check a stage with stubbed weights: one branch at the end, and every contribution accounted for."""
     living = [me for me, held in seen.living.items() if held == number]
     replaced = _replaced_states(seen)
     last = {me: stage.settled[me][-1][1] for me in living if stage.settled[me] and me not in replaced}
     if not last:
-        yield Violation("progress after the last heal", "nobody that lives has settled anything")
+        yield Violation("progress after the last heal", "no living peer has settled anything")
         return
     final = _path(stage, max(last.values()))
     for me, key in last.items():
         if key[0] in final and final[key[0]] != key:
-            yield Violation("one history at the end", f"{me} is at {key[0]} on another history")
+            yield Violation("one branch at the end", f"{me} is at {key[0]} on another branch")
     healed = seen.healed_at + HEAL_SECONDS
     for me in living:
         wrong = [key[0] for time, key in stage.settled[me] if time > healed and final.get(key[0]) != key]
         wrong = [round for round in wrong if round in final]
         if wrong:
-            yield Violation("one digest soon after the last heal", f"{me} settled {wrong} on another history")
+            yield Violation("one digest soon after the last heal", f"{me} settled {wrong} on another branch")
     yield from _contributions(seen, stage, final)
     yield from _held(stage, final)
     yield from _restarts(seen, number, stage, final)
 
 
 def _replaced_states(seen: ScheduleRecord) -> set[str]:
-    """Return the peers that have taken up a fetched state and settled nothing since: what they had settled
-    last is of the history that they gave up."""
+    """Return the peers that loaded a fetched state and have settled nothing since.
+
+    The last round that such a peer settled lies on the branch that it abandoned.
+    """
     settled: dict[str, int] = {}
     replaced: set[str] = set()
     for me, note in with_processes(seen.notes):
@@ -122,7 +128,7 @@ def _replaced_states(seen: ScheduleRecord) -> set[str]:
 
 
 def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
-    """Round -> node, from the start to `key`."""
+    """Return the nodes from the start to `key`, by round."""
     path: dict[int, Key] = {}
     while key is not None and key in stage.nodes:
         path[key[0]] = key
@@ -131,9 +137,12 @@ def _path(stage: Stage, key: Key | None) -> dict[int, Key]:
 
 
 def _contributions(seen: ScheduleRecord, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
-    """Every contribution is in the final history once, or came back to its maker, or its maker is gone: where
-    nobody is killed or cut off also then, as whoever moves or leaves hands over what it has made. Of the
-    newest, made after the last heal, it may be open yet."""
+    """Check that no contribution is lost or settled twice.
+
+    Each one is on the final branch once, or was returned to its contributor, or its contributor is gone. In
+    schedules that kill or cut off no peer the last case is no excuse: a peer that moves or leaves hands over
+    its contributions. The newest ones, made after the last heal, may still be undecided.
+    """
     gentle = all(isinstance(fault, GENTLE) for fault in seen.faults)
     counts = Counter(part for key in final.values() for part in stage.nodes[key].parts)
     decided, late = max(final) - 2 * seen.rules.window - 2, seen.ended_at - UNDER_WAY_SECONDS
@@ -156,8 +165,10 @@ def _contributions(seen: ScheduleRecord, stage: Stage, final: dict[int, Key]) ->
 
 
 def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
-    """What everybody held who settled a round is in its set, also if its maker is gone; of two by one maker
-    the smaller."""
+    """Check the set of each round: it has what all peers held that settled the round.
+
+    This includes contributions whose contributor is gone. If one peer made two, the smaller one is enough.
+    """
     for key in final.values():
         ids = stage.nodes[key].ids
         members = stage.results or stage.made
@@ -170,8 +181,11 @@ def _held(stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
 
 
 def _restarts(seen: ScheduleRecord, number: int, stage: Stage, final: dict[int, Key]) -> Iterator[Violation]:
-    """A stage that was killed as a whole goes on from the newest round that two thirds of its disks hold,
-    unless the way between its peers was disturbed, or somebody else took the stage up meanwhile."""
+    """Check that a stage whose peers were all killed resumes from the right round.
+
+    This is the newest round that two thirds of its disks hold. The check is skipped if the links between its
+    peers were disturbed, or if another peer entered the stage meanwhile.
+    """
     stage_of, killed_at = stages_of(seen.notes), -1.0
     assembled = [
         (who, other) for who, other in with_processes(seen.notes) if isinstance(other.what, noted.Assembled)
@@ -200,7 +214,7 @@ def _restarts(seen: ScheduleRecord, number: int, stage: Stage, final: dict[int, 
 
 
 def _disk(stage: Stage, name: str, at: float) -> set[Key]:
-    """What a peer's disk holds at a time."""
+    """Return the rounds whose checkpoints a peer's disk holds at the time `at`."""
     saved = sorted({key for time, key in stage.saved[name] if time <= at})
     return set(saved[-KEPT:])
 
@@ -226,10 +240,12 @@ def _committed(seen: ScheduleRecord) -> Iterator[Violation]:
 
 
 def _emptied(seen: ScheduleRecord) -> Iterator[Violation]:
-    """When a peer moves away by its own decision, somebody who takes part in its stage stays there; or has
-    just been killed or ordered away, which nobody could know."""
+    """Check that a peer which moves by its own decision leaves an active peer behind in its stage.
+
+    A peer that was killed or ordered away just before also counts: the moving peer could not know.
+    """
     serving: dict[str, int] = {}
-    """Process -> the stage that it takes part in, or did until `gone`."""
+    """Stage in which each process is active, or was until its time in `gone`."""
     gone: dict[str, float] = {}
     stage_of = stages_of(seen.notes)
     for who, note in with_processes(seen.notes):
@@ -249,12 +265,12 @@ def _emptied(seen: ScheduleRecord) -> Iterator[Violation]:
                     if held == stage and gone.get(other, note.time) >= note.time - UNNOTICED_SECONDS
                 ]  # fmt: skip
                 if stage is not None and not stay:
-                    text = f"{who} left stage {stage} at {note.time:.2f}, where nobody else took part"
+                    text = f"{who} left stage {stage} at {note.time:.2f}, where no other peer was active"
                     yield Violation("a stage is never emptied by a move", text)
 
 
 def _slandered(seen: ScheduleRecord) -> Iterator[Violation]:
-    """Of reducers none lies here."""
+    """Check that no audit accuses a reducer: all reducers are honest here."""
     for note in seen.notes:
         if isinstance(note.what, noted.Audited) and note.what.code in ("lied", "not_in_order"):
             text = f"{seen.names[note.what.peer]}, round {note.what.round}: {note.what.code}"

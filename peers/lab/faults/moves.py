@@ -1,4 +1,4 @@
-"""Faults that concern stages: peers are ordered to others, stages lose all their peers or all but one."""
+"""Faults of stages: peers are ordered to move, and stages lose all their peers or all but one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peers.state.checkpoint_file import on_disk
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Ordered to another stage, the `turn`th of the others, whether that one needs it or not."""
+    """A peer is ordered to another stage, the `turn`th of the others, whether that one needs it or not."""
 
     at: float
     name: str
@@ -33,7 +33,7 @@ class Move:
         stage = others[self.turn % len(others)]
         world.note(member.name, member.life, MoveRequested(stage))
         member.worker.leave()
-        member.worker.goes_to = stage  # As `Moving` does.
+        member.worker.goes_to = stage  # As `StageMover` does.
         return True
 
     async def heal(self, world: World) -> None: ...
@@ -41,9 +41,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class LostStage:
-    """All peers of the stage that `name` holds are killed, and for so long or for ever nobody of them comes
-    back: only peers that move there by their own decision help. Whatever they had settled may be lost. If it
-    is for ever, people give its weights up, as peers that wait for them say, and begin from the seed."""
+    """All peers of `name`'s stage are killed; they stay away until `until`, or permanently.
+
+    Only peers that move there by their own decision help. Rounds that the stage had settled may be lost. If
+    the loss is permanent, the user allows the peers that wait for the weights to start from the seed.
+    """
 
     at: float
     until: float
@@ -57,7 +59,7 @@ class LostStage:
         others = [number for number in range(len(world.manifest.stages)) if number != stage]
         trains = [sum(other.trains for other in world.living(number)) for number in others]
         if not trains or min(trains) < 1 or max(trains) < 2:
-            return False  # Nobody could come.
+            return False  # No peer could move there.
         killed = world.living(stage)
         world.killed[self] = [member.name for member in killed]
         if self.until == self.at:
@@ -75,9 +77,11 @@ class LostStage:
 
 @dataclass(frozen=True, slots=True)
 class OnlyHolder:
-    """All peers of the stage that `name` holds are killed, and only that one comes back: with its disk, and
-    by choosing a stage itself. Meanwhile newcomers without weights have chosen, one more than the thinnest of
-    the other stages has peers: by their number this stage needs nobody."""
+    """All peers of `name`'s stage are killed, and only that one comes back, with the stage's weights.
+
+    It has its disk, and chooses a stage. Meanwhile newcomers without weights have chosen theirs: one more
+    than the smallest of the other stages has peers. By these numbers its stage therefore needs no peer.
+    """
 
     at: float
     until: float
@@ -105,5 +109,5 @@ class OnlyHolder:
     async def heal(self, world: World) -> None:
         old = world.members[self.name]
         if old.ended:
-            world.movers.add(self.name)  # The dead are listed for a while, and may send it elsewhere first.
+            world.movers.add(self.name)  # Records of killed peers persist for a while and may mislead it.
             world.start(self.name, None, old.life + 1)

@@ -1,4 +1,4 @@
-"""One schedule from its seed: the world, its faults, the calm after them, and what was seen."""
+"""Run one fault schedule from its seed: the world, its faults, the calm after them, and the record of it."""
 
 from __future__ import annotations
 
@@ -27,56 +27,64 @@ from swarmnet.run.manifest import Data, Experts, Manifest, MethodName, ModelShap
 
 FAULT_SECONDS = 50.0
 HEAL_SECONDS = 20.0 + DIAL_SECONDS + 1.2 * LONGEST_REDIAL_SECONDS
-"""After the last heal, all peers of a stage are on one history: 20 s from when their links stand again. A
-dial that was under way at the heal fails only at its deadline; the next comes after the longest pause."""
+"""Time after the last heal until all peers of a stage are on one branch: 20 s once their links are up again.
+
+A dial in progress at the heal fails only at its deadline, and the next comes after the longest pause."""
 CALM_SECONDS = 60.0
-"""From then on: so long until everybody has settled NEW_ROUNDS, or as long as these take that close by time.
-Where a stage was lost, from when the directory has forgotten it: until then whoever comes to it waits for its
-weights."""
+"""Time after `HEAL_SECONDS` until all peers have settled `NEW_ROUNDS`; longer if such rounds close by time.
+
+After the loss of a stage it starts when the directory has forgotten the stage; until then peers that enter it
+wait for its weights."""
 LONGEST_SECONDS = 240.0
-"""Until MIN_ROUNDS are settled and all that was made before the last heal is decided; slow worlds, and
-those whose longest history gave way, take so long without being stuck."""
+"""Time limit after the last heal for `MIN_ROUNDS` settled rounds and for all older contributions.
+
+Slow worlds take this long without being stuck; so do worlds whose longest branch was abandoned."""
 MIN_ROUNDS = 50
+"""Rounds that each stage must settle."""
 NEW_ROUNDS = 14
-"""Settled by every peer after the last heal: what was open before is settled then, and it is decided what
-became of everything (own_contributions.py)."""
+"""Rounds that each peer must settle after the last heal: enough to decide all earlier contributions
+(own_contributions.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Settings of one schedule."""
+
     seed: int
     peers: int | None = None
-    """None: 8 to 16, from the seed."""
+    """Number of peers; None: 8 to 16, from the seed."""
     stages: int | None = None
-    """None: 2 to 4, from the seed."""
+    """Number of stages; None: 2 to 4, from the seed."""
     rules: Rounds | None = None
     kinds: tuple[str, ...] = ()
     real: bool = False
     rounds: int = MIN_ROUNDS
     faults: tuple[ScheduledFault, ...] | None = None
-    """None: from the seed."""
+    """Faults of the schedule; None: drawn from the seed."""
     moves: bool = False
-    """Peers move between stages by their own decision, and are ordered to."""
+    """Whether peers move between stages, by their own decision and by order."""
     sharded: bool = False
-    """Peers exchange through reducers."""
+    """Whether peers exchange contributions through reducers."""
     method: MethodName | None = None
-    """Of `real` ones; None: the manifest's default, or local-steps where it has to be such a one."""
+    """Method of `real` peers; None: the default, or `local-steps` if other options require such a method."""
     experts: bool = False
-    """Of `real` ones: each trains half of the experts."""
+    """Whether `real` peers train an expert shard each, half of the experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSample:
-    """How large a peer's memory and how busy the world was, once a second."""
+    """Sizes of the peers' collections, and the event loop's callbacks, sampled once a second."""
 
     time: float
     callbacks: int
+    """Number of callbacks since the start."""
     largest: dict[str, int]
+    """Largest size over all peers, by name of the collection."""
 
 
 @dataclass(slots=True)
 class ScheduleRecord:
-    """Everything that a schedule left behind."""
+    """The record of a schedule: its settings, the event logs, and the state at the end."""
 
     options: Options
     stages: int
@@ -89,31 +97,34 @@ class ScheduleRecord:
     healed_at: float = 0.0
     ended_at: float = 0.0
     calm: bool = False
-    """Whether every stage reached what was asked of it in time."""
+    """Whether every stage settled the required rounds in time."""
     standing: list[str] = field(default_factory=list)
-    """What was missing where it did not."""
+    """Peers and stages that are short of the required rounds, as text."""
     living: dict[str, int] = field(default_factory=dict)
-    """name.life, and `+n` after its nth move -> stage at the end."""
+    """Stage at the end of each living process; its key is name.life, with `+n` after its nth move."""
     given_up: set[int] = field(default_factory=set)
-    """Stages that were lost for ever and of which nobody has settled a round since."""
+    """Stages that were lost permanently and have settled no round since."""
     names: dict[str, str] = field(default_factory=dict)
-    """Peer id -> name."""
+    """Name of each peer, by peer id."""
     callbacks: int = 0
     reduced: StubReduced | None = None
-    """What the stages' results are read with, where there are reducers."""
+    """Decoder of the stages' results, if there are reducers."""
 
 
 SHARDS = 3
-"""Fewer than peers, so that some have none and some have two."""
+"""Shards of a contribution: fewer than peers, so that some peers reduce none and some reduce two."""
 EXPERTS = Experts(num_experts=4, top_k=1, groups=2, merge_rounds=5, merge_until=10_000, merge_nearest=2)
-"""Merged often, so that who has seen another round settle is found out."""
+"""Experts of the model; they merge often, so that peers which settled different rounds are detected."""
 
 
 def small_manifest(
     stages: int, microbatches: int, rules: Rounds | None, seed: int, sharded: bool = False,
     method: MethodName | None = None, experts: Experts | None = None,
 ) -> Manifest:  # fmt: skip
-    """`microbatches` of 4 tokens per round; the smallest model that the wire takes."""
+    """Return a manifest with the smallest model that the wire format accepts.
+
+    A round has `microbatches` microbatches of 4 tokens.
+    """
     owner = Identity.from_seed(b"the owner of the run").peer_id
     model = ModelShape(
         hidden_size=8,
@@ -151,7 +162,7 @@ def play(options: Options) -> ScheduleRecord:
 
 
 def _memory() -> str | None:
-    """A file system in memory, where there is one: a checkpoint waits for its disk otherwise."""
+    """Return a file system in memory, or None; on a disk, checkpoints would wait for it."""
     return next((path for path in ("/dev/shm",) if os.access(path, os.W_OK)), None)
 
 
@@ -191,13 +202,14 @@ def _drawn(options: Options, names: Sequence[str]) -> list[ScheduledFault]:
 
 
 def _describe_error(error: BaseException) -> str:
-    """What escaped, and from where."""
+    """Return the text of an escaped exception, with its file and line."""
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" in {Path(frame.filename).name}:{frame.lineno}" for frame in place)
     return f"{type(error).__name__}: {error}{where}"
 
 
 async def _inflict(world: World, faults: list[ScheduledFault]) -> None:
+    """Inject and heal the faults at their times, and wait until `FAULT_SECONDS` have passed."""
     steps = sorted(
         [(fault.at, 0, number, fault) for number, fault in enumerate(faults)]
         + [(fault.until, 1, number, fault) for number, fault in enumerate(faults) if fault.until > fault.at],
@@ -226,7 +238,7 @@ async def _calm(world: World, seen: ScheduleRecord) -> None:
     by_time = NEW_ROUNDS * (seen.rules.max_seconds + seen.rules.contribution_timeout_seconds)
     until = max(began + HEAL_SECONDS, forgotten) + max(CALM_SECONDS, by_time)
     while loop.time() <= until and not world.escaped:
-        if loop.time() <= began + HEAL_SECONDS:  # The longest of two histories may give way until then.
+        if loop.time() <= began + HEAL_SECONDS:  # Until then a stage may abandon its longest branch.
             standing = _newest(world, seen)
         least = [min(then, now) + NEW_ROUNDS for then, now in zip(newest, standing, strict=True)]
         seen.standing = _short_of(world, least)
@@ -245,12 +257,12 @@ async def _calm(world: World, seen: ScheduleRecord) -> None:
 
 
 def _newest(world: World, seen: ScheduleRecord) -> list[int]:
-    """Newest settled round of each stage."""
+    """Return the newest settled round of each stage; -1 if none."""
     return [max(world.settled(stage).values(), default=-1) for stage in range(seen.stages)]
 
 
 def _open(world: World) -> dict[str, set[ContributionId]]:
-    """Maker -> own contributions of which it is not decided what became of them."""
+    """Return the undecided own contributions of each living peer."""
     return {
         member.who: set(member.worker.update.rounds.offers.open)
         for member in world.living()
@@ -261,9 +273,12 @@ def _open(world: World) -> dict[str, set[ContributionId]]:
 def _short_of(
     world: World, least: list[int], undecided: dict[str, set[ContributionId]] | None = None
 ) -> list[str]:
-    """Who has not settled `least` of its stage, for people; or has not decided what is `undecided`, if asked:
-    for who is away that waits longer than any round (own_contributions.py)."""
-    short = [f"nobody at stage {stage}" for stage in range(len(least)) if not world.living(stage)]
+    """Return, as text, the peers that have not settled the round `least` of their stage.
+
+    With `undecided`, a peer that has not decided one of these contributions is listed as well: a disconnected
+    peer keeps them open longer than any round (own_contributions.py).
+    """
+    short = [f"no peer at stage {stage}" for stage in range(len(least)) if not world.living(stage)]
     for member in world.living():
         stage, standing = member.worker.stage, _standing(member)
         rounds = least[stage] if stage >= 0 else 0
@@ -274,7 +289,7 @@ def _short_of(
 
 
 def _undecided(member: Member, these: dict[str, set[ContributionId]]) -> bool:
-    """Whether it is still open what became of one of these, or of another contribution that is old enough."""
+    """Return whether one of these contributions, or another that is old enough, is still undecided."""
     assert member.worker.update is not None
     rounds = member.worker.update.rounds
     return any(
@@ -289,6 +304,7 @@ def _standing(member: Member) -> int:
 
 
 async def _sample(world: World, seen: ScheduleRecord) -> None:
+    """Record the sizes of the peers' collections once a second, until cancelled."""
     while True:
         await asyncio.sleep(1.0)
         largest: dict[str, int] = {}
@@ -300,7 +316,7 @@ async def _sample(world: World, seen: ScheduleRecord) -> None:
 
 
 def _sizes(member: Member) -> dict[str, int]:
-    """Of what a peer keeps, what could grow."""
+    """Return the sizes of a peer's collections that could grow without bound."""
     update, data = member.worker.update, member.worker.data
     if update is None or data is None:
         return {}

@@ -1,4 +1,4 @@
-"""A schedule's result as data and as text: what happened, the verdict, and how to see it again."""
+"""The result of a schedule as data and as text: its events, the verdict, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peers.telemetry.events import Settled
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One schedule."""
+    """The result of one schedule."""
 
     seed: int
     peers: int
@@ -25,16 +25,16 @@ class Result:
     faults: dict[str, int]
     events: dict[str, int]
     rounds: dict[int, int]
-    """Stage -> newest settled round."""
+    """Newest settled round of each stage."""
     healed_at: float
     ended_at: float
     log: str
-    """SHA-256 of everything that every peer noted."""
+    """SHA-256 of all peers' event logs."""
     violations: tuple[Violation, ...]
 
 
 def run_schedule(options: Options) -> Result:
-    """Play one schedule and check it."""
+    """Run one schedule and check its invariants."""
     seen = play(options)
     kinds = Counter(type(fault).__name__ for fault in seen.faults)
     return Result(
@@ -45,7 +45,7 @@ def run_schedule(options: Options) -> Result:
 
 
 def played(options: Sequence[Options], jobs: int) -> Iterator[Result]:
-    """In so many processes; the results in the order of the schedules."""
+    """Run schedules in `jobs` processes; yield the results in the order of the schedules."""
     if jobs == 1 or len(options) == 1:
         yield from map(run_schedule, options)
         return
@@ -71,7 +71,7 @@ def _rounds(seen: ScheduleRecord) -> dict[int, int]:
 
 
 def row(result: Result) -> tuple[str, ...]:
-    """A line of the table: seed, peers, stages, rounds, faults, verdict."""
+    """Return a row of the table: seed, peers, stages, rounds, faults, verdict."""
     faults = ", ".join(f"{name} {count}" if count > 1 else name for name, count in result.faults.items())
     rounds = "/".join(str(round + 1) for round in result.rounds.values())
     verdict = "holds" if not result.violations else f"VIOLATED: {result.violations[0].rule}"
@@ -79,7 +79,7 @@ def row(result: Result) -> tuple[str, ...]:
 
 
 def again(of: Options, seed: int, run_file: Path | None) -> str:
-    """The command that plays one of them again."""
+    """Return the command that runs a schedule again."""
     parts = ["swarmnet simulate", str(run_file or ""), f"--seed {seed}"]
     parts += [f"--peers {of.peers}"] if of.peers else []
     parts += [f"--stages {of.stages}"] if of.stages and run_file is None else []

@@ -1,4 +1,4 @@
-"""Which faults a seed makes, and when."""
+"""Draw the faults of a schedule, and their times, from a seed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _restart(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledF
 
 
 def _move(chance: Random, at: float, names: Sequence[str]) -> list[ScheduledFault]:
-    """And what happens to it on its way: sent on, killed, stopped, or cut off from everybody."""
+    """Draw a move, and sometimes a fault during it: a second move, a crash, a freeze or a cut-off."""
     name, soon = chance.choice(names), at + chance.choice([0.01, 0.3, 2.0, 6.0, 15.0])
     first: list[ScheduledFault] = [Move(at, name, chance.randrange(3))]
     match chance.choice(["", "", "", "again", "crash", "freeze", "flap"]):
@@ -131,24 +131,26 @@ KINDS: dict[str, tuple[Draw, int]] = {
     "restart": (_restart, 0), "only holder": (_only_holder, 0),
     "bootstrap": (draw_bootstrap_away, 0),
 }  # fmt: skip
-"""Name -> how such a fault is drawn, and how often among the others."""
+"""Function that draws each kind of fault, and the kind's weight; weight 0: drawn separately."""
 RESTART_SHARE = 0.2
-"""Of the schedules a stage is restarted in: drawn apart from the others, whose seeds mean something."""
+"""Share of the schedules with a stage restart; a separate draw keeps the other faults of known seeds."""
 ONLY_HOLDER_SHARE = 0.05
-"""Of the schedules in which the only holder of a stage restarts: drawn apart, as well."""
+"""Share of the schedules in which the only holder of a stage restarts; a separate draw, too."""
 BOOTSTRAP_SHARE = 0.03
-"""Of the schedules the bootstrap is away in, so that 1,000 of them contain some thirty absences."""
+"""Share of the schedules in which the bootstrap is away: about thirty absences in 1,000 schedules."""
 NAMED_KINDS: dict[str, Draw] = {"move": _move, "lost stage": _lost_stage}
-"""Drawn only when they are named, or with `moves`: beside the others, for the same reason."""
+"""Kinds that are drawn only by name or with `moves`; separate draws keep the other faults of known seeds."""
 LOST_STAGE_SHARE = 0.3
-"""Of the schedules with `moves`."""
+"""Share of the schedules with `moves` in which a stage is lost."""
 
 
 def schedule(
     seed: int, names: Sequence[str], seconds: float, kinds: Sequence[str] = (), moves: bool = False
 ) -> list[ScheduledFault]:  # fmt: skip
-    """2 to 10 faults in the first `seconds`, by time, and sometimes a restart. `kinds`: only these. `moves`:
-    the same, and 1 to 6 moves, and sometimes a stage is lost."""
+    """Draw 2 to 10 faults in the first `seconds`, ordered by time, and sometimes a restart.
+
+    `kinds`: draw only these kinds. `moves`: draw 1 to 6 moves as well, and sometimes the loss of a stage.
+    """
     chance = Random(f"faults {seed}")
     chosen = [name for name in KINDS if not kinds or name in kinds]
     weights = [KINDS[name][1] for name in chosen]

@@ -1,9 +1,9 @@
-"""The trees of settled weights that the peers' event logs tell of, one per stage.
+"""Build the tree of settled weights of each stage from the peers' event logs.
 
-A node is (round, digest of the settled weights), its contents the ids that were settled there. The initial
-weights and the payloads are known, so the digest of every node is computed anew from its parent's weights and
-its set: a contribution that was lost or counted twice does not fit. (Real weights are no sums of payloads:
-their nodes have no parents.)
+A node is (round, digest of the settled weights) and contains the ids that were settled there. The initial
+weights and the payloads are known. The digest of every node is therefore computed again from its parent's
+weights and its set; a contribution that was lost or counted twice does not fit. Real weights are no sums of
+payloads, so their nodes have no parents.
 """
 
 from __future__ import annotations
@@ -29,84 +29,91 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
+    """An invariant that does not hold, and where."""
+
     rule: str
     text: str
 
 
 @dataclass(slots=True)
 class MadeContribution:
-    """One contribution, as its maker's log tells it."""
+    """One contribution, from its contributor's log."""
 
     who: str
-    """As `with_processes` names it."""
+    """Contributor, as `with_processes` names it."""
     round: int
     id: str
     time: float
     payload: bytes
     returned: Counter[bytes] = field(default_factory=Counter)
-    """How often each of its parts came back."""
+    """How often each of its parts was returned."""
     given_back_at: float = float("-inf")
-    """When it was decided that it comes back; it is there again when the compute thread comes to it."""
+    """Time of the decision to return it; the compute thread returns it later."""
 
 
 @dataclass(slots=True)
 class Node:
+    """The settled weights after a round."""
+
     ids: tuple[str, ...]
+    """Ids of the settled set."""
     parts: tuple[bytes, ...] = ()
-    """What its set adds to the weights: payloads, or their slices."""
+    """Payloads, or slices of them, that the set adds to the weights."""
     others: list[tuple[str, ...]] = field(default_factory=list)
-    """Other sets with the same digest: a result that does not count adds nothing to the weights."""
+    """Other sets with the same digest: a result without effect adds nothing to the weights."""
     parent: Key | None = None
-    """None: the initial weights."""
+    """Node before this one; None: the initial weights."""
     weights: Weights = field(default_factory=lambda: np.zeros(SIZE, np.int32))
 
 
 @dataclass(slots=True)
 class Stage:
-    """What the logs tell of one stage."""
+    """The tree of one stage, and its contributions."""
 
     made: dict[str, MadeContribution] = field(default_factory=dict)
     results: dict[str, MadeContribution] = field(default_factory=dict)
-    """Where there are reducers, their results; sets consist of them."""
+    """Results by id, if there are reducers; sets consist of results then."""
     nodes: dict[Key, Node] = field(default_factory=dict)
     settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
-    """Maker -> what it settled when."""
+    """Times and nodes that each peer settled."""
     held: dict[Key, set[str]] = field(default_factory=dict)
-    """Ids of a node's round that everybody held who settled the node."""
+    """Ids of a node's round that were held by all peers that settled the node."""
     saved: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
-    """Name -> what it saved when, by whichever process."""
+    """Times and nodes that each peer name saved, in any of its processes."""
 
 
 def process_of(note: RecordedEvent) -> str:
-    """name.life."""
+    """Return the process of an event, as name.life."""
     return f"{note.name}.{note.life}"
 
 
 def with_processes(notes: Iterable[RecordedEvent]) -> Iterator[tuple[str, RecordedEvent]]:
-    """Every line with its maker: name.life of the process, and `+n` from when it held its nth other stage. A
-    peer that moved leaves what it had made behind, and makes new ones as somebody else would."""
-    moved: dict[str, int] = {}
+    """Yield every event with its contributor: name.life of the process, and `+n` after its nth move.
+
+    A peer that moves hands over its contributions, and makes new ones like another contributor.
+    """
+    moves: dict[str, int] = {}
     for note in notes:
         me = process_of(note)
         if isinstance(note.what, noted.Assembled):
-            moved[me] = moved.get(me, -1) + 1
-        yield (f"{me}+{moved[me]}" if moved.get(me) else me), note
+            moves[me] = moves.get(me, -1) + 1
+        yield (f"{me}+{moves[me]}" if moves.get(me) else me), note
 
 
 def stages_of(notes: Iterable[RecordedEvent]) -> dict[str, int]:
-    """Maker -> the stage that it held."""
+    """Return the stage of each contributor."""
     return {
         who: note.what.stage for who, note in with_processes(notes) if isinstance(note.what, noted.Assembled)
     }
 
 
 def parts_of(made: MadeContribution, reduced: StubReduced | None) -> list[bytes]:
-    """Of one's own contribution: what must each be settled once, or come back once."""
+    """Return the parts of a contribution; each must be settled once, or be returned once."""
     return [made.payload] if reduced is None else reduced.slices(made.payload)
 
 
 def read(seen: ScheduleRecord) -> tuple[dict[int, Stage], list[Violation]]:
-    """The stages' trees, and what contradicts itself while they are built."""
+    """Return the stages' trees, and the violations that were found while building them."""
     stage_of = stages_of(seen.notes)
     stages: dict[int, Stage] = defaultdict(Stage)
     problems: list[Violation] = []
@@ -126,7 +133,7 @@ def read(seen: ScheduleRecord) -> tuple[dict[int, Stage], list[Violation]]:
 
 
 class _Reader:
-    """Reads the log of one process, while it holds one stage."""
+    """Reads the log of one process while it is in one stage."""
 
     def __init__(
         self,
@@ -167,7 +174,7 @@ class _Reader:
                 if (own := self.stage.made.get(id)) is not None:
                     own.given_back_at = note.time
             case noted.Resync():
-                self._held.clear()  # The state is fetched anew, and with it what is open.
+                self._held.clear()  # The state is fetched again, with its open contributions.
             case Returned(_, payload, shards) if payload in self._made_by_payload:
                 parts = [slice_of(payload, shard) for shard in shards] or [payload]
                 self._made_by_payload[payload].returned.update(parts)
@@ -182,7 +189,7 @@ class _Reader:
         held = self._held.pop(key[0], set())
         self.stage.held[key] = self.stage.held.get(key, held) & held
         known = self.stage.nodes.setdefault(key, Node(ids))
-        # Of a model as small as the real ones here a reducer may have no weights, and a result no effect.
+        # In a model this small a reducer may have no weights, so that its result has no effect.
         if set(known.ids) != set(ids) and self._is_reduced:
             known.others.append(ids)
         elif set(known.ids) != set(ids) and not self._is_real:
@@ -192,7 +199,7 @@ class _Reader:
 def _counting(
     reduced: StubReduced, of_set: Sequence[MadeContribution], peer_of: Mapping[str, str], round: int
 ) -> tuple[bytes, ...]:
-    """Return the slices that count of these results."""
+    """Return the slices of these results that count."""
     results = {PeerId(peer_of[one.who.partition(".")[0]]): one.payload for one in of_set}
     return tuple(reduced.counting(results, round))
 

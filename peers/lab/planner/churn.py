@@ -1,9 +1,9 @@
-"""Peers that leave and join: played in the simulator, and computed beside it.
+"""The cost of churn: simulated, and estimated by arithmetic for comparison.
 
-An hour of a large swarm cannot be played in a minute, and a tenth of the peers leaving in it costs too little
-to be seen in a few seconds. So leaving is hastened until `PLAYED_AWAY` of the peers are away at any time,
-and what that costs is divided by the same factor: while few are away, twice as many cost twice as much.
-Absences keep their length, and some are away when the watching begins.
+The simulator cannot play an hour of a large swarm in a minute. If a tenth of the peers leave in an hour, a
+few seconds are too short to show the cost. The simulator therefore speeds up churn until `PLAYED_AWAY` of the
+peers are away at any time, and divides the cost by the same factor. This is valid while few are away: twice
+as many cost twice as much. Absences keep their length, and some peers are away when the measurement begins.
 """
 
 from __future__ import annotations
@@ -21,36 +21,41 @@ from swarmnet.model.state_layout import state_layout
 from swarmnet.run.manifest import Manifest
 
 JOIN_SECONDS = 10.0
-"""From a newcomer's start to its first contribution, without the download: 6.8 s alone, 11.7 on a busy
-machine (docs/benchmarks/demo.md)."""
+"""Seconds from a newcomer's start to its first contribution, without the download.
+
+Measured: 6.8 s alone, 11.7 s on a busy machine (docs/benchmarks/demo.md)."""
 PLAYED_AWAY = 0.05
+"""Share of the peers that are away at any time in the simulation."""
 SHARES = 4096
-"""Steps by which `thinnest_share` adds up: a large stage misses a few of thousands."""
+"""Integration steps of `thinnest_share`; fine enough for a large stage that lacks a few of thousands."""
 WEIGHT_BYTES = 4
+"""Bytes of a parameter that a newcomer downloads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turnover:
-    """Who leaves how often, and for how long its place is empty."""
+    """How often peers leave, and how long their places stay empty."""
 
     per_second: float
-    """Of every peer: its chance to leave in a second."""
+    """Probability that a given peer leaves within a second."""
     away_seconds: tuple[float, ...]
-    """By place: until somebody has joined instead, started and fetched the stage."""
+    """Seconds, by place, until a replacement has joined, started and fetched the stage."""
 
     def hastened(self) -> float:
+        """Return the speedup of churn at which `PLAYED_AWAY` of the peers are away; at least 1."""
         away = self.per_second * sum(self.away_seconds) / len(self.away_seconds)
         return max(1.0, PLAYED_AWAY / away)
 
 
 def turnover(manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec]) -> Turnover:
+    """Return the turnover of these peers at the churn of the request."""
     sizes = [state_layout(manifest, stage).size for stage in range(len(manifest.stages))]
     away = tuple(JOIN_SECONDS + WEIGHT_BYTES * sizes[peer.stage] / peer.down for peer in peers)
     return Turnover(question.churn / 3600.0, away)
 
 
 class Play:
-    """Kills the peers of a swarm at random and lets others join in their places, from now until `until`."""
+    """Remove peers of a swarm at random and let others join in their places, from now until `until`."""
 
     def __init__(self, swarm: Swarm, turnover: Turnover, seed: int, until: float) -> None:
         self.swarm, self.until = swarm, until
@@ -82,9 +87,12 @@ class Play:
 
 
 def thinnest_share(capacity: Sequence[float], peers: Sequence[int], missing: Sequence[float]) -> float:
-    """What is left of the thinnest stage's capacity on average, while of each stage so many peers are missing
-    on average, by chance (Poisson). One that is missing holds up the whole swarm by its part of its stage;
-    those that are missing in several stages at once do so by no more than the worst of these."""
+    """Return the mean share of the thinnest stage's capacity that churn leaves.
+
+    `missing` is the mean number of absent peers in each stage; the number is Poisson distributed. An absent
+    peer slows the whole swarm by its part of its stage. If peers are absent in several stages at once, only
+    the worst of these stages counts.
+    """
     least = min(capacity)
     left = torch.linspace(0.0, 1.0, SHARES + 1, dtype=torch.float64)
     at_least = torch.ones_like(left)
@@ -97,9 +105,12 @@ def thinnest_share(capacity: Sequence[float], peers: Sequence[int], missing: Seq
 def computed(
     turnover: Turnover, layout: SwarmLayout, visited: Sequence[float], under_way_seconds: float
 ) -> float:
-    """The share of the speed that churn costs: a peer that leaves is missed by its stage, and so by all,
-    until another has joined in its place; what was under way at it, so many seconds of the swarm's work in
-    all, is computed again elsewhere."""
+    """Return the share of the speed that churn costs, by arithmetic.
+
+    The stage of a peer that leaves is slower until another peer has joined in its place, and so is the whole
+    swarm. Other peers compute its microbatches in flight again; in all, the swarm's microbatches in flight
+    are `under_way_seconds` of its work.
+    """
     capacity, stages = layout.capacity(), layout.stages()
     present = thinnest_share(
         [sum(capacity[peer] for peer in peers) / part for peers, part in zip(stages, visited, strict=True)],

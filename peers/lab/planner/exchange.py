@@ -1,9 +1,8 @@
-"""What peers say of what they learned: bytes of a round on each peer's line, and what it takes of memory.
+"""Traffic and memory of the exchange of contributions, for the planner.
 
-A run says how its peers exchange what they learned. `exchange_of` reads that from the manifest, and is the
-only place that does: whatever manifests come to name besides is read there. The lines that bodies of
-microbatches travel on carry contributions first (`charged`): every peer of a group must receive every round
-to be in step.
+`exchange_of` reads from the manifest how the peers of a run exchange contributions; no other planner code
+does. Contributions have priority over activations and gradients on each link (`charged`), because every peer
+of a group must receive every round to stay in step.
 """
 
 from __future__ import annotations
@@ -26,46 +25,52 @@ from swarmnet.resources.memory_estimate import needs_of
 from swarmnet.run.manifest import Manifest, TopologyName
 
 RESULT_CONTRIBUTIONS = 4.0
-"""Bytes of a round's results in those of a contribution: four bits a number where it has one
-(swarmnet/optimizer/local_steps/reduced_steps.py), and of all that the stage has. With groups of experts a
-contribution speaks of less, and `result_bytes` is exact."""
+"""Bytes of all results of a round, divided by the bytes of one contribution.
+
+A result has four bits for each number where a contribution has one
+(swarmnet/optimizer/local_steps/reduced_steps.py), and covers the whole stage. With expert shards a
+contribution covers less of the stage; `result_bytes` is exact there."""
 ALONE_BYTES = 16
-"""Memory per parameter of somebody who trains alone: weights, gradient and two moments, 4 each."""
+"""Memory per parameter of a peer that trains alone: weights, gradient and two moments, 4 bytes each."""
 MAX_OF_A_LINE = 0.9
-"""That contributions can fill: packets' headers take 4 %, beats and repeated packets have to find room."""
+"""Part of a link that contributions may fill: packet headers take 4 %, heartbeats and resends the rest."""
 STEPS = 40
-"""Of bisection."""
+"""Steps of bisection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How a group exchanges what its peers learned."""
+    """How the peers of a group exchange contributions, and the bytes that this takes."""
 
     contribution: tuple[float, ...]
-    """Bytes of one, by stage."""
+    """Bytes of one contribution, by stage."""
     results: tuple[float, ...]
-    """Bytes of all results of a round, by stage, where reducers add up; empty where they cannot."""
+    """Bytes of all results of a round, by stage; empty if the method cannot use reducers."""
     carried: TopologyName = "all-gather"
-    """everyone: each receives the contribution of each; sharded: each sends one contribution in slices to
-    reducers, who add up, and the sums go to all, whatever the size of the group."""
+    """`all-gather`: each peer receives each contribution. `sharded-reduce`: each peer sends slices of one
+    contribution to reducers, which add them up; the sums go to all peers, whatever the group's size."""
     inner_batch_tokens: int = 0
-    """A peer has something to contribute after so many of its own; 0: after a microbatch."""
+    """Tokens that a peer trains before it can contribute; 0: one microbatch."""
 
     def contributions(self, manifest: Manifest, tokens_per_second: float, group: int) -> float:
-        """Per second, that a group makes which commits so many tokens: at most one per peer and round, and
-        none by a peer that had not enough of the round."""
+        """Return the contributions per second of a group that commits `tokens_per_second`.
+
+        A peer makes at most one in a round, and none if it had too few tokens of the round.
+        """
         step = max(self.inner_batch_tokens, manifest.microbatch_tokens)
         return min(group * rounds_per_second(manifest, tokens_per_second), tokens_per_second / step)
 
     def per_second(self, manifest: Manifest, stage: int, tokens_per_second: float, group: int) -> float:
-        """Bytes on each peer's line, up and down alike. Whatever way contributions take, what all receive
-        somebody has sent."""
+        """Return the bytes per second on each peer's link, the same up and down.
+
+        Both are equal in any topology, because a peer has sent each byte that another receives.
+        """
         rounds = rounds_per_second(manifest, tokens_per_second)
         made = self.contributions(manifest, tokens_per_second, group)
         return self._bytes(stage, group, made, rounds)
 
     def per_round(self, stage: int, group: int) -> float:
-        """Bytes on each peer's line of a round that all contribute to."""
+        """Return the bytes on each peer's link for a round to which all peers contribute."""
         return self._bytes(stage, group, group, 1)
 
     def _bytes(self, stage: int, group: int, made: float, rounds: float) -> float:
@@ -76,16 +81,16 @@ class Exchange:
         return made / group * self.contribution[stage] + rounds * self.results[stage]
 
     def memory(self, manifest: Manifest, stage: int) -> int:
-        """Bytes of its card that a peer of that stage needs, with one microbatch at a time."""
+        """Return the bytes of GPU memory that a peer of `stage` needs, with one microbatch at a time."""
         return needs_of(manifest, stage, 0, CARD).least
 
 
 CARD = Computing(dtype="bf16")
-"""How peers compute whose memory is that of a card, unless their files say otherwise."""
+"""Computing settings of a peer with a GPU, unless its configuration sets others."""
 
 
 def exchange_of(manifest: Manifest) -> Exchange:
-    """As the run says."""
+    """Return the exchange that the manifest of a run defines."""
     sync, own, stages = manifest.sync, manifest.sync.local_steps, range(len(manifest.stages))
     step = (sync.inner_batch_tokens or manifest.microbatch_tokens) if own is not None else 0
     can_shard = own is not None and own.delta_codec != "topk-2bit"
@@ -97,11 +102,13 @@ def exchange_of(manifest: Manifest) -> Exchange:
 
 
 def result_bytes(manifest: Manifest, stage: int) -> int:
-    """On the wire of all results of a round in which all of the stage is spoken of, if reducers added up:
-    their tables apart, which are a few dozen bytes for each contributor."""
+    """Return the bytes on the wire of all results of a round that covers the whole stage, with reducers.
+
+    The results' tables are not counted: a few dozen bytes for each contributor.
+    """
     sharded = replace(manifest, sync=replace(manifest.sync, topology="sharded-reduce"))
     reduced = method_of(sharded, trained_layout(manifest, stage), "meta").reduced
-    assert isinstance(reduced, ReducedSteps), "what own steps tell goes through reducers"
+    assert isinstance(reduced, ReducedSteps), "local steps can use reducers"
     return wire_bytes(len(encode(Contribution())), ENVELOPE_BYTES + reduced.number_bytes)
 
 
@@ -110,7 +117,7 @@ def parameters_of(manifest: Manifest, stage: int) -> int:
 
 
 def alone_memory(manifest: Manifest) -> int:
-    """Bytes that somebody needs who trains the whole model without anybody, a sequence at a time."""
+    """Return the bytes of memory to train the whole model on one peer, one sequence at a time."""
     data = replace(manifest.data, micro_batch_size=1)
     whole = replace(manifest, stages=(manifest.model.num_hidden_layers,), data=data)
     return ALONE_BYTES * parameters_of(whole, 0) + graph_bytes(whole, 0)
@@ -121,9 +128,12 @@ def charged(
     most: Callable[[SwarmLayout], float],
     taken: Callable[[float], Sequence[float]],
 ) -> tuple[SwarmLayout, float]:
-    """The layout with what contributions take of its lines, and the rate that is left: the largest at which
-    lines carry its contributions and its bodies. `most(layout)`: microbatches per second that the rest of the
-    lines and compute bear; `taken(rate)`: bytes per second on the lines of each stage's peers."""
+    """Return the layout with the bandwidth of contributions taken off its links, and the rate that remains.
+
+    The rate is the largest, in microbatches per second, at which links carry both contributions and
+    activations. `most(layout)` returns the rate that compute and the remaining bandwidth allow. `taken(rate)`
+    returns the contributions' bytes per second on the links of each stage's peers.
+    """
     slowest = [
         min(min(layout.peers[place].up, layout.peers[place].down) for place in places)
         for places in layout.stages()
@@ -143,7 +153,10 @@ def charged(
 
 
 def largest(high: float, is_borne: Callable[[float], bool]) -> float:
-    """The largest rate up to `high` that is borne, where with each one all smaller ones are."""
+    """Return the largest rate up to `high` for which `is_borne` is true, by bisection.
+
+    Requires that `is_borne` is true for all rates below one for which it is true.
+    """
     if is_borne(high):
         return high
     low = 0.0

@@ -1,4 +1,4 @@
-"""A swarm to be simulated, as data: what each peer has to give, who knows whom, and what lies between them.
+"""A swarm to be simulated, as data: the peers' compute and links, which peers know each other, and latencies.
 
 Times in seconds, sizes in bytes, speeds in bytes per second.
 """
@@ -15,32 +15,32 @@ from swarmnet.run.path_rules import PathRules
 
 @dataclass(frozen=True, slots=True)
 class PeerSpec:
-    """What one peer has to give."""
+    """Compute, link and limits of one peer."""
 
     stage: int
     forward_seconds: float
-    """Compute of a microbatch's forward; backward takes `Work.backward_ratio` times as long."""
+    """Seconds of a microbatch's forward pass; backward takes `Work.backward_ratio` times as long."""
     up: float = inf
     down: float = inf
     slots: int = 32
     in_flight: int = 64
-    """Microbatches of its own; for peers of the first stage."""
+    """Maximum number of own microbatches in flight; only for peers of the first stage."""
     window: int | None = None
-    """So many are kept under way all the time; None: `Flow` decides."""
+    """Constant number of own microbatches in flight; None: `Flow` decides."""
     region: str = ""
     loss: float = 0.0
-    """Share of the packets that cross its line."""
+    """Share of the packets that its link loses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a microbatch costs, the same for all stages but for the peers' speeds."""
+    """Cost of a microbatch, the same for all stages."""
 
     body_bytes: int
-    """Hidden states, and as much again for their gradient."""
+    """Bytes of the hidden states; their gradient has as many."""
     backward_ratio: float = 2.0
     scatter: float = 0.1
-    """Compute times are drawn evenly from +- this share of their mean."""
+    """Compute times are drawn uniformly from their mean +- this share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,21 @@ class SwarmLayout:
 
     peers: tuple[PeerSpec, ...]
     latency: Callable[[int, int], float]
-    """One way, between two peers by their numbers."""
+    """One-way latency between two peers, given by their numbers."""
     work: Work
     below: tuple[tuple[int, ...], ...] | None = None
-    """Peers of the stages within reach ahead that each peer knows; None: all."""
+    """Peers that each peer knows, of the following stages within `reach`; None: all of them."""
     cores: int = 0
-    """Of the one machine that all peers share; 0: each has its own."""
+    """CPU cores that all peers share; 0: each peer has its own."""
     rules: PathRules | None = None
-    """Which stages microbatches may leave out; None: each visits all, in order."""
+    """How microbatches skip stages; None: each visits all stages in order."""
     connection: Callable[[int, int], float] | None = None
-    """What one connection between two peers carries at most; None: what their lines do."""
+    """Maximum of one connection between two peers; None: only their links limit it."""
     taken: tuple[float, ...] = ()
-    """Bytes per second that contributions take of each peer's line, up and down alike, by stage; empty:
-    none."""
+    """Bandwidth of contributions on each peer's link, the same up and down, by stage; empty: none."""
 
     def line(self, place: int) -> LinkBandwidth:
-        """What is left of the line of a peer's computer for bodies."""
+        """Return the bandwidth of a peer's link that contributions leave for bodies."""
         peer = self.peers[place]
         line = LinkBandwidth(peer.up, peer.down)
         return line.without(self.taken[peer.stage]) if self.taken else line
@@ -78,7 +77,7 @@ class SwarmLayout:
 
     @property
     def reach(self) -> int:
-        """Stages between neighbours on a way."""
+        """Return how many stages ahead the next peer on a path may be; 1 without skipping."""
         return 1 if self.rules is None else self.rules.reach
 
     def known_below(self) -> tuple[tuple[int, ...], ...]:
@@ -91,7 +90,7 @@ class SwarmLayout:
         )
 
     def capacity(self) -> tuple[float, ...]:
-        """Microbatches per second of each peer: its computer, or its line if that takes longer."""
+        """Return each peer's microbatches per second, limited by its compute or its link."""
         ratio = 1 + self.work.backward_ratio
         each = {stage: self.crossing(stage) for stage in {peer.stage for peer in self.peers}}
         return tuple(
@@ -100,6 +99,6 @@ class SwarmLayout:
         )
 
     def crossing(self, stage: int) -> Crossing:
-        """Of a microbatch at a peer of this stage."""
+        """Return the bytes that a microbatch sends and receives at a peer of this stage."""
         body = self.work.body_bytes
         return crossing(stage, 1 + max(peer.stage for peer in self.peers), body, body)

@@ -1,14 +1,14 @@
-"""What lies between peers: a table of regions, their lines, and the links from each to each.
+"""The network between regions, read from a file: the peers' links, and latency and bandwidth between regions.
 
     regions:
-      eu: {down: 100, up: 40}            # Mbit/s of a peer's line, where --peers says nothing else
+      eu: {down: 100, up: 40}            # Mbit/s of a peer's link, unless --peers has others
       us: {down: 300, up: 20}
     links:
       - {between: [eu, eu], latency: 5ms-30ms}
       - {between: [eu, us], latency: 45ms-70ms, mbit: 30}
       - {between: [us, us], latency: 5ms-40ms}
 
-Latency is one way; a pair of peers draws its own from the range. `mbit`: what one connection carries at most.
+Latency is one way; each pair of peers draws its own from the range. `mbit`: maximum of one connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Pair = tuple[str, str]
 
 
 def seconds_range(text: object) -> tuple[float, float]:
-    """`5ms-30ms`, or one duration. Raises ValueError."""
+    """Parse a range such as `5ms-30ms`, or one duration, to seconds. Raises ValueError."""
     low, _, high = str(text).partition("-")
     ends = float(str(seconds(low))), float(str(seconds(high or low)))
     if ends[0] > ends[1]:
@@ -44,33 +44,33 @@ class Region(BaseModel):
     model_config = STRICT
 
     down: Annotated[float, Field(gt=0)] = DEFAULT_LINE[0]
-    """Mbit/s that a peer's line there receives."""
+    """Download speed of a peer's link in this region, in Mbit/s."""
     up: Annotated[float, Field(gt=0)] = DEFAULT_LINE[1]
-    """Mbit/s that it sends."""
+    """Upload speed of a peer's link in this region, in Mbit/s."""
 
 
 class LinkRow(BaseModel):
     model_config = STRICT
 
     between: tuple[str, str]
-    """Two regions, or one twice. Both directions are alike."""
+    """Two regions, or one region twice; both directions are equal."""
     latency: Annotated[
         tuple[float, float],
         BeforeValidator(seconds_range),
         TypeLabel("duration, or a range such as 5ms-30ms"),
     ]
-    """One way."""
+    """Minimum and maximum one-way latency."""
     mbit: Annotated[float, Field(gt=0)] | None = None
-    """Mbit/s that one connection carries at most; none: what the lines do."""
+    """Maximum of one connection in Mbit/s; none: only the peers' links limit it."""
 
 
 class LinksFile(BaseModel):
     model_config = STRICT
 
     regions: Annotated[dict[str, Region], Field(min_length=1)]
-    """Names that --peers uses."""
+    """Regions by the name that --peers uses."""
     links: tuple[LinkRow, ...]
-    """Every pair of regions once."""
+    """One row for every pair of regions."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -90,20 +90,23 @@ def _pair(a: str, b: str) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Seconds one way, and bytes per second."""
+    """Latency (seconds, one way) and bandwidth (bytes per second) between regions."""
 
     latency: Mapping[Pair, tuple[float, float]]
     connection: Mapping[Pair, float] = field(default_factory=dict)
     lines: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Mbit/s down and up, by region."""
+    """Download and upload speed of a peer's link in Mbit/s, by region."""
 
     @classmethod
     def everywhere(cls, latency: tuple[float, float]) -> Links:
-        """One region without a name."""
+        """Return links for one region without a name."""
         return cls({("", ""): latency})
 
     def between(self, regions: Sequence[str], seed: int) -> Callable[[int, int], float]:
-        """Latency of a pair, always the same: a hash of the two, so that ten thousand peers need no table."""
+        """Return a function for the latency of a pair of peers, which depends on a hash of the two.
+
+        No table of all pairs is needed; it would be large for ten thousand peers.
+        """
         names = {name: index for index, name in enumerate(sorted(set(regions)))}
         at = [names[region] for region in regions]
         table = [[self.latency[_pair(a, b)] for b in names] for a in names]
@@ -116,14 +119,14 @@ class Links:
         return latency
 
     def carried(self, regions: Sequence[str]) -> Callable[[int, int], float] | None:
-        """What a connection carries; None: nothing bounds it but the lines."""
+        """Return a function for the maximum of a connection; None if only the peers' links limit it."""
         if not self.connection:
             return None
         return lambda a, b: self.connection.get(_pair(regions[a], regions[b]), float("inf"))
 
 
 def load(path: Path) -> Links:
-    """Raises ConfigError with file and line."""
+    """Read a links file. Raises ConfigError with file and line."""
     file = validate(LinksFile, read(path))
     return Links(
         {_pair(*row.between): row.latency for row in file.links},

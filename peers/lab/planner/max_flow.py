@@ -1,8 +1,8 @@
-"""The most that a swarm can carry: the maximum flow from the first stage's peers to the last stage's.
+"""Maximum throughput of a swarm: the maximum flow from the first stage's peers to the last stage's.
 
-Peers and links have capacities in microbatches per second. Where every peer may send to every peer of the
-next stage and links bind nothing, this is the smallest sum of a stage. Otherwise it is computed: Dinic's
-algorithm (1970, blocking flows on level graphs), which is exact for what it is given.
+Peers and links have capacities in microbatches per second. If every peer may send to every peer of the next
+stage and links have no limit, the maximum is the smallest sum of a stage. Otherwise Dinic's algorithm (1970,
+blocking flows on level graphs) computes it exactly.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Graph:
         return level
 
     def _augment(self, source: int, sink: int, level: list[int], position: list[int]) -> float:
-        """One path along rising levels, without recursion; 0 when there is none left."""
+        """Send flow along one path of rising levels, and return it; 0 if no path is left."""
         path: list[int] = []
         node = source
         while node != sink:
@@ -85,10 +85,11 @@ def most(
     below: Sequence[Sequence[int]] | None = None,
     link: Sequence[Sequence[float]] | None = None,
 ) -> float:
-    """Microbatches per second that can go from the first to the last stage.
+    """Return the maximum microbatches per second from the first to the last stage.
 
-    `stages[s]`: the peers of stage s. `capacity[p]`: what peer p can do. `below[p]`: the peers of the next
-    stage that p may send to (None: all of them). `link[a][b]`: what the link can carry (None: anything)."""
+    `stages[s]`: the peers of stage s. `capacity[p]`: microbatches per second of peer p. `below[p]`: the peers
+    of the next stage to which p may send; None: all. `link[a][b]`: capacity of the link; None: no limit.
+    """
     if below is None and link is None:
         return min(sum(capacity[peer] for peer in peers) for peers in stages)
     count = len(capacity)

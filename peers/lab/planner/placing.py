@@ -1,4 +1,4 @@
-"""Which peer holds which stage of a swarm that does not exist yet, and how fast it is there."""
+"""Assign the peers of a planned swarm to stages, and compute their speed there."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from swarmnet.run.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Placement:
+    """The peers with their stages."""
+
     peers: tuple[PeerSpec, ...]
     left_out: tuple[PeerClass, ...] = ()
-    """Whose memory no stage fits in."""
+    """Peer classes whose memory is too small for every stage."""
 
 
 def placed(
     manifest: Manifest, question: PlanRequest, memory: Sequence[int] = (), whole: bool = False
 ) -> Placement:
-    """Every peer in the stage that it takes as a newcomer (swarmnet/placement/policy.py), of those that fit
-    its memory: the fastest first, or mixed, whichever leaves the poorest stage with more. `memory`: bytes
-    that each stage takes; empty: nothing. `whole`: while microbatches leave nothing out, if the run begins
-    so; when that ends peers move. Raises UserError."""
+    """Place every peer in the stage that it would choose as a newcomer (swarmnet/placement/policy.py).
+
+    Peers come fastest first, or mixed, whichever gives the poorest stage more capacity. `memory`: bytes that
+    each stage needs; empty: none. `whole`: place for the full-path warm-up, if the run has one; peers move
+    when it ends. Raises UserError if there are too few peers, or if they have too little memory.
+    """
     memory = memory or [0] * len(manifest.stages)
     left_out = tuple(one for one in question.classes if not _fitting(one, memory))
     classes = [one for one in question.classes if one not in left_out]
@@ -39,22 +43,24 @@ def placed(
     if 0.0 in has:
         empty = has.index(0.0)
         need = f"{memory[empty] / 1e9:.3g} GB"
-        raise UserError(f"nobody is left for stage {empty}, which takes {need}: cut the model in more stages")
+        raise UserError(
+            f"no peer is left for stage {empty}, which takes {need}: cut the model in more stages"
+        )
     found.sort(key=lambda taken: -taken[0].one.tokens_per_second)
     return Placement(tuple(_spec(question, kind, stage) for kind, stage in found), left_out)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Peers that are alike, in this run."""
+    """A peer class, with its speed in each stage of this run."""
 
     one: PeerClass
     seconds: tuple[float, ...]
-    """Of a microbatch, by stage."""
+    """Seconds of a microbatch, by stage."""
     brings: tuple[float, ...]
-    """Of the run's microbatches per second, with its line, to each stage."""
+    """Microbatches per second of the run that a peer adds to each stage, limited by its link."""
     fitting: tuple[int, ...]
-    """Stages that it can hold."""
+    """Stages for which its memory is large enough."""
 
 
 def _kinds(
@@ -64,7 +70,7 @@ def _kinds(
     memory: Sequence[int],
     whole: bool,
 ) -> list[_Kind]:
-    """The fastest first."""
+    """Return the classes with their speeds, fastest first."""
     rules, paths = move_rules(manifest), manifest.path_rules()
     shares = [one / sum(rules.work) for one in rules.work]
     visits = [
@@ -88,7 +94,7 @@ def _kinds(
 
 
 def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:
-    """In which peers may come: kind after kind, and all kinds at the same pace."""
+    """Yield orders in which peers may join: one class after another, and all classes mixed evenly."""
     yield [kind for kind in kinds for _ in range(kind.one.count)]
     if len(kinds) > 1:
         mixed = [
@@ -100,7 +106,7 @@ def _orders(kinds: Sequence[_Kind]) -> Iterator[list[_Kind]]:
 
 
 def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float], list[tuple[_Kind, int]]]:
-    """What each stage has once all have come in that order, and which stage each took."""
+    """Return the capacity of each stage after all peers joined in that order, and each peer's stage."""
     has = [0.0] * len(usual)
     found = []
     suits = {id(kind): as_suited([1.0] * len(usual), kind.brings, usual) for kind in order}
@@ -114,17 +120,18 @@ def _taken(order: Sequence[_Kind], usual: Sequence[float]) -> tuple[list[float],
 
 def _spec(question: PlanRequest, kind: _Kind, stage: int) -> PeerSpec:
     one, forward = kind.one, kind.seconds[stage] / (1 + BACKWARD_RATIO)
-    if question.cores:  # One machine: nothing goes over a line.
+    if question.cores:  # All peers share one machine, without links.
         return PeerSpec(stage, forward, slots=question.slots, region=one.region)
     return PeerSpec(stage, forward, one.up, one.down, question.slots, region=one.region, loss=one.loss)
 
 
 def _fitting(one: PeerClass, memory: Sequence[int]) -> tuple[int, ...]:
-    """Stages that such a peer can hold."""
+    """Return the stages for which such a peer has enough memory."""
     return tuple(stage for stage, needed in enumerate(memory) if not one.memory or needed <= one.memory)
 
 
 def _enough(classes: Sequence[PeerClass], memory: Sequence[int], left_out: Sequence[PeerClass]) -> None:
+    """Raise UserError if there are fewer peers than stages, or if no peer has enough memory."""
     least = f"{min(memory) / 1e9:.3g} GB"
     count = sum(one.count for one in classes)
     if not count:
@@ -136,7 +143,7 @@ def _enough(classes: Sequence[PeerClass], memory: Sequence[int], left_out: Seque
 
 
 def sample(peers: Sequence[PeerSpec], wanted: int) -> list[PeerSpec]:
-    """Every n-th peer of those that hold the same stage, in the order of speed."""
+    """Return about `wanted` peers: every n-th of each stage, in order of speed, at least one per stage."""
     every = max(1.0, len(peers) / wanted)
     alike: dict[int, list[PeerSpec]] = {}
     for peer in peers:

@@ -1,10 +1,13 @@
-"""What a run could do with given peers: tokens per second, days, bytes, the weakest stage, churn's price.
+"""Estimate what given peers reach: tokens per second, days, bytes, the weakest stage and the cost of churn.
 
-Speeds become seconds per microbatch and stage by counting the stage's matrix products; peers go to the stage
-that has least (as newcomers do, swarmnet/placement/policy.py); contributions take their part of the lines
-(exchange.py); the maximum flow of the whole swarm on the rest is exact (max_flow.py, visits.py), and what
-share of it real routing reaches is played (playing.py), with and without churn (churn.py). A run that begins
-whole and then skips is played both ways.
+The estimate has these steps:
+- The matrix products of a stage turn a peer's speed into seconds per microbatch and stage.
+- Peers are placed in the stage with the least capacity, like newcomers (swarmnet/placement/policy.py).
+- Contributions take their part of the links (exchange.py).
+- The maximum flow of the whole swarm on the rest is computed exactly (max_flow.py, visits.py).
+- A simulation finds the share of it that real routing reaches (playing.py), and the cost of churn (churn.py).
+
+A run with a full-path warm-up is simulated twice, with and without skipping.
 """
 
 from __future__ import annotations
@@ -43,15 +46,15 @@ DAY = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class PlanPhase:
-    """A part of the run in which microbatches visit equally many stages."""
+    """A part of the run: the full-path warm-up, or the rounds after it."""
 
     layout: SwarmLayout
-    """Of the whole swarm."""
+    """Layout of the whole swarm."""
     placement: Placement
     course: Course
-    """On what contributions leave of the lines."""
+    """Path on the bandwidth that contributions leave."""
     most: tuple[float, float, float]
-    """Tokens per second: by compute alone, as lines carry them, and beside contributions."""
+    """Bounds in tokens per second: by compute alone, by links, and by links with contributions."""
     played: Played
     simulated: int
     churn: Churn
@@ -59,12 +62,15 @@ class PlanPhase:
 
     @property
     def churned(self) -> float:
+        """Return the tokens per second with churn."""
         return self.tokens_per_second * (1 - self.churn.costs)
 
 
 def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = None) -> PlanResult:
-    """Raises UserError where there are too few peers, or nothing comes of them. `exchange`: None: as the run
-    says."""
+    """Return the plan of a run. `exchange`: replaces the one that the manifest defines.
+
+    Raises UserError if there are too few peers, or if they are too slow to train anything.
+    """
     exchange, rules = exchange or exchange_of(manifest), manifest.path_rules()
     skips = rules.most_skipped > 0
     full_path_warmup_rounds = rules.full_path_warmup_rounds if skips else 0
@@ -100,19 +106,19 @@ def plan(manifest: Manifest, question: PlanRequest, exchange: Exchange | None = 
 
 
 def _target(manifest: Manifest) -> int:
-    """Tokens, until the learning rate has come down."""
+    """Return the tokens until the learning rate has decayed."""
     return manifest.sync.decay_rounds * manifest.rounds.global_batch_tokens
 
 
 def summed(question: PlanRequest) -> float:
-    """Tokens per second of all peers, if each computed the whole model."""
+    """Return the tokens per second of all peers together, if each computed the whole model."""
     total = sum(one.count * one.tokens_per_second for one in question.classes)
     fastest = max(one.tokens_per_second for one in question.classes)
     return min(total, question.cores * fastest) if question.cores else total
 
 
 def alone(manifest: Manifest, question: PlanRequest) -> SinglePeerBaseline:
-    """The fastest peer that has memory for the whole model, or else the fastest."""
+    """Return the fastest peer with memory for the whole model; if there is none, the fastest peer."""
     needs = alone_memory(manifest)
     found = [SinglePeerBaseline(one.tokens_per_second, needs, one.memory) for one in question.classes]
     return max(found, key=lambda one: (one.fits, one.tokens_per_second))
@@ -121,7 +127,7 @@ def alone(manifest: Manifest, question: PlanRequest) -> SinglePeerBaseline:
 def _stretch(
     manifest: Manifest, question: PlanRequest, exchange: Exchange, rules: PathRules | None, plays: int
 ) -> PlanPhase:
-    """`rules`: by which microbatches leave stages out; None: by none."""
+    """Plan one part of the run. `rules`: how microbatches skip stages; None: they skip none."""
     memory = [exchange.memory(manifest, stage) for stage in range(len(manifest.stages))]
     placement = placed(manifest, question, memory, whole=rules is None)
     peers = placement.peers
@@ -140,7 +146,7 @@ def _stretch(
             question.churn * len(peers), played.churn_costs,
             computed(away_of_all, whole, way.visited, WINDOW * way.path), played.deaths, away.hastened(),
         )  # fmt: skip
-    rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # More is the scatter of compute times.
+    rate = min(1.0, played.rate / its_way.most) * bounds[-1]  # Over 1 by random compute times.
     found = PlanPhase(whole, placement, way, bounds, played, len(some), churn, rate)
     if found.churned <= 0:
         why = "with so much churn" if rate > 0 else "on such lines, or of peers so slow"
@@ -155,8 +161,10 @@ def lay_out(
     peers: Sequence[PeerSpec],
     rules: PathRules | None,
 ) -> tuple[SwarmLayout, tuple[float, float, float]]:
-    """The swarm with what contributions take of its lines, and the tokens per second that it bears: by
-    compute alone, as lines carry them, and beside contributions."""
+    """Return the layout with the bandwidth of contributions taken off, and three bounds in tokens per second.
+
+    The bounds are: by compute alone, by links, and by links with contributions.
+    """
     layout, tokens = _layout(manifest, question, peers, rules), manifest.microbatch_tokens
     way, stages = course(layout, question.seed), layout.stages()
 
@@ -176,10 +184,10 @@ def _layout(
     manifest: Manifest, question: PlanRequest, peers: Sequence[PeerSpec], rules: PathRules | None
 ) -> SwarmLayout:
     shape = manifest.hidden_shape
-    body = (manifest.body_bytes + manifest.gradient_bytes) // 2  # Labels or tokens go down only.
+    body = (manifest.body_bytes + manifest.gradient_bytes) // 2  # Text goes forward only.
     header = len(encode(Act("x" * 52, 10**6, 1, 1, 10.0, shape)))
     links, regions = question.between(), [peer.region for peer in peers]
-    if rules is not None:  # What is asked for is the time after the rounds that are whole.
+    if rules is not None:  # The layout is for the time after the full-path warm-up.
         rules = replace(rules, full_path_warmup_rounds=0, most_swaps=0)
     return SwarmLayout(
         tuple(peers), links.between(regions, question.seed), Work(wire_bytes(header, body), BACKWARD_RATIO),
@@ -195,8 +203,11 @@ def _updates(
     committed: Sequence[float],
     full: bool = False,
 ) -> list[float]:
-    """Bytes per second that contributions take, up and down alike, at a peer of each stage. `committed`:
-    tokens per second. `full`: if every peer contributed to every round, and rounds had their tokens."""
+    """Return the bytes per second of contributions at a peer of each stage, the same up and down.
+
+    `committed`: tokens per second of each stage. `full`: assume that every peer contributes to every round,
+    and that each round has `global_batch_tokens`.
+    """
     groups = [
         (stage, len(peers), rate) for stage, (peers, rate) in enumerate(zip(stages, committed, strict=True))
     ]
@@ -207,8 +218,11 @@ def _updates(
 
 
 def _data_bytes(layout: SwarmLayout, committed: Sequence[float]) -> tuple[float, ...]:
-    """Per day, at a peer of each stage that commits so many microbatches per second, on the mean: one body
-    sent at the ends of the way, two between."""
+    """Return the mean bytes of bodies that a peer of each stage sends in a day.
+
+    `committed`: microbatches per second of each stage. The first and the last stage send one body for each
+    microbatch, the others two.
+    """
     stages = layout.stages()
     return tuple(
         rate * layout.crossing(stage).sent / len(peers) * DAY
@@ -217,7 +231,7 @@ def _data_bytes(layout: SwarmLayout, committed: Sequence[float]) -> tuple[float,
 
 
 def _line_share(layout: SwarmLayout, rates: Sequence[float]) -> float:
-    """The largest part of a line that so many bytes per second take, by stage."""
+    """Return the largest share of a link that `rates` take, in bytes per second by stage."""
     lines = [min(peer.up, peer.down) for peer in layout.peers]
     slowest = [min(lines[peer] for peer in peers) for peers in layout.stages()]
     return max(rate / line for rate, line in zip(rates, slowest, strict=True))
@@ -226,7 +240,10 @@ def _line_share(layout: SwarmLayout, rates: Sequence[float]) -> float:
 def _seconds(
     manifest: Manifest, target: int, full_path_warmup_rounds: int, whole: float, later: float
 ) -> float:
-    """Until the target, the first rounds at one pace and the rest at another; tokens per second."""
+    """Return the seconds to train `target` tokens.
+
+    The speed in tokens per second is `whole` in the warm-up rounds, and `later` after them.
+    """
     if not full_path_warmup_rounds:
         return target / later
     at_first = min(target, full_path_warmup_rounds * whole / rounds_per_second(manifest, whole))

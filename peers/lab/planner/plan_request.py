@@ -1,4 +1,4 @@
-"""What is asked of a plan, and what it answers."""
+"""Input and output of the planner: the peers and their network, and the speed that they reach."""
 
 from __future__ import annotations
 
@@ -8,57 +8,60 @@ from peers.lab.planner.links import Links
 from peers.lab.planner.speeds import PeerClass
 
 BACKWARD_RATIO = 2.0
-"""Two matrix products per weight backward, one forward."""
+"""Time of a backward pass divided by a forward pass: two matrix products per weight instead of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
+    """The peers and the network for which a run is planned."""
+
     classes: tuple[PeerClass, ...]
     latency: tuple[float, float] = (0.005, 0.15)
-    """Seconds one way between two peers, drawn evenly."""
+    """Minimum and maximum one-way latency between two peers in seconds, drawn uniformly."""
     churn: float = 0.0
-    """Share of the peers that leave in an hour, as many joining."""
+    """Share of the peers that leave in an hour; as many join."""
     tokens: int | None = None
-    """The run's target; None: until its learning rate has come down."""
+    """Tokens that the run trains; None: until its learning rate has decayed."""
     cores: int = 0
-    """Cores that all peers share; 0: each has its own."""
+    """CPU cores that all peers share; 0: each peer has its own."""
     slots: int = 32
     """`slots` and `in_flight` of the peers' files."""
     simulated: int = 0
-    """So many peers; 0: as many as a minute is enough for."""
+    """Number of peers to simulate; 0: as many as take about a minute."""
     seed: int = 0
     links: Links | None = None
-    """Instead of `latency`."""
+    """Latency and bandwidth between regions; replaces `latency`."""
 
     def between(self) -> Links:
+        """Return the links between peers: `links`, or links with `latency` everywhere."""
         return self.links or Links.everywhere(self.latency)
 
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """What a given churn costs."""
+    """The speed that a swarm loses by churn."""
 
     leaving: float = 0.0
-    """Peers per hour."""
+    """Peers that leave per hour."""
     costs: float = 0.0
-    """Share of the speed, as it was played."""
+    """Lost share of the speed, as simulated."""
     computed: float = 0.0
-    """The same by arithmetic."""
+    """Lost share of the speed, as computed by arithmetic."""
     deaths: int = 0
-    """That were played."""
+    """Number of simulated departures."""
     hastened: float = 1.0
-    """They came so many times as fast as they will."""
+    """Speedup of churn in the simulation: how many times as often peers left as they will."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinglePeerBaseline:
-    """The fastest peer without the others."""
+    """The fastest peer, training the whole model alone."""
 
     tokens_per_second: float
     needs: int
     """Bytes of memory for the whole model and a plain optimizer."""
     has: int
-    """Bytes; 0: not said."""
+    """Bytes of memory of the peer; 0: unknown."""
 
     @property
     def fits(self) -> bool:
@@ -67,22 +70,22 @@ class SinglePeerBaseline:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Tokens per second, each with one more thing that takes of them."""
+    """Upper bounds of the speed in tokens per second; each one adds one limit to the bound before it."""
 
     summed: float
-    """What all peers could compute, each with the whole model."""
+    """All peers compute, each with the whole model."""
     compute: float
-    """In the stages where they are."""
+    """All peers compute, in the stages where they are placed."""
     lines: float
-    """That lines carry besides, as if nobody contributed."""
+    """Links carry activations and gradients, without contributions."""
     exchange: float
-    """Beside contributions."""
+    """Links carry contributions as well."""
     played: float
-    """As it came, with waits and latencies."""
+    """Simulated, with queues and latencies."""
 
     @property
     def strongest(self) -> str:
-        """What takes the largest share of what was left before it."""
+        """Return the limit that costs the largest share of the bound before it, or "compute"."""
         steps = {
             "how peers fit into stages": (self.summed, self.compute),
             "lines: what microbatches send": (self.compute, self.lines),
@@ -95,57 +98,63 @@ class Bounds:
 
 
 CLEARLY = 0.95
-"""What leaves more than this bounds nothing."""
+"""A limit that leaves more than this share of the speed is not named as the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
+    """The estimated speed, duration and traffic of a run."""
+
     peers: tuple[int, ...]
-    """Per stage."""
+    """Peers of each stage."""
     capacity: tuple[float, ...]
     """Tokens per second of each stage alone, if all microbatches visited it."""
     visited: tuple[float, ...]
-    """By which part of the microbatches."""
+    """Share of the microbatches that visit each stage."""
     simulated: int
+    """Number of simulated peers."""
     most: float
-    """Tokens per second: the maximum flow beside contributions, or what the shared cores can do."""
+    """Tokens per second: the maximum flow after contributions, or the limit of the shared cores."""
     tokens_per_second: float
-    """Without churn, after the rounds that are whole."""
+    """Speed without churn, after the full-path warm-up."""
     churned: float
-    """With it."""
+    """Speed with churn, after the full-path warm-up."""
     churn: Churn
     full_path_warmup_rounds: int
-    """Of the first stage, from the run's beginning, that leave nothing out; 0: none."""
+    """First rounds of the run in which microbatches skip no stage, counted in the first stage; 0: none."""
     whole: float
-    """Tokens per second in them, with churn."""
+    """Tokens per second in the full-path warm-up, with churn."""
     days: float
+    """Days to train `target` tokens."""
     target: int
     data_bytes: tuple[float, ...]
-    """Per peer of each stage and day, sent; as much is received."""
+    """Activation and gradient bytes that a peer of each stage sends in a day; it receives as many."""
     update_bytes: tuple[float, ...]
+    """Contribution bytes that a peer of each stage sends in a day; it receives as many."""
     round_seconds: tuple[float, ...]
-    """Per stage."""
+    """Seconds of a round in each stage."""
     line_share: float
-    """The largest part of a line that updates take."""
+    """Largest share of a peer's link that contributions take."""
     full_line_share: float
-    """And would if every peer contributed to every round of `global_batch_tokens`."""
+    """The same share if every peer contributed to every round of `global_batch_tokens`."""
     bounds: Bounds
     alone: SinglePeerBaseline
     memory: tuple[int, ...]
     """Bytes that a peer of each stage needs."""
     left_out: tuple[PeerClass, ...] = ()
-    """Whose memory no stage fits in."""
+    """Peer classes whose memory is too small for every stage."""
 
     @property
     def utilisation(self) -> float:
-        """Of what all peers could compute."""
+        """Return the speed with churn as a share of what all peers could compute."""
         return self.churned / self.bounds.summed
 
     @property
     def slower_than_one(self) -> bool:
+        """Return whether the swarm is slower than its fastest peer would be alone."""
         return self.alone.fits and self.churned < self.alone.tokens_per_second
 
     @property
     def weakest(self) -> int:
-        """The stage that microbatches wait for first."""
+        """Return the stage with the least capacity for the microbatches that visit it."""
         return min(range(len(self.capacity)), key=lambda stage: self.capacity[stage] / self.visited[stage])

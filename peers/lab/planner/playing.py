@@ -1,8 +1,8 @@
-"""A swarm that is placed, played: what it comes to, which stages are visited, what churn costs.
+"""Simulate a placed swarm: its speed, the share of microbatches in each stage, and the cost of churn.
 
-Of a swarm that would take longer than about a minute a sample is played, every kind of peer in its
-proportion: a peer knows `KNOWN_BELOW` peers of the next stage however large that is, so what it sees is
-alike.
+If the whole swarm would take longer than about a minute, a sample is simulated, with each kind of peer in
+proportion. The sample behaves like the swarm, because a peer knows `KNOWN_BELOW` peers of the next stage in
+any swarm.
 """
 
 from __future__ import annotations
@@ -21,55 +21,64 @@ from peers.lab.planner.visits import max_rate_mixed, mixed_shares
 from swarmnet.routing.load_balancer import Router
 
 KNOWN_BELOW = 16
+"""Peers of each following stage that a peer knows."""
 WINDOW = 2.5
-"""Microbatches under way, in those that the way itself holds: what `Flow` comes to
+"""Microbatches in flight, divided by those that fill an idle path; `Flow` converges to this
 (docs/benchmarks/removed.md)."""
 WARM_PATHS, MEASURED_PATHS = 6.0, 3.0
-"""How long is played, in times that an unhindered microbatch takes past average peers. Routers give more to a
-fast, distant peer with each answer: four swarms were steady after 4, one with 256 slots after 6."""
+"""Simulated time before and during a measurement, in path times of average peers.
+
+Routers give more to a fast, distant peer with each response. Four swarms were steady after 4 path times, one
+with 256 slots after 6."""
 STEADY, MAX_PATHS = 1.1, 30.0
-"""What grows by more than this from one watching to the next is watched again, so long at most: a swarm of 32
-stages stood at 8 % of its flow after 6, at 62 % after 12."""
+"""A measurement is repeated if the rate grew by more than this factor, up to this many path times.
+
+A swarm of 32 stages had 8 % of its flow after 6 path times, and 62 % after 12."""
 CHURNED_PATHS = 0.5
-"""From the first who leave to the watching."""
+"""Path times from the first departure to the measurement."""
 MIN_MICROBATCHES = 1000
+"""Minimum number of microbatches in a measurement."""
 PLAYED_DEATHS = 60
-"""Where swarms are small: their price is then known to a fifth."""
+"""Number of departures in small swarms; this gives the cost of churn to a fifth."""
 VISITS = 200_000
-"""Microbatches times stages that are played: 40 s of a core that has other work, too."""
+"""Microbatches times stages in a simulation: 40 s on a core that has other work, too."""
 MIN_PLAYED = 300
+"""Minimum number of simulated peers."""
 LATENCIES = 500
-"""Pairs of peers whose latency is looked at for its mean."""
+"""Pairs of peers that are sampled for the mean latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a microbatch meets on its way through a layout. Times in seconds, rates in microbatches/s."""
+    """Path of a microbatch through a layout, by arithmetic. Times in seconds, rates in microbatches/s."""
 
     most: float
-    """That the swarm could do at once."""
+    """Maximum rate of the swarm."""
     visited: tuple[float, ...]
-    """By which part of the microbatches, if they go where there is room."""
+    """Share of the microbatches that visit each stage, if they go where there is capacity."""
     path: float
-    """Unhindered, past peers who get as much as they can do."""
+    """Time of a path without queues, with peers chosen in proportion to their capacity."""
     slow_path: float
-    """Past average peers."""
+    """Time of a path without queues, with peers chosen uniformly."""
     stages: float
-    """That it visits, on the mean."""
+    """Mean number of stages that a microbatch visits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
+    """Result of a simulation."""
+
     rate: float
     """Microbatches per second."""
     visited: tuple[float, ...]
-    """By which part of the microbatches, as it came."""
+    """Share of the microbatches that visited each stage."""
     churn_costs: float = 0.0
-    """Share of the rate, by the churn that was asked for."""
+    """Share of the rate that the requested churn costs."""
     deaths: int = 0
 
 
 def course(layout: SwarmLayout, seed: int) -> Course:
+    """Return the maximum rate and the path times of a layout, by arithmetic."""
     capacity, stages = layout.capacity(), layout.stages()
     sums = [sum(capacity[peer] for peer in peers) for peers in stages]
     if layout.rules is None or len(stages) < 3:
@@ -94,7 +103,7 @@ def course(layout: SwarmLayout, seed: int) -> Course:
 
 
 def mean_hop(layout: SwarmLayout, seed: int) -> float:
-    """Seconds of a body from peer to peer, without what it keeps their lines busy."""
+    """Return the mean seconds of a body from peer to peer, without the transfer time on their links."""
     chance, count, size = Random(seed), len(layout.peers), layout.work.body_bytes
     pairs = [(chance.randrange(count), chance.randrange(count)) for _ in range(LATENCIES)]
     total = 0.0
@@ -106,7 +115,10 @@ def mean_hop(layout: SwarmLayout, seed: int) -> float:
 
 
 def playable(layout: SwarmLayout, way: Course, slots: int, plays: int, churns: bool) -> int:
-    """How many of the peers can be played, if a swarm is played `plays` times, and once with churn."""
+    """Return how many peers can be simulated in about a minute.
+
+    The swarm is simulated `plays` times, and once more with churn if `churns`.
+    """
     under_way = sum(_windows(layout, way, slots).values())
     rate = min(way.most, under_way / way.path)
     paths = plays * (WARM_PATHS + MEASURED_PATHS) + churns * (CHURNED_PATHS + MEASURED_PATHS)
@@ -116,7 +128,7 @@ def playable(layout: SwarmLayout, way: Course, slots: int, plays: int, churns: b
 
 
 def play(layout: SwarmLayout, way: Course, slots: int, seed: int, turnover: Turnover | None) -> Played:
-    """`turnover`: whose price is to be found; None: nobody leaves."""
+    """Simulate a swarm; with `turnover`, measure the cost of churn as well."""
     swarm = Swarm(_ready(layout, way, slots, seed), Router, seed)
     with _without_collector():
         swarm.start()
@@ -143,7 +155,7 @@ def play(layout: SwarmLayout, way: Course, slots: int, seed: int, turnover: Turn
 
 
 def _watched(swarm: Swarm, seconds: float) -> tuple[float, tuple[float, ...]]:
-    """Microbatches per second that come back, and which part of them each stage has committed."""
+    """Run for `seconds`; return the microbatches per second, and the share that each stage committed."""
     finished, committed = swarm.finished, _committed(swarm)
     swarm.run(swarm.events.now + seconds)
     done = [after - before for after, before in zip(_committed(swarm), committed, strict=True)]
@@ -159,7 +171,7 @@ def _committed(swarm: Swarm) -> list[int]:
 
 
 def _ready(layout: SwarmLayout, way: Course, slots: int, seed: int) -> SwarmLayout:
-    """Every peer knows some of each stage within reach, and origins how many to keep under way."""
+    """Return the layout with the peers that each peer knows, and the windows of the origins."""
     stages, chance, windows = layout.stages(), Random(seed), _windows(layout, way, slots)
 
     def known(peer: PeerSpec) -> Iterator[int]:
@@ -171,7 +183,7 @@ def _ready(layout: SwarmLayout, way: Course, slots: int, seed: int) -> SwarmLayo
 
 
 def _windows(layout: SwarmLayout, way: Course, slots: int) -> dict[int, int]:
-    """Microbatches that each origin keeps under way: what `Flow` comes to, by what it can do."""
+    """Return the microbatches in flight of each origin, by place: what `Flow` converges to."""
     capacity, first = layout.capacity(), layout.stages()[0]
     each = WINDOW * way.most * way.path / sum(capacity[peer] for peer in first)
     return {peer: min(slots, 2 + round(each * capacity[peer])) for peer in first}
@@ -179,7 +191,7 @@ def _windows(layout: SwarmLayout, way: Course, slots: int) -> dict[int, int]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Millions of small objects that are in no cycles: looking for some takes an eighth of the time."""
+    """Disable the garbage collector: there are no cycles here, and it takes an eighth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:

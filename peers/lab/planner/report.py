@@ -1,4 +1,4 @@
-"""A plan in words and one table."""
+"""Render a plan as text, with one table."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from peers.lab.planner.plan_request import CLEARLY, PlanResult
 from peers.telemetry.console import counted
 
 LINE_SHARE = 0.2
-"""More of a line than this for contributions is worth a word."""
+"""Share of a link above which the report warns about contributions."""
 
 
 def render(answer: PlanResult) -> str:
-    """For people."""
+    """Return the plan as text."""
     summed = f"{answer.bounds.summed:,.0f}"
     rows = [
         ("tokens per second", f"{answer.churned:,.0f}"),
@@ -35,7 +35,7 @@ def render(answer: PlanResult) -> str:
 
 
 def _table(answer: PlanResult) -> list[str]:
-    """By stage."""
+    """Return the table with one row for each stage."""
     skips = min(answer.visited) < 1
     visits = f"{'visits':>8}" if skips else ""
     lines = [
@@ -80,7 +80,7 @@ SHAPE = "`swarmnet plan RUN.yaml --peers PEERS --shape`"
 
 
 def _warnings(answer: PlanResult) -> list[str]:
-    """What must not be overlooked stands last."""
+    """Return the warnings; they are printed last, so that they are not overlooked."""
     found = [f"NOT TAKING PART: {one}: no stage fits in that memory." for one in answer.left_out]
     if answer.slower_than_one:
         times = answer.alone.tokens_per_second / answer.churned
@@ -132,7 +132,7 @@ def _advice(answer: PlanResult) -> list[str]:
 
 
 def scaled(count: float) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes with a unit, such as "1.5 GB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

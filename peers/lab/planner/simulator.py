@@ -1,8 +1,8 @@
-"""A swarm of pipelines with stubbed compute: everything about microbatches is the peers' own code.
+"""Simulator of a swarm of pipelines: the microbatch logic is the product's code, compute and network are not.
 
-Each simulated peer runs the real `Pipeline` and a router (the real one unless a benchmark puts another in its
-place). Simulated are what they stand on: compute that takes a given time, one piece at a time and backward
-first (peers/compute/executor.py), lines that carry one body after another at a given speed, and latency.
+Each simulated peer runs the real `Pipeline` and a router (the real one unless a benchmark replaces it).
+Compute is simulated: a task takes a given time, tasks run one at a time and backward passes first
+(peers/compute/executor.py). So are latency and links, which carry one body after another at a given speed.
 
 Times in seconds, sizes in bytes, speeds in bytes per second.
 """
@@ -52,20 +52,20 @@ from swarmnet.routing.skipping import Skipping
 from swarmnet.run.path_rules import PathHeader
 
 NOTICED_SECONDS = 0.1
-"""From a peer's death to its neighbours' knowing: sockets of a killed process are reset (hivemind.md 4c)."""
+"""Time until the neighbours notice a peer's death: sockets of a killed process are reset (hivemind.md 4c)."""
 BACKWARD, FORWARD = range(2)
 """Backward before forward, as peers/compute/executor.py has it."""
 TOKENS = 1
-"""Of a microbatch: the simulator counts microbatches."""
+"""Tokens of a microbatch; 1, because the simulator counts microbatches."""
 LOOK_SECONDS = 1.0
-"""How often an origin looks whether there is room ahead: whenever a neighbour beats
+"""Interval at which an origin checks for room ahead; a real one checks at each heartbeat of a neighbour
 (peers/worker/dispatch.py)."""
 ARM_SECONDS = 0.05
-"""A deadline that is nearer than this to the one that is waited for is noticed with it."""
+"""Timers are not moved forward for a deadline that is less than this earlier."""
 
 
 class Events:
-    """Call back at given times (seconds). Deterministic: nothing but the callers decides what happens."""
+    """Event queue with a virtual clock in seconds; it is deterministic."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -78,10 +78,11 @@ class Events:
         heapq.heappush(self._waiting, (max(time, self.now), next(self._order), callback, arguments))
 
     def after(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
+        """Call `callback(*arguments)` in `seconds` seconds."""
         self.at(self.now + seconds, callback, *arguments)
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due up to `until`; the clock then stands there."""
+        """Run all callbacks that are due up to `until`, and set the clock to `until`."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= until:
             self.now, _, callback, arguments = heapq.heappop(waiting)
@@ -91,7 +92,7 @@ class Events:
 
 
 class Machine:
-    """Cores that all peers share: who wants to compute waits for one, first come, first served."""
+    """Cores that all peers share; peers wait for a free core in the order in which they came."""
 
     def __init__(self, cores: int) -> None:
         self.free = cores
@@ -114,17 +115,17 @@ class Machine:
 
 
 class SimulatedPeer:
-    """One peer: the real pipeline on simulated compute."""
+    """One peer: the real pipeline with simulated compute."""
 
     def __init__(self, swarm: Swarm, number: int, place: int, router: Router, flow: Flow) -> None:
-        """`place`: that of the layout. Whoever comes in another's place has a number of its own."""
+        """`place`: index in the layout. `number`: unique; a replacement at a place has a new number."""
         self.swarm, self.number, self.place = swarm, number, place
         self.spec: PeerSpec = swarm.layout.peers[place]
         spec = self.spec
         self.id = PeerId(str(number))
         self.router = router
         self.known: dict[int, list[PeerId]] = {}
-        """Live peers by stage, as far as a way leads from here."""
+        """Live peers by stage, for the stages that microbatches can reach from here."""
         rules = swarm.layout.rules
         self.ways = Skipping(rules, spec.stage, self._live) if rules is not None else None
         below = swarm.last_stage - spec.stage
@@ -134,30 +135,30 @@ class SimulatedPeer:
         self.service_seconds = 0.0
         self.busy_seconds = 0.0
         self.flow = flow
-        if spec.window is not None:  # It begins with few, as all do, until the first one came back.
+        if spec.window is not None:  # The window starts small until the first microbatch has come back.
             flow.window = min(spec.window, flow.window)
         self.own = 0
-        """Own microbatches under way."""
+        """Number of own microbatches in flight."""
         self.finished = 0
-        """Own microbatches that came back."""
+        """Number of own microbatches that came back."""
         self.counter = 0
         self._queue: list[tuple[int, int, MicrobatchId, float]] = []
         self._order = 0
         self._computing = False
         self._started: dict[MicrobatchId, float] = {}
         self._spent: dict[MicrobatchId, float] = {}
-        """Compute here and below, told up with the gradient."""
+        """Compute seconds here and in later stages, sent back with the gradient."""
         self._granted: dict[PeerId, int] = {}
         self._armed = inf
-        self._looks = False
+        self._poll_is_due = False
         self.line = swarm.layout.line(place)
         self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stage))
         self.up_free = self.down_free = 0.0
-        """When the two directions of its line are free again."""
+        """Times at which the two directions of the peer's link are free again."""
 
     @property
     def queued(self) -> int:
-        """Pieces of work that wait for compute."""
+        """Return the number of tasks that wait for compute."""
         return len(self._queue)
 
     def _live(self, stage: int) -> list[PeerId]:
@@ -181,13 +182,13 @@ class SimulatedPeer:
             self._arm()
 
     def receive_grad(self, grad: GradArrived, spent: float) -> None:
-        """`spent`: compute of the answering peer and of those below it, in seconds."""
+        """Receive a gradient. `spent`: compute seconds of the sender and of the stages after it."""
         if self.alive and self.pipeline.expects_answer(grad.key, grad.peer):
             self._spent[grad.key] = self._spent.get(grad.key, 0.0) + spent
         self.receive(grad)
 
     def receive_act(self, act: ActArrived, header: PathHeader | None) -> None:
-        """`header`: its way, where microbatches may leave stages out."""
+        """Receive an activation. `header`: its path, if microbatches may skip stages."""
         if self.alive and self.ways is not None and header is not None:
             if self.ways.came_otherwise(act.key, header):
                 nack = NackArrived(self.id, act.key, act.attempt, "other_path")
@@ -214,17 +215,17 @@ class SimulatedPeer:
 
     def _arm(self) -> None:
         events = self.swarm.events
-        if not (self.spec.stage or self.own or self._looks):  # Nothing that is under way would wake it.
-            self._looks = True
-            events.after(LOOK_SECONDS, self._look)
+        if not (self.spec.stage or self.own or self._poll_is_due):  # No microbatch in flight would wake it.
+            self._poll_is_due = True
+            events.after(LOOK_SECONDS, self._poll)
         if self._armed > events.now + ARM_SECONDS:
             due = self.pipeline.next_deadline()
             if due < self._armed:
                 self._armed = due
                 events.at(due, self._tick, due)
 
-    def _look(self) -> None:
-        self._looks = False
+    def _poll(self) -> None:
+        self._poll_is_due = False
         if self.alive:
             self.pump()
             self._arm()
@@ -335,20 +336,20 @@ class Swarm:
         self.chance = Random(seed)
         self.events = Events()
         self.waited: dict[MicrobatchId, float] = {}
-        """Seconds that microbatches waited for compute, on all stages; their answers tell it."""
+        """Seconds that each microbatch waited for compute, over all stages; real peers send this back."""
         self.body_bytes = layout.work.body_bytes
         self.last_stage = max(peer.stage for peer in layout.peers)
         self.machine = Machine(layout.cores) if layout.cores else None
-        """That all share."""
+        """Cores that all peers share; None if each peer has its own."""
         self.places_below = layout.known_below()
         self.places_above: list[list[int]] = [[] for _ in layout.peers]
         for place, below in enumerate(self.places_below):
             for other in below:
                 self.places_above[other].append(place)
         self.peers: list[SimulatedPeer] = []
-        """By number: all who ever were here."""
+        """All peers that ever joined, by number."""
         self.here = [self._new(place) for place in range(len(layout.peers))]
-        """Who is at each place of the layout, or was there last."""
+        """The present or last peer at each place of the layout."""
         for peer in self.here:
             for place in self.places_below[peer.place]:
                 self._know(peer, self.here[place])
@@ -365,10 +366,11 @@ class Swarm:
         peer.known.setdefault(other.spec.stage, []).append(other.id)
 
     def start(self) -> None:
+        """Start the peers of the first stage, each within the first 0.1 seconds."""
         origins = sum(not peer.spec.stage for peer in self.peers)
         for peer in self.peers:
             if not peer.spec.stage:
-                # Of the next stage it knows `known`, and its share of the origins that know them.
+                # `seen / origins` is the number of next-stage peers per origin; one if `below` is a sample.
                 seen = len(peer.known.get(1, ())) if self.layout.below is None else origins
                 peer.flow.aim(self.last_stage + 1, origins, seen)
                 self.events.at(self.chance.random() * 0.1, peer.receive, PipelineTick())
@@ -383,7 +385,7 @@ class Swarm:
     # -- the network ----------------------------------------------------------------------------------
 
     def send(self, sender: SimulatedPeer, to: PeerId, event: Event) -> None:
-        """A word without a body: it waits for nothing but the way."""
+        """Deliver a message without a body, after the latency alone."""
         receiver = self.peers[int(to)]
         latency = self.layout.latency(sender.place, receiver.place)
         self.events.after(latency, receiver.receive, event)
@@ -395,7 +397,7 @@ class Swarm:
         self._send_body(sender, receiver, receiver.receive_act, act, header)
 
     def send_grad(self, sender: SimulatedPeer, grad: GradArrived, spent: float, to: PeerId) -> None:
-        """`spent`: compute of the sender and of those below it, in seconds."""
+        """Send a gradient. `spent`: compute seconds of the sender and of the stages after it."""
         receiver = self.peers[int(to)]
         self._send_body(sender, receiver, receiver.receive_grad, grad, spent)
 
@@ -406,8 +408,7 @@ class Swarm:
         callback: Callable[..., None],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
-        """Bodies leave one after another at the sender's speed, and go one after another over each
-        connection."""
+        """Send a body: bodies leave the sender one after another, and so on each connection."""
         layout, now, size = self.layout, self.events.now, self.body_bytes
         takes, begins = size / sender.line.up, max(now, sender.up_free)
         sender.up_free = left = begins + takes
@@ -441,9 +442,11 @@ class Swarm:
         callback: Callable[..., None],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
-        """All of a body would be here now that took so long to send, if nothing else came in: bodies that do
-        share the receiver's line, in the order in which they are through. What waits at its sender takes
-        nothing of it."""
+        """Deliver a body that took `takes` seconds to send, when the receiver's link has carried it.
+
+        Bodies that arrive at the same time share the receiver's link, in the order in which they got through.
+        A body that still waits at its sender uses none of the receiver's link.
+        """
         now = self.events.now
         receiver.down_free = max(receiver.down_free, now - takes) + self.body_bytes / receiver.line.down
         if receiver.down_free > now:
@@ -452,7 +455,7 @@ class Swarm:
             callback(*arguments)
 
     def send_credit(self, sender: SimulatedPeer, to: PeerId) -> None:
-        """CREDIT, which follows every answer."""
+        """Send CREDIT, which follows every gradient and every BUSY."""
         receiver, seconds = self.peers[int(to)], sender.service_seconds
         if seconds > 0:
             seconds = max(seconds, sender.line_seconds)
@@ -470,7 +473,7 @@ class Swarm:
     # -- who goes and comes ---------------------------------------------------------------------------
 
     def kill(self, place: int) -> None:
-        """Power cut: what it held is gone, and its neighbours notice soon."""
+        """Remove the peer at `place` with its microbatches; neighbours notice after `NOTICED_SECONDS`."""
         peer = self.here[place]
         peer.alive = False
         self.events.after(NOTICED_SECONDS, self._noticed, peer)
@@ -485,7 +488,7 @@ class Swarm:
                 peer.receive(PeerLost(gone.id))
 
     def join(self, place: int) -> None:
-        """Somebody new, alike, in the place of one that is gone. Nobody knows anything of it."""
+        """Add a new peer of the same kind at the place of one that is gone; its speed is still unknown."""
         newcomer = self.here[place] = self._new(place)
         for other in self.places_below[place]:
             if self.here[other].alive:

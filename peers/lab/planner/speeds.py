@@ -1,11 +1,10 @@
-"""What people write about a swarm that does not exist yet: how many peers, how fast, on which lines.
+"""Parse a description of a planned swarm: numbers of peers, their speeds, links and memory.
 
-`9000x500tps@100/20,1000x20000tps@1000/1000`: nine thousand peers that would train 500 tokens per second if
-each held the whole model, on lines of 100 Mbit/s down and 20 up; a thousand fast ones. Without `@` a line of
-100/40, or of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py). What each has of memory for
-this stands after a colon as well: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. Whatever is a number with GB or
-GiB is no region. `@100/10/0.5%` is a line that loses every two hundredth of the packets that cross it
-(losses.py).
+`9000x500tps@100/20,1000x20000tps@1000/1000` describes 9,000 peers that would each train 500 tokens per second
+with the whole model, on links of 100 Mbit/s down and 20 up, and 1,000 fast peers. Without `@` a link has
+100/40, or the speed of its region: `9000x500tps:eu,1000x20ktps@1000/1000:us` (links.py). The memory of each
+peer also follows a colon: `8x2ktps@100/40:24GB`, `8x2ktps:24GB:eu`. A number with GB or GiB is always memory.
+`@100/10/0.5%` is a link that loses every two hundredth packet (losses.py).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 MEGABIT = 1e6 / 8
 Line = tuple[float, float]
 DEFAULT_LINE: Line = (100.0, 40.0)
-"""Mbit/s down and up: a usual VDSL or cable line."""
+"""Mbit/s down and up: a usual VDSL or cable link."""
 MAX_LOST = 0.1
-"""Of packets. Connections then wait for their timers, and the formula for them does not hold."""
+"""Maximum share of lost packets; above it retransmission timers dominate, and the formula does not hold."""
 UNITS = {"GB": 10**9, "GiB": 1 << 30}
 _PART = re.compile(
     r"(?P<count>\d+)x(?P<speed>\d+(?:\.\d+)?)(?P<unit>k?)tps"
@@ -31,29 +30,29 @@ _PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PeerClass:
-    """Peers that are alike."""
+    """A number of peers with equal speed, link and memory."""
 
     count: int
     tokens_per_second: float
-    """Of the whole model, forward and backward, by one of them alone."""
+    """Speed of one peer with the whole model, forward and backward."""
     down: float
-    """Bytes per second."""
+    """Download speed in bytes per second."""
     up: float
     region: str = ""
     memory: int = 0
-    """Bytes that each has for this; 0: not said, and not looked at."""
+    """Bytes of memory of each peer; 0: unknown, and not checked."""
     loss: float = 0.0
-    """Share of the packets that cross its line."""
+    """Share of the packets that a peer's link loses."""
 
     def __str__(self) -> str:
-        """Which peers are meant, for people."""
+        """Return a description of the peers for messages."""
         memory = f" with {self.memory / 1e9:.3g} GB" if self.memory else ""
         peers = f"{self.count:,} {'peer' if self.count == 1 else 'peers'}"
         return f"{peers} of {self.tokens_per_second:,.0f} tokens/s{memory}"
 
 
 def peer_classes(text: str, lines: Mapping[str, Line] | None = None) -> tuple[PeerClass, ...]:
-    """The classes in `text`, as above. `lines`: of the regions, where there are any. Raises ValueError."""
+    """Parse the peer classes in `text`. `lines`: link speeds by region. Raises ValueError."""
     found = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())

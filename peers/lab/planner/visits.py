@@ -1,7 +1,7 @@
-"""How many microbatches visit each stage where some are left out, and the most that stages then carry.
+"""With stage skipping: the share of microbatches that visit each stage, and the maximum rate of the stages.
 
-Every microbatch visits the first stage, the last, and `middle` of those between, none twice; a share of them
-may visit all.
+Every microbatch visits the first stage, the last, and `middle` of the stages between, none twice. A share of
+the microbatches may visit all stages.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MIN_LEFT = 1e-9
-"""Of the richest stage: what a stage that whole microbatches fill counts for the others."""
+"""Capacity left in a stage that full-path microbatches fill, as a share of the richest stage's; not zero."""
 STEPS = 60
-"""Of bisection: to the last bit that matters."""
+"""Steps of bisection; enough for float precision."""
 
 
 def max_rate_with_skips(capacities: Sequence[float], middle: int) -> float:
-    """Microbatches per second, if each leaves out whatever suits the swarm. `capacities`: of the stages.
+    """Return the maximum microbatches per second, if each skips the stages that suit the swarm best.
 
-    So many can be done as leave `middle` of them for each where no stage counts for more than all of them:
-    the k richest stages are visited by all, for some k, and the others share the rest."""
+    `capacities`: microbatches per second of each stage. At the maximum, all microbatches visit the k richest
+    middle stages for some k, and the other middle stages share the remaining visits.
+    """
     between = sorted(capacities[1:-1])
     rest = (
         sum(between[: len(between) - richest]) / (middle - richest) for richest in range(middle)
@@ -27,7 +28,7 @@ def max_rate_with_skips(capacities: Sequence[float], middle: int) -> float:
 
 
 def max_rate_mixed(capacities: Sequence[float], middle: int, whole: float) -> float:
-    """As `max_rate_with_skips`, where the share `whole` of the microbatches visits every stage."""
+    """Return `max_rate_with_skips` if the share `whole` of the microbatches visits every stage."""
     if not whole:
         return max_rate_with_skips(capacities, middle)
     low, high = 0.0, min(min(capacities) / whole, capacities[0], capacities[-1])
@@ -41,7 +42,7 @@ def max_rate_mixed(capacities: Sequence[float], middle: int, whole: float) -> fl
 
 
 def mixed_shares(capacities: Sequence[float], middle: int, whole: float) -> tuple[float, ...]:
-    """As `visit_shares`, where the share `whole` of the microbatches visits every stage."""
+    """Return `visit_shares` if the share `whole` of the microbatches visits every stage."""
     left = _left(capacities, max_rate_mixed(capacities, middle, whole) * whole)
     least = max(left) * MIN_LEFT
     others = visit_shares([max(one, least) for one in left], middle)
@@ -53,7 +54,7 @@ def _left(capacities: Sequence[float], used: float) -> list[float]:
 
 
 def visit_shares(capacities: Sequence[float], middle: int) -> tuple[float, ...]:
-    """The part of the microbatches that visit each stage: by what it can do, and none more than once."""
+    """Return the share of microbatches that visit each stage: in proportion to its capacity, at most 1."""
     between = capacities[1:-1]
     low, high = 0.0, 1.0 / min(between) if between else 0.0
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""`swarmnet chaos`: real peers under fire, then the same swarm undisturbed; what became of it is in a report.
+"""`swarmnet chaos`: run real peers with injected faults, then the same swarm undisturbed, and report.
 
 Every peer is a process with its own p2pd on 127.0.0.1. Over the run half of the peers are killed with
 SIGKILL and replaced by fresh ones, one is frozen and thawed, and one loses its p2pd. Three undisturbed runs
@@ -30,43 +30,43 @@ from protocols.signed.identity import load_or_create
 
 READY_SECONDS = 90.0
 REPLACE_SECONDS = 3.0
-"""A fresh peer is started this long after one was killed."""
+"""Time from a kill to the start of the replacement."""
 FROZEN_SECONDS = 12.0
-"""Three times what it takes to be noticed: a round settles without the frozen peer meanwhile."""
+"""Length of a freeze: three times the time to notice it, so that a round settles without the frozen peer."""
 FIRST, LAST = 0.12, 0.82
-"""Shares of the time between which the faults happen; the rest shows that all is well again."""
+"""Parts of the run between which the faults happen; the rest shows that the swarm has recovered."""
 LOOK_SECONDS = 0.25
 DRAIN_SECONDS = 10.0
 LONGEST_FACTOR = 4.0
-"""An undisturbed run that needs so many times the chaos run's time for as many rounds is given up."""
+"""Time limit of an undisturbed run, as a multiple of the chaos run's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """What `swarmnet chaos` was asked for."""
+    """Options of `swarmnet chaos`."""
 
     seed: int = 0
     seconds: float = 75.0
-    """Of training under fire, after all peers are in step."""
+    """Length of the run with faults, after all peers are in step."""
     peers: int = 8
     stages: int = 2
     undisturbed: int = 3
     sharded: bool = False
-    """Peers step by themselves, and exchange through reducers."""
+    """Whether peers use local steps, and exchange through reducers."""
     report: Path | None = None
     folder: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault at a time (seconds since the training began)."""
+    """A planned fault and its time, in seconds since the training started."""
 
     at: float
     kind: str
 
 
 def plan(options: ChaosOptions) -> list[Planned]:
-    """Kills of half of the peers, a freeze, a dead p2pd: spread over the run, in an order from the seed."""
+    """Plan kills of half of the peers, a freeze and a p2pd kill, spread over the run in random order."""
     chance = Random(f"chaos {options.seed}")
     kinds = ["kill"] * (options.peers // 2) + ["freeze", "kill p2pd"]
     chance.shuffle(kinds)
@@ -78,7 +78,7 @@ def plan(options: ChaosOptions) -> list[Planned]:
 
 
 def run_chaos(options: ChaosOptions) -> int:
-    """0 when the promises held, 1 when one did not."""
+    """Run the command; return 0 if all promises held, and 1 otherwise."""
     return asyncio.run(_run(options, Console(highlight=False)))
 
 
@@ -87,15 +87,15 @@ async def _run(options: ChaosOptions, console: Console) -> int:
     swarm = ChaosSwarm(options, options.folder / "chaos", console)
     async with asyncio.timeout(2 * READY_SECONDS + 2 * options.seconds):
         await swarm.under_fire()
-    told = chaos_report.read(swarm.folder)
-    rounds = chaos_report.last_round(told)
+    lives = chaos_report.read(swarm.folder)
+    rounds = chaos_report.last_round(lives)
     calm = []
     for number in range(options.undisturbed):
         again = ChaosSwarm(options, options.folder / f"undisturbed-{number + 1}", console)
         async with asyncio.timeout(2 * READY_SECONDS + LONGEST_FACTOR * options.seconds):
             await again.undisturbed(rounds)
         calm.append(chaos_report.read(again.folder))
-    report = chaos_report.build(told, swarm.faults, calm)
+    report = chaos_report.build(lives, swarm.faults, calm)
     report["run"] = {
         "seed": options.seed, "peers": options.peers, "stages": options.stages, "seconds": options.seconds,
         "sharded": options.sharded, "wall_seconds": round(time.monotonic() - began, 1),
@@ -143,7 +143,7 @@ class ChaosSwarm:
             await self.stop()
 
     async def start(self) -> None:
-        """Publish, start all, and wait until everybody trains."""
+        """Publish the run, start all peers, and wait until they train."""
         await asyncio.to_thread(self._publish)
         self.notify("starting")
         await self.start_bootstrap()
@@ -161,16 +161,16 @@ class ChaosSwarm:
         await self.boot.until_listening()
 
     def stages(self) -> list[int]:
-        """The stage of every peer at the start."""
+        """Return the stage of every peer at the start."""
         peers, stages = self.options.peers, self.options.stages
         return [number * stages // peers for number in range(peers)]
 
     def place(self, name: str) -> tuple[Sequence[str], dict[str, object]]:
-        """Where a peer runs: the command's prefix, and keys of its peer file that follow from that."""
+        """Return the command prefix with which a peer runs, and the keys that this adds to its file."""
         return (), {}
 
     def run_keys(self) -> dict[str, object]:
-        """The run file."""
+        """Return the keys of the run file."""
         seed, layers = self.options.seed, stage_layers(self.options.stages)
         run: dict[str, object] = {
             "name": "chaos", "seed": seed, "stages": layers, "model": {"num_hidden_layers": sum(layers)}
@@ -185,7 +185,7 @@ class ChaosSwarm:
         publish(file, load_or_create(self.folder / "owner.key"), self.folder / "run.json")
 
     async def add(self, stage: int | str, name: str | None = None) -> DemoPeer:
-        """Start a peer; a known name starts it again with what its disk holds."""
+        """Start a peer; a known name starts that peer again with its disk."""
         assert self.boot is not None
         name = name or f"peer-{len(self.peers) + 1}"
         prefix, more = self.place(name)
@@ -198,7 +198,7 @@ class ChaosSwarm:
         return peer
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait, and notice peers that end uncalled-for."""
+        """Wait for `condition`. Raises UserError if a peer ends unexpectedly."""
         while not condition():
             for peer in self.peers:
                 if not peer.alive and peer.killed_at is None:
@@ -241,8 +241,10 @@ class ChaosSwarm:
             os.kill(victim.p2pd, signal.SIGKILL)
 
     async def _victim(self, last_stage: bool) -> DemoPeer:
-        """A peer that trains, in a stage where two others do; the last stage for a freeze: somebody routes
-        to it. Waits until there is one."""
+        """Wait for a peer that trains in a stage where two others do, and return it.
+
+        `last_stage`: choose one of the last stage, to which other peers send; used for a freeze.
+        """
         found: list[DemoPeer] = []
 
         def look() -> bool:

@@ -1,18 +1,18 @@
-"""What became of a swarm under fire, from the peers' event logs alone.
+"""Report of a chaos run, computed from the peers' event logs alone.
 
-A *life* is one worker of a peer, from `assembled` on: a peer whose p2pd died has several. Of a contribution
-that was made one of these holds:
+A *life* is one worker of a peer, from `assembled` on: a peer whose p2pd died has several. Each contribution
+that was made has one of these outcomes:
 
     settled       it is in the settled set of its round
-    given back    its maker took its votes back into the momentum, to offer them again
-    superseded    its maker, started again, made another one for the round, and that one counts
-    unseen        its maker was killed, or lost its p2pd, before anybody had pulled it
-    open          its round is not settled, or its maker left in order before it was decided
+    given back    its contributor took its votes back into the momentum, to contribute them again
+    superseded    its contributor, started again, made another one for the round, and that one counts
+    unseen        its contributor was killed, or lost its p2pd, before a peer had fetched it
+    open          its round is not settled, or its contributor left in order before it was decided
     lost          none of these; there must be none
 
-Where peers exchange through reducers sets name results, and these are what is followed: one that is in no
-set is left out, and its slices come back to those who sent them. Whether each slice does, the logs of
-processes do not tell; `swarmnet simulate --sharded` sees it.
+If peers exchange through reducers, sets name results, and the report follows these. A result that is in no
+set is left out, and its slices are returned to their senders. The logs do not show whether each slice is
+returned; `swarmnet simulate --sharded` checks that.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ KEYS = (
     "contributions_lost", "contributions_twice", "kill_to_commit_seconds", "frozen_to_reroute_seconds",
 )  # fmt: skip
 LOSS_ROUNDS = 40
-"""Losses are means over the microbatches of so many rounds: one microbatch scatters by 0.15 nats."""
+"""Rounds over which a loss is averaged; the loss of one microbatch varies by 0.15 nats."""
 KILL_P50_SECONDS, KILL_P99_SECONDS, FROZEN_SECONDS = 1.5, 5.0, 5.0
 OPEN_ROUNDS = 4
-"""The window: so far apart two peers that are in step may be."""
+"""Maximum distance in rounds between two peers in step: `rounds.window`."""
 SPREADS = 3.0
-"""Standard deviations of the undisturbed losses within which the disturbed one must lie."""
+"""The disturbed loss must lie within this many standard deviations of the undisturbed ones."""
 
 
 @dataclass(slots=True)
 class InjectedFault:
-    """What was done to a peer. Unix times."""
+    """A fault that was injected into a peer. Times are Unix times."""
 
     kind: str
     name: str
@@ -56,38 +56,38 @@ class InjectedFault:
 
 @dataclass(slots=True)
 class Life:
-    """One worker's events. Times are Unix times."""
+    """The events of one worker. Times are Unix times."""
 
     name: str
     peer: str
     began: float
     stage: int
     commits: list[tuple[float, str, int, float | None]] = field(default_factory=list)
-    """(time, origin, counter, loss)."""
+    """Committed microbatches: (time, origin, counter, loss)."""
     applied: dict[int, float] = field(default_factory=dict)
     settled: SettledRounds = field(default_factory=SettledRounds)
     settled_at: dict[int, float] = field(default_factory=dict)
     settled_again: int = 0
-    """Rounds that settled twice in this life, without the state having been fetched between."""
+    """Number of rounds that settled twice in this life, without a fetch of the state between."""
     made: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Id -> (round, time)."""
+    """Own contributions by id: (round, time)."""
     reduced: dict[str, int] = field(default_factory=dict)
-    """Id of an own result -> round."""
+    """Rounds of own results, by id."""
     took: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Id -> (round, maker)."""
+    """Accepted contributions by id: (round, contributor)."""
     given_back: set[str] = field(default_factory=set)
     undecided: set[str] = field(default_factory=set)
     rerouted: list[tuple[float, frozenset[str]]] = field(default_factory=list)
-    """(time, peers that were tried before)."""
+    """Re-routed microbatches: (time, peers that were tried before)."""
     unlinked: list[tuple[float, str]] = field(default_factory=list)
     in_step: list[float] = field(default_factory=list)
     resynchronised: list[str] = field(default_factory=list)
     stood_still: list[float] = field(default_factory=list)
-    """Seconds of every time."""
+    """Length of each stall of the process in seconds."""
 
 
 def read(folder: Path) -> list[Life]:
-    """All lives in the peers' folders below `folder`."""
+    """Read all lives from the peers' folders below `folder`."""
     return [life for log in sorted(folder.glob("*/events.jsonl")) for life in read_peer(log)]
 
 
@@ -126,7 +126,7 @@ def _take(life: Life, event: Event, at: float) -> None:
             life.undecided |= set(ids)
         case noted.Resync(reason=reason, fork_round=fork_round):
             life.resynchronised.append(reason)
-            if fork_round is None:  # What it settles from then on it may have settled before.
+            if fork_round is None:  # It may settle the same rounds again after this.
                 life.settled.clear()
         case noted.Rerouted(tried=tried):
             life.rerouted.append((at, frozenset(tried)))
@@ -143,7 +143,7 @@ def _take(life: Life, event: Event, at: float) -> None:
 
 
 def last_round(lives: Iterable[Life]) -> int:
-    """The newest round that every stage has settled."""
+    """Return the newest round that every stage has settled."""
     newest: dict[int, int] = {}
     for life in lives:
         newest[life.stage] = max([newest.get(life.stage, -1), *life.settled])
@@ -151,7 +151,10 @@ def last_round(lives: Iterable[Life]) -> int:
 
 
 def loss_at(lives: Sequence[Life], round: int) -> tuple[float, float] | None:
-    """Mean training loss (nats per token) of the LOSS_ROUNDS rounds up to `round`, and its standard error."""
+    """Return the mean training loss (nats per token) of `LOSS_ROUNDS` rounds up to `round`, and its error.
+
+    The error is the standard error of the mean.
+    """
     first = [life for life in lives if life.stage == 0]
     ends = [life.applied[round] for life in first if round in life.applied]
     begins = [life.applied[round - LOSS_ROUNDS] for life in first if round - LOSS_ROUNDS in life.applied]
@@ -167,7 +170,7 @@ def loss_at(lives: Sequence[Life], round: int) -> tuple[float, float] | None:
 
 
 def digests(lives: Sequence[Life]) -> tuple[int, list[str]]:
-    """(rounds that at least two lives of a stage settled, those of them with different digests)."""
+    """Return the number of rounds that two lives of a stage settled, and those with different digests."""
     found: dict[tuple[int, int], list[str]] = {}
     for life in lives:
         for round, settled in life.settled.items():
@@ -179,13 +182,15 @@ def digests(lives: Sequence[Life]) -> tuple[int, list[str]]:
 
 
 def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, Any]:
-    """What became of every contribution, or result. `ended`: peer -> when its process or its p2pd was
-    killed."""
+    """Return the outcomes of all contributions, or results.
+
+    `ended`: time at which each peer's process or p2pd was killed.
+    """
     through_reducers = any(life.reduced for life in lives)
     newest: dict[int, int] = {}
     settled: dict[str, set[tuple[int, int]]] = {}
     contributors: set[tuple[int, int, str]] = set()
-    """(stage, round, maker) of what is settled."""
+    """(stage, round, contributor) of all settled contributions."""
     made: dict[str, tuple[int, int, str]] = {}
     took: set[str] = set()
     given_back: set[str] = set()
@@ -233,7 +238,7 @@ def contributions(lives: Sequence[Life], ended: dict[str, float]) -> dict[str, A
 
 
 def kills_to_commit(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> list[float]:
-    """For every kill, seconds until its stage committed the next microbatch."""
+    """Return, for each kill, the seconds until the stage committed the next microbatch."""
     waits = []
     for fault in faults:
         if fault.kind != "kill":
@@ -247,7 +252,7 @@ def kills_to_commit(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> l
 
 
 def thawed_to_in_step(lives: Sequence[Life], fault: InjectedFault) -> float | None:
-    """Seconds from the thaw until the peer had settled all but OPEN_ROUNDS of what its stage had by then."""
+    """Return the seconds from the thaw until the peer is within `OPEN_ROUNDS` of its stage's round."""
     if fault.until is None:
         return None
     others = sorted(
@@ -265,7 +270,7 @@ def thawed_to_in_step(lives: Sequence[Life], fault: InjectedFault) -> float | No
 
 
 def rerouted_from(lives: Sequence[Life], fault: InjectedFault, until: float) -> list[float]:
-    """For every microbatch that the hurt peer held, seconds until it was sent to another one."""
+    """Return, for each microbatch at the faulty peer, the seconds until it was sent to another one."""
     return [
         at - fault.at for life in lives for at, tried in life.rerouted
         if fault.peer in tried and fault.at < at <= until
@@ -273,8 +278,10 @@ def rerouted_from(lives: Sequence[Life], fault: InjectedFault, until: float) -> 
 
 
 def frozen_to_reroute(lives: Sequence[Life], fault: InjectedFault) -> float | None:
-    """Seconds until the last microbatch at the frozen peer had gone to another one, and nobody above it
-    counted on it any more."""
+    """Return the seconds until the last microbatch at the frozen peer was sent to another one.
+
+    If it had none, the seconds until all peers of the stage before dropped their link to it, or None.
+    """
     until = fault.until or float("inf")
     gone = [
         at - fault.at for life in lives if life.stage == fault.stage - 1 and life.began < fault.at
@@ -285,13 +292,13 @@ def frozen_to_reroute(lives: Sequence[Life], fault: InjectedFault) -> float | No
 
 
 def progress_gap(lives: Sequence[Life], stage: int) -> float:
-    """The longest time in which a stage committed nothing."""
+    """Return the longest time in seconds without a commit in a stage."""
     times = sorted(at for life in lives if life.stage == stage for at, *_ in life.commits)
     return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of them do not exceed."""
+    """Return the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else None
 
@@ -302,7 +309,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 def build(
     lives: Sequence[Life], faults: Sequence[InjectedFault], calm: Sequence[Sequence[Life]]
 ) -> dict[str, Any]:
-    """The report of a run under fire and of undisturbed ones."""
+    """Return the report of a chaos run and of undisturbed runs."""
     round = min(last_round(run) for run in [lives, *calm])
     loss = loss_at(lives, round)
     undisturbed = [loss_at(run, round) for run in calm]
@@ -355,7 +362,7 @@ def build(
 
 
 def _back(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> list[float | None]:
-    """For every p2pd killed, seconds until its peer was in step again."""
+    """Return, for each killed p2pd, the seconds until its peer was in step again."""
     waits: list[float | None] = []
     for fault in faults:
         if fault.kind == "kill p2pd":
@@ -365,7 +372,7 @@ def _back(lives: Sequence[Life], faults: Sequence[InjectedFault]) -> list[float 
 
 
 def failures(report: dict[str, Any]) -> list[str]:
-    """The promises that did not hold, one line each."""
+    """Return the promises that did not hold, one line each."""
     calm, loss = report["undisturbed_losses"], report["final_loss"]
     kill, frozen = report["kill_to_commit_seconds"], report["frozen_to_reroute_seconds"]
     worst = fmean(calm) + SPREADS * stdev(calm) if len(calm) > 1 else float("inf")

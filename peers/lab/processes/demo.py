@@ -1,7 +1,7 @@
-"""`swarmnet demo`: a swarm of real peers on this machine trains, loses a peer, takes in another, and writes.
+"""`swarmnet demo`: real peers on this machine train a model; one is killed, another joins; it generates text.
 
-Every peer is a process of its own with its own p2pd on 127.0.0.1; this one only starts them, kills one, shows
-what they say, and reads their event logs afterwards.
+Every peer is a process of its own with its own p2pd on 127.0.0.1. The demo's process only starts the peers,
+kills one, shows their status, and reads their event logs afterwards.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from protocols.signed.identity import load_or_create
 from swarmnet.run.manifest import MethodName
 
 KILL_AT, JOIN_AT = 0.4, 0.5
-"""Shares of the time at which a peer is killed and a fresh one started."""
+"""Parts of the demo's time after which a peer is killed, and a new one is started."""
 TRAINING = "training"
-"""What a worker's status says once it takes part."""
+"""State of a worker that is training, in its status."""
 DRAIN_SECONDS = 8.0
 LOOK_SECONDS = 0.25
 SAMPLE_TOKENS = 240
@@ -45,8 +45,8 @@ PROMPT = "def "
 DEMO_RATES: Mapping[MethodName, float] = {
     "local-steps": 8e-3, "diloco": 2e-3, "streaming-diloco": 2e-3, "sparse-loco": 4e-3, "sparta": 4e-3,
 }  # fmt: skip
-"""Of peers that step by themselves. Half of local-steps' for AdamW inside, and half of that under a momentum
-outside (docs/learning.md: diloco's best)."""
+"""Learning rates of the local-step methods. AdamW as the inner optimizer takes half of `local-steps`' rate;
+with an outer momentum half of that (docs/learning.md: diloco's best)."""
 SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
     "demo-sign": {},
     "demo": {"sync": {"method": "demo"}},
@@ -60,14 +60,14 @@ SHAPES: Mapping[MethodName, Mapping[str, Mapping[str, object]]] = {
         for method, rate in DEMO_RATES.items()
     },
 }
-"""What a run by each method says besides. Own steps: eight between two rounds, where two peers share them."""
+"""Values of the run file for each method; local-step methods take eight steps a round with two peers."""
 EXPERT_GROUPS = 2
 EXPERTS: Mapping[str, object] = {
     "qk_norm": True,
     "intermediate_size": 192,
     "experts": {"num_experts": 4, "top_k": 2, "groups": EXPERT_GROUPS},
 }
-"""What a model of experts says besides: a token takes as wide a feed-forward as without."""
+"""Model keys of a run with experts; a token uses as wide a feed-forward layer as without experts."""
 LOOPBACK = {
     "listen": ["/ip4/127.0.0.1/tcp/0"], "relay": False, "nat": False, "metrics": {"listen": "127.0.0.1:0"},
     "log": "json", "drain_seconds": DRAIN_SECONDS, "auto_rebalance": False,
@@ -75,7 +75,7 @@ LOOPBACK = {
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the demo; 0 when it trained, 1 when something that it shows did not happen."""
+    """Run the demo; return 0 if it trained, and 1 if something that it shows did not happen."""
     if options.peers < options.stages:
         raise UserError(f"{options.peers} peers cannot hold {options.stages} stages: one each at least")
     if options.seconds < 10:
@@ -86,7 +86,7 @@ def run_demo(options: DemoOptions) -> int:
 
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """The peers' states: kept where the user says, else in a temporary folder that is named at the end."""
+    """Yield the folder for the peers' states: `keep`, or a temporary folder that is printed at the end."""
     if keep is None:
         yield Path(tempfile.mkdtemp(prefix="swarmnet-demo-"))
         return
@@ -96,15 +96,18 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def by_method(method: MethodName, sharded: bool) -> dict[str, Mapping[str, object]]:
-    """What a run by this method says besides."""
-    said = dict(SHAPES[method])
+    """Return the values of the run file for a method."""
+    values = dict(SHAPES[method])
     if sharded:
-        said["sync"] = {**said.get("sync", {}), "topology": "sharded-reduce"}
-    return said
+        values["sync"] = {**values.get("sync", {}), "topology": "sharded-reduce"}
+    return values
 
 
 def stage_layers(stages: int) -> list[int]:
-    """At least four layers; the first stage gets what is left over: it has no loss to compute."""
+    """Return the layers of each stage, at least four in all.
+
+    The first stages get the remainder, because they have no loss to compute.
+    """
     layers = max(4, stages)
     return [layers // stages + (stage < layers % stages) for stage in range(stages)]
 
@@ -128,7 +131,7 @@ class Demo:
             if self.console.is_terminal:
                 with Live(console=self.console, refresh_per_second=4, transient=False) as live:
                     await self._watch(lambda: live.update(self._table(self.happened[-4:])))
-                    live.update(self._table(()))  # What happened is told whole below.
+                    live.update(self._table(()))  # All events are printed below.
             else:
                 await self._watch(lambda: None)
                 self.console.print(self._table(()))
@@ -173,7 +176,7 @@ class Demo:
         return table(Moment(elapsed, self.options.seconds, tuple(self.peers), tuple(happened)))
 
     async def _watch(self, show: Callable[[], None]) -> None:
-        """Show, kill and start, until the time is up."""
+        """Show the swarm, kill a peer and start another, until the time is over."""
         seconds = self.options.seconds
         while (elapsed := time.monotonic() - self.began) < seconds:
             show()
@@ -190,8 +193,10 @@ class Demo:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _kill_one(self) -> None:
-        """SIGKILL a peer that trains and whose stage has another one that does, by chance. Nobody yet while
-        some only start: on a slow machine it takes them longer."""
+        """Send SIGKILL to a random training peer whose stage has another one.
+
+        If there is none and some peers still start, do nothing; on a slow machine the start takes longer.
+        """
         training = [peer for peer in self.peers if peer.alive and peer.status.get("state") == TRAINING]
         stages = [peer.status["stage"] for peer in training]
         spare = [peer for peer in training if stages.count(peer.status["stage"]) > 1]
@@ -207,7 +212,7 @@ class Demo:
         await asyncio.gather(*(peer.stop(DRAIN_SECONDS) for peer in everyone))
 
     def _notify(self, text: str) -> None:
-        """At once where lines stay as they are; a screen that is drawn again and again shows the newest."""
+        """Add a message; print it at once unless the live table shows it."""
         self.happened.append(f"{time.monotonic() - self.began:5.1f} s  {text}")
         if not self.console.is_terminal:
             self.console.print(f"  {self.happened[-1]}", highlight=False)
@@ -258,11 +263,11 @@ class Demo:
         }
         if self.options.experts:
             seconds["its experts are taken up by another after"] = report["kill_to_experts_seconds"]
-        if self.victim is None:  # And nobody joined.
+        if self.victim is None:  # No peer joined either.
             seconds.clear()
             too_few = "too few trained in time; give them longer (--seconds)"
             why = "as asked" if self.options.undisturbed else too_few
-            notify(f"  nobody was killed: {why}", highlight=False)
+            notify(f"  no peer was killed: {why}", highlight=False)
         for what, value in seconds.items():
             shown = f"{value:.2f} s" if isinstance(value, float) else "never"
             notify(f"  {what} {shown}", highlight=False)

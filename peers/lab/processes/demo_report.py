@@ -1,4 +1,4 @@
-"""What a demo's peers did, from their event logs alone: nothing here trusts what the screen showed."""
+"""Report of a demo, computed from the peers' event logs alone and not from what the screen showed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from swarmnet.optimizer.method import method_of
 from swarmnet.run.manifest import Manifest
 
 EDGE_MICROBATCHES = 20
-"""First and last losses are means over so many microbatches: one alone scatters by 0.3 nats."""
+"""Microbatches over which the first and last loss are averaged; a single loss varies by 0.3 nats."""
 CURVE_POINTS = 50
-"""Of the curve, each the mean over equally many microbatches."""
+"""Number of points of the curve; each is the mean over equally many microbatches."""
 
 
 @dataclass(slots=True)
 class DemoPeerReport:
-    """One peer's event log, read to the end."""
+    """The contents of one peer's event log. Times are Unix times."""
 
     peer: str
     stage: int = -1
     started_at: float = 0.0
     alive: bool = True
     commits: list[tuple[float, str, int, int, float | None]] = field(default_factory=list)
-    """(Unix time, origin, counter, tokens, loss)."""
+    """Committed microbatches: (time, origin, counter, tokens, loss)."""
     settled: SettledRounds = field(default_factory=SettledRounds)
     took: list[tuple[float, str]] = field(default_factory=list)
-    """(Unix time, maker) of contributions that came and were accepted."""
+    """Accepted contributions: (time, contributor)."""
     made: list[float] = field(default_factory=list)
-    """Unix times of its contributions."""
+    """Times of its own contributions."""
     took_up: list[tuple[float, int]] = field(default_factory=list)
-    """(Unix time, group of experts that it trains from then on)."""
+    """Expert shards that it trains: (time of the assignment, shard)."""
     sent: dict[str, int] = field(default_factory=dict)
     ledger: noted.Ledger = field(default_factory=lambda: noted.Ledger(0))
 
@@ -71,7 +71,7 @@ def read_story(state: Path) -> DemoPeerReport:
 
 
 def unequal_digests(stories: Sequence[DemoPeerReport]) -> list[str]:
-    """Stage and round wherever two peers of a stage name different digests for a round both settled."""
+    """Return stage and round of each round that two peers of a stage settled with different digests."""
     found: dict[tuple[int, int], set[str]] = {}
     for story in stories:
         for round, settled in story.settled.items():
@@ -80,7 +80,7 @@ def unequal_digests(stories: Sequence[DemoPeerReport]) -> list[str]:
 
 
 def repeats_across_peers(stories: Sequence[DemoPeerReport]) -> tuple[int, int]:
-    """(commits of a microbatch by a second peer of the same stage, all commits)."""
+    """Return the number of commits by a second peer of the same stage, and the number of all commits."""
     commits = Counter(
         (story.stage, origin, counter) for story in stories for _, origin, counter, _, _ in story.commits
     )
@@ -97,7 +97,10 @@ def kill_to_commit_seconds(stories: Iterable[DemoPeerReport], stage: int, killed
 def kill_to_experts_seconds(
     stories: Iterable[DemoPeerReport], killed: DemoPeerReport, at: float
 ) -> float | None:
-    """Until a peer of its stage trains what it trained; 0 where one did already."""
+    """Return the seconds until another peer of the stage trains the killed peer's expert shard.
+
+    The result is 0 if one did already, and None if none ever did.
+    """
     if not killed.took_up:
         return None
     group, found = killed.took_up[-1][1], []
@@ -117,8 +120,10 @@ def join_to_contribution_seconds(
 
 
 def curve(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
-    """Tokens that the run has trained by then, and the mean loss since the last point: nats per token, each
-    microbatch at the weights of its time, before it counted."""
+    """Return the training curve: tokens so far, and the mean loss since the last point in nats per token.
+
+    The loss of a microbatch is computed before the weights are updated by it.
+    """
     commits = _with_losses(stories)
     found, trained = [], 0
     size = max(1, -(-len(commits) // CURVE_POINTS))
@@ -130,7 +135,7 @@ def curve(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
 
 
 def _with_losses(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
-    """Tokens and loss of what the first stage committed, in the order of time."""
+    """Return tokens and loss of each microbatch that the first stage committed, in order of time."""
     commits = sorted(
         (at, loss, tokens) for story in stories if story.stage == 0
         for at, _, _, tokens, loss in story.commits if loss is not None
@@ -139,10 +144,10 @@ def _with_losses(stories: Iterable[DemoPeerReport]) -> list[tuple[int, float]]:
 
 
 def contribution_bytes(manifest: Manifest, stage: int) -> int:
-    """What one contribution takes on the wire, computed from the manifest."""
+    """Return the bytes of one contribution on the wire, computed from the manifest."""
     layout = trained_layout(manifest, stage)
     plain = replace(manifest, sync=replace(manifest.sync, transform="hadamard"))  # It changes no size.
-    body = ENVELOPE_BYTES + method_of(plain, layout, "meta").payload_bytes  # Without gigabytes of tensors.
+    body = ENVELOPE_BYTES + method_of(plain, layout, "meta").payload_bytes  # Allocates no tensors.
     return wire_bytes(len(encode(Contribution())), body)
 
 
@@ -155,10 +160,10 @@ def build(
     scored_sha256: str,
     train_seconds: float,
 ) -> dict[str, Any]:
-    """The report; `killed`: who and when (Unix time)."""
+    """Return the report. `killed`: the killed peer and the time."""
     losses = [loss for _, loss in _with_losses(stories)]
     repeats, commits = repeats_across_peers(stories)
-    computed = None  # How long a result is hangs on who is in it.
+    computed = None  # The size of a result depends on its contributors.
     if manifest.sync.topology == "all-gather":
         computed = sum(len(story.took) * contribution_bytes(manifest, story.stage) for story in stories)
     return {

@@ -1,4 +1,4 @@
-"""The demo's live table: one line per peer, the swarm's numbers above, what happened below."""
+"""The demo's live table: the swarm's numbers, one line for each peer, and recent events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peers.telemetry.console import amount, pace
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is shown at one time. Seconds since the start, and in all."""
+    """The state of the demo at one time; `elapsed` and `seconds` are the time so far and in all."""
 
     elapsed: float
     seconds: float
@@ -25,7 +25,7 @@ class Moment:
 
 
 def table(moment: Moment) -> Group:
-    """The whole screen."""
+    """Return the whole screen."""
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("peer")
     rows.add_column("stage", justify="right")

@@ -18,20 +18,20 @@ from typing import Any
 from peers.errors import UserError
 
 START_SECONDS = 60.0
-"""A peer needs about 2 s alone; seven at once on two loaded cores take several times that."""
+"""Time limit for a peer to start: one alone takes about 2 s, seven on two busy cores several times that."""
 KEPT_LINES = 50
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
 class DemoPeer:
-    """One child process and the newest that it said of itself."""
+    """One child process, with its latest status and messages."""
 
     name: str
     state: Path
     process: asyncio.subprocess.Process
     started_at: float
-    """Unix time."""
+    """Unix time of the start."""
     status: dict[str, Any] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     addresses: list[str] = field(default_factory=list)
@@ -48,11 +48,11 @@ class DemoPeer:
 
     @property
     def last_words(self) -> str:
-        """For an error, when it does not do what it should."""
+        """Return the peer's last messages, for an error text."""
         return " | ".join(list(self.said)[-3:]) or "it said nothing"
 
     async def read(self) -> None:
-        """Follow the JSON lines on its standard error until it ends."""
+        """Read the JSON lines on the peer's standard error until it ends."""
         assert self.process.stderr is not None
         async for raw in self.process.stderr:
             try:
@@ -74,7 +74,7 @@ class DemoPeer:
                 self.listening.set()
 
     async def until_listening(self) -> None:
-        """Wait for its p2pd. UserError with its last words if it ends first."""
+        """Wait until the peer's p2pd listens. Raises UserError with its last messages if it ends first."""
         wait = asyncio.create_task(self.listening.wait())
         end = asyncio.create_task(self.process.wait())
         done, _ = await asyncio.wait({wait, end}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -84,17 +84,17 @@ class DemoPeer:
             raise UserError(f"{self.name} did not start within {START_SECONDS:g} s: {self.last_words}")
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would."""
+        """Kill the peer by SIGKILL, like a power cut."""
         self.killed_at = time.time()
         self.process.kill()
 
     def freeze(self, signal_number: int = signal.SIGSTOP) -> None:
-        """Stop it and its p2pd where they are; SIGCONT thaws them."""
+        """Stop the peer and its p2pd by SIGSTOP; SIGCONT continues them."""
         for pid in (self.process.pid, self.p2pd):
             os.kill(pid, signal_number)
 
     async def stop(self, drain_seconds: float) -> None:
-        """Ask politely; after `drain_seconds` insist."""
+        """Stop the peer by SIGTERM; kill it after `drain_seconds`."""
         if self.alive:
             self.process.terminate()
             try:
@@ -108,7 +108,7 @@ class DemoPeer:
 
 
 async def start(folder: Path, name: str, keys: Mapping[str, object], prefix: Sequence[str] = ()) -> DemoPeer:
-    """Write `name.yaml` and start it; `prefix` is a command that becomes the peer, somewhere else."""
+    """Write `name.yaml` and start the peer. `prefix`: command that runs the peer elsewhere."""
     file = folder / f"{name}.yaml"
     lines = [f"{key}: {json.dumps(value)}" for key, value in {"log": "json", **keys, "state": name}.items()]
     await asyncio.to_thread(file.write_text, "\n".join(lines) + "\n")
@@ -125,5 +125,5 @@ async def start(folder: Path, name: str, keys: Mapping[str, object], prefix: Seq
 
 
 def _end_with_parent() -> None:
-    """In the child, before it becomes the peer: a demo that is killed must not leave a swarm behind."""
+    """Make the child end with the demo, also if the demo is killed; called in the child before exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

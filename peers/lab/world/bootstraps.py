@@ -1,4 +1,4 @@
-"""The bootstrap of a world: who finds whom in the directory depends on whom it has met since its start."""
+"""The bootstrap of a simulated world: it decides which peers find each other in the directory."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ BOOTSTRAP = Identity.from_seed(b"the bootstrap of the world").peer_id
 
 
 class SimulatedBootstrap:
-    """Two peers find each other once both have asked it between one start and the next."""
+    """A bootstrap: two peers find each other if both have contacted it between the same two starts."""
 
     def __init__(self) -> None:
         self.away = False
         self._start = 0
         self._met: dict[PeerId, set[int]] = {}
-        """Peer -> the starts of the bootstrap after which it has asked."""
+        """Starts of the bootstrap after which each peer has contacted it."""
 
     def answer(self, peer: PeerId) -> bool:
-        """Take a peer into the table. Returns False while the bootstrap is away."""
+        """Add a peer to the table. Returns False while the bootstrap is away."""
         if self.away:
             return False
         self._met.setdefault(peer, set()).add(self._start)
         return True
 
     def has_met(self, peer: PeerId) -> bool:
-        """Whether the peer has joined once. Such a peer remembers others, through which it comes back."""
+        """Return whether the peer has joined before; such a peer knows others and returns through them."""
         return peer in self._met
 
     def connects(self, peer: PeerId, other: PeerId) -> bool:
-        """Whether the directory shows these two to each other."""
+        """Return whether these two peers find each other in the directory."""
         return not self._met.get(peer, set()).isdisjoint(self._met.get(other, set()))
 
     def leave(self) -> None:
-        """Its process ends, and its table with it."""
+        """End the bootstrap's process, and lose its table."""
         self.away = True
 
     def come_back(self) -> None:
-        """It starts anew, with the same key and port and an empty table."""
+        """Start the bootstrap again, with the same key and port and an empty table."""
         self.away = False
         self._start += 1

@@ -1,8 +1,9 @@
-"""A virtual clock on which single peers can stand still.
+"""An event loop with a virtual clock on which single peers can be stopped.
 
-Every callback belongs to the peer in whose context it was scheduled (asyncio copies the context of whoever
-schedules). While a peer's gate is shut its callbacks are put aside; when it opens they run in order, those
-that were cancelled meanwhile left out: as a process that was stopped and goes on (SIGSTOP, SIGCONT).
+Every callback belongs to the peer in whose context it was scheduled, because asyncio copies the context of
+the scheduling code. While a peer's gate is shut, its callbacks are kept; when it opens they run in order,
+except those that were cancelled meanwhile. This is like a process that is stopped and continued (SIGSTOP,
+SIGCONT).
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import Any
 from peers.lab.world.virtual_time import Deadlock, VirtualTimeLoop
 
 MAX_AT_ONCE = 200_000
-"""Callbacks without time passing. A swarm of 16 needs some thousands; a livelock never ends."""
+"""Maximum number of callbacks at one instant. A swarm of 16 needs some thousands; a livelock has no end."""
 
 
 class Spinning(RuntimeError):
-    """Callbacks schedule callbacks and time does not pass."""
+    """Callbacks schedule callbacks while the clock does not advance."""
 
 
 class Gate:
-    """One peer's time."""
+    """Stops and continues the callbacks of one peer."""
 
     def __init__(self) -> None:
         self.shut = False
@@ -47,7 +48,7 @@ GATE: ContextVar[Gate | None] = ContextVar("gate", default=None)
 
 
 class _Gated(asyncio.TimerHandle):
-    """A callback and whose time it waits for; what is due at once is due now."""
+    """A callback, and the gate of its peer."""
 
     __slots__ = ("gate",)
 
@@ -60,20 +61,21 @@ class _Gated(asyncio.TimerHandle):
 
 
 class GatedLoop(VirtualTimeLoop):
-    """Runs what is due, instant by instant, in the order in which it was scheduled.
+    """Runs due callbacks, instant by instant, in the order in which they were scheduled.
 
-    It has its own queues: asyncio's compare timers in Python, poll sockets, and took a fifth of a world's
-    time. Half of a swarm's callbacks are timers."""
+    It has its own queues: asyncio compares timers in Python and polls sockets, which took a fifth of the time
+    of a simulation. Half of a swarm's callbacks are timers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.callbacks = 0
-        """Scheduled so far."""
+        """Number of callbacks scheduled so far."""
         self._now = 0.0
         self._due: deque[_Gated] = deque()
         self._later: list[tuple[float, int, _Gated]] = []
         self._most = MAX_AT_ONCE
-        """The value of `callbacks` that is not reached in this instant unless something spins."""
+        """Limit for `callbacks` in this instant; only a livelock exceeds it."""
 
     def time(self) -> float:
         return self._now
@@ -102,12 +104,12 @@ class GatedLoop(VirtualTimeLoop):
         return handle
 
     def again(self, handle: _Gated) -> None:
-        """What was held up is due now."""
+        """Schedule a callback that was kept behind a gate; it is due now."""
         self._count()
         self._due.append(handle)
 
     def _run_once(self) -> None:
-        """What the base class calls until it is stopped: all that is due now, or else the next instant."""
+        """Run all callbacks that are due now, or else advance the clock to the next timer."""
         due, later = self._due, self._later
         while later and (later[0][0] <= self._now or later[0][2].cancelled()):
             due.append(heappop(later)[2])
@@ -129,5 +131,5 @@ class GatedLoop(VirtualTimeLoop):
     def _count(self) -> None:
         self.callbacks += 1
         if self.callbacks > self._most:
-            self._most += MAX_AT_ONCE  # Whoever takes the error may schedule.
+            self._most += MAX_AT_ONCE  # Error handlers may schedule callbacks.
             raise Spinning(f"{MAX_AT_ONCE} callbacks at {self._now:g} s")

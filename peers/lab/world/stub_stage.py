@@ -1,11 +1,11 @@
-"""A stage that costs nothing to compute, and whose weights tell exactly which contributions they hold.
+"""A stub stage that needs no compute, and whose weights identify the contributions that they contain.
 
-A payload names its maker, the round and how many microbatches it stands for. A round's step is the sum, in
-wrapping 32-bit integers, of a hash of each payload: settled weights are then a fingerprint of "every settled
-contribution exactly once", which an event log can be checked against (lab/faults/invariants.py).
+A payload names its contributor, the round and its number of microbatches. A round's step is the sum of a hash
+of each payload, in wrapping 32-bit integers. Settled weights are therefore a fingerprint of "every settled
+contribution exactly once", and event logs can be checked against it (lab/faults/invariants.py).
 
-Where the run has reducers a payload is cut into slices that name their shard, and a result is the slices of
-which it consists: what is counted of which contribution can be read from it.
+In a run with reducers a payload is cut into slices that name their shard. A result is the concatenation of
+its slices, which shows what is counted of each contribution.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.rates import WHOLE
 
 SIZE = 64
-"""Elements of a stage: the smallest chunk of a layout."""
+"""Number of weights of a stage: the smallest chunk of a layout."""
 _PAYLOAD = struct.Struct(">8sIIQ")
-"""Maker, round, serial number, microbatches."""
+"""Layout of a payload: contributor, round, serial number, microbatches."""
 SLICE_BYTES = _PAYLOAD.size + 1
 
 
@@ -64,7 +64,7 @@ def microbatches_in(payload: bytes) -> int:
 
 
 def fingerprint(payload: bytes) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """int32 [SIZE]: what a payload adds to the weights."""
+    """Return what a payload adds to the weights: int32 [SIZE]."""
     return np.frombuffer(hashlib.shake_256(payload).digest(4 * SIZE), "<i4").astype(np.int32)
 
 
@@ -73,7 +73,7 @@ def first_units() -> Tensor:
 
 
 class StubReduced:
-    """`Reduced` whose results are the slices that they are made of."""
+    """Stub of `Reduced`: a result is the concatenation of its slices."""
 
     def __init__(self, draw: Draw, note: noted.LogEvent = lambda event: None) -> None:
         self.draw, self._record = draw, note
@@ -109,7 +109,7 @@ class StubReduced:
         return table
 
     def counting(self, results: Mapping[PeerId, bytes], round: int) -> list[bytes]:
-        """The slices that count of a round's results."""
+        """Return the slices of a round's results that count."""
         tables = {peer: self.table(result) for peer, result in results.items()}
         counted = counting(tables, self.draw, round)
         found = []
@@ -127,7 +127,7 @@ def _in_order(slices: Mapping[Contributor, bytes]) -> bytes:
 
 
 class StubTally:
-    """`Tally` whose step only says what is in it."""
+    """Stub of `Tally`: its step identifies the payloads in it."""
 
     def __init__(self, reduced: StubReduced | None = None, round: int = 0) -> None:
         self._reduced, self._round = reduced, round
@@ -151,15 +151,15 @@ class StubTally:
         return StubStep(torch.from_numpy(step if factor == WHOLE else step * np.int32(factor)))
 
     def rest(self) -> None:
-        """Nothing is kept but the set."""
+        """Do nothing: only the set is kept."""
 
     def vote_agreement(self, me: PeerId) -> None:
-        """Counts are no votes."""
+        """Do nothing: there are no votes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StubStep:
-    """int32 [SIZE]."""
+    """A step of the stub weights: int32 [SIZE]."""
 
     moves: Tensor
 
@@ -168,7 +168,7 @@ class StubStep:
 
 
 class StubMethod:
-    """`Method` that contributes counts."""
+    """Stub of `Method`: a contribution is a count of microbatches."""
 
     held = None
     reduced: StubReduced | None = None
@@ -180,12 +180,12 @@ class StubMethod:
     gradient_norm = momentum_norm = None
 
     def __init__(self, note: noted.LogEvent, serial: int, reduced: StubReduced | None = None) -> None:
-        """`note` is the peer's event log; `serial` tells this process' payloads from an earlier one's."""
+        """`note`: the peer's event log. `serial`: first serial number; distinguishes processes of a peer."""
         self.reduced = reduced
         self._record = note
         self._serial = serial
         self._owed = 0
-        """Microbatches of contributions that came back."""
+        """Microbatches of returned contributions, to contribute again."""
 
     @property
     def state(self) -> Layout:
@@ -214,11 +214,11 @@ class StubMethod:
         return StubTally(self.reduced, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
-        """Counts say nothing of what comes."""
+        """Do nothing: counts predict no step."""
 
 
 class StubCompute:
-    """`Computes` that counts microbatches; hidden states are zeros of the manifest's shape."""
+    """Stub of `Computes`: counts microbatches; hidden states are zeros of the manifest's shape."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._hidden = torch.zeros(manifest.hidden_shape)
@@ -229,17 +229,17 @@ class StubCompute:
         self.device = CPU
 
     def freeze(self, units: Tensor) -> None:
-        """Nothing is frozen."""
+        """Do nothing: no weights are frozen."""
 
     @property
     def open(self) -> int:
         return len(self._open)
 
     def publish(self, tiles: Tiles) -> None:
-        """It computes with none of them, and so none is made."""
+        """Do nothing: the stub computes without weights."""
 
     def warm_up(self, sequences: int, tokens: int) -> None:
-        """Nothing is compiled."""
+        """Do nothing: there is no code to compile."""
 
     def forward(
         self, key: Hashable, inputs: Tensor, branch_scale: float = 1.0, tokens_BT: Tensor | None = None
@@ -262,7 +262,7 @@ class StubCompute:
         self._open.discard(key)
 
     def train(self, layout: Layout) -> None:
-        """Its gradient is not of parameters."""
+        """Do nothing: the gradient is a count."""
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
         gathered = torch.zeros(SIZE)
@@ -271,7 +271,7 @@ class StubCompute:
 
 
 def stub_part(manifest: Manifest, note: noted.LogEvent, serial: int) -> StagePart:
-    """The part of any stage."""
+    """Return a stub stage."""
     reduced = StubReduced(draw_of(manifest), note) if manifest.sync.topology == "sharded-reduce" else None
     method = StubMethod(note, serial, reduced)
     return StagePart(method.state, StubCompute(manifest), method, first_units)

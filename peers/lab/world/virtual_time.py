@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps: a swarm's hour takes as long as its work, and always the same way.
+"""An event loop with a virtual clock: a simulated hour takes only its compute time, and is deterministic.
 
-Where the ordinary loop would sleep until the next timer, this one sets its clock to it. Nothing may wait for
-another thread or a socket: what would wait for ever is reported as a deadlock.
+An ordinary loop sleeps until the next timer; this one sets its clock to it. No task may wait for another
+thread or a socket: a task that would wait without end is reported as a deadlock.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ Result = TypeVar("Result")
 
 
 class Deadlock(RuntimeError):
-    """Every task waits, and no timer is set: nothing will ever happen again."""
+    """Every task waits and no timer is set, so that no task can continue."""
 
 
 MANY_TIMERS = 100
-"""From so many on asyncio, too, takes the cancelled ones out."""
+"""Number of timers above which cancelled ones are removed; the same as asyncio's."""
 
 
 class _Instant(float):
-    """When a timer is due: the queue compares floats, as asyncio's does, but not in Python."""
+    """Due time of a timer; a float, so that the queue's comparisons do not run in Python."""
 
     __slots__ = ("handle",)
     handle: asyncio.TimerHandle
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`time()` starts at 0 and moves only from one timer to the next. What is meant for a thread runs at
-    once: nothing may wait for one on a virtual clock.
+    """Event loop whose `time()` starts at 0 and jumps from one timer to the next.
 
-    It has its own queue of timers, in asyncio's order: comparing handles in Python and asking the operating
-    system for sockets that are not there took a fifth of a swarm's time."""
+    Work for a thread runs at once, because a virtual clock cannot wait for a thread. The loop has its own
+    queue of timers, in asyncio's order: comparing handles in Python and polling for sockets took a fifth of
+    the time of a simulation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
         self._timers: list[_Instant] = []
         self._cancelled = 0
-        """Of `timers`, about."""
+        """Approximate number of cancelled timers in the queue."""
 
     def time(self) -> float:
         return self._now
@@ -66,10 +67,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._cancelled += 1
 
     def _run_once(self) -> None:
-        """What the base class calls until it is stopped."""
+        """Run one iteration; the base class calls this until the loop is stopped."""
         ready = self._ready  # type: ignore[attr-defined]
         timers = self._timers = self._without_cancelled()
-        if not ready and not self._stopping and not self._sockets_told():  # type: ignore[attr-defined]
+        if not ready and not self._stopping and not self._poll_sockets():  # type: ignore[attr-defined]
             if not timers:
                 raise Deadlock("every task waits and no timer is set")
             self._now += max(0.0, timers[0] - self._now)
@@ -84,7 +85,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 handle._run()
 
     def _without_cancelled(self) -> list[_Instant]:
-        """The queue, without those at its head that were cancelled; all of them, once they are many."""
+        """Return the queue without cancelled timers at its head; without any, if there are many."""
         timers = self._timers
         if len(timers) > MANY_TIMERS and 2 * self._cancelled > len(timers):
             timers = [instant for instant in timers if not instant.handle.cancelled()]
@@ -95,8 +96,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._cancelled -= 1
         return timers
 
-    def _sockets_told(self) -> bool:
-        """Whether a socket, or another thread through the loop's own, has something: it goes first."""
+    def _poll_sockets(self) -> bool:
+        """Return whether a socket has an event, or another thread through the loop's own socket."""
         events = self._selector.select(0)  # type: ignore[attr-defined]
         self._process_events(events)  # type: ignore[attr-defined]
         return bool(events)

@@ -1,7 +1,7 @@
-"""A world from one seed: real workers with cheap stages, what lies between them, and everything they noted.
+"""A simulated world from one seed: real workers with cheap stages, their network, and their event logs.
 
-The worker, its machines and the wire are the product's own; simulated are the network, the directory, the
-clock, the disk's thread and (unless `real`) the tensor work. Times in seconds on the virtual clock.
+The worker, its state machines and the wire format are the product's. The network, the directory, the clock,
+the disk's thread and (unless `real`) the tensor work are simulated. Times in seconds on the virtual clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from swarmnet.run.manifest import Manifest, owner_statement
 
 CHECKPOINT_SECONDS = 7.0
 SHARES = (0.01, 1.0, 1.0, 0.01)
-"""What update, backward, forward and background work take of a peer's seconds per microbatch."""
+"""Time of update, backward, forward and background work, as parts of a peer's seconds per microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RecordedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What a fault adds to the ways between `these` peers and all others (None: to all ways)."""
+    """Conditions that a fault adds to all links of `these` peers; None: to all links."""
 
     these: frozenset[PeerId] | None
     conditions: Conditions
@@ -89,12 +89,12 @@ class Member:
     worker: Worker
     task: asyncio.Task[None]
     seconds: float
-    """Per microbatch and direction."""
+    """Compute seconds per microbatch and direction."""
     slow: float = 1.0
     skew: float = 0.0
     ended: bool = False
     moved: int = 0
-    """How often it has taken up another stage, with a new worker."""
+    """Number of moves to another stage, each with a new worker."""
     told_to_leave: bool = False
 
     @property
@@ -103,7 +103,7 @@ class Member:
 
     @property
     def who(self) -> str:
-        """As its contributions are named: it is another maker in every stage (lab/faults/trees.py)."""
+        """Return the contributor's name, which differs in every stage (lab/faults/trees.py)."""
         return f"{self.name}.{self.life}" + (f"+{self.moved}" if self.moved else "")
 
     @property
@@ -123,7 +123,7 @@ class _Text:
 
 
 class _Directory(MemoryDirectory):
-    """Whose clock may be wrong, and which may not answer."""
+    """Directory of one peer; its clock may be wrong, and it may not answer."""
 
     def __init__(self, world: World, peer: PeerId, name: str) -> None:
         super().__init__(world.network, peer)
@@ -131,7 +131,7 @@ class _Directory(MemoryDirectory):
         self._ways = BootstrapContacts([BOOTSTRAP], Random(f"ways in {peer}"))
 
     def now(self) -> float:
-        # Long after the clock's start, so that a clock that is wrong is never before 1970.
+        # An offset keeps a wrong clock after 1970.
         member = self._world.members.get(self._name)
         return 1e6 + super().now() + (member.skew if member else 0.0)
 
@@ -160,11 +160,12 @@ class _Directory(MemoryDirectory):
 
 
 class World:
+    """All peers of a simulation, with their network, directory, disks and event log."""
+
     def __init__(
         self, manifest: Manifest, seed: int, disk: Path, real: bool = False, moves: bool = False
     ) -> None:
-        """`disk` is a folder for the peers' checkpoints. `manifest.owner` is replaced by the world's own.
-        `moves`: peers go to the stage that needs them more, by their own decision."""
+        """`disk`: a folder for the peers' checkpoints. `moves`: peers may move to a stage that needs them."""
         self.owner = Identity.from_seed(b"the owner of the run")
         run_id = manifest.run_id()
         self.signed = SignedManifest(manifest, self.owner.sign(owner_statement(run_id)), run_id)
@@ -183,22 +184,21 @@ class World:
         self.notes: list[RecordedEvent] = []
         self.escaped: list[tuple[str, BaseException]] = []
         self.returning: Counter[tuple[str, int]] = Counter()
-        """(name, life) -> contributions that are given back and that its compute has not taken in yet."""
+        """By (name, life): contributions that are to be returned and that compute has not processed yet."""
         self.text: MicrobatchSource = _Text(manifest)
-        """Of all peers."""
+        """Training text of all peers."""
         self.parts: dict[str, MakePart] = {}
-        """Where the tensor work is real: by name, those of peers that hold a stage in another way."""
+        """By name: the function that builds a peer's stage, for peers with another one than `real_part`."""
         self.directory_silent = False
         self.directory_back_at = float("-inf")
-        """When the last silence of the directory ended."""
+        """Time at which the last outage of the directory ended."""
         self.bootstrap = SimulatedBootstrap()
         self.movers: set[str] = set()
-        """Peers that move by their own decision, as peers do by default, though the others stay."""
+        """Names of peers that may move to another stage although `moves` is off."""
         self.given_up: set[int] = set()
-        """Stages of which nobody hopes for the weights any more: whoever comes begins from the seed, until
-        somebody has settled a round there again."""
+        """Stages without weights: peers that join may start from the seed until one settles a round."""
         self.killed: dict[Hashable, list[str]] = {}
-        """Fault -> names of the peers that it keeps down."""
+        """Names of the peers that each fault has killed."""
         self.disturbances: list[Disturbance] = []
         self._latency: dict[tuple[str, str], float] = {}
         self._blocks: Counter[tuple[PeerId, PeerId]] = Counter()
@@ -207,7 +207,7 @@ class World:
     # -- peers ----------------------------------------------------------------------------------------
 
     def start(self, name: str, stage: int | None, life: int = 0, keep_disk: bool = True) -> Member:
-        """A process of peer `name`, whose identity follows from the name. None: the worker picks a stage."""
+        """Start a process of peer `name`, with an identity from the name. `stage` None: it picks one."""
         identity = Identity.from_seed(f"{self.seed} {name}".encode()[:32])
         folder = self.disk / name
         if not keep_disk and folder.exists():
@@ -219,7 +219,7 @@ class World:
         transport = context.run(self.network.transport, identity.peer_id)
 
         async def live() -> None:
-            """One worker, and another wherever it moves to, as the worker's role does."""
+            """Run a worker, and a new one after each move, as the worker's role does."""
             await member.worker.run()
             while (stage := member.worker.goes_to) is not None and not member.told_to_leave:
                 member.moved += 1
@@ -271,17 +271,17 @@ class World:
         )  # fmt: skip
 
     def has_checkpoint(self, name: str) -> bool:
-        """On its disk."""
+        """Return whether the peer's disk has a checkpoint."""
         return any((self.disk / name).rglob("stage-*-round-*.safetensors"))
 
     def start_again(self, name: str, keep_disk: bool) -> None:
-        """The process that ended, where it was."""
+        """Start a peer again whose process ended, in the same stage."""
         old = self.members[name]
         stage = old.worker.stage if old.worker.stage >= 0 else None
         self.start(name, stage, old.life + 1, keep_disk)
 
     async def crash(self, member: Member) -> None:
-        """SIGKILL: it says nothing more."""
+        """Kill a peer as by SIGKILL: it logs and sends nothing more."""
         self.note(member.name, member.life, Crashed())
         member.ended = True
         self.network.crash(member.peer)
@@ -312,7 +312,7 @@ class World:
         return None if member is None or member.ended else member
 
     def spare(self, member: Member) -> bool:
-        """Whether another peer of its stage trains now and stays, so that the stage outlives this one."""
+        """Return whether another peer of its stage trains now and stays, so that the stage survives."""
         return any(
             other.trains and other.worker.moving.moving_to < 0
             for other in self.living(member.worker.stage)
@@ -322,7 +322,7 @@ class World:
     # -- ways -----------------------------------------------------------------------------------------
 
     def shape(self) -> None:
-        """Bring the network in line with latencies and disturbances."""
+        """Apply the latencies and disturbances to the network."""
         living = self.living()
         for source in living:
             for target in living:
@@ -366,7 +366,7 @@ class World:
             member.worker.elsewhere.allow_reinit = member.worker.stage in self.given_up
 
     def settled(self, stage: int) -> dict[str, int]:
-        """Name -> newest settled round of the living peers of a stage that have any."""
+        """Return the newest settled round of each living peer of a stage that has a replica, by name."""
         return {
             member.name: member.worker.update.rounds.settled
             for member in self.living(stage)
@@ -383,6 +383,6 @@ class World:
         self.escaped.append(("?", context.get("exception") or RuntimeError(str(context["message"]))))
 
     async def close(self) -> None:
-        """Everybody ends at once."""
+        """Kill all peers."""
         for member in self.living():
             await self.crash(member)

@@ -1,4 +1,4 @@
-"""What a world writes between the lines of its peers: what was done to them, what stub stages saw."""
+"""Events that a simulated world adds to the peers' event logs: faults, and the work of stub stages."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from peers.telemetry.event import Event
 # One event is one paragraph.
 # fmt: off
 class Begun(Event, frozen=True, tag="started"):
-    """A process of a peer begins."""
+    """A process of a peer started."""
     stage: int | None
     keep_disk: bool
 
 class Crashed(Event, frozen=True):
-    """It was killed."""
+    """The peer was killed."""
 
 class Frozen(Event, frozen=True):
-    """It was stopped, and may be thawed."""
+    """The peer was stopped, and may be continued."""
 
 class Thawed(Event, frozen=True):
-    """It goes on."""
+    """The peer continues."""
 
 class LeaveRequested(Event, frozen=True):
-    """It was asked to end politely."""
+    """The peer was asked to leave in order."""
 
 class MoveRequested(Event, frozen=True):
-    """It was ordered to hold another stage."""
+    """The peer was ordered to move to another stage."""
     stage: int
 
 class Noticed(Event, frozen=True, tag="said"):
-    """A line for people, and what it is about."""
+    """The peer showed its user a message on a topic."""
     what: str
     line: str
 
@@ -41,40 +41,40 @@ class Payload(Event, frozen=True):
     payload: bytes
 
 class Returned(Event, frozen=True):
-    """A stub stage took one back, or what it said of some shards."""
+    """A stub stage took a contribution back, or the slices of some shards."""
     round: int
     payload: bytes
     shards: Sequence[int] = ()
 
 class Summed(Event, frozen=True):
-    """A stub stage added slices up."""
+    """A stub stage reduced slices to a result."""
     round: int
     payload: bytes
 
 class StageLost(Event, frozen=True):
-    """All who held a stage were killed, for good."""
+    """All peers of a stage were killed, and do not come back together."""
     stage: int
     lives: Sequence[str]
 
 class StageKilled(Event, frozen=True):
-    """All who held a stage were killed, and will be back."""
+    """All peers of a stage were killed, and will come back together."""
     stage: int
     lives: Sequence[str]
 
 class StageBack(Event, frozen=True):
-    """They are; some have lost their disk."""
+    """All peers of a stage came back; some have lost their disk."""
     stage: int
     names: Sequence[str]
     lost: Sequence[str]
 
 class Injected(Event, frozen=True):
-    """A fault was done."""
+    """A fault was injected."""
     fault: str
 
 class FaultSkipped(Event, frozen=True):
-    """A fault could not be done then."""
+    """A fault was skipped because it could not be injected."""
     fault: str
 
 class Healed(Event, frozen=True):
-    """A fault is over."""
+    """A fault was healed."""
     fault: str

@@ -1,4 +1,4 @@
-"""The whole comparison of a run: a rate for each method, every seed at that rate, and the report."""
+"""The learning benchmark of a run: find a learning rate for each method, run all seeds, and report."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from peers.lab.bench.learning.trials import Outcome, Rates, StoredTrials, TrialS
 from swarmnet.run.manifest import Manifest
 
 TOKENS_PER_PARAMETER = 20
-"""What a model of its size is trained with for the least compute (arXiv:2203.15556)."""
+"""Compute-optimal number of training tokens per parameter (arXiv:2203.15556)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """What is asked of the bench."""
+    """Options of the learning benchmark."""
 
     run_file: Path
     methods: Sequence[str]
-    """Empty: all."""
+    """Names of the methods to compare; empty: all."""
     tokens: int | None
-    """Of all peers together; None: TOKENS_PER_PARAMETER."""
+    """Training tokens of all peers together; None: `TOKENS_PER_PARAMETER` for each parameter."""
     seeds: int
     peers: int
     delay: int
@@ -43,17 +43,20 @@ class BenchConfig:
     away: int = 0
     late: float = 0.0
     rate: float | None = None
-    """None: each method's is searched for."""
+    """Learning rate of all methods; None: each method's is searched."""
     local_steps: int = 0
-    """Of a round; 0: as each method has it."""
+    """Local steps of a round; 0: each method's own number."""
     device: torch.device = CPU
-    """On a GPU in bfloat16 where that has it, as a peer."""
+    """Device of the trials; on a GPU they use bfloat16 if it has that, like a peer."""
     jobs: int = 1
-    """Trials at a time. What is played, and what comes of it, does not depend on it."""
+    """Number of trials at a time. The trials and their outcomes do not depend on it."""
 
 
 def bench(question: BenchConfig, said: Said) -> LearningReport:
-    """Play what is not kept in the folder `out`, and put everything together. Raises UserError, TextError."""
+    """Run the trials whose outcomes are not in the folder `out`, and return the report of all.
+
+    `said` receives progress. Raises UserError and TextError.
+    """
     subject = TrialSubject(question.run_file, question.eval_text, question.tokenizer, question.device)
     known = _recipes(question, subject.manifest())
     ground = subject.ground(0)
@@ -81,7 +84,7 @@ def bench(question: BenchConfig, said: Said) -> LearningReport:
 
 
 def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
-    """Those that are asked for. Raises UserError."""
+    """Return the recipes of the requested methods. Raises UserError for an unknown method or option."""
     if manifest.init_checkpoint.path or manifest.sync.trainable:
         raise UserError(
             f"{question.run_file}: methods are compared where all is trained, from a seed; leave start and "
@@ -92,14 +95,17 @@ def _recipes(question: BenchConfig, manifest: Manifest) -> dict[str, Recipe]:
     if unknown:
         raise UserError(f"no method is called {unknown[0]}; there are {', '.join(known)}")
     if question.away >= question.peers:
-        raise UserError(f"--away {question.away}: of {question.peers} peers somebody must stay")
+        raise UserError(f"--away {question.away}: one of {question.peers} peers must stay")
     return {name: known[name] for name in question.methods or known}
 
 
 def _kept(
     question: BenchConfig, terms: TrialSettings, known: Mapping[str, Recipe], play: Play
 ) -> Callable[[str, Rates, int], Future[Outcome]]:
-    """What begins a trial, or has its outcome from the folder `out`; it is kept there once it is over."""
+    """Return the function that starts a trial, or reads its outcome from the folder `out` if it is there.
+
+    The outcome of a new trial is written to the folder.
+    """
     kept = StoredTrials(question.out / "trials.jsonl")
 
     def begin(name: str, rates: Rates, seed: int) -> Future[Outcome]:
@@ -112,7 +118,7 @@ def _kept(
         return outcome
 
     def over(outcome: Future[Outcome], played: Future[Outcome]) -> None:
-        """Kept first: whoever waits may ask for the same trial next."""
+        """Store the outcome before waiters see it, because they may request the same trial next."""
         if played.cancelled():
             return
         if error := played.exception():

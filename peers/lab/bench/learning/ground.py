@@ -1,10 +1,10 @@
-"""What every method learns on: a run's model, its text, and the text that nobody trains on. No network.
+"""The model, training text and held-out text that all methods of the learning benchmark share. No network.
 
-The flat vector of the whole model is the stages' layouts one after the other, so that a method of the
-product sees exactly what it sees on its stage, and any other optimizer sees each parameter as a view. Hidden
-states go from stage to stage through the run's codec, and its boundaries, as they would between peers.
+The flat vector of the whole model is the concatenation of the stages' layouts. A method of the product
+therefore sees what it sees on its stage, and any other optimizer sees each parameter as a view. Hidden states
+pass from stage to stage through the run's codec and boundaries, as they would between peers.
 
-Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D width, V vocabulary.
+Shape suffixes: P numbers of the flat vector, B sequences, T tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from swarmnet.run.activation_sizes import Codec
 from swarmnet.run.manifest import STANDARD_LIBRARY, Manifest
 
 RUN = RunId("00" * 32)
-"""Draws the text, whatever the method: what a peer reads as its n-th microbatch is the same for all."""
+"""Run id that seeds the sampling of text, so that a peer's n-th microbatch is the same for all methods."""
 SCORED_BYTES = 128 * 1024
-"""Of the held-out text. Twice what `swarmnet evaluate` takes, because methods lie close to one another."""
+"""Bytes of held-out text. `swarmnet evaluate` takes half, but the losses of methods lie close together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter, and where it lies in the flat vector."""
+    """One parameter, and its position in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,32 +56,32 @@ class Parameter:
         return slice(self.offset, self.offset + self.size)
 
     def view(self, flat_P: Tensor) -> Tensor:
-        """Of its shape; it shares memory with the flat vector."""
+        """Return the parameter as a view of the flat vector, in the parameter's shape."""
         return flat_P[self.place].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Of some microbatches at one version of the weights."""
+    """The gradient of some microbatches at one version of the weights."""
 
     summed: Tensor
-    """float32 [P], of the summed loss."""
+    """Gradient of the summed loss: float32 [P]."""
     loss: float
-    """Nats per token."""
+    """Mean loss in nats per token."""
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTexts:
-    """Tokens to train on, and windows to judge by."""
+    """Tokens to train on, and held-out windows to evaluate."""
 
     corpus: Tensor
-    """One dimension."""
+    """Training tokens, int64 with one dimension."""
     held_out: Windows
 
 
 class Ground:
-    """One model, one text, one seed."""
+    """One model and its texts, with one seed: computes gradients and held-out losses for any method."""
 
     def __init__(
         self, manifest: Manifest, texts: BenchTexts, seed: int, computing: Computing = PLAIN,
@@ -104,10 +104,10 @@ class Ground:
         self.size = sum(layout.size for layout in self.layouts)
         self.parameters = tuple(_parameters(self.layouts, starts))
         self.count = sum(parameter.size for parameter in self.parameters)
-        """Of the model, without padding."""
+        """Number of the model's parameters, without padding."""
 
     def initial_units(self) -> list[Tensor]:
-        """Of each stage: int32 [layout.size]. The seed of the run and that of the trial decide them."""
+        """Return each stage's initial weights, int32 [layout.size], by the run's and the trial's seed."""
         seed = self.manifest.seed + self.seed
         return [
             initial_units(self.manifest.model, self.manifest.span(stage), layout, seed)
@@ -115,11 +115,11 @@ class Ground:
         ]
 
     def initial_weights(self) -> Tensor:
-        """float32 [P]."""
+        """Return the initial weights of the whole model: float32 [P]."""
         return torch.cat([to_floats(units) for units in self.initial_units()]).to(self.device)
 
     def gradient(self, weights_P: Tensor, peer: int, counter: int) -> Gradient:
-        """Of the microbatch that this peer reads as its `counter`-th."""
+        """Return the gradient of a peer's `counter`-th microbatch at these weights."""
         self._publish(weights_P)
         microbatch = MicrobatchId(PeerId(f"peer {peer}"), counter)
         inputs_BT, labels_BT = windows(
@@ -143,8 +143,10 @@ class Ground:
         return Gradient(summed_P, finished.loss_sum / finished.tokens, finished.tokens)
 
     def gradient_of_all(self, weights_P: Tensor, peers: int, counter: int) -> Gradient:
-        """Of the microbatches that these peers read as their `counter`-th, at the same weights: of a model
-        in one stage as one batch, which takes a part of the time."""
+        """Return the summed gradient of all peers' `counter`-th microbatches at the same weights.
+
+        A model in one stage computes them as one batch, which is faster.
+        """
         if len(self._computes) > 1:
             each = [self.gradient(weights_P, peer, counter) for peer in range(peers)]
             summed_P = torch.stack([one.summed for one in each]).sum(0)
@@ -163,7 +165,7 @@ class Ground:
             compute.publish(copied(weights_P[part]))
 
     def _starts(self, microbatch: MicrobatchId) -> tuple[int, ...]:
-        """Where its sequences begin in the text."""
+        """Return the positions in the training text at which the microbatch's sequences start."""
         data = self.manifest.data
         return window_starts(
             RUN, self.seed, microbatch, len(self._texts.corpus), data.micro_batch_size,
@@ -171,8 +173,10 @@ class Ground:
         )  # fmt: skip
 
     def _path(self, microbatch: MicrobatchId) -> list[int]:
-        """The stages that it visits: of those between, so many as the run says, drawn. A peer's steps stand
-        for the run's rounds."""
+        """Return the stages that the microbatch visits; the middle ones are drawn at random.
+
+        The run's path rules give their number for a round; the microbatch's counter is used as the round.
+        """
         last = len(self._computes) - 1
         if not last:
             return [0]
@@ -181,7 +185,7 @@ class Ground:
         return [0, *sorted(chance.sample(range(1, last), length - 2)), last]
 
     def held_out_loss(self, weights_P: Tensor, every: int = 1) -> float:
-        """Nats per token of the held-out text, or of each so many-th batch of its windows."""
+        """Return the loss on every `every`-th batch of the held-out text, in nats per token."""
         views: dict[str, Tensor] = {}
         for stage, (layout, part) in enumerate(zip(self.layouts, self.slices, strict=True)):
             scale = self._rules.branch_scale(stage, len(self.layouts))
@@ -193,28 +197,29 @@ class Ground:
         return nats / labels_of(pairs)
 
     def bits_per_byte(self, loss: float) -> float:
-        """What a loss in nats per token is, whatever the tokenizer."""
+        """Convert a loss in nats per token to bits per byte, which does not depend on the tokenizer."""
         held_out = self._texts.held_out
         return held_out.score(loss * held_out.tokens).bits_per_byte
 
 
 def _carried(tensor: Tensor, codec: Codec, chance: torch.Generator | None = None) -> Tensor:
+    """Return what a peer receives if another sends `tensor` through `codec`."""
     return decode(encode(tensor, codec, chance), tuple(tensor.shape), codec, tensor.device)
 
 
 def read_texts(
     run_file: Path, manifest: Manifest, eval_text: Path | None, tokenizer: Path | None
 ) -> BenchTexts:
-    """The run's own text, from where it lies beside the run file. Raises TextError."""
+    """Read the run's texts from the folder of the run file. Raises TextError if one is missing."""
     data, folder = manifest.data, run_file.parent
     reads = tokenizer_beside(manifest, folder, tokenizer) or ByteTokenizer()
     tokens = torch.cat(list(encoded(text_at(_places(folder, manifest)), reads, lambda done, total: None)))
     if eval_text is not None:
-        held_out = read_text(str(eval_text), lambda told: None)
+        held_out = read_text(str(eval_text), lambda message: None)
     elif any(source.path == STANDARD_LIBRARY for source in data.sources):
         held_out = held_out_text()
     else:
-        raise TextError(f"{run_file}: a text to judge by, which nobody trains on: --eval-text FILE")
+        raise TextError(f"{run_file}: there is no held-out text to evaluate: add --eval-text FILE")
     window = min(data.seq_len, manifest.model.max_position_embeddings)
     return BenchTexts(tokens, cut(held_out, reads, window=window, batch=8, limit=SCORED_BYTES))
 

@@ -1,4 +1,4 @@
-"""What all methods are to the bench, the optimizers that everybody knows, and the mean gradient they step by.
+"""The interface of a method in the learning benchmark, and the baselines AdamW and Muon on the mean gradient.
 
 Shape suffixes: P numbers of the flat vector.
 """
@@ -20,11 +20,11 @@ from swarmnet.run.local_steps import InnerOptimizerName
 from swarmnet.run.manifest import Sync, learning_rate
 
 WARMUP_SHARE = 0.02
-"""Of the steps: linear to the peak, for every method."""
+"""Share of the steps in which the learning rate rises linearly to its peak, for every method."""
 FINAL_RATIO = 0.1
-"""Of the peak, at the end of a cosine. As DeMo's own runs (arXiv:2411.19870, section 4)."""
+"""Learning rate at the end of the cosine, divided by the peak; as in DeMo (arXiv:2411.19870, section 4)."""
 CLIP = 1.0
-"""Largest 2-norm of a gradient that an inner optimizer is given (the same section)."""
+"""Maximum 2-norm of the gradient for an inner optimizer; also from DeMo's section 4."""
 FLOAT_BYTES = 4
 
 Rate = Callable[[int], float]
@@ -32,26 +32,26 @@ Rate = Callable[[int], float]
 
 
 class Learner(Protocol):
-    """W peers that learn together by one method."""
+    """Several peers that train one model by one method."""
 
     @property
     def sent_bytes(self) -> int:
-        """Contributions that one peer has sent so far, once each."""
+        """Return the bytes of all contributions that one peer has made so far; each counts once."""
 
     def step(self, number: int) -> float:
-        """Every peer computes one microbatch, its `number`-th; the mean of their losses, nats per token."""
+        """Train each peer on its `number`-th microbatch; return the mean loss in nats per token."""
 
     def weights(self) -> Tensor:
-        """float32 [P]: what the method would hand to whoever takes the model home."""
+        """Return the weights that would be exported: float32 [P]."""
 
 
 def schedule(peak: float, steps: int) -> Rate:
-    """Linear warm-up, then a cosine: the product's own."""
+    """Return the product's learning-rate schedule: a linear warm-up, then a cosine."""
     return partial(learning_rate, scheduled(Sync(), peak, steps))
 
 
 def scheduled(sync: Sync, peak: float, steps: int) -> Sync:
-    """A method with the schedule that all methods have here."""
+    """Return `sync` with the learning-rate schedule that all methods use in this benchmark."""
     return replace(
         sync, learning_rate=peak, warmup_rounds=max(1, round(WARMUP_SHARE * steps)), decay_rounds=steps,
         min_lr_ratio=FINAL_RATIO,
@@ -61,8 +61,9 @@ def scheduled(sync: Sync, peak: float, steps: int) -> Sync:
 class Inner:
     """AdamW, or Muon for the matrices of the layers and AdamW for the rest, on views of one flat vector.
 
-    Muon as torch has it (Keller Jordan 2024), with updates of the size of AdamW's (arXiv:2502.16982, section
-    2.2), so that one rate serves both. No weight decay: it would be one more thing to search.
+    Muon is torch's (Keller Jordan 2024). Its updates are scaled to the size of AdamW's (arXiv:2502.16982,
+    section 2.2), so that one learning rate serves both. There is no weight decay, because it would need a
+    search of its own.
     """
 
     def __init__(self, name: InnerOptimizerName, flat_P: Tensor, parameters: Sequence[Parameter]) -> None:
@@ -78,7 +79,7 @@ class Inner:
             self._optimizers.append(Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
 
     def step(self, gradient_P: Tensor, rate: float) -> None:
-        """Move the flat vector by the mean gradient, which is clipped."""
+        """Update the flat vector by the mean gradient, clipped to norm `CLIP`."""
         norm = float(torch.linalg.vector_norm(gradient_P))
         scale = min(1.0, CLIP / norm) if norm > 0 else 1.0
         for leaf, each in self._pairs:
@@ -90,7 +91,7 @@ class Inner:
 
 
 class MeanGradient:
-    """Every step, all peers send their whole gradient, and all step by the mean: what a data centre does."""
+    """Synchronous data parallelism: in each step all peers send their whole gradient and apply the mean."""
 
     def __init__(self, ground: Ground, peers: int, inner: InnerOptimizerName, rate: Rate) -> None:
         self._ground, self._peers, self._rate = ground, peers, rate
@@ -99,7 +100,7 @@ class MeanGradient:
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
-        published_P = self.weights()  # Of their own: the next step writes to the others.
+        published_P = self.weights()  # A copy, because the step below writes to the weights.
         found = self._ground.gradient_of_all(published_P, self._peers, number)
         self._inner.step(found.summed / found.tokens, self._rate(number))
         self.sent_bytes += FLOAT_BYTES * self._ground.count

@@ -1,11 +1,11 @@
-"""DeMo written from its paper (arXiv:2411.19870, algorithm 1), matrix by matrix, in floats.
+"""DeMo as its paper describes it (arXiv:2411.19870, algorithm 1), one matrix at a time, in floats.
 
-Each matrix is cut in two-dimensional tiles of at most 64 x 64, each vector in pieces of at most 64; a tile's
-momentum is transformed by an orthonormal DCT-II, the largest k coefficients leave it and are sent, the mean
-over the senders of each coefficient is transformed back, and the weights step by its sign.
+Each matrix is split into tiles of at most 64 x 64, each vector into pieces of at most 64. A peer transforms a
+tile's momentum by an orthonormal DCT-II, subtracts the largest k coefficients from it and sends them. Each
+coefficient is averaged over its senders and transformed back. The weights step by the sign of the result.
 
-Shape suffixes: R rows and C columns of tiles, A and B numbers along a tile's sides, K kept, P numbers of the
-flat vector.
+Shape suffixes: R rows and C columns of tiles, A and B numbers along a tile's sides, K kept coefficients, P
+numbers of the flat vector.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from peers.lab.bench.learning.learner import CLIP, Rate
 
 TILE = 64
 DECAY = 0.999
-"""Of the momentum; the paper's (section 4)."""
+"""Decay of the momentum; the paper's value (section 4)."""
 KEPT = 32
-"""Of a tile's coefficients; the paper's as well."""
+"""Coefficients that are sent of each tile; the paper's value (section 4)."""
 VALUE_BYTES = 4
 INDEX_BYTES = 2
-"""A tile has 4096 coefficients at most. The reference sends eight bytes."""
+"""Bytes of an index: a tile has at most 4096 coefficients. The reference implementation sends eight."""
 
 
 class _Tiles:
-    """How one parameter is cut, and the transform of its tiles."""
+    """The tiles of one parameter, and their transform."""
 
     def __init__(self, parameter: Parameter, kept: int, device: torch.device) -> None:
         self.parameter = parameter
@@ -41,20 +41,20 @@ class _Tiles:
         self._down_AA, self._across_BB = _cosines(self._height).to(device), _cosines(self._width).to(device)
 
     def forward(self, flat: Tensor) -> Tensor:
-        """[size] -> [tiles, A B] coefficients."""
+        """Return the DCT coefficients of a flat parameter: [size] -> [tiles, A B]."""
         shape = (self._rows // self._height, self._height, self._columns // self._width, self._width)
         tiles_RCAB = flat.view(shape).transpose(1, 2)
         return (self._down_AA @ tiles_RCAB @ self._across_BB.T).reshape(self.tiles, -1)
 
     def backward(self, coefficients: Tensor) -> Tensor:
-        """[tiles, A B] -> [size]."""
+        """Return the flat parameter with these coefficients: [tiles, A B] -> [size]."""
         shape = (self._rows // self._height, self._columns // self._width, self._height, self._width)
         tiles_RCAB = self._down_AA.T @ coefficients.view(shape) @ self._across_BB
         return tiles_RCAB.transpose(1, 2).reshape(-1)
 
 
 class PlainDemo:
-    """W peers, each with a momentum of its own; equal weights on all."""
+    """Several peers that train by DeMo, each with its own momentum; all have equal weights."""
 
     def __init__(self, ground: Ground, peers: int, rate: Rate, kept: int = KEPT) -> None:
         self._ground, self._rate = ground, rate
@@ -86,7 +86,7 @@ class PlainDemo:
         return self._weights_P.clone()
 
     def _taken(self, tiles: _Tiles, momentum_P: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest coefficients, int64 and float32 [tiles, K], which leave the momentum."""
+        """Subtract the largest coefficients from the momentum; return indices and values, [tiles, K] each."""
         place = tiles.parameter.place
         coefficients = tiles.forward(momentum_P[place])
         indices_RK = coefficients.abs().topk(tiles.kept, dim=1, sorted=False).indices
@@ -96,12 +96,12 @@ class PlainDemo:
 
 
 def _side(length: int) -> int:
-    """The largest divisor of a side that is at most TILE, as the reference cuts."""
+    """Return the largest divisor of `length` that is at most `TILE`, like the reference implementation."""
     return max(divisor for divisor in range(1, min(TILE, length) + 1) if length % divisor == 0)
 
 
 def _cosines(length: int) -> Tensor:
-    """The orthonormal DCT-II, [length, length]."""
+    """Return the matrix of the orthonormal DCT-II, [length, length]."""
     rows = [
         [
             sqrt((2 if row else 1) / length) * cos(pi * (2 * column + 1) * row / (2 * length))

@@ -1,4 +1,4 @@
-"""Trials played in this process, or many at a time in processes of their own."""
+"""Run trials of the learning benchmark in this process, or in parallel in a pool of processes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from swarmnet.identifiers import PeerId
 from swarmnet.run.manifest import Manifest
 
 Said: TypeAlias = Callable[[Trial, int], None]
-"""Hears of a trial how many steps are done, and at its end that all are."""
+"""Progress callback: receives a trial and its finished steps; at the end of a trial, all of its steps."""
 Play: TypeAlias = Callable[[Trial], "Future[Outcome]"]
+"""Starts a trial."""
 TELLS = 100
-"""Times that a process of the pool tells of a trial: enough for a bar."""
+"""Progress reports of a trial from a process of the pool; enough for a progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSubject:
-    """What trials are of: a run's file, and what its text is read and judged by."""
+    """The run that trials use: its file, held-out text, tokenizer and device."""
 
     run_file: Path
     eval_text: Path | None
@@ -45,20 +46,20 @@ class TrialSubject:
     device: torch.device
 
     def ground(self, seed: int) -> Ground:
-        """Raises UserError, TextError."""
+        """Return the model and texts for a seed. Raises UserError, TextError."""
         manifest, texts = _read(self)
         return Ground(manifest, texts, seed, computing_of(ComputeFile(), self.device), self.device)
 
     def texts(self) -> BenchTexts:
-        """Raises UserError, TextError."""
+        """Return the texts of the run. Raises UserError, TextError."""
         return _read(self)[1]
 
     def manifest(self) -> Manifest:
-        """Raises UserError."""
+        """Return the manifest of the run. Raises UserError."""
         return load_manifest(self.run_file, PeerId(""), {})
 
 
-@lru_cache(maxsize=1)  # A corpus is eight bytes a token, and a process has trials of one run.
+@lru_cache(maxsize=1)  # A corpus takes 8 bytes a token, and a process runs trials of one run only.
 def _read(subject: TrialSubject) -> tuple[Manifest, BenchTexts]:
     manifest = subject.manifest()
     return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer)
@@ -68,31 +69,34 @@ def _outcome(subject: TrialSubject, trial: Trial, said: Callable[[int], None]) -
     torch.set_num_threads(1)
     ground = subject.ground(trial.seed)
     outcome = play(trial, recipes(ground.manifest.sync)[trial.method], ground, said)
-    said(trial.steps)  # It may have ended before.
+    said(trial.steps)  # A trial that diverged ended before.
     return outcome
 
 
 @contextmanager
 def player(subject: TrialSubject, jobs: int, said: Said) -> Iterator[Play]:
-    """What begins a trial: of one job it is over when that returns. Raises UserError where a process ends."""
+    """Yield the function that starts a trial. With one job the trial is finished when it returns.
+
+    Raises UserError if a process of the pool is killed.
+    """
     if jobs == 1:
         yield lambda trial: _in_this_process(subject, trial, said)
         return
     queue: SimpleQueue[tuple[Trial, int] | None] = get_context("spawn").SimpleQueue()
-    hears = Thread(target=_report_from_queue, args=(queue, said), name="hear of trials", daemon=True)
-    hears.start()
-    with pool(jobs, _take, queue) as workers:
+    reporter = Thread(target=_report_from_queue, args=(queue, said), name="trial progress", daemon=True)
+    reporter.start()
+    with pool(jobs, _set_queue, queue) as workers:
         try:
             yield lambda trial: workers.submit(_in_a_pool, subject, trial)
         except BrokenProcessPool as ended:
             raise UserError(
                 f"one of {jobs} processes was killed, most likely because the machine's memory was used up; "
-                "what had come to its end is kept: give the same command with a smaller --jobs"
+                "finished trials are kept: repeat the command with a smaller --jobs"
             ) from ended
         finally:
             workers.shutdown(cancel_futures=True)
             queue.put(None)
-            hears.join()
+            reporter.join()
 
 
 def _in_this_process(subject: TrialSubject, trial: Trial, said: Said) -> Future[Outcome]:
@@ -101,12 +105,12 @@ def _in_this_process(subject: TrialSubject, trial: Trial, said: Said) -> Future[
     return future
 
 
-_tells: ContextVar[SimpleQueue[tuple[Trial, int] | None]] = ContextVar("tells")
-"""Of a process of the pool, whose trials begin and end in one context."""
+_progress: ContextVar[SimpleQueue[tuple[Trial, int] | None]] = ContextVar("progress")
+"""Progress queue of a process of the pool, whose trials begin and end in one context."""
 
 
-def _take(queue: SimpleQueue[tuple[Trial, int] | None]) -> None:
-    _tells.set(queue)
+def _set_queue(queue: SimpleQueue[tuple[Trial, int] | None]) -> None:
+    _progress.set(queue)
 
 
 def _in_a_pool(subject: TrialSubject, trial: Trial) -> Outcome:
@@ -114,11 +118,11 @@ def _in_a_pool(subject: TrialSubject, trial: Trial) -> Outcome:
 
     def said(done: int) -> None:
         if done % every == 0 or done == trial.steps:
-            _tells.get().put((trial, done))
+            _progress.get().put((trial, done))
 
     return _outcome(subject, trial, said)
 
 
 def _report_from_queue(queue: SimpleQueue[tuple[Trial, int] | None], said: Said) -> None:
-    while (told := queue.get()) is not None:
-        said(*told)
+    while (report := queue.get()) is not None:
+        said(*report)

@@ -1,4 +1,4 @@
-"""Every method that the bench compares, under its name, and the rate at which its search begins."""
+"""The methods that the learning benchmark compares, by name, and the start values of their searches."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from swarmnet.run.local_steps import MOMENTUM_PRESETS, InnerOptimizerName
 from swarmnet.run.manifest import Sync
 
 LOCAL_STEPS = 8
-"""H: where HOME lines make exchanges worth saving, and the loss is still near that of H = 1."""
+"""Local steps of a round (H in the papers): saves traffic on home links, with a loss near that of H = 1."""
 PAPER_STEPS = 30
-"""H in the papers of DiLoCo's family."""
+"""Local steps of a round (H) in the papers of DiLoCo's family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One trial's shape."""
+    """Size and conditions of one trial."""
 
     peers: int
     steps: int
     delay: int = 0
+    """Rounds between the end of a round and its application."""
     outer_lr: float | None = None
-    """Of the optimizer outside, where a method has one; None: the paper's."""
+    """Learning rate of the outer optimizer, if the method has one; None: the paper's."""
     away: int = 0
-    """So many of the peers compute nothing in the middle third of the steps."""
+    """Number of peers that compute nothing in the middle third of the steps."""
     late: float = 0.0
-    """Share of the contributions that come when their round is applied."""
+    """Share of the contributions that arrive only after their round was applied."""
     local_steps: int = 0
-    """Of a round, where peers take any; 0: as the method has it."""
+    """Local steps of a round, if the method takes any; 0: the method's own number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a method is made."""
+    """How to build a method, and where to start the search for its learning rates."""
 
     make: Callable[[Ground, Setting, float], Learner]
-    """Of a ground, a setting and the peak of its learning rate."""
+    """Build the method from a ground, a setting and the peak learning rate."""
     begin_rate: float
-    """Where its search begins."""
+    """Learning rate at which the search starts."""
     told: str
-    """What it is, in a few words."""
+    """Short description for the report's table."""
     begin_outer: float | None = None
-    """Where the search for a rate outside begins: the paper's. None: it has none."""
+    """Outer learning rate at which the search starts (the paper's); None: there is no outer optimizer."""
     local_steps: int = 0
-    """That a peer takes in a round; 0: it takes none."""
+    """Local steps that a peer takes in a round; 0: none."""
 
 
 def recipes(sync: Sync) -> Mapping[str, Recipe]:
-    """All of them; `sync`: the run's own method."""
+    """Return all methods by name. `sync`: settings of the run, whose method is "run"."""
     votes = replace(sync, method="demo-sign")
     own = partial(
         Sync,
@@ -67,7 +68,7 @@ def recipes(sync: Sync) -> Mapping[str, Recipe]:
     )
     diloco, sparse = own("diloco", learning_rate=2e-3), own("sparse-loco", learning_rate=4e-3)
     streaming = own("streaming-diloco", learning_rate=2e-3)
-    average = own("diloco", outer_lr=1.0, outer_momentum=0.0)  # Without the optimizer outside.
+    average = own("diloco", outer_lr=1.0, outer_momentum=0.0)  # No outer optimizer.
     return {
         "adamw": _mean_gradient("adamw"),
         "muon": _mean_gradient("muon"),
@@ -120,7 +121,7 @@ def _mean_gradient(inner: InnerOptimizerName) -> Recipe:
 
 def _require_all(setting: Setting) -> None:
     if setting.away or setting.late:
-        raise UserError("--away and --late: with one gradient for all nobody goes or is late; leave them out")
+        raise UserError("--away and --late: all peers share one gradient here; leave these options out")
 
 
 def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
@@ -129,7 +130,7 @@ def _plain_demo(ground: Ground, setting: Setting, rate: float) -> Learner:
 
 
 def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
-    """DeMo's own settings, in the product."""
+    """Return the maker of the product's DeMo with the settings of the paper."""
     return _rounds(
         replace(
             sync, method="demo", selection="top-k", topk_per_chunk=KEPT, momentum=DECAY, transform="fine-dct",
@@ -139,7 +140,7 @@ def _as_the_paper(sync: Sync) -> Callable[[Ground, Setting, float], Learner]:
 
 
 def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
-    """`steps`: of a peer's own in a round, where it takes any."""
+    """Return the recipe of a method of the product. `steps`: local steps of a round, if it takes any."""
 
     def make(ground: Ground, setting: Setting, rate: float) -> Learner:
         each = sync.step_microbatches(ground.manifest.microbatch_tokens)
@@ -157,6 +158,6 @@ def _rounds(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
 
 
 def _own(sync: Sync, told: str, steps: int = LOCAL_STEPS) -> Recipe:
-    """Of peers that take so many steps by themselves in a round."""
+    """Return the recipe of a local-step method with `steps` local steps in a round."""
     assert sync.local_steps is not None
     return _rounds(sync, f"{told}, {sync.local_steps.inner_optimizer} inside", steps)

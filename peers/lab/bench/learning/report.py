@@ -1,4 +1,4 @@
-"""What the bench found: a table for people, JSON for programs, and two pictures."""
+"""Reports of the learning benchmark: a table, JSON, and plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmnet.run.manifest import Manifest
 
 BASELINE = "adamw"
 Curve = Sequence[tuple[int, float]]
-"""Of a demo's report: tokens, and the loss in training."""
+"""Training curve of a demo's report: pairs of tokens and training loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +25,40 @@ class MethodRow:
     rate: float
     outer_lr: float | None
     local_steps: int
-    """That a peer takes in a round; 0: none."""
+    """Local steps that a peer takes in a round; 0: none."""
     rates_tried: int
     loss: float
-    """Held out, nats per token, the mean over the seeds."""
+    """Held-out loss in nats per token, mean over the seeds."""
     spread: float
+    """Standard deviation of `loss` over the seeds."""
     bits_per_byte: float
     contribution_bytes: float
-    """That a peer sends for each token it trains."""
+    """Bytes of contributions that a peer sends for each token it trains."""
     seconds: float
-    """Of one trial."""
+    """Mean seconds of one trial."""
     outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LearningReport:
-    """One run."""
+    """The comparison of all methods on one run."""
 
     name: str
     parameters: int
     tokens: int
-    """Of all peers together, in each trial."""
+    """Tokens that all peers together train in each trial."""
     peers: int
     delay: int
     away: int
     late: float
     seeds: int
     activation_bytes: float
-    """That a peer of a middle stage sends for each token, whatever the method."""
+    """Bytes of activations and gradients that a peer of a middle stage sends for each token."""
     rows: tuple[MethodRow, ...]
 
 
 def row(method: str, told: str, local_steps: int, rates_tried: int, outcomes: Sequence[Outcome]) -> MethodRow:
+    """Return the row of a method from its outcomes, one for each seed."""
     loss, spread = mean_and_spread(each.loss for each in outcomes)
     return MethodRow(
         method, told, outcomes[0].trial.rate, outcomes[0].trial.outer_lr, local_steps, rates_tried,
@@ -68,14 +70,14 @@ def row(method: str, told: str, local_steps: int, rates_tried: int, outcomes: Se
 
 
 def activation_bytes(manifest: Manifest) -> float:
-    """Down and up, per token; 0 in a run of one stage."""
+    """Return the bytes of an activation and a gradient per token; 0 in a run of one stage."""
     if len(manifest.stages) == 1:
         return 0.0
     return (manifest.body_bytes + manifest.gradient_bytes) / manifest.microbatch_tokens
 
 
 def render(report: LearningReport) -> str:
-    """The table."""
+    """Return the report as a table, best method first."""
     baseline = next((each for each in report.rows if each.method == BASELINE), None)
     lines = [
         f"{report.name}: {report.parameters:,} parameters, {report.tokens:,} tokens "
@@ -89,14 +91,14 @@ def render(report: LearningReport) -> str:
         f"{'to adamw':>10}{'bytes/token':>13}{'fewer':>9}{'seconds':>9}  what",
     ]
     for each in sorted(report.rows, key=lambda found: found.loss):
-        beside, fewer, outer = "", "", "" if each.outer_lr is None else f"{each.outer_lr:g}"
+        relative, fewer, outer = "", "", "" if each.outer_lr is None else f"{each.outer_lr:g}"
         local_steps = each.local_steps or ""
         if baseline is not None:
-            beside = f"{each.loss / baseline.loss - 1:+.1%}"
+            relative = f"{each.loss / baseline.loss - 1:+.1%}"
             fewer = f"{baseline.contribution_bytes / each.contribution_bytes:,.0f}"
         lines.append(
             f"{each.method:<21}{each.rate:>9.2g}{outer:>7}{each.rates_tried:>6}{local_steps:>4}{each.loss:>9.4f}{each.spread:>8.4f}"
-            f"{each.bits_per_byte:>11.4f}{beside:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
+            f"{each.bits_per_byte:>11.4f}{relative:>10}{each.contribution_bytes:>13,.2f}{fewer:>9}"
             f"{each.seconds:>9,.0f}  {each.told}"
         )
     return "\n".join(lines)
@@ -107,18 +109,21 @@ def as_json(report: LearningReport) -> str:
 
 
 def demo_curve(file: Path) -> Curve:
-    """Of a demo's report. UserError where it is none."""
+    """Read the training curve of a demo's report. Raises UserError if the file is none."""
     try:
-        told = json.loads(file.read_bytes())["curve"]
-        return [(int(tokens), float(loss)) for tokens, loss in told]
+        points = json.loads(file.read_bytes())["curve"]
+        return [(int(tokens), float(loss)) for tokens, loss in points]
     except (OSError, ValueError, TypeError, KeyError) as error:
         how = f"`swarmnet demo --report {file}` writes one"
         raise UserError(f"{file} is no report of a demo ({how}): {error!r}") from None
 
 
 def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> list[Path]:
-    """Loss against tokens, and loss against bytes per token; and where there are demos of the same model,
-    loss in training against tokens beside theirs. UserError without the extra `pictures`."""
+    """Draw loss against tokens, and loss against bytes per token; return the files.
+
+    With `demos` of the same model, a third plot compares the training losses. Raises UserError if matplotlib
+    (the extra `pictures`) is not installed.
+    """
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -147,19 +152,19 @@ def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> li
             fontsize="small",
         )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes of contributions per token", ylabel="held-out loss, nats per token")
-    axes.set(title=report.name, xmargin=0.15)  # The names stand to the right of their points.
+    axes.set(title=report.name, xmargin=0.15)  # Room for the names to the right of the points.
     files = [folder / f"{report.name}-tokens.png", folder / f"{report.name}-bytes.png"]
     figures = [curves, front]
     if demos:
-        beside, axes = pyplot.subplots(figsize=(9, 5))
+        compared, axes = pyplot.subplots(figsize=(9, 5))
         for name, curve in demos.items():
             axes.plot([tokens for tokens, _ in curve], [loss for _, loss in curve], label=name)
         for each in report.rows:
-            told = [(point.tokens, point.trained) for point in each.outcomes[0].curve if point.trained]
-            axes.plot([tokens for tokens, _ in told], [loss for _, loss in told], "--", label=each.method)
+            points = [(point.tokens, point.trained) for point in each.outcomes[0].curve if point.trained]
+            axes.plot([tokens for tokens, _ in points], [loss for _, loss in points], "--", label=each.method)
         axes.set(xlabel="tokens", ylabel="loss in training, nats per token")
         axes.legend()
-        figures.append(beside)
+        figures.append(compared)
         files.append(folder / f"{report.name}-demo.png")
     for figure, file in zip(figures, files, strict=True):
         figure.savefig(file, dpi=120, bbox_inches="tight")
@@ -168,7 +173,7 @@ def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> li
 
 
 def _front(report: LearningReport) -> list[MethodRow]:
-    """Those that learn more than all that send as little."""
+    """Return the Pareto front: methods with a lower loss than all that send as few bytes or fewer."""
     found: list[MethodRow] = []
     for each in sorted(report.rows, key=lambda row: (row.contribution_bytes, row.loss)):
         if not found or each.loss < found[-1].loss:

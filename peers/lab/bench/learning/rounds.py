@@ -1,8 +1,8 @@
-"""The product's own methods in the bench: real `Method`, `Tally` and `Replica`, one of each a peer and stage.
+"""The product's methods in the learning benchmark: the real `Method` of each peer and stage, and `Replica`.
 
-The group's weights are the same for all peers of a stage, so one `Replica` stands for those of all; each peer
-computes where its own momentum says that the next round will take it, or, of a method whose peers step by
-themselves, with what it moved by itself besides, as in the product.
+The group's weights are the same for all peers of a stage, so one `Replica` serves all of them. Each peer
+computes at the weights that it predicts for the next round from its own momentum, as in the product. With a
+local-step method a peer adds its local delta.
 
 Shape suffixes: P numbers of the flat vector.
 """
@@ -31,7 +31,7 @@ from swarmnet.run.manifest import Sync
 
 
 class BenchRounds:
-    """A round is `every` microbatches of each peer; `delay` rounds later it is applied."""
+    """Peers that train in rounds of `every` microbatches each; a round is applied `delay` rounds later."""
 
     def __init__(
         self, ground: Ground, peers: int, sync: Sync, peak: float, steps: int, delay: int = 0, every: int = 1,
@@ -58,17 +58,17 @@ class BenchRounds:
         self._here = range(peers - away), middle_third(steps)
         self._late, self._chance = late, Random(f"late {ground.seed}")
         self._held_back: list[tuple[Replica, int, PeerId, bytes]] = []
-        """Contributions that come a round after the others, when theirs is applied."""
+        """Late contributions, added one round after the others of their round."""
         self._gathered: defaultdict[tuple[int, int], list[tuple[Tensor, int]]] = defaultdict(list)
-        """By peer and stage: gradients, and of how many tokens, that no step was taken by yet."""
+        """By peer and stage: gradients, with their tokens, that no step has used yet."""
         self._begun = -1
-        """The newest round that was contributed to."""
+        """Newest round to which peers contributed; -1 if none."""
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
         losses: list[float] = []
-        told: defaultdict[int, dict[PeerId, bytes]] = defaultdict(dict)
-        """By where a stage's weights begin."""
+        contributed: defaultdict[int, dict[PeerId, bytes]] = defaultdict(dict)
+        """Contributions by peer, for each stage; a stage is named by its offset in the flat vector."""
         live = [replica.live_floats(ahead=False) for replica in self._replicas]
         round, ends = number // self._every, (number + 1) % self._every == 0
         for index, (peer, methods) in enumerate(zip(self._names, self._methods, strict=True)):
@@ -86,7 +86,7 @@ class BenchRounds:
                     continue
                 summed = torch.stack([gradient for gradient, _ in gathered]).sum(0)
                 if ends:
-                    told[part.start][peer] = method.contribute(summed, tokens, round, peer)
+                    contributed[part.start][peer] = method.contribute(summed, tokens, round, peer)
                 elif method.own is not None:
                     method.own.step(summed, tokens, round)
                 gathered.clear()
@@ -94,7 +94,7 @@ class BenchRounds:
             for replica, method, part in zip(
                 self._replicas, self._methods[0], self._ground.slices, strict=True
             ):
-                for contributor, payload in set_of(method, told[part.start], round).items():
+                for contributor, payload in set_of(method, contributed[part.start], round).items():
                     if self._late and self._chance.random() < self._late:
                         self._held_back.append((replica, round, contributor, payload))
                     else:
@@ -122,8 +122,11 @@ class BenchRounds:
         return torch.cat([replica.live_floats(ahead=False) for replica in self._replicas])
 
     def _where(self, live: list[Tensor], methods: list[Method]) -> Tensor:
-        """float32 [P]: where a peer computes. While rounds are open, ahead by its own momentum; and with what
-        it moved by itself (as Replica.live_tiles, of a replica that all peers share here)."""
+        """Return the weights at which a peer computes: float32 [P].
+
+        While rounds are open, the peer's momentum predicts the next round. Its local delta is added (as in
+        `Replica.live_tiles`, but here all peers share the replica).
+        """
         applied, found_P = self._replicas[0].applied_round, torch.cat(live)
         leads = self._delay and self._begun > applied
         for method, layout, part in zip(methods, self._ground.layouts, self._ground.slices, strict=True):
@@ -136,12 +139,12 @@ class BenchRounds:
 
 
 def middle_third(steps: int) -> range:
-    """When those are away who are."""
+    """Return the steps in which absent peers are away."""
     return range(steps // 3, 2 * steps // 3)
 
 
 def set_of(method: Method, told: dict[PeerId, bytes], round: int) -> dict[PeerId, bytes]:
-    """What a round's set consists of: what peers contributed, or what reducers make of it, all in time."""
+    """Return the members of a round's set by sender: contributions, or the results of reducers."""
     if method.reduced is None:
         return told
     reducers, slices = method.reduced.draw.reducers(round, told, START), {}

@@ -1,7 +1,7 @@
-"""Which trials a method's figures take: a search for its rates, then every seed at the best of them.
+"""Search for a method's learning rates, then run every seed at the best ones.
 
-A plan plays nothing: it asks for trials and is sent their outcomes. So the same trials are played whether
-that happens one after the other or many at once.
+A plan runs no trials: it is a generator that yields the trials it needs and receives their outcomes. The same
+trials therefore run whether this happens one at a time or in parallel.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import TypeAlias
 from peers.lab.bench.learning.trials import Outcome, Rates
 
 FACTOR = 2.0
-"""Between the rates of the search; the same grid for every method."""
+"""Ratio of adjacent learning rates of the search; the same grid for every method."""
 MAX_RATES = 7
-"""Of one search: 64 times from the lowest to the highest."""
+"""Maximum number of rates in a search; the highest is at most 64 times the lowest."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a plan ends with."""
+    """The result of a plan."""
 
     rates_tried: int
     outcomes: list[Outcome]
-    """Of each seed, at the best rates."""
+    """Outcome of each seed, at the best rates."""
 
 
 Wanted: TypeAlias = list[tuple[Rates, int]]
-"""Rates and seeds: trials of one method that do not wait for one another."""
+"""Rates and seeds of trials of one method that can run in parallel."""
 Plan: TypeAlias = Generator[Wanted, list[Outcome], SearchResult]
-"""Takes the outcomes in the order in which it asked for them."""
+"""Yields trials, and receives their outcomes in the same order."""
 _Search: TypeAlias = Generator[Wanted, list[Outcome], tuple[Rates, int]]
 
 
 def plan(begin: Rates, seeds: int, searches: bool) -> Plan:
-    """Search from these rates on, with the first seed, or take them as they are; then play all seeds.
+    """Yield the trials of one method: a search from the rates `begin` if `searches`, then all seeds.
 
-    The rate outside, where there is one, is searched for at the best rate inside.
+    The search uses the first seed. The outer learning rate, if any, is searched at the best inner one.
     """
     best, tried = begin, 1
     if searches:
@@ -53,15 +53,15 @@ def plan(begin: Rates, seeds: int, searches: bool) -> Plan:
     return SearchResult(tried, outcomes)
 
 
-def _searched(begin: Rates, moved: Callable[[Rates, float], Rates]) -> _Search:
-    """Where the neighbours on the grid are worse, and how many rates it took."""
+def _searched(begin: Rates, scaled: Callable[[Rates, float], Rates]) -> _Search:
+    """Return rates whose neighbours on the grid are worse, and the number of rates that were tried."""
     losses: dict[Rates, float] = {}
     wanted = begin
     while True:
         (outcome,) = yield [(wanted, 0)]
         losses[wanted] = outcome.loss
         best = min(losses, key=lambda rates: losses[rates])
-        missing = [rates for by in (FACTOR, 1 / FACTOR) if (rates := moved(best, by)) not in losses]
+        missing = [rates for by in (FACTOR, 1 / FACTOR) if (rates := scaled(best, by)) not in losses]
         if not missing or len(losses) == MAX_RATES:
             return best, len(losses)
         wanted = missing[0]
@@ -70,11 +70,11 @@ def _searched(begin: Rates, moved: Callable[[Rates, float], Rates]) -> _Search:
 def carried_out(
     plans: Mapping[str, Plan], at_once: int, begin: Callable[[str, Rates, int], Future[Outcome]]
 ) -> dict[str, SearchResult]:
-    """Let so many of the plans go on at a time. `begin`: a method's trial at these rates from a seed."""
+    """Run the plans, `at_once` at a time. `begin` starts a method's trial at given rates with a seed."""
     waiting, found = deque(plans.items()), dict[str, SearchResult]()
     under_way: dict[str, tuple[Plan, list[Future[Outcome]]]] = {}
 
-    def go_on(name: str, plan: Plan, outcomes: list[Outcome] | None) -> None:
+    def resume(name: str, plan: Plan, outcomes: list[Outcome] | None) -> None:
         try:
             wanted = next(plan) if outcomes is None else plan.send(outcomes)
         except StopIteration as ended:
@@ -85,11 +85,11 @@ def carried_out(
     while waiting or under_way:
         while waiting and len(under_way) < at_once:
             name, fresh = waiting.popleft()
-            go_on(name, fresh, None)
+            resume(name, fresh, None)
         missing = [trial for _, trials in under_way.values() for trial in trials if not trial.done()]
         wait(missing, return_when=FIRST_COMPLETED)
         for name, (plan, trials) in list(under_way.items()):
             if all(trial.done() for trial in trials):
                 del under_way[name]
-                go_on(name, plan, [trial.result() for trial in trials])
+                resume(name, plan, [trial.result() for trial in trials])
     return found

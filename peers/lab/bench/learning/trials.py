@@ -1,6 +1,6 @@
-"""Trials: one method at one rate from one seed, each kept on the disk when done.
+"""Trials of the learning benchmark: one method at one learning rate with one seed.
 
-OUT/trials.jsonl       one line a trial; what stands there is not computed again
+OUT/trials.jsonl       one line for each finished trial; these trials are not computed again
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from peers.lab.bench.learning.rounds import middle_third
 from swarmnet.model.stage_compute import StageError
 
 POINTS = 16
-"""Of a curve, at equal distances."""
+"""Number of points of a loss curve, at equal distances."""
 CURVE_EVERY = 8
-"""Of the held-out text's batches, for a point of a curve: judging would else take as long as training."""
+"""A point of a curve uses every 8th held-out batch; all batches would take as long as the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Peaks: inside, and of the optimizer outside where a method has one."""
+    """Peak learning rates of the inner optimizer, and of the outer one if the method has one."""
 
     rate: float
     outer: float | None = None
@@ -33,12 +33,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is to be computed. Everything that decides the result is in it."""
+    """The definition of a trial; equal definitions give equal results."""
 
     run_id: str
-    """Of the manifest: model, text, stages, codec, method."""
+    """Run id of the manifest, which covers model, text, stages, codec and method."""
     text: str
-    """SHA-256 of what is judged on."""
+    """SHA-256 of the held-out text."""
     method: str
     rate: float
     seed: int
@@ -49,45 +49,47 @@ class Trial:
     away: int = 0
     late: float = 0.0
     local_steps: int = 0
-    """Of a round, where somebody asked for other than the method's."""
+    """Local steps of a round; 0: the method's own number."""
     computed: str = ""
-    """Where and in what numbers; empty: on the processor, in float32."""
+    """Number format and device, such as "bf16 cuda"; empty: float32 on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of a curve."""
+    """One point of a loss curve."""
 
     tokens: int
     loss: float
-    """Held out, nats per token."""
+    """Held-out loss in nats per token."""
     sent_bytes: int
-    """By one peer, in all."""
+    """Bytes of contributions that one peer has sent so far."""
     trained: float | None = None
-    """Mean loss in training since the last point. None: of a trial that was kept before this was."""
+    """Mean training loss since the last point; None in trials that were stored before this field existed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The result of a trial."""
+
     trial: Trial
     loss: float
-    """Held out, at the end; infinite where it diverged."""
+    """Held-out loss at the end in nats per token; infinite if the trial diverged."""
     bits_per_byte: float
     sent_bytes: int
-    """By one peer."""
+    """Bytes of contributions that one peer sent."""
     tokens: int
-    """Of all peers."""
+    """Tokens that all peers trained."""
     seconds: float
     curve: tuple[Point, ...]
 
     @property
     def bytes_per_token(self) -> float:
-        """Of contributions, by one peer, for each token that it trained."""
+        """Return the contribution bytes of one peer for each token that it trained."""
         return self.sent_bytes / (self.tokens / self.trial.peers)
 
 
 class StoredTrials:
-    """The outcomes that are on the disk."""
+    """The outcomes in a trials file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -97,9 +99,11 @@ class StoredTrials:
                 self._found[outcome.trial] = outcome
 
     def find(self, trial: Trial) -> Outcome | None:
+        """Return the stored outcome of a trial; None if there is none."""
         return self._found.get(trial)
 
     def keep(self, outcome: Outcome) -> None:
+        """Append an outcome to the file."""
         self._found[outcome.trial] = outcome
         with self._file.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
@@ -107,7 +111,7 @@ class StoredTrials:
 
 @dataclass(frozen=True, slots=True)
 class TrialSettings:
-    """What is the same for all trials of a run: as in Trial."""
+    """The fields of `Trial` that all trials of a run share."""
 
     run_id: str
     text: str
@@ -120,7 +124,7 @@ class TrialSettings:
     computed: str = ""
 
     def trial(self, name: str, recipe: Recipe, rates: Rates, seed: int) -> Trial:
-        """Of the method that is called so."""
+        """Return the trial of the method `name` at these rates."""
         return Trial(
             self.run_id, self.text, name, rates.rate, seed, self.peers, self.steps, self.delay, rates.outer,
             self.away, self.late, self.local_steps if recipe.local_steps else 0, self.computed,
@@ -128,7 +132,7 @@ class TrialSettings:
 
 
 def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], None]) -> Outcome:
-    """Compute a trial from its beginning to its end, or to where it diverges."""
+    """Run a trial to its end, or until it diverges. `said` receives the number of finished steps."""
     setting = Setting(
         trial.peers, trial.steps, trial.delay, trial.outer_lr, trial.away, trial.late, trial.local_steps
     )  # fmt: skip
@@ -159,7 +163,7 @@ def play(trial: Trial, recipe: Recipe, ground: Ground, said: Callable[[int], Non
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:
-    """Their mean, and the standard deviation of one of them (0 for a single one)."""
+    """Return the mean and the sample standard deviation (0 for a single value)."""
     numbers = list(values)
     mean = sum(numbers) / len(numbers)
     if len(numbers) < 2 or not isfinite(mean):
@@ -168,10 +172,10 @@ def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _outcome(line: str) -> Outcome | None:
-    """None for the half line of a process that was killed."""
+    """Parse a line of the trials file; None for the incomplete line of a killed process."""
     try:
-        told = json.loads(line)
-        curve = tuple(Point(**point) for point in told.pop("curve"))
-        return Outcome(trial=Trial(**told.pop("trial")), curve=curve, **told)
+        fields = json.loads(line)
+        curve = tuple(Point(**point) for point in fields.pop("curve"))
+        return Outcome(trial=Trial(**fields.pop("trial")), curve=curve, **fields)
     except (ValueError, TypeError, KeyError):
         return None

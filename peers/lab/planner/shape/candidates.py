@@ -1,8 +1,8 @@
-"""Shapes that a run could have, and what each comes to by arithmetic: thousands in seconds.
+"""Candidate shapes of a run and their estimated speed; arithmetic handles thousands of them in seconds.
 
-A shape is how the model is cut, how much of the text travels at a time, how peers exchange what they learned,
-and how long a round is. `bottleneck` is a pure function: of compute and lines in each stage where peers would
-be, with what contributions take. The best few are played afterwards (search.py).
+A shape is the split of the model into stages, the microbatch size, the exchange of contributions and the
+length of a round. `bottleneck` estimates a shape's speed from the compute and the links in each stage, less
+the bandwidth of contributions. The best few shapes are simulated afterwards (search.py).
 """
 
 from __future__ import annotations
@@ -30,46 +30,49 @@ from swarmnet.run.boundary import Boundary
 from swarmnet.run.manifest import Manifest, MethodName, Paths, Sync, TopologyName
 
 SEQUENCES = (1, 2, 4)
-"""Of a microbatch."""
+"""Sequences of a microbatch."""
 LOCAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, laws.MAX_LOCAL_STEPS)
 VOTED_TOKENS = tuple(1 << power for power in range(14, 25))
-"""Of a round, where each round is one step of all: 16 thousand to 17 million."""
+"""Tokens of a round where each round is one common step: 16 thousand to 17 million."""
 PARTS = 0
-"""A round exchanges one of so many parts of the parameters; 0: as the run or its method has it."""
+"""Fragments of the parameters, of which a round exchanges one; 0: the run's or its method's number."""
 LONGER = 3
-"""rounds.max_seconds, in the time that a round takes: it is for swarms that have shrunk."""
+"""`rounds.max_seconds` divided by the expected time of a round; the margin is for swarms that shrink."""
 
 
 def own_method(sync: Sync) -> MethodName:
-    """By which peers step by themselves: the run's own, if it is of that kind."""
+    """Return the local-step method of the candidates: the run's own if it is one, else `local-steps`."""
     return "local-steps" if sync.local_steps is None else sync.method
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """One way to split and to train a model."""
+
     stages: tuple[int, ...]
-    """Layers of each."""
+    """Layers of each stage."""
     sequences: int
-    """Of a microbatch."""
+    """Sequences of a microbatch."""
     exchange: TopologyName
     round_tokens: int
-    """Of the whole group."""
+    """Tokens of a round, of the whole group."""
     inner_batch_tokens: int = 0
-    """Of one peer, after which it takes a step of its own; 0: a round is one step of all, by votes."""
+    """Tokens of a peer's local step; 0: a round is one common step, by votes."""
     parts: int = PARTS
 
     @property
     def local(self) -> bool:
+        """Return whether peers take local steps."""
         return self.inner_batch_tokens > 0
 
     def boundary(self, run: Manifest) -> Boundary:
-        """The run's own, at the cuts of this shape."""
+        """Return the run's boundary settings, at the stage boundaries of this shape."""
         cuts = tuple(accumulate(self.stages))[:-1]
         narrow = run.model.boundary
         return replace(narrow, after=cuts) if narrow.is_narrow and cuts else Boundary()
 
     def manifest(self, run: Manifest, round_seconds: float = inf) -> Manifest:
-        """The run in this shape. `round_seconds`: how long a round will take; inf: as long as it likes."""
+        """Return the run's manifest with this shape. `round_seconds`: expected time of a round, or inf."""
         longest = max(run.rounds.max_seconds, min(1e9, LONGER * round_seconds))
         sync = run.sync
         if self.local:
@@ -95,33 +98,36 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A shape by arithmetic."""
+    """A shape with its speed and cost, estimated by arithmetic."""
 
     shape: Shape
     tokens_per_second: float
     replicas: float
-    """Peers of a stage, on the mean."""
+    """Mean number of peers in a stage."""
     loss_factor: float
-    """At as many tokens as one alone needs, for what replicas cost."""
+    """Loss at equal tokens, divided by the loss of one peer alone."""
     tokens_factor: float
-    """Times the tokens to the same loss."""
+    """Tokens to the same loss, divided by the tokens that one peer alone needs."""
     seconds: float
-    """To the loss that one alone has after the target."""
+    """Seconds to the loss that one peer alone has after the target's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerGroup:
-    """Peers of one stage that are alike."""
+    """Peers of one stage with the same compute and the same link."""
 
     stage: int
     count: int
     computes: float
-    """Tokens per second of each."""
+    """Tokens per second of each peer."""
     line: LinkBandwidth
 
 
 def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
-    """The model in so many stages: evenly, and with fewer layers beside the head where that costs much."""
+    """Return splits of the model into `stages` stages, as layers of each.
+
+    One split is even. The other gives the last stage fewer layers, because it also computes the head.
+    """
     layers = run.model.num_hidden_layers
     even = tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
     head = stage_work(replace(run, stages=even))[-1] - even[-1]
@@ -133,7 +139,7 @@ def cuts(run: Manifest, stages: int) -> set[tuple[int, ...]]:
 
 
 def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
-    """All that are looked at."""
+    """Yield all candidate shapes for a model of `parameters` parameters and `peers` peers."""
     own = run.sync.local_steps
     can_shard = own is None or own.delta_codec != "topk-2bit"
     for count in range(1, min(run.model.num_hidden_layers, peers) + 1):
@@ -154,7 +160,7 @@ def shapes(run: Manifest, parameters: int, peers: int) -> Iterator[Shape]:
 
 
 class Judge:
-    """Judges shapes of one run for given peers. What shapes have in common is computed once."""
+    """Estimates shapes of one run for given peers; caches what several shapes have in common."""
 
     def __init__(self, run: Manifest, question: PlanRequest, parameters: int, target: float) -> None:
         self.run, self.question, self.parameters, self.target = run, question, parameters, target
@@ -162,7 +168,7 @@ class Judge:
         self._contribution = cache(self._contributions)
 
     def judged(self, shape: Shape) -> Judged | None:
-        """None: peers cannot hold it."""
+        """Return the estimate for a shape; None if the peers have too little memory for it."""
         manifest = shape.manifest(self.run)
         how = self._contribution(shape.stages, shape.sequences, shape.local)
         if shape.local:
@@ -180,7 +186,7 @@ class Judge:
         return Judged(shape, rate, replicas, loss, tokens, seconds)
 
     def _contributions(self, stages: tuple[int, ...], sequences: int, local: bool) -> Exchange:
-        """Without what shapes of the same stages differ in."""
+        """Return the exchange of the shapes with these stages; fields in which they differ are not set."""
         shape = Shape(stages, sequences, "all-gather", 1, 1 if local else 0)
         return exchange_of(shape.manifest(self.run))
 
@@ -197,7 +203,7 @@ class Judge:
 
 
 def price(parameters: int, target: float, shape: Shape, replicas: float) -> tuple[float, float]:
-    """What a shape costs in loss at equal tokens, as a factor, and in tokens to the same loss."""
+    """Return two factors against one peer alone: the loss at equal tokens, and the tokens to equal loss."""
     if not shape.local:
         return 1.0, laws.batch_factor(parameters, target, shape.round_tokens)
     loss = laws.loss_factor(replicas)
@@ -205,6 +211,7 @@ def price(parameters: int, target: float, shape: Shape, replicas: float) -> tupl
 
 
 def kinds(manifest: Manifest, placement: Placement) -> list[PeerGroup]:
+    """Return the placed peers, grouped by stage, compute and link."""
     alike = Counter((peer.stage, peer.forward_seconds, peer.up, peer.down) for peer in placement.peers)
     tokens = manifest.microbatch_tokens / (1 + BACKWARD_RATIO)
     return [
@@ -214,8 +221,11 @@ def kinds(manifest: Manifest, placement: Placement) -> list[PeerGroup]:
 
 
 def bottleneck(manifest: Manifest, how: Exchange, peers: Sequence[PeerGroup]) -> float:
-    """Tokens per second: the largest rate at which the peers of each stage compute it and their lines carry
-    its contributions, then its microbatches."""
+    """Return the tokens per second that the slowest stage allows.
+
+    At this rate the peers of each stage can compute the tokens, and their links carry the contributions and
+    then the microbatches.
+    """
     last = len(manifest.stages) - 1
     groups = [[one for one in peers if one.stage == stage] for stage in range(last + 1)]
     sizes = [sum(one.count for one in group) for group in groups]

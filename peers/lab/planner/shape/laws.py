@@ -1,8 +1,8 @@
-"""What many replicas, large batches and few tokens cost in loss: published fits, until our bench has its own.
+"""Scaling laws: the cost in loss of many replicas, large batches and few tokens, from published fits.
 
-All constants of that kind stand here and nowhere else. Losses in nats per token. What they are not: fitted on
-our method. DiLoCo's law is one of AdamW and an outer momentum with up to 8 replicas, and is used far outside
-of that.
+All constants of this kind are in this module. Losses are in nats per token. The laws were not fitted on this
+project's methods. DiLoCo's law was fitted with AdamW and an outer momentum for up to 8 replicas, and is used
+here far outside of that range.
 """
 
 from __future__ import annotations
@@ -10,46 +10,54 @@ from __future__ import annotations
 from math import inf, pow
 
 REPLICAS_EXPONENT = 0.0116
-"""The loss of M replicas with steps of their own, times that of one: M ^ 0.0116. DiLoCo's joint law
-L = 19.226 N^-0.0985 M^0.0116, fitted for M up to 8 and N up to 2.4e9 (arXiv 2503.09799)."""
+"""The loss of M replicas with local steps is M ^ 0.0116 times that of one.
+
+This is DiLoCo's joint law L = 19.226 N^-0.0985 M^0.0116, fitted for M up to 8 and N up to 2.4e9 (arXiv
+2503.09799)."""
 FITTED_REPLICAS = 8
+"""Largest number of replicas for which the law was fitted."""
 IRREDUCIBLE, PARAMETERS_TERM, TOKENS_TERM = 1.69, 406.4, 410.7
 PARAMETERS_EXPONENT, TOKENS_EXPONENT = 0.34, 0.28
 """L(N, D) = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28 (Hoffmann et al. 2022, arXiv 2203.15556, section 3.3)."""
 TOKENS_PER_PARAMETER = 20
-"""What is trained for where nothing else is asked: Hoffmann et al. 2022, as a rule of thumb."""
+"""Default number of training tokens per parameter: the rule of thumb of Hoffmann et al. 2022."""
 BATCH_SEQUENCES, BATCH_PARAMETERS_EXPONENT, BATCH_REPLICAS_EXPONENT = 0.00709, 0.4695, 0.3399
 SEQUENCE_TOKENS = 2048
-"""The best step of all replicas together: 0.00709 N^0.4695 M^0.3399 sequences of 2,048 tokens (arXiv
-2503.09799; the unit is how its figures read, its text says tokens)."""
+"""The best batch of all replicas together is 0.00709 N^0.4695 M^0.3399 sequences of 2,048 tokens.
+
+From arXiv 2503.09799; the unit follows from its figures, although its text has tokens."""
 MAX_LOCAL_STEPS = 300
-"""Between two exchanges: more were not tried there. That loss rises with them slowly, and less in large
-models, is said without a figure that could stand here."""
+"""Maximum number of local steps between two exchanges; the paper tried no more.
+
+It states without figures that loss rises slowly with their number, and less in large models."""
 FEW_ROUNDS = 100
-"""A run of fewer is worth a word: ours, not published; schedules and late joiners are made for hundreds."""
+"""A run with fewer rounds causes a warning; schedules and joining peers are made for hundreds. Our choice,
+not published."""
 CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 1 / 0.21
-"""A batch that is stepped at once as large as 2e8 / L^(1/0.21) tokens takes twice the tokens of a small one
+"""Critical batch size: 2e8 / L^(1/0.21) tokens. A batch of this size needs twice the tokens of a small batch
 to the same loss (Kaplan et al. 2020, arXiv 2001.08361, section 5.1, after McCandlish et al. 2018)."""
 
 
 def loss_of_one(parameters: int, tokens: float) -> float:
-    """Of one replica with well-chosen batches."""
+    """Return the loss of one replica with well-chosen batches."""
     return _least(parameters) + TOKENS_TERM / pow(tokens, TOKENS_EXPONENT)
 
 
 def _least(parameters: int) -> float:
-    """With any number of tokens."""
+    """Return the lower bound of the loss for any number of tokens."""
     return IRREDUCIBLE + PARAMETERS_TERM / pow(parameters, PARAMETERS_EXPONENT)
 
 
 def loss_factor(replicas: float) -> float:
-    """Of replicas that take steps of their own, at as many tokens in all."""
+    """Return the loss of replicas with local steps divided by that of one, at equal tokens in all."""
     return pow(max(1.0, replicas), REPLICAS_EXPONENT)
 
 
 def tokens_factor(parameters: int, tokens: float, factor: float) -> float:
-    """How many times the tokens it takes to come to the same loss, where loss is so many times as high at
-    equal tokens; inf: no number of tokens does."""
+    """Return by which factor the tokens grow to reach the same loss; inf if no number of tokens reaches it.
+
+    `factor`: the loss at equal tokens, divided by the loss of one replica.
+    """
     left = loss_of_one(parameters, tokens) / factor - _least(parameters)
     if left <= 0:
         return inf
@@ -57,12 +65,12 @@ def tokens_factor(parameters: int, tokens: float, factor: float) -> float:
 
 
 def inner_batch_tokens(parameters: int, replicas: float) -> float:
-    """The best step of each of the replicas, in tokens."""
+    """Return the best batch of each replica, in tokens."""
     sequences = pow(parameters, BATCH_PARAMETERS_EXPONENT) * pow(replicas, BATCH_REPLICAS_EXPONENT)
     return BATCH_SEQUENCES * sequences * SEQUENCE_TOKENS / replicas
 
 
 def batch_factor(parameters: int, tokens: float, batch: float) -> float:
-    """How many times the tokens it takes to the same loss with steps of so many tokens at once."""
+    """Return by which factor the tokens to the same loss grow with steps of `batch` tokens."""
     critical = CRITICAL_BATCH_TOKENS / pow(loss_of_one(parameters, tokens), CRITICAL_BATCH_EXPONENT)
     return 1 + batch / critical

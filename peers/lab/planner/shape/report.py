@@ -1,4 +1,4 @@
-"""What a search for a shape found, in words and a table."""
+"""Render the result of a search for a shape as text, with a table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from peers.lab.planner.shape.search import PlayedShape, Search
 from peers.telemetry.console import counted
 
 MINUTES, HOURS = 1440.0, 24.0
-"""Of a day."""
+"""Minutes and hours of a day."""
 
 
 def render(search: Search) -> str:
-    """For people."""
+    """Return the result as text."""
     best = search.found[0]
     lines = [
         sentence(search),
@@ -33,7 +33,7 @@ def render(search: Search) -> str:
 
 
 def sentence(search: Search) -> str:
-    """What it is all for."""
+    """Return one sentence that compares the best shape with one peer alone."""
     best = search.found[0]
     alone = f"alone {duration(search.alone_days)}" if search.alone.fits else "alone impossible (memory)"
     together = f"together {duration(best.same_tokens_days)}, expected loss {best.loss_factor - 1:+.1%}"
@@ -47,7 +47,7 @@ def round_seconds(one: PlayedShape) -> float:
 
 
 def warnings(search: Search) -> list[str]:
-    """What the numbers stand on, and who is not in them."""
+    """Return warnings: where the estimates are uncertain, and which peers are left out."""
     best, found = search.found[0], []
     replicas = sum(best.answer.peers) / len(best.answer.peers)
     if best.shape.local and replicas > laws.FITTED_REPLICAS:
@@ -82,20 +82,20 @@ def _table(rows: list[PlayedShape], searched: int) -> list[str]:
 
 
 def exchange(one: PlayedShape) -> str:
-    """How peers exchange what they learned, and how often."""
+    """Return how peers exchange contributions, and after how many local steps."""
     if not one.shape.local:
         return "votes, everyone"
     return f"{counted(local_steps(one), 'step')}, {one.shape.exchange}"
 
 
 def local_steps(one: PlayedShape) -> int:
-    """Of each peer in a round."""
+    """Return the local steps of each peer in a round."""
     replicas = sum(one.answer.peers) / len(one.answer.peers)
     return max(1, round(one.shape.round_tokens / one.shape.inner_batch_tokens / replicas))
 
 
 def duration(days: float) -> str:
-    """As one says it."""
+    """Return a duration with a fitting unit, such as "3.5 hours"."""
     if isinf(days):
         return "never"
     for unit, per_day in (("minutes", MINUTES), ("hours", HOURS)):

@@ -1,7 +1,7 @@
-"""The shape in which given peers come soonest to the loss that one of them alone would come to.
+"""Search for the shape in which given peers reach a loss soonest; it is the loss that one peer alone reaches.
 
-Tokens per second are not what counts: many replicas and large steps need more tokens for the same loss
-(laws.py).
+Shapes are not compared by tokens per second, because many replicas and large batches need more tokens for the
+same loss (laws.py).
 """
 
 from __future__ import annotations
@@ -19,52 +19,60 @@ from peers.lab.planner.shape.candidates import Judge, Judged, Shape, price, shap
 from swarmnet.run.manifest import Manifest
 
 PLAYED = 4
-"""Of the best, each with other stages or another exchange: a minute or two in the simulator."""
+"""Number of the best shapes that are simulated; they differ in stages or exchange. Takes a minute or two."""
 ALIKE = 1.02
-"""Times to the loss within this factor are equal: what is played differs by as much from seed to seed."""
+"""Times to the loss within this factor are treated as equal; simulations with other seeds differ as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedShape:
-    """A shape that was played."""
+    """A shape with its simulated speed."""
 
     shape: Shape
     answer: PlanResult
     loss_factor: float
-    """Of the loss at as many tokens as one alone needs."""
+    """Loss at equal tokens, divided by the loss of one peer alone."""
     tokens_factor: float
-    """Times the tokens to the loss of one alone."""
+    """Tokens to the loss of one peer alone, divided by the tokens that it needs."""
     days: float
-    """To that loss."""
+    """Days to the loss of one peer alone."""
     same_tokens_days: float
+    """Days to as many tokens as one peer alone needs."""
     exchange_seconds: float
-    """That a round's contributions take of the slowest line, of the group that they take longest in."""
+    """Seconds of one round's contributions on the slowest link, in the stage where that takes longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
+    """The result of a search for the best shape."""
+
     parameters: int
     target: int
-    """Tokens that one alone trains."""
+    """Tokens that one peer alone would train."""
     alone: SinglePeerBaseline
     looked_at: int
+    """Number of candidate shapes."""
     fitting: int
-    """Of these, for which the peers have memory."""
+    """Number of candidate shapes for which the peers have enough memory."""
     found: tuple[PlayedShape, ...]
-    """The best first."""
+    """Simulated shapes, best first."""
     as_it_is: PlayedShape | None
-    """The run as its file has it; None: nothing comes of that."""
+    """The run with the shape of its file; None if that cannot train."""
     why_not: str = ""
+    """Why the run cannot train with the shape of its file."""
 
     @property
     def tokens(self) -> int:
-        """That the best shape trains: to the loss of one alone, or as many if that is never reached."""
+        """Return the tokens that the best shape needs to the loss of one peer alone.
+
+        If it never reaches that loss, the tokens that one peer alone trains.
+        """
         factor = self.found[0].tokens_factor
         return ceil(self.target * (1.0 if isinf(factor) else factor))
 
     @property
     def rounds(self) -> int:
-        """Of the best shape."""
+        """Return the number of rounds of the best shape."""
         return max(1, ceil(self.tokens / self.found[0].shape.round_tokens))
 
     @property
@@ -73,7 +81,10 @@ class Search:
 
 
 def search(run: Manifest, question: PlanRequest) -> Search:
-    """Raises UserError where no shape is found. The run's stages, microbatches and rounds do not count."""
+    """Search for the best shape; the run's own stages, microbatches and rounds are ignored.
+
+    Raises UserError if no shape is found.
+    """
     parameters = parameters_of(replace(run, stages=(run.model.num_hidden_layers,)), 0)
     target = question.tokens or laws.TOKENS_PER_PARAMETER * parameters
     judge = Judge(run, question, parameters, target)
@@ -91,8 +102,10 @@ def search(run: Manifest, question: PlanRequest) -> Search:
 
 
 def _best(judged: Iterable[Judged]) -> list[Judged]:
-    """Of each number of stages and exchange the simplest that is about as soon as the soonest; of these the
-    best few."""
+    """Return the best few candidates, at most one for each number of stages and kind of exchange.
+
+    For each of these it is the simplest candidate that is about as soon as the soonest.
+    """
     kept: dict[tuple[int, str, bool], list[Judged]] = {}
     for one in judged:
         if one.tokens_per_second > 0:
@@ -105,7 +118,7 @@ def _best(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _simplest(one: Judged) -> tuple[int, int]:
-    """With frequent rounds; microbatches are large where none travels, and small where they do."""
+    """Return a sort key: frequent rounds first, then large microbatches in one stage, else small ones."""
     shape = one.shape
     return shape.round_tokens, shape.sequences if len(shape.stages) > 1 else -shape.sequences
 

@@ -1,4 +1,4 @@
-"""The run file in the shape that was found: the creator's own with other values, and the reasons on top."""
+"""Write a run file with the shape that was found: the creator's file with other values and reasons."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ from swarmnet.run.manifest import Manifest
 
 WIDTH = 110
 WARMUP_SHARE = 0.02
-"""Of the rounds, at most: a run of few rounds would warm up for all of its time."""
+"""Maximum share of the rounds for the warm-up; a run of few rounds would otherwise never end it."""
 SHARDED_WAITS = 2
-"""Times the exchange that a deadline is long: reducers wait for half of it (swarmnet/rounds/reducing.py), and
-results take four fifths of an exchange."""
+"""Contribution timeout divided by the time of an exchange, with reducers.
+
+Reducers wait for half of the timeout (swarmnet/rounds/reducing.py), and results take four fifths of an
+exchange."""
 
 
 def require_new(out: Path) -> None:
-    """Before minutes are spent. Raises UserError."""
+    """Raise UserError if `out` exists; called before the search, which takes minutes."""
     if is_there(out):
-        raise UserError(f"--out {out}: there is something already, and nothing is ever overwritten")
+        raise UserError(f"--out {out}: it exists, and is never overwritten; give another path")
 
 
 def write(search: Search, run: Manifest, run_file: Path, out: Path) -> None:
-    """Raises UserError where something is there already."""
+    """Write the run file with the best shape to `out`. Raises UserError if `out` exists."""
     require_new(out)
     write_atomically(out, text_of(search, run, run_file).encode())
 
 
 def text_of(search: Search, run: Manifest, run_file: Path) -> str:
+    """Return the text of the run file with the best shape."""
     read(run_file)  # Plain data without tags and aliases, or an error with its line.
     round_trip = YAML()
     round_trip.width = WIDTH
     typed = round_trip.load(run_file.read_text())
-    typed.pop("paths", None)  # Which stages may be left out belongs to the stages that were.
+    typed.pop("paths", None)  # Path rules belong to the old stages.
     for section, keys in _values(search, run).items():
         if not isinstance(keys, dict):
             typed[section] = keys
@@ -56,7 +59,7 @@ def text_of(search: Search, run: Manifest, run_file: Path) -> str:
 
 
 def _values(search: Search, run: Manifest) -> dict[str, Any]:
-    """Of keys that manifests have, by section."""
+    """Return the new values of the run file, by section."""
     best = search.found[0]
     shape, seconds = best.shape, round_seconds(best)
     warmup = min(run.sync.warmup_rounds, ceil(WARMUP_SHARE * search.rounds))
@@ -81,8 +84,8 @@ def _boundary(shape: Shape, run: Manifest) -> dict[str, Any]:
     narrow = shape.boundary(run)
     if narrow == run.model.boundary:
         return {}
-    told = {"kind": narrow.kind, "width": narrow.width, "after": list(narrow.after)}
-    return {"model": {"boundary": {**told, "anchor_rows": narrow.anchor_rows, "seed": narrow.seed}}}
+    values = {"kind": narrow.kind, "width": narrow.width, "after": list(narrow.after)}
+    return {"model": {"boundary": {**values, "anchor_rows": narrow.anchor_rows, "seed": narrow.seed}}}
 
 
 def _method(shape: Shape, run: Manifest) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def _reasons(search: Search) -> list[str]:
         f"micro_batch_size: {shape.sequences}. A peer needs {scaled(max(answer.memory))} of memory, with "
         "one microbatch at a time.",
         f"global_batch_tokens: a round takes {round_seconds(best):,.0f} s, and its contributions "
-        f"{best.exchange_seconds:,.0f} s of the slowest line; deadline_seconds waits for these.",
+        f"{best.exchange_seconds:,.0f} s of the slowest line; contribution_timeout_seconds waits for these.",
         f"decay_rounds: until {search.tokens:,} tokens; one alone takes {search.target:,} to its loss.",
         *warnings(search),
     ]

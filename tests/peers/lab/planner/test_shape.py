@@ -144,6 +144,6 @@ def test_the_command_writes_once_and_never_over_anything(swarmnet, tmp_path):
     assert code == 0
     assert said.startswith("alone ")
     before = out.read_text()
-    refused(swarmnet(*shape, "--out", str(out)), "nothing is ever overwritten")
+    refused(swarmnet(*shape, "--out", str(out)), "never overwritten")
     assert out.read_text() == before
     refused(swarmnet("plan", run, "--peers", "6x2ktps", "--out", str(out)), "--shape")
