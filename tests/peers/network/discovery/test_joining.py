@@ -62,7 +62,7 @@ def test_who_remembers_only_peers_that_are_gone_goes_on_alone(cache):
     cache.write([(PeerId(PEER), ["/ip4/192.0.2.7/tcp/31330"])])
     directory = Directory(dead=[REMEMBERED])
     ((event, text),) = joined(directory, cache)
-    assert (event, text.endswith("goes on alone")) == ("unreachable", True)
+    assert (event, text.endswith("continues alone")) == ("unreachable", True)
     assert len(directory.tried) == 1
 
 
