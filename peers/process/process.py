@@ -200,7 +200,7 @@ class Peer:
     async def _asked_for_a_stage(self, _request: Request) -> dict[str, Any]:
         role = self.config.role
         raise UserError(
-            f"this peer holds no stage ({role}): it cannot pause and earns no credit; `swarmnet leave` ends it"
+            f"this peer holds no stage ({role}): it cannot pause or earn credit; `swarmnet leave` ends it"
         )
 
     async def _asked_to_leave(self, _request: Request) -> dict[str, Any]:

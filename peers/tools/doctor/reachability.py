@@ -1,8 +1,9 @@
-"""From what a helper met at this peer's addresses to a verdict: reachable, wrongly announced, or firewalled.
+"""Judge how other peers reach this one: reachable, wrongly announced, or firewalled.
 
-Pure. Two kinds of addresses are asked for: those that others are told (announced), and the IP that the helper
-saw this peer at with the ports it listens on (its own door). What is announced and leads here is reachable;
-where only the own door does, something wrong is announced; where nothing does, a firewall is between.
+This module is pure: it judges what a helper found when it dialled. The helper dials two kinds of addresses.
+The first kind is announced to other peers. The second kind is the IP that the helper sees, with the ports
+that this peer listens on. If an announced address works, the peer is reachable. If only an observed address
+works, the announcement is wrong. If none works, a firewall blocks the peer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; whoever published the run k
 
 
 def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> CheckResult:
-    """None is named in the peer file. `lan`: its key; `zeroconf`: whether that is installed."""
+    """Return the result for a peer file without a bootstrap. `lan`: its key; `zeroconf`: whether that is
+    installed."""
     if lan and zeroconf:
         text = "no bootstrap is named: only neighbours on the local network would find this peer"
         return CheckResult("bootstrap", "warn", text, NAME_ONE)
@@ -35,8 +37,8 @@ def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> CheckResult:
 
 
 def undialled(reasons: Sequence[str], must_be_reached: bool) -> CheckResult:
-    """Return the line where no peer dialled back. `reasons`: of each peer that answered. A worker can do
-    nothing about peers that cannot dial, and trains without."""
+    """Return the result if no peer dialled back. `reasons`: one of each peer that answered. A worker can
+    train in a swarm without helpers, so this is no fault of it."""
     data = {"verdict": "unknown"}
     why = "; ".join(reasons) or "no peer of the swarm answers"
     if reasons and not must_be_reached:
@@ -57,7 +59,8 @@ class ReachabilityCheck:
 def judge(
     addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_be_reached: bool
 ) -> ReachabilityCheck:
-    """`must_be_reached`: a bootstrap; for others it is enough to reach out."""
+    """Return the verdict on the dialled addresses. `must_be_reached`: true for a bootstrap; other peers may
+    train with outgoing connections only."""
     met = {each.address: each for each in dialled if each.outcome in TRIED}
     doors = addresses.doors(observed)
     announced = [met[each] for each in addresses.announced if each in met]
@@ -81,7 +84,7 @@ def judge(
     if open_doors:
         what = _dial_results(wrong) if wrong else "nobody is told of the address at which others get in"
         text = f"wrongly announced: {what}; yet this peer is reached at {', '.join(open_doors)}"
-        # What no person chose p2pd may mend itself, once four peers have seen it there (go-libp2p).
+        # p2pd may correct addresses that no person chose, once four peers have seen it there (go-libp2p).
         level: Level = "fail" if addresses.chosen else "warn"
         return ReachabilityCheck("wrongly_announced", text, _announce(open_doors), level)
     return _shut(addresses, observed, met, wrong, must_be_reached)
@@ -113,7 +116,7 @@ def _named(found: Sequence[Dialled]) -> str:
 
 
 def _dial_results(found: Sequence[Dialled]) -> str:
-    """Each address and what was met there."""
+    """Return each address with the outcome of its dial."""
     return ", ".join(f"{each.address}: {_in_words(each)}" for each in found)
 
 

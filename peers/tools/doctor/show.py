@@ -1,4 +1,4 @@
-"""Runs all checks and shows them: a line each as they come, or one JSON document at the end."""
+"""Run all checks and print them: a line for each as it ends, or one JSON document at the end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from protocols.signed.identity import IdentityError, create, load
 CHECKS: tuple[str, ...] = get_args(Check)
 NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "text", "bandwidth", "reachability"})
 UNSEEN = ("clock", "bandwidth", "reachability")
-"""Of NETWORK, what says something of this machine."""
+"""Checks of NETWORK that concern this machine."""
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @dataclass
 class DoctorReport:
-    """What was told, shown at once unless it goes out as JSON."""
+    """Collects the results, and prints each at once unless the output is JSON."""
 
     wanted: frozenset[str]
     out: TextIO
@@ -43,7 +43,7 @@ class DoctorReport:
     lines: list[CheckResult] = field(default_factory=list)
 
     def tell(self, line: CheckResult) -> None:
-        """Show it if it was wanted; a failure always is, for the rest hangs on it."""
+        """Add a result if its check is wanted or it failed: other checks depend on a failed one."""
         if line.check not in self.wanted and line.level != "fail":
             return
         self.lines.append(line)
@@ -68,7 +68,7 @@ class DoctorReport:
 
 
 def wanted_checks(names: Sequence[str]) -> frozenset[str]:
-    """All, or those named. UserError for a name that is none."""
+    """Return the named checks, or all. Raises UserError for an unknown name."""
     for name in names:
         if name not in CHECKS:
             raise UserError(f"--only {name}: there is no such check; there are {', '.join(CHECKS)}")
@@ -79,7 +79,8 @@ def run_doctor(
     config: PeerFile, *, must_be_reached: bool, swarm: bool, only: Sequence[str] = (), as_json: bool = False,
     out: TextIO | None = None,
 ) -> int:  # fmt: skip
-    """0: nothing fails; 1: something does. `swarm`: one is named, so look at it. UserError for bad input."""
+    """Run the checks. Return 0 if none fails, else 1. `swarm`: the peer file names a swarm, so check the
+    network. Raises UserError for bad input."""
     report = DoctorReport(wanted_checks(only), out or sys.stdout, as_json)
     with as_user_errors(IdentityError):
         running = is_held(config.state)
@@ -107,7 +108,7 @@ def run_doctor(
 def _machine(
     config: PeerFile, running: bool, must_be_reached: bool, report: DoctorReport
 ) -> graphics.Graphics | None:
-    """What needs no network. What is known of GPUs; None without torch."""
+    """Run the checks that need no network. Return what is known of GPUs; None without torch."""
     available, total = machine.free_memory()
     checks: dict[str, Callable[[], CheckResult]] = {
         "memory": lambda: machine.memory(available, total),

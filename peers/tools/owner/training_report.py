@@ -1,9 +1,9 @@
 """The public summary of training content, in the order of the European Commission's template.
 
-Article 53(1)(d) of Regulation (EU) 2024/1689 asks providers of general-purpose AI models for it; the template
-was published on 24 July 2025. Three sections: general information, list of data sources, data processing.
-Compute, energy and contributors are not asked for there: they follow as a section of their own, with what was
-assumed.
+Article 53(1)(d) of Regulation (EU) 2024/1689 requires it of providers of general-purpose AI models. The
+template was published on 24 July 2025. It has three sections: general information, list of data sources, data
+processing. It does not ask for compute, energy and contributors. These follow in an additional section, with
+the assumptions.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KINDS = (
     ("other", "2.6 Other sources of data"),
 )
 MAX_PEERS = 20
-"""Whose reading is named: those who have read most."""
+"""Maximum number of peers whose reading is listed: those that have read most."""
 _SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 
 
 def summary(facts: RunFacts) -> dict[str, Any]:
-    """Plain data, as the JSON has it."""
+    """Return the summary as plain data for JSON."""
     manifest, order = facts.manifest, facts.order
     known = [source.bytes for source in manifest.data.sources if source.bytes]
     complete = len(known) == len(manifest.data.sources)
@@ -85,7 +85,7 @@ def summary(facts: RunFacts) -> dict[str, Any]:
 
 
 def _held_out(manifest: Manifest) -> str:
-    """Return what the program keeps from training: modules of the one source that it knows."""
+    """Return which text the program holds out of training: modules of the one source that it knows."""
     if all(source.path != STANDARD_LIBRARY for source in manifest.data.sources):
         return "no text was held out by the program"
     return f"of the source {STANDARD_LIBRARY} these modules are left out: {', '.join(HELD_OUT)}"
@@ -100,7 +100,7 @@ def _built_on(manifest: Manifest) -> str:
 
 
 def _experts(facts: RunFacts) -> dict[str, Any] | None:
-    """None: the model has none."""
+    """Return the facts about experts; None: the model has none."""
     experts = facts.manifest.model.experts
     if not experts.num_experts:
         return None
@@ -115,7 +115,7 @@ def _experts(facts: RunFacts) -> dict[str, Any] | None:
 
 
 def _coverage(facts: RunFacts) -> dict[str, Any]:
-    """How much of the text was read."""
+    """Return how much of the text was read."""
     data = facts.manifest.data
     if data.sampling == "random":
         how = "sequences are drawn from anywhere in the text; nobody counts which of it has come"
@@ -129,7 +129,8 @@ def _coverage(facts: RunFacts) -> dict[str, Any]:
 
 
 def _trained(facts: RunFacts) -> dict[str, float | None]:
-    """None: not known. The manifest alone does not say how long the run has trained."""
+    """Return the compute and energy of the training; None: unknown. The manifest alone does not say how long
+    the run has trained."""
     known = facts.round >= 0
     return {
         "settled_rounds": facts.rounds[0] + 1 if known else None,
@@ -177,7 +178,7 @@ def as_json(facts: RunFacts) -> str:
 
 
 def as_markdown(facts: RunFacts) -> str:
-    """For people."""
+    """Return the summary in Markdown, for people."""
     told = summary(facts)
     general, processing, compute = told["general"], told["processing"], told["compute"]
     size = f"{general['text_bytes']:,} bytes" if general["text_bytes"] is not None else NOT_STATED
@@ -299,6 +300,6 @@ def _signed(contributor: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what steers a terminal or starts HTML: strangers chose it."""
+    """Return the text without characters that steer a terminal or start HTML, because strangers chose it."""
     kept = "".join(char if char.isprintable() else " " for char in text)
     return kept.replace("<", "&lt;").replace("`", "'")
