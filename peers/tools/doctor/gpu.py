@@ -161,8 +161,8 @@ def _why_none(found: Graphics) -> tuple[str, str]:
                 "start the container with: docker run --gpus all ...",
             )
         return (
-            f"NVIDIA driver {found.driver} is too old for torch's CUDA {found.cuda_build}, or in trouble",
-            "nvidia-smi   says what; a newer driver: sudo ubuntu-drivers install && sudo reboot",
+            f"NVIDIA driver {found.driver} is too old for torch's CUDA {found.cuda_build}, or does not work",
+            "nvidia-smi   shows which; a newer driver: sudo ubuntu-drivers install && sudo reboot",
         )
     if AMD in found.vendors and found.rocm_build is None:
         return (

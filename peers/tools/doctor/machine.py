@@ -52,7 +52,7 @@ def memory(available_bytes: int, total_bytes: int) -> CheckResult:
     if available_bytes >= MIN_MEMORY_BYTES:
         return CheckResult("memory", "ok", text, data=data)
     text += f"; the smallest peer needs {gibibytes(MIN_MEMORY_BYTES)}"
-    return CheckResult("memory", "fail", text, "end what takes it: ps aux --sort=-rss | head", data)
+    return CheckResult("memory", "fail", text, "end programs that use it: ps aux --sort=-rss | head", data)
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
@@ -151,12 +151,12 @@ def second_opinion(able: bool, is_bootstrap: bool) -> CheckResult:
         return CheckResult(
             "libp2p",
             "ok",
-            f"py-libp2p {version}, for a second opinion and for dialling others back",
+            f"py-libp2p {version}, to cross-check dials and to dial others back",
             data={"version": version},
         )
     if not is_bootstrap:
         return CheckResult("libp2p", "ok", "py-libp2p is not installed; only a bootstrap needs it")
-    text = "py-libp2p is not installed: no second opinion here, and nobody can be dialled back from here"
+    text = "py-libp2p is not installed: this peer cannot cross-check dials or dial others back"
     compiler = "sudo apt install build-essential python3-dev libgmp-dev"
     fix = f"{compiler}; then {how_to_install('libp2p')}"
     return CheckResult("libp2p", "warn", text, fix)

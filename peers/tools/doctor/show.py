@@ -64,7 +64,7 @@ class DoctorReport:
             self.out.write(json.dumps(document, indent=1) + "\n")
             return
         counts = {level: sum(line.level == level for line in self.lines) for level in COLOURS}
-        self.out.write(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} in the way\n")
+        self.out.write(f"{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail\n")
 
 
 def wanted_checks(names: Sequence[str]) -> frozenset[str]:
@@ -87,19 +87,17 @@ def run_doctor(
         found = _machine(config, running, must_be_reached, report)
         if not swarm and not only and not as_json:
             unseen = ", ".join(UNSEEN)
-            report.out.write(f"not looked at, for no swarm is named (--run, --bootstrap): {unseen}\n")
+            report.out.write(f"not checked, because no swarm is named (--run, --bootstrap): {unseen}\n")
         if swarm and report.wanted & NETWORK:
             if found is None:
                 report.tell(
-                    CheckResult(
-                        "p2pd", "fail", "not looked at: torch, which hivemind needs, cannot be imported"
-                    )
+                    CheckResult("p2pd", "fail", "not checked: hivemind needs torch, which cannot be imported")
                 )
             else:
                 _swarm(config, running, must_be_reached, found, report)
     for check in sorted(set(only) - {line.check for line in report.lines}):
-        unseen = "was asked for and could not be looked at"
-        fix = "mend what stands above; a look into the swarm needs a peer that answers"
+        unseen = "was requested and could not be checked"
+        fix = "fix the problems above; network checks need a peer that answers"
         report.tell(CheckResult(cast(Check, check), "fail", unseen, fix))
     report.end()
     return 1 if report.failed else 0

@@ -68,7 +68,7 @@ def judge_text(wish: int | None, missing: str) -> CheckResult:
         return CheckResult("text", "ok", "is not read: only the first stage reads it")
     what, _, fix = missing.partition("; ")
     if wish is None:
-        return CheckResult("text", "warn", f"{what}: holds any stage but the first", fix)
+        return CheckResult("text", "warn", f"{what}: serves any stage but the first", fix)
     if wish > 0:
         return CheckResult("text", "ok", f"{what}, and only the first stage reads it")
     return CheckResult("text", "fail", f"{what}, and the first stage reads it", fix)
@@ -84,7 +84,7 @@ def judge_read(read: ShardTokens, window: int, shards: int = 1) -> CheckResult:
         return CheckResult("text", "fail", short, "add text", data)
     if warnings:
         return CheckResult(
-            "text", "warn", "; ".join([text, *warnings]), "mend or take away what is named", data
+            "text", "warn", "; ".join([text, *warnings]), "correct or remove what the message names", data
         )
     return CheckResult("text", "ok", text, data=data)
 

@@ -66,15 +66,15 @@ HELPERS = 8
 ASK_AGAIN_SECONDS = (0.0, 10.0, 20.0, 35.0)
 """Pauses before each round of requests. A busy helper dials again for others within a minute."""
 OF_THE_RUN = frozenset({"run", "stage", "text", "reachability"})
-BUSY = "is asked too often just now"
+BUSY = "is busy with other requests"
 SLOW_UP, SLOW_DOWN = 5e6 / 8, 10e6 / 8
 """Bytes per second: half of the 10 Mbit/s up with which the swarm was measured (docs/benchmarks/wan.md), and
 10 Mbit/s down."""
 NOT_KNOWN = CheckResult(
     "reachability",
     "warn",
-    "not known: the event log of the running peer tells no more where it listens and which relays lead to it",
-    "start the peer again: it then notes that anew, and takes it along into each new file of its log",
+    "unknown: the event log of the running peer no longer shows its listen addresses and relays",
+    "restart the peer: it then logs them again, and repeats them in each new log file",
     {"verdict": "unknown"},
 )
 """Result if the running peer's addresses are unknown: without them every verdict would be false."""
@@ -131,7 +131,7 @@ class NetworkChecks:
                 if "reachability" in self.wanted:
                     await self._reachability(transport)
         except CannotStart as error:
-            self.tell(CheckResult("p2pd", "fail", str(error), "mend the peer file's listen and announce"))
+            self.tell(CheckResult("p2pd", "fail", str(error), "fix listen: or announce: in the peer file"))
 
     @property
     def _run_is_a_file(self) -> bool:
@@ -181,7 +181,7 @@ class NetworkChecks:
         try:
             peer, address = split_multiaddr(multiaddr)
         except ValueError as error:
-            return CheckResult("bootstrap", "warn", str(error), "mend bootstrap: in the peer file")
+            return CheckResult("bootstrap", "warn", str(error), "correct bootstrap: in the peer file")
         began = time.monotonic()
         try:
             await transport.daemon.connect(peer, [address], CONNECT_SECONDS)
@@ -200,7 +200,7 @@ class NetworkChecks:
     async def _silent(self, peer: PeerId, address: str, why: str) -> CheckResult:
         """Return the result for a bootstrap that p2pd does not reach; py-libp2p may give more detail."""
         data: dict[str, object] = {"address": f"{address}/p2p/{peer}"}
-        fix = "ask whoever published the run for another; does this machine's own line work?"
+        fix = "ask the run's publisher for another address; check this machine's connection"
         if can_dial():
             (second,) = await dial(peer, [address])
             data["py_libp2p"] = second.outcome
@@ -219,20 +219,20 @@ class NetworkChecks:
         except Unreachable as error:
             if directory.measured_offset is None:
                 self.tell(
-                    CheckResult("bootstrap", "fail", str(error), "ask whoever published the run for another")
+                    CheckResult(
+                        "bootstrap", "fail", str(error), "ask the run's publisher for another address"
+                    )
                 )
                 return
         offset = directory.measured_offset
         if offset is None:
             return
-        text, data = (
-            f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the swarm's",
-            {"seconds": offset},
-        )
+        text = f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the swarm's"
+        data = {"seconds": offset}
         if abs(offset) <= SKEW_SECONDS:
             self.tell(CheckResult("clock", "ok", text, data=data))
         elif abs(offset) > MAX_OFFSET_SECONDS:
-            text += f"; more than {MAX_OFFSET_SECONDS:.0f} s is not corrected: the peer would not join"
+            text += f"; more than {MAX_OFFSET_SECONDS:.0f} s is not corrected, so the peer would not join"
             self.tell(CheckResult("clock", "fail", text, "sudo timedatectl set-ntp true", data))
         else:
             text += "; the peer would use the swarm's time, but logs and orders would mislead"
@@ -250,8 +250,8 @@ class NetworkChecks:
                 )
         except (RunFileError, WireError, TimeoutError) as error:
             why = str(error) or f"no peer knows it ({FIND_SECONDS:g} s)"
-            fix = "check the run id with whoever published it"
-            self.tell(CheckResult("run", "fail", f"the run {config.run[:16]}... is not found: {why}", fix))
+            fix = "compare the run id with the one that its owner published"
+            self.tell(CheckResult("run", "fail", f"the run {config.run[:16]}... was not found: {why}", fix))
             return
         self.signed = signed
         manifest = signed.manifest
@@ -278,7 +278,7 @@ class NetworkChecks:
         try:
             read, shards = first_shard_here(manifest, config, key, progress)
         except UserError as error:
-            return CheckResult("text", "fail", str(error), "mend what is named")
+            return CheckResult("text", "fail", str(error), "correct what the message names")
         return judge_read(read, manifest.data.seq_len + 1, shards)
 
     async def _more_helpers(
@@ -313,7 +313,7 @@ class NetworkChecks:
                 continue
             text = (
                 f"{8e-6 * up:.1f} Mbit/s up, {8e-6 * down:.1f} Mbit/s down, with {helper.peer} "
-                f"({BYTES >> 20} MiB each way; its own line limits it too)"
+                f"({BYTES >> 20} MiB each way; limited by its connection too)"
             )
             data = {
                 "up_bytes_per_second": round(up),
@@ -322,7 +322,7 @@ class NetworkChecks:
             }
             slow = up < SLOW_UP or down < SLOW_DOWN
             fix = (
-                "end up- and downloads, use a cable instead of a radio; work goes to those with faster lines"
+                "stop other transfers, use a cable instead of Wi-Fi; peers with more bandwidth get more work"
             )
             line_file.keep(self.subject.config.state, link_bandwidth.LinkBandwidth(up, down))
             self.tell(CheckResult("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
@@ -409,12 +409,12 @@ def verdicts(
     """Return the results of bootstraps and remembered peers. One answer is enough: the others are warnings
     then, and a silent remembered peer is not reported."""
     entered = any(line.level == "ok" for line in answers)
-    told = [
+    results = [
         line if line.level == "ok" or not entered else replace(line, level="warn")
         for address, line in zip(addresses, answers, strict=True)
         if line.level == "ok" or address in bootstraps
     ]
-    return told or list(answers[:1])
+    return results or list(answers[:1])
 
 
 def _opinion(second: Dialled) -> str:
@@ -427,14 +427,14 @@ def addresses_of(subject: ExaminedPeer, transport: P2pdTransport) -> Addresses |
     """Return the addresses of the examined peer, which may run in another process; None: unknown. Announced
     addresses are known from the peer file, and a peer that announces uses no relays."""
     config = subject.config
-    told = (
+    listening = (
         logged_addresses(config.state, subject.identity.peer_id) if subject.running else transport.addresses
     )
-    if told is None:
+    if listening is None:
         if not config.announce:
             return None
-        told = ()
-    return Addresses.of(config.announce, with_ports(config.listen, told), told)
+        listening = ()
+    return Addresses.of(config.announce, with_ports(config.listen, listening), listening)
 
 
 def stage_held(state: Path) -> int:

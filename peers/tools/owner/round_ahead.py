@@ -42,7 +42,7 @@ def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> RecordedProgress 
         return None
     rounds = [median_low([record.round for record in training if record.stage == stage]) for stage in stages]
     speeds = [[record.tokens_per_second for record in training if record.stage == stage] for stage in stages]
-    slowest = min(len(told) * median_low(told) for told in speeds)
+    slowest = min(len(speed) * median_low(speed) for speed in speeds)
     return RecordedProgress(max(rounds), slowest / manifest.rounds.global_batch_tokens)
 
 
@@ -62,10 +62,10 @@ def chosen(manifest: Manifest, now: RecordedProgress | None, wanted: int | None)
                 f"round {wanted} is past: the run is at round {now.round}. Without --from-round it is round "
                 f"{ahead.round}: {ahead.why}"
             )
-        at = f"the run is at round {now.round}" if now is not None else "nobody who trains is there to ask"
-        return Chosen(wanted, f"as you say; {at}")
+        at = f"the run is at round {now.round}" if now is not None else "no training peer was found"
+        return Chosen(wanted, f"as requested; {at}")
     if now is None:
-        raise UserError("nobody of the run is there to say at which round it is: name one with --from-round")
+        raise UserError("no training peer was found to ask for the round: name one with --from-round")
     every = manifest.rounds.snapshot_interval
     ahead_rounds = max(every, ceil(AHEAD_SECONDS * now.rounds_per_second))
     round = every * ceil((now.round + ahead_rounds) / every)

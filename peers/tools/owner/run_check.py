@@ -79,7 +79,7 @@ def check_run(
     it is not beside the run file. `opened`: whether to open text and tokenizer. Raises ConfigError for what
     cannot work."""
     if not opened:
-        return ["text and tokenizer were not opened, as you said", *unusual(manifest)]
+        return ["text and tokenizer were not opened, as requested", *unusual(manifest)]
     try:
         reads = tokenizer_beside(manifest, run_file.parent, tokenizer)
         return [*_text(manifest, run_file.parent, reads), *unusual(manifest)]
@@ -116,7 +116,7 @@ def start_beside(
         raise ConfigError([
             f"{run_file}: init_checkpoint.path: it would be published with the name and the password in "
             "it; write the "
-            f"folder's name, and give the URL to `swarmnet publish {run_file} --start URL`"
+            f"folder's name, and give the URL to `swarmnet publish {run_file} --init-checkpoint URL`"
         ])  # fmt: skip
     if not wanted:
         if given is not None:
@@ -129,12 +129,12 @@ def start_beside(
 
     place = given or beside(folder, str(beside_run(folder, wanted)) if is_url(wanted) else wanted)
     if place is None and is_url(wanted):
-        return None, [f"init_checkpoint: the model was not looked at: publishing fetches it from {wanted}"]
+        return None, [f"init_checkpoint: the model was not checked: publishing fetches it from {wanted}"]
     if place is None:
         raise ConfigError([
             f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in "
             f"{folder.absolute()}: put the "
-            "model's folder there, or say where it is: --start DIR"
+            "model's folder there, or say where it is: --init-checkpoint DIR"
         ])  # fmt: skip
     used = tokenizer or folder / manifest.data.tokenizer
     try:
@@ -167,7 +167,7 @@ def _other_tokenizer(manifest: Manifest, model: Path, used: Path) -> list[str]:
         return []
     if manifest.data.tokenizer != BYTES and is_file(used) and used.read_bytes() == theirs.read_bytes():
         return []
-    return [f"data.tokenizer: the model has another, {theirs}: what it has learnt is of those tokens"]
+    return [f"data.tokenizer: the model has another one, {theirs}, with whose tokens it was trained"]
 
 
 def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator[str]:
@@ -179,14 +179,14 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         place = source_beside(folder, source)
         if place is None:
             yield (
-                f"data.sources: the text `{source.name}` was not looked at: {source.path} is not beside the "
+                f"data.sources: the text `{source.name}` was not checked: {source.path} is not beside the "
                 f"run file, in {folder.absolute()}"
             )
             continue
         places[source.name] = place
         text = _read_as(manifest, {source.name: place})
         next(text.blocks(), None)  # Raises TextError where there is nothing in it.
-        yield from (f"data.sources: {source.name}: {told}" for told in text.reading.warnings())
+        yield from (f"data.sources: {source.name}: {warning}" for warning in text.reading.warnings())
     if len(places) == len(manifest.data.sources):
         yield from _require_a_window(manifest, places, reads)
 
@@ -239,7 +239,7 @@ def _require_a_window(
     for count in _counts(text, reads):
         there += count
         if there >= needed:
-            yield from (f"data.tokenizer: {told}" for told in text.reading.losses())
+            yield from (f"data.tokenizer: {warning}" for warning in text.reading.losses())
             return
     raise TextError(
         f"data.sources: the text has {there} tokens, and a sequence takes {needed}: add text, or make "
@@ -261,10 +261,10 @@ def unusual(manifest: Manifest) -> list[str]:
     """Return one line for each valid value that has never trained a model."""
     data, rounds, sync = manifest.data, manifest.rounds, manifest.sync
     microbatch, skips = manifest.microbatch_tokens, manifest.path_rules().skips
-    told = [
+    checks = [
         (
             not LOWEST_RATE <= sync.learning_rate < HIGHEST_RATE,
-            f"sync.learning_rate is {sync.learning_rate:g}: every weight steps by so much in a round; "
+            f"sync.learning_rate is {sync.learning_rate:g}: every weight changes by this in a round; "
             "runs have "
             f"trained with 0.002 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below "
             f"{LOWEST_RATE:g} the "
@@ -280,17 +280,17 @@ def unusual(manifest: Manifest) -> list[str]:
             rounds.global_batch_tokens < microbatch,
             f"rounds.global_batch_tokens is {rounds.global_batch_tokens}, less than one microbatch of "
             f"{microbatch} tokens: "
-            "each microbatch is a round by itself",
+            "each microbatch then is a round",
         ),
         (
             skips and microbatch <= rounds.global_batch_tokens < MICROBATCHES_OF_A_ROUND * microbatch,
             f"rounds.global_batch_tokens is {rounds.global_batch_tokens}, and microbatches of "
             f"{microbatch} tokens take "
-            f"different ways: at least {MICROBATCHES_OF_A_ROUND} should meet in a round",
+            f"different paths: at least {MICROBATCHES_OF_A_ROUND} should meet in a round",
         ),
         (
             data.tokenizer != BYTES and not data.eos_token,
             "data.eos_token is empty: the model will not learn where a text ends",
         ),
     ]
-    return [message for wrong, message in told if wrong]
+    return [message for wrong, message in checks if wrong]

@@ -41,10 +41,10 @@ OVERHEAD = 1.5
 """Assumed energy of the whole machine and the network, per joule of the computing device."""
 JOULES_PER_KILOWATT_HOUR = 3.6e6
 OF_RECORDS = (
-    "settled rounds: of each stage what the middle one of its peers says of itself (of two the lower); no "
-    "weights were looked at, nor who has signed them",
-    "contributors: who was in the directory then, each with what it has counted since it last started or "
-    "changed its stage; who had left or paused is missing (an archive remembers them)",
+    "settled rounds: the median of the values that each stage's peers report (of two the lower); weights and "
+    "signatures were not checked",
+    "contributors: the peers in the directory at that time, each with its own count since its last start or "
+    "change of stage; peers that had left or paused are missing (an archive has them)",
 )
 """Assumptions of a report that is based on peers' own records only."""
 
@@ -187,20 +187,20 @@ async def from_directory(signed: SignedManifest, directory: Directory) -> RunFac
     book = OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
     await book.look_up(directory, LOOK_UP_SECONDS)
     now = directory.now()
-    told = [one.record for one in records.values()]
-    said = [settled_round(told, stage) for stage in range(len(signed.manifest.stages))]
-    rounds = tuple(-1 if round is None else round for round in said)
+    reported = [one.record for one in records.values()]
+    settled = [settled_round(reported, stage) for stage in range(len(signed.manifest.stages))]
+    rounds = tuple(-1 if round is None else round for round in settled)
     contributors = [
         CreditedContributor(record.peer, record.name, record.tokens, None, record.device, record.joules)
-        for record in told if record.tokens > 0
+        for record in reported if record.tokens > 0
     ]  # fmt: skip
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
-    origin = _origin(Counter(record.stage for record in told), len(rounds), book.order, now)
+    origin = _origin(Counter(record.stage for record in reported), len(rounds), book.order, now)
     at = datetime.fromtimestamp(now, UTC)
-    tokens = tuple(finalized_tokens(told, stage) for stage in range(len(rounds)))
-    read = tuple((one.text_shards, one.text_shards_read) for one in told if one.text_shards)
+    tokens = tuple(finalized_tokens(reported, stage) for stage in range(len(rounds)))
+    read = tuple((one.text_shards, one.text_shards_read) for one in reported if one.text_shards)
     return RunFacts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
-                 tuple(expert_groups(signed.manifest, told)))  # fmt: skip
+                 tuple(expert_groups(signed.manifest, reported)))  # fmt: skip
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: OwnerOrders, now_seconds: float) -> str:
@@ -209,7 +209,7 @@ def _origin(peers: Mapping[int, int], stages: int, order: OwnerOrders, now_secon
     who = f"{counted(sum(peers.values()), 'peer')} ({by_stage}, without a stage: {peers.get(NO_STAGE, 0)})"
     given = f"of {_moment(order.sequence / 1e6)}" if order.sequence else "(none was found)"
     return (
-        f"the run's directory as it was on {_moment(now_seconds)}: what {who} said of themselves in signed "
+        f"the run's directory as it was on {_moment(now_seconds)}: what {who} reported in signed "
         f"records, each at most {RECORD_SECONDS:g} s old, and the newest order of the run's owner {given}"
     )
 
