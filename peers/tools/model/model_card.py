@@ -1,7 +1,7 @@
-"""The model card: what a person who meets the model should know of it, in Markdown.
+"""Write the model card: what a user of the model should know, in Markdown.
 
-The head is YAML that the Hugging Face hub reads. What a run's owner and strangers wrote stands in it as text,
-never as Markdown or YAML.
+Its head is YAML that the Hugging Face hub reads. Text of the run's owner and of strangers is escaped, so it
+is never read as Markdown or YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Manifest, ModelShape
 
 MAX_CONTRIBUTORS = 200
-"""Named in a card; how many more there are is said."""
+"""Maximum contributors in a card; it gives the number of the others."""
 
 
 def card(
@@ -32,7 +32,7 @@ def card(
     folder: Path,
     text: Path | None = None,
 ) -> str:
-    """README.md of the export in `folder`. `text`: what it was scored on; None: the held-out modules."""
+    """Return README.md of the export in `folder`. `text`: the scored text; None: the held-out modules."""
     return "\n".join(
         [
             *_head(manifest),
@@ -71,13 +71,13 @@ def card(
 
 
 def plain(text: str) -> str:
-    """One line of text that Markdown shows as it is; `-` for none."""
+    """Return one line of text with Markdown escaped; `-` for none."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return re.sub(r"([\\`*_{}\[\]()<>#|!~])", r"\\\1", line) or "-"
 
 
 def _head(manifest: Manifest) -> list[str]:
-    """JSON's strings are YAML's."""
+    """Return the YAML head. JSON strings are valid YAML."""
     return [
         "---",
         "library_name: transformers",
@@ -90,7 +90,7 @@ def _head(manifest: Manifest) -> list[str]:
 
 
 FAMILY = {(False, False): "Llama", (True, False): "Qwen3", (True, True): "Qwen3-MoE"}
-"""(With QK-norm, with experts) -> what others call such a model."""
+"""Common name of the model family, by (QK-norm, experts)."""
 
 
 def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
@@ -246,7 +246,7 @@ def _registering(manifest: Manifest) -> list[str]:
 
 
 def _count(shape: ModelShape) -> int:
-    """Of what is exported."""
+    """Return the number of parameters of the exported model."""
     shape = plain_shape(shape)
     return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
 
