@@ -19,7 +19,7 @@ from swarmnet.run.manifest import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
 """Maximum bytes of a piece that is encoded at once. For a piece without a line end the tokenizers package
-takes time with the square of its length: 1.4 s for 1 MiB, 40 s and 1 GB of memory for 4 MiB
+takes time with the square of its length. It takes 1.4 s for 1 MiB, and 40 s and 1 GB of memory for 4 MiB
 (docs/lessons.md)."""
 BATCH_BYTES = 2**20
 """Bytes that are encoded at a time, on all threads that the package uses."""

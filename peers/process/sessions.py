@@ -134,13 +134,13 @@ class Sessions:
         async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBack:
             return await ask_dial_back(transport.daemon, helper, process.identity, addresses)
 
-        def tell(way: Way) -> None:
+        def report(way: Way) -> None:
             only(gauges, WAYS, way)
             process.tell(events.Reachable(TEXTS[way], way))
 
         return ReachabilityProbe(
             ask, transport.daemon.connections,
-            lambda: Addresses.of(config.announce, self.listen, transport.addresses), tell, Random(),
+            lambda: Addresses.of(config.announce, self.listen, transport.addresses), report, Random(),
         )  # fmt: skip
 
     async def _unless_ended(self, network: Network) -> None:

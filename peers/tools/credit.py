@@ -47,29 +47,29 @@ def from_disk(state: Path) -> dict[str, Any]:
 
 def lines(me: Mapping[str, Any]) -> list[str]:
     """Return the credit as lines for people."""
-    told = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
-    told.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
+    report = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
+    report.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:
-        told.append(f"tokens    {me['tokens']:,} in them, as this peer counted")
-        told.append(f"signed    {counted(me['receipts'], 'receipt')} by {counted(me['signers'], 'peer')}")
+        report.append(f"tokens    {me['tokens']:,} in them, as this peer counted")
+        report.append(f"signed    {counted(me['receipts'], 'receipt')} by {counted(me['signers'], 'peer')}")
     if me.get("since") is not None:
-        told.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
+        report.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
     now = str(me["state"])
     if me.get("stage") is not None and me["stage"] >= 0:
         now += f", stage {me['stage']}"
     if me.get("uptime_seconds") is not None:
         now += f", up {_duration(float(me['uptime_seconds']))}, moved {me['moves']} times"
-    told.append(f"now       {now}")
+    report.append(f"now       {now}")
     if me["unusable"]:
-        told.append(
+        report.append(
             f"warning   {me['unusable']} lines of {FILE_NAME} are no receipts for this peer: not counted"
         )
     warnings = [printable(str(line)) for line in me.get("warnings", ())]
     if not me["accepted"]:
-        told += [f"why 0     {reason}" for reason in warnings or _why_none(me)]
+        report += [f"why 0     {reason}" for reason in warnings or _why_none(me)]
     else:
-        told += [f"warning   {line}" for line in warnings]
-    return told
+        report += [f"warning   {line}" for line in warnings]
+    return report
 
 
 def _why_none(me: Mapping[str, Any]) -> list[str]:

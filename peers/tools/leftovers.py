@@ -108,7 +108,7 @@ def _below(home: Path, found: Leftovers) -> Iterator[Path]:
         elif path.name == "orders":
             found.stays.append((path, "what an owner has ordered from here"))
         elif path.suffix == ".key":
-            why = "an owner's key: without it nobody gives orders in its runs; --owner-key FILE removes it"
+            why = "an owner's key: without it no orders can be given in its runs; --owner-key FILE removes it"
             found.stays.append((path, why))
         else:
             found.stays.append((path, "no peer made it"))

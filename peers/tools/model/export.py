@@ -159,12 +159,14 @@ def load_shape(folder: Path) -> ModelShape:
     return shape
 
 
-def _boundary(told: Mapping[str, Any]) -> Boundary:
+def _boundary(settings: Mapping[str, Any]) -> Boundary:
     """Parse the boundary of a config.json. Raises KeyError, TypeError or ValueError if no export wrote it."""
-    if told["kind"] != "token-anchored":
-        raise ValueError(f"boundaries of kind {told['kind']!r}")
-    after = tuple(int(layer) for layer in told["after"])
-    return Boundary("token-anchored", int(told["width"]), after, int(told["anchor_rows"]), int(told["seed"]))
+    if settings["kind"] != "token-anchored":
+        raise ValueError(f"boundaries of kind {settings['kind']!r}")
+    after = tuple(int(layer) for layer in settings["after"])
+    return Boundary(
+        "token-anchored", int(settings["width"]), after, int(settings["anchor_rows"]), int(settings["seed"])
+    )
 
 
 def _experts(config: Mapping[str, Any]) -> Experts:
@@ -205,7 +207,7 @@ def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
     for stage in stages:
         for name, tensor in stage.items():
             if not torch.equal(read[name], tensor.detach().float().cpu()):
-                raise ExportError(f"{folder} does not give {name} back as it was written: look at the disk")
+                raise ExportError(f"{folder} does not return {name} as it was written: check the disk")
 
 
 def _write(

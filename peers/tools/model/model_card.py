@@ -119,19 +119,19 @@ def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
         *_skipping(manifest),
         ("settled rounds", rounds or "not known here"),
         ("tokens", tokens),
-        ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "nobody known here"),
+        ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "no known peer"),
     ]
 
 
 def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
-    told = f"{experts.num_experts} in each layer, of which a token takes {experts.top_k}"
+    description = f"{experts.num_experts} in each layer, of which a token takes {experts.top_k}"
     if experts.groups > 1:
-        told += f"; each peer trained one of {experts.groups} groups of them"
+        description += f"; each peer trained one of {experts.groups} groups of them"
     if experts.merge_rounds:
         every = f"every {experts.merge_rounds} rounds until round {experts.merge_until:,}"
-        told += f"; {every} those that were alike moved towards one another"
-    return [("experts", told)] if experts.num_experts else []
+        description += f"; {every} those that were alike moved towards one another"
+    return [("experts", description)] if experts.num_experts else []
 
 
 def _start(manifest: Manifest) -> list[tuple[str, str]]:
@@ -139,8 +139,8 @@ def _start(manifest: Manifest) -> list[tuple[str, str]]:
     if not start.path:
         return []
     how = f"; trained were LoRA factors of rank {lora.rank}, here merged" if lora.rank else ""
-    told = f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
-    return [("started from", plain(told))]
+    description = f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
+    return [("started from", plain(description))]
 
 
 def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
@@ -149,18 +149,18 @@ def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
         return []
     places = " and ".join(filter(None, [", ".join(map(str, boundary.after[:-1])), str(boundary.after[-1])]))
     if boundary.kind == "shared-subspace":
-        told = (
+        description = (
             f"in training the first {boundary.after[-1]} layers wrote into the same {boundary.width} "
             f"directions, and these went on after layers {places}; here that is multiplied out, and this is "
             "a plain model"
         )
-        return [("narrow boundaries", told)]
-    told = (
+        return [("narrow boundaries", description)]
+    description = (
         f"after layers {places} {boundary.width} numbers per token go on, and an anchor of the token is "
         "added; the layers were trained with that and are of no use without it, so this is no plain model of "
         "its architecture, and programs that know only such do not load it"
     )
-    return [("narrow boundaries", told)]
+    return [("narrow boundaries", description)]
 
 
 def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
@@ -168,12 +168,12 @@ def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
     scale = rules.branch_scale(1, rules.stages)
     if scale == 1.0:
         return []
-    told = (
+    description = (
         f"by each microbatch, {rules.stages - rules.shortest} of the {rules.stages - 2} stages between the "
         f"first and the last; so what their layers add is scaled by {scale:.3g} here (in `o_proj` and "
         "`down_proj`), and the weights are not those of the checkpoints there"
     )
-    return [("left out in training", told)]
+    return [("left out in training", description)]
 
 
 def _contributors(facts: ModelProvenance) -> list[str]:
@@ -185,9 +185,11 @@ def _contributors(facts: ModelProvenance) -> list[str]:
     named = ranked[:MAX_CONTRIBUTORS]
     rows = [(f"`{plain(peer)}`", *(_number(of[peer]) for of in (counts, signed, claims))) for peer in named]
     more = f" And {len(ranked) - len(named):,} more." if len(ranked) > len(named) else ""
-    head = ("peer", "contributions in settled rounds", "others signed for", "tokens, as it says itself")
-    told = f"As far as {facts.logs} event logs, receipts and an archive's list beside the checkpoints tell."
-    return [*_table(head, rows), "", told + more]
+    head = ("peer", "contributions in settled rounds", "others signed for", "tokens, by its own report")
+    description = (
+        f"As far as {facts.logs} event logs, receipts and an archive's list next to the checkpoints show."
+    )
+    return [*_table(head, rows), "", description + more]
 
 
 def _number(count: int) -> str:
@@ -197,10 +199,10 @@ def _number(count: int) -> str:
 def _score(score: Score | None, text: Path | None) -> list[str]:
     if score is None:
         return ["Not scored."]
-    told = "held-out text" if text is None else plain(text.absolute().name)
+    description = "held-out text" if text is None else plain(text.absolute().name)
     lines = [
         f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.4f} per token, on "
-        f"{score.bytes:,} bytes of {told} (SHA-256 `{score.sha256}`, windows of {score.window} "
+        f"{score.bytes:,} bytes of {description} (SHA-256 `{score.sha256}`, windows of {score.window} "
         "tokens). Scores compare only where both are equal."
     ]
     if text is not None:

@@ -59,10 +59,10 @@ class NarrowBoundary(nn.Module):
 
 def _put_boundaries(model: Any, config: Any) -> None:  # noqa: ANN401 - transformers has no types for us
     """Apply each boundary of the configuration to the input of the layer after it."""
-    told = getattr(config, BOUNDARY)
-    size = config.vocab_size, config.hidden_size, int(told["width"]), int(told["anchor_rows"])
+    settings = getattr(config, BOUNDARY)
+    size = config.vocab_size, config.hidden_size, int(settings["width"]), int(settings["anchor_rows"])
     inner = model.model
-    inner.boundaries = nn.ModuleDict({str(layer): NarrowBoundary(*size) for layer in told["after"]})
+    inner.boundaries = nn.ModuleDict({str(layer): NarrowBoundary(*size) for layer in settings["after"]})
     tokens: list[Tensor] = []
 
     def note(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -245,9 +245,9 @@ class SwarmClient:
             answer.set_exception(NoAnswer(reason))
 
     def _say_missing(self, stages: tuple[int, ...], busy: tuple[int, ...]) -> None:
-        nobody = tuple(stage for stage in stages if stage not in busy)
-        if nobody and nobody != self._missing:
-            names, rules = ", ".join(map(str, nobody)), self.manifest.path_rules()
+        without_peers = tuple(stage for stage in stages if stage not in busy)
+        if without_peers and without_peers != self._missing:
+            names, rules = ", ".join(map(str, without_peers)), self.manifest.path_rules()
             left = rules.stages - rules.shortest
             why = f"this run lets a request leave out {left} middle stages" if left else (
                 "this run leaves no stage out"
@@ -259,7 +259,7 @@ class SwarmClient:
             self.notify("busy", f"stage {stage} is busy: {why}")
         if not stages and self._missing and self._open:
             self.notify("found", "all stages that are needed have peers again")
-        self._missing = nobody
+        self._missing = without_peers
 
     # -- Receiver -------------------------------------------------------------------------------------
 
@@ -287,15 +287,14 @@ class SwarmClient:
         code = refusal(code)
         reason = "".join(filter(str.isprintable, reason[:200]))
         if peer in self._links and not self._refused[code]:  # Other peers will give the same reason.
-            self.notify("turned_away", f"a peer does not speak to this visitor ({code}): {reason}")
+            self.notify("turned_away", f"a peer refused this client ({code}): {reason}")
         self._refused[code] += 1
         self._lose(peer)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         link = self._links.get(peer)
-        if (
-            link is not None and link.closed
-        ):  # Only if our link to the peer closed: it opens another one with its next answer.
+        # A link that the peer opened does not matter: it opens another with its next answer.
+        if link is not None and link.closed:
             self._lose(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
@@ -341,7 +340,7 @@ class SwarmClient:
             shape = (kept.shape[0], self.manifest.model.vocab_size)
             return HeadOutput(activation_codec.decode(body, shape, "fp32"), 0.0)
         if body:
-            raise activation_codec.HiddenError(f"{len(body)} bytes beside a score")
+            raise activation_codec.HiddenError(f"{len(body)} bytes in addition to a score")
         return HeadOutput(None, loss_sum)
 
     # -- finding peers --------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def check_file(
     """Return one line about a peer file, a run file or a published run.
 
     For a run file, `tokenizer` and `start` give the paths of the tokenizer.json and of the model to start
-    from, if they are not beside the file. `warn` is called with each unusual value. Raises UserError."""
+    from, if they are not in its folder. `warn` is called with each unusual value. Raises UserError."""
     for option, given in (("--tokenizer", tokenizer), ("--init-checkpoint", start)):
         if given is not None and (path.suffix == ".json" or not is_run_file(path)):
             raise UserError(f"{option} is for a run file, which {path} is not: leave it out")
@@ -76,8 +76,8 @@ def check_run(
     run_file: Path, manifest: Manifest, tokenizer: Path | None = None, *, opened: bool = True
 ) -> list[str]:
     """Return one line for each value that is unusual, or that could not be checked. `tokenizer`: its path, if
-    it is not beside the run file. `opened`: whether to open text and tokenizer. Raises ConfigError for what
-    cannot work."""
+    it is not in the run file's folder. `opened`: whether to open text and tokenizer. Raises ConfigError for
+    what cannot work."""
     if not opened:
         return ["text and tokenizer were not opened, as requested", *unusual(manifest)]
     try:
@@ -109,7 +109,7 @@ def start_beside(
 ) -> tuple[InitCheckpoint | None, list[str]]:
     """Return the published facts of the model that a run starts from, and a line for each unusual one.
 
-    The model is beside the run file or in the `given` folder. None: the run starts from its seed.
+    The model is in the run file's folder, or is the `given` one. None: the run starts from its seed.
     `tokenizer`: see `check_run`. Raises UserError."""
     wanted, folder = manifest.init_checkpoint.path, run_file.parent
     if wanted != without_secret(wanted):
@@ -147,7 +147,7 @@ def model_beside(
     run_file: Path, manifest: Manifest, given: str | None, notify: Callable[[str], None]
 ) -> Path | None:
     """Return the folder of the model that the run file or the publisher names; None if neither does. A model
-    at a URL is fetched into a folder beside the run file, unless it is there already. Raises UserError."""
+    at a URL is fetched into the run file's folder, unless it is there already. Raises UserError."""
     wanted = given or manifest.init_checkpoint.path
     if not given and not is_url(wanted):
         return None
