@@ -1,4 +1,4 @@
-"""What a person can cause. The command line prints these as one line and exits with code 2."""
+"""Errors that a person can cause. The command line prints each as one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 class UserError(Exception):
-    """A mistake in a command, a file or the surroundings; the message says what would be right."""
+    """A mistake in a command, a file or the environment. The message says what would be right."""
 
 
 class ConfigError(UserError):
@@ -22,11 +22,11 @@ class ConfigError(UserError):
 
 
 class UnknownRun(UserError):
-    """A run whose manifest nobody has: most likely its id is not right."""
+    """No reachable peer has the manifest of a run. The run id is most likely wrong."""
 
 
 class IdentityInUse(UserError):
-    """An earlier process with this identity still runs. `started`: Unix time at which it started."""
+    """Another process with this identity is still running. `started`: Unix time of its start."""
 
     def __init__(self, started: float) -> None:
         when = datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -34,12 +34,12 @@ class IdentityInUse(UserError):
 
 
 class DevicesLost(Exception):
-    """A process of a peer's devices has ended or hangs; the message says which and why. What the others hold
-    is of no use without it: the peer takes its stage up again."""
+    """A device process of this peer has ended or hangs; the message says which and why. The parts of the
+    stage on the other devices are useless without it, so the peer loads its stage again."""
 
 
 class NoAnswer(Exception):
-    """The swarm did not answer; the message says for whom it was waited."""
+    """The swarm did not answer. The message names what the peer waited for."""
 
 
 @contextmanager
@@ -52,5 +52,6 @@ def as_user_errors(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def how_to_install(extra: str) -> str:
-    """What to type: only what the lock has a hash of, into the environment that runs this."""
+    """Return the install command for an extra. It installs only packages whose hashes are in the lock file,
+    into the running environment."""
     return f"in this repository's folder, VENV={sys.prefix} scripts/setup {extra}"

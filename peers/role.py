@@ -25,12 +25,12 @@ from protocols.signed.identity import Identity
 from swarmnet.membership.own_start import OwnStart
 
 NEIGHBOURS_SECONDS = 3.0
-"""For whoever is on the local network to be heard of: they answer within 0.12 s, and are asked again."""
+"""Seconds to wait for peers on the local network. They answer within 0.12 s, and the request is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What stays the same from session to session."""
+    """Objects of the peer process that stay the same from session to session."""
 
     config: PeerFile
     identity: Identity
@@ -41,48 +41,51 @@ class Process:
     stop: asyncio.Event
     """Set when a person or the system asks the process to end."""
     control: Control
-    """What commands can ask of it; roles add their own answers."""
+    """Control socket of the process; roles register their own answers."""
     own_start: OwnStart = field(default_factory=OwnStart)
     joined: Callable[[], str] = str
-    """Called when some bootstrap has answered; what to say of it, if anything."""
+    """Called when a bootstrap has answered. Returns a line for the user, or an empty string."""
 
     def notify(self, topic: Topic, text: str) -> None:
-        """One line for people, and the event log."""
+        """Print one line for the user and record it in the event log."""
         self.tell(TextNotice(text, topic))
 
     def tell(self, said: Notice) -> None:
-        """The same, with fields."""
+        """Print a notice and record it in the event log with its fields."""
         self.report.notify(said.name, level="info", **said.fields)
         self.log.record(said)
 
     def known_as(self, run: str, device: str = "none") -> None:
-        """Tell the metrics which run this peer belongs to."""
+        """Set the metrics that say which run this peer belongs to."""
         who = (run, self.identity.peer_id, self.config.role, device, version("swarmnet"))
         self.metrics.about.peer(*who).set(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What lives as long as one p2pd."""
+    """Objects that live as long as one p2pd process."""
 
     transport: P2pdTransport
     dht: DhtDirectory
     directory: CountedDirectory
-    """The same, counted for the metrics."""
+    """The directory `dht`, with its calls counted for the metrics."""
     cache: PeerCache
     lan: Lan | None = None
-    """Peers of the run on the local network."""
+    """Finder of the run's peers on the local network; None if it is off."""
 
     @property
     def ways_in(self) -> list[str]:
-        """This peer's multiaddrs, to join through: those that lead here from elsewhere, if any do."""
+        """Return this peer's multiaddrs for others to join through: those outside of loopback, if there are
+        any."""
         addresses = self.transport.addresses
         public = [address for address in addresses if "/127.0.0.1/" not in address and "/::1/" not in address]
         return [f"{address}/p2p/{self.transport.peer}" for address in public or addresses]
 
     async def join(self, process: Process) -> None:
-        """Return when some bootstrap, remembered peer or neighbour answers. Who names no bootstrap asks those
-        that it remembers and those nearby, and waits for nobody."""
+        """Join the directory. Return when a bootstrap, a remembered peer or a neighbour answers.
+
+        A peer without configured bootstraps tries remembered and nearby peers once, and continues alone if
+        none of them answers."""
         bootstraps = process.config.bootstrap
         if bootstraps:
             nearby = self.lan.found if self.lan is not None else tuple
@@ -99,7 +102,7 @@ class Network:
         try:
             await self.directory.bootstrap(known, ANSWER_SECONDS)
         except Unreachable as error:
-            process.notify("unreachable", f"{error}; goes on alone")
+            process.notify("unreachable", f"{error}; continues alone")
         else:
             counts = {"on the local network": len(near), "remembered": len(known) - len(near)}
             through = " and ".join(f"{count} addresses {which}" for which, count in counts.items() if count)
@@ -107,24 +110,25 @@ class Network:
 
 
 class Role(ABC):
-    """Made once per process; `run` is called for every session, and ends or is cancelled with it.
+    """Base class of roles. One instance serves the process; `run` is called for every session and ends with
+    it.
 
-    What is not abstract is as it is for a role that computes nothing and keeps nothing."""
+    The methods that are not abstract suit a role that computes nothing and stores nothing."""
 
     @abstractmethod
     async def run(self, network: Network) -> None: ...
 
     def not_ready(self) -> str | None:
-        """Why /readyz says no; None: ready."""
+        """Return why /readyz answers that the peer is not ready; None: it is ready."""
         return None
 
     def leave(self) -> bool:
-        """Asked to end politely; False: there is nothing under way, `run` may be cancelled."""
+        """Ask the role to leave politely. Return False if nothing is under way and `run` may be cancelled."""
         return False
 
     def working_seconds(self) -> float:
-        """How long the present piece of work has taken; 0: none (the watchdog asks)."""
+        """Return the seconds that the present piece of work has taken; 0: none. The watchdog calls this."""
         return 0.0
 
     async def save(self) -> None:  # noqa: B027 - keeping nothing is what most roles do
-        """p2pd has died: bring to disk what would be missed."""
+        """Write to disk what would be lost. Called when p2pd has died."""

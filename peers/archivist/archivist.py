@@ -178,7 +178,7 @@ class Archivist:
         digest = await asyncio.to_thread(checkpoint_file.state_digest, weights.settled_round, weights.units)
         signed = around.signed(weights.settled_round, weights.chain + digest)
         if not signed:
-            reason = f"nobody has signed the weights of round {weights.settled_round} yet"
+            reason = f"no peer has signed the weights of round {weights.settled_round} yet"
             raise NotArchived("not_signed", reason)
         now = self.circle.directory.now()
         entry = await asyncio.to_thread(self._write, stage, weights, signed, now)

@@ -1,7 +1,8 @@
-"""Text to train on and to score: the documents in this machine's files, and what is left out of them.
+"""Text to train on and to score: the documents in this machine's files.
 
-What cannot be read is left out and counted, with the first one's name and reason: one bad file of thousands
-ends no peer. No file is held in memory, however long it is or its lines are.
+An unreadable file or line is skipped and counted, with the name and reason of the first one. One bad file of
+thousands so stops no peer. Files are streamed and never held in memory as a whole, however long a file or a
+line is.
 """
 
 from __future__ import annotations
@@ -43,87 +44,87 @@ HELD_OUT = (
     "argparse", "bisect", "calendar", "configparser", "csv", "difflib", "fractions", "heapq",
     "ipaddress", "mailbox", "plistlib", "queue", "shlex", "statistics", "textwrap", "timeit",
 )  # fmt: skip
-"""Standard library modules that are never trained on: single files in Python 3.11 to 3.13."""
+"""Standard library modules that are held out of training. They are single files in Python 3.11 to 3.13."""
 _LEFT_OUT = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 )
 LONGEST_CORPUS_BYTES = 64 * 2**20
-"""What one peer reads; of a larger text each peer takes its own random part."""
+"""Maximum bytes of text that one peer reads. From a larger text each peer reads its own random part."""
 BETWEEN_DOCUMENTS = b"\n\n"
 BLOCK_BYTES = 2**20
-"""Read at a time."""
+"""Bytes that are read at a time."""
 MIN_UNPACKED_BYTES = 64 * 2**10
-"""A text may unpack to as many, however small its files are."""
+"""Bytes that a text may always unpack to, however small its files are."""
 MAX_LOST_SHARE = 0.001
-"""More of a text that its tokens do not give back is worth a warning: 1 byte of 1,000."""
+"""Share of bytes that decoding the tokens may lose without a warning: 1 byte of 1,000."""
 _BINARY_BYTES = 8192
-"""A zero byte among the first so many is in no text; git looks at as many."""
+"""A file with a zero byte among its first `_BINARY_BYTES` is binary. Git checks the same number of bytes."""
 
 
 @dataclass(slots=True)
 class ReadSummary:
-    """What was read of a text, and what was not."""
+    """Counts of what was read of a text, and of what was skipped."""
 
     files: int = 0
     documents: int = 0
     bytes: int = 0
     left_out: int = 0
-    """Files, and lines of .jsonl files."""
+    """Number of skipped files and skipped lines of .jsonl files."""
     first_left_out: str = ""
-    """Its place, and why."""
+    """Place of the first skipped file or line, and the reason."""
     not_utf8: int = 0
-    """Files that are read, but hold other bytes."""
+    """Number of files that were read although they are not valid UTF-8."""
     first_not_utf8: str = ""
     ends_in_text: int = 0
-    """How often documents contain the run's end of text."""
+    """Number of times that documents contain the run's end-of-text string."""
     encoded_bytes: int = 0
-    """Bytes of UTF-8 that a tokenizer.json was given."""
+    """Bytes of UTF-8 that a tokenizer.json has encoded."""
     lost_bytes: int = 0
-    """Bytes of those that decoding does not give back."""
+    """Number of those bytes that decoding does not restore."""
     tokenizer: str = ""
-    """What the tokenizer warns of (`Tokenizer.warning`)."""
+    """Warning of the tokenizer (`Tokenizer.warning`)."""
 
     def leave_out(self, what: str) -> None:
         self.left_out += 1
         self.first_left_out = self.first_left_out or what
 
     def warnings(self) -> list[str]:
-        """One line for each kind of trouble; empty: there was none."""
-        told = [self.tokenizer] if self.tokenizer else []
+        """Return one line for each kind of problem; empty: there was none."""
+        lines = [self.tokenizer] if self.tokenizer else []
         if self.left_out:
-            told.append(f"left out of the text: {self._first_and_count()}")
+            lines.append(f"left out of the text: {self._first_and_count()}")
         if self.not_utf8:
             more = f", and {self.not_utf8 - 1:,} more" if self.not_utf8 > 1 else ""
-            told.append(f"not UTF-8: {self.first_not_utf8}{more}; write it as UTF-8 (iconv -t utf-8)")
-        return told + self.losses()
+            lines.append(f"not UTF-8: {self.first_not_utf8}{more}; write it as UTF-8 (iconv -t utf-8)")
+        return lines + self.losses()
 
     def losses(self) -> list[str]:
-        """Return the warnings about what the tokenizer made of the text."""
-        told = []
+        """Return the warnings about losses in tokenizing the text."""
+        lines = []
         if self.ends_in_text:
-            told.append(
+            lines.append(
                 f"documents contain the run's end of text {self.ends_in_text:,} times, which is no end "
                 "there: remove it from them"
             )
         if self.lost_bytes > MAX_LOST_SHARE * self.encoded_bytes:
             share = self.lost_bytes / self.encoded_bytes
-            told.append(
+            lines.append(
                 f"the tokenizer loses {self.lost_bytes:,} bytes of {self.encoded_bytes:,} ({share:.1%}): "
                 "decoding does not give them back; `swarmnet tokenizer FILE` makes one that loses none"
             )
-        return told
+        return lines
 
     def reason(self) -> str:
-        """Return what was left out, to follow a sentence that misses it; empty: nothing was left out."""
+        """Return what was skipped, as the tail of an error message; empty: nothing was skipped."""
         return f"; left out: {self._first_and_count()}" if self.left_out else ""
 
     def add_left_out(self, other: ReadSummary) -> None:
-        """Count what another reading left out, as after what this one did."""
+        """Add what another reading skipped, as if it came after this one."""
         self.left_out += other.left_out
         self.first_left_out = self.first_left_out or other.first_left_out
 
     def keep_losses(self, kept: ReadSummary) -> None:
-        """Take from a reading of the same text what only encoding it counts."""
+        """Copy the counts that only encoding produces from an earlier reading of the same text."""
         self.ends_in_text, self.encoded_bytes = kept.ends_in_text, kept.encoded_bytes
         self.lost_bytes = kept.lost_bytes
 
@@ -133,12 +134,12 @@ class ReadSummary:
 
 
 Block = tuple[bool, bytes]
-"""Whether it begins a document, and some of its text."""
+"""Whether the block starts a document, and some of the document's bytes."""
 
 
 class DocumentText:
-    """The documents of some files, without what the run's owner has withdrawn: SHA-256 of a whole file's
-    bytes, or of a line's or a row's text as UTF-8."""
+    """The documents of some files, without those that the run's owner has withdrawn. A withdrawn document is
+    named by the SHA-256 of the file's bytes, or of the line's or row's text as UTF-8."""
 
     def __init__(
         self,
@@ -151,26 +152,28 @@ class DocumentText:
         check: Callable[[], None] = lambda: None,
         places: str = "",
     ) -> None:
-        """`others`: what was left out beside the files. Only a part of a text over `longest_bytes` is read,
-        which `seed` chooses: give each peer its own. `check` runs with each block that is read, and what it
-        raises ends the reading. `places`: for the error where no document is; empty: there may be none."""
+        """Prepare to read `files`; `others` counts what was skipped besides them.
+
+        From a text over `longest_bytes` only a part is read, chosen by `seed`: give each peer its own seed.
+        `check` is called with each block; an error that it raises ends the reading. `places` is named in the
+        error about a text without documents; empty: such a text is no error."""
         self.reading = ReadSummary()
-        """Of the newest pass over the blocks."""
+        """Summary of the newest pass over the blocks."""
         self.whole = True
-        """Whether that pass found every file, and none unlike its `sha256`."""
+        """Whether that pass found every file, each with its expected `sha256`."""
         self.digest = hashlib.sha256()
-        """Of the documents of that pass, in their order."""
+        """Hash over the documents of that pass, in their order."""
         self._files, self._places = files, places
         self._others = ReadSummary() if others is None else others
         self._longest_bytes, self._seed, self._withdrawn = longest_bytes, seed, withdrawn
         self._check = check
         self._all_bytes = sum(file.bytes for file in files)
         self.total_bytes = min(self._all_bytes, longest_bytes)
-        """About as many will be read."""
+        """Approximate number of bytes that a pass reads."""
 
     def blocks(self) -> Iterator[Block]:
-        """The documents, some bytes at a time; the same ones in each pass as long as the files are. Raises
-        TextError if there is none."""
+        """Yield the documents block by block. Every pass yields the same blocks while the files are
+        unchanged. Raises TextError if there is no document."""
         self.reading, self.whole, self.digest = replace(self._others), True, hashlib.sha256()
         chance = random.Random(self._seed)
         files = list(self._files)
@@ -197,7 +200,8 @@ class DocumentText:
             raise TextError(f"no text in {self._places}{self.reading.reason()}")
 
     def _of_file(self, file: File, room: int, chance: random.Random) -> Iterator[Block]:
-        """Of one that is larger than `room`, some part of about that length."""
+        """Yield the blocks of one file. From a file larger than `room` bytes, yield a random part of about
+        that length."""
         try:
             if not self._is_as_pinned(file):
                 return
@@ -235,7 +239,7 @@ class DocumentText:
         return False
 
     def _is_withdrawn(self, file: File, form: str) -> bool:
-        """Of a file that is one document."""
+        """Return whether the file is one document and withdrawn."""
         if not self._withdrawn or form:
             return False
         with open_content(file) as content:
@@ -252,7 +256,7 @@ class DocumentText:
         middle = opened.seekable() and opened.tell() > 0
         block = opened.read(min(BLOCK_BYTES, room))
         if middle:
-            block = block.lstrip(bytes(range(0x80, 0xC0)))  # The rest of a character.
+            block = block.lstrip(bytes(range(0x80, 0xC0)))  # Drops the rest of a character.
         if b"\0" in block[:_BINARY_BYTES] and not file.named:
             self.reading.leave_out(f"{file.name}: is no text: it holds zero bytes")
             return
@@ -272,7 +276,7 @@ class DocumentText:
             block = opened.read(min(BLOCK_BYTES, room))
 
     def _of_lines(self, file: str, opened: BufferedReader, passes: Callable[[], bool]) -> Iterator[Block]:
-        """`passes`: whether the next document is passed over."""
+        """Yield the documents of a .jsonl file. `passes` decides whether to skip the next document."""
         number = 0
         while line := opened.readline(LINE_LIMIT):
             number += 1
@@ -305,8 +309,8 @@ class DocumentText:
 
 
 def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) -> DocumentText:
-    """Return the text at some places. Raises TextError where there is no file, and while it is read where
-    there is no document."""
+    """Return the text at some places. Raises TextError if there is no file, and during reading if there is no
+    document."""
     named, others = list(places), ReadSummary()
     files = [file for place in named for _, file in files_at(place, others)]
     return DocumentText(
@@ -315,7 +319,7 @@ def text_at(places: Iterable[str], longest_bytes: int = LONGEST_CORPUS_BYTES) ->
 
 
 def _text_of(line: bytes) -> bytes:
-    """Of a .jsonl line. Raises ValueError, which says what is wrong with it."""
+    """Return the text of one .jsonl line. Raises ValueError with the defect of the line."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -326,7 +330,7 @@ def _text_of(line: bytes) -> bytes:
 
 
 def joined(text: DocumentText) -> bytes:
-    """All documents in memory, an empty line between them."""
+    """Return all documents in memory, separated by an empty line."""
     return b"".join(
         BETWEEN_DOCUMENTS * (starts and number > 0) + block
         for number, (starts, block) in enumerate(text.blocks())
@@ -334,8 +338,8 @@ def joined(text: DocumentText) -> bytes:
 
 
 def read_text(path: str, warn: Callable[[str], None]) -> bytes:
-    """One file or folder as text to score (`--eval-text`), read as a source of that path would be; `warn`
-    hears what is left out."""
+    """Return the text of one file or folder to score (`--eval-text`), read like a source at that path. `warn`
+    is called with each warning about skipped files."""
     text = text_at([path])
     scored = joined(text)
     for warning in text.reading.warnings():
@@ -344,7 +348,8 @@ def read_text(path: str, warn: Callable[[str], None]) -> bytes:
 
 
 def held_out_text() -> bytes:
-    """The held-out modules of this Python; they differ between versions, so compare only equal hashes."""
+    """Return the held-out modules of this Python. They differ between versions, so compare only equal
+    hashes."""
     library = _standard_library()
     found = [library / f"{module}.py" for module in HELD_OUT]
     texts = [file.read_bytes() for file in found if file.is_file()]
@@ -354,7 +359,7 @@ def held_out_text() -> bytes:
 
 
 def excerpt(text: bytes, limit: int, piece: int = 4096) -> bytes:
-    """At most `limit` bytes of `text`, as pieces taken at equal distances over all of it."""
+    """Return at most `limit` bytes of `text`, as pieces taken at equal distances."""
     if len(text) <= limit:
         return text
     pieces = max(1, limit // piece)
@@ -364,7 +369,8 @@ def excerpt(text: bytes, limit: int, piece: int = 4096) -> bytes:
 
 
 def fingerprint(text: bytes) -> str:
-    """SHA-256 in hexadecimal: figures compare only where the text they were measured on is the same."""
+    """Return the SHA-256 in hexadecimal. Scores are comparable only if they were measured on the same
+    text."""
     return hashlib.sha256(text).hexdigest()
 
 
@@ -373,10 +379,12 @@ def _standard_library() -> Path:
 
 
 def files_at(path: str, reading: ReadSummary) -> list[tuple[str, File]]:
-    """Return the files of `python-stdlib`, or at a path or URL that a person of this machine typed, each with
-    its name below that place. A folder gives those that end in SUFFIXES: its own files, then its folders'.
-    `reading` counts what else lies there: other endings, and links that lead out of the folder, since a text
-    comes as an archive from a stranger. Raises TextError if there is no file; TextUnreachable."""
+    """Return the files of `python-stdlib`, or of a path or URL that the user typed, with names relative to
+    it.
+
+    A folder yields the files that end in SUFFIXES: its own first, then those of its subfolders. `reading`
+    counts skipped files: other endings, and links that lead out of the folder, since a text may be an archive
+    from a stranger. Raises TextError if there is no file, TextUnreachable if a URL does not answer."""
     if is_url(path):
         found = RemoteFolder(path).found()
         for name, file in found.items():
@@ -422,14 +430,14 @@ def _opened(root: Path, paths: Iterable[Path], reading: ReadSummary) -> list[tup
 
 
 def _why_not(file: Path, place: Path) -> str:
-    """Return why a file in the folder `place` is not read; empty: it is."""
+    """Return why a file in the folder `place` is skipped; empty: it is read."""
     if (shown := displayed(file)) != str(file):
         return f"{shown}: its name is not UTF-8: rename it"
     if not has_suffix(file.name, SUFFIXES):
         return f"{file}: of a folder only {', '.join(SUFFIXES)} are read"
     if leads_out(place, file):
         return f"{file} is a link to {file.resolve()}, out of {place}: put a copy of it in its place"
-    if is_file(file) or not is_there(file):  # Of what is not there its size will tell.
+    if is_file(file) or not is_there(file):  # A missing file fails when its size is read.
         return ""
     return f"{file}: is no file"
 
@@ -443,8 +451,8 @@ _CACHED = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def leads_out(folder: Path, path: Path) -> bool:
-    """Return whether a path in `folder` is a link out of it. A snapshot in a Hugging Face cache consists of
-    links into the folder `blobs` of the same repository, which belongs to it."""
+    """Return whether a path in `folder` is a link out of it. A snapshot in a Hugging Face cache links into
+    the folder `blobs` of its own repository; such a link does not lead out."""
     inside, real = folder.resolve(), path.resolve()
     if real.is_relative_to(inside):
         return False

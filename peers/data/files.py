@@ -1,7 +1,8 @@
-"""The files of a text, wherever they lie, and the documents in them, whatever their form: bytes as they are,
-lines of JSON, rows of Parquet; packed by Zstandard or not. What a file holds decides its form, before its
-name does. Zstandard, Parquet and places elsewhere than on this machine are read by the packages zstandard,
-pyarrow and fsspec (the extra `text`).
+"""Open the files of a text, on this machine or at a URL, and detect their format.
+
+A file holds plain bytes, lines of JSON or rows of Parquet, and may be packed by Zstandard. Its content
+decides the format; its name decides only where the content does not. Zstandard, Parquet and URLs need the
+packages zstandard, pyarrow and fsspec (the extra `text`).
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 INDEX = "index.json"
-"""Names the files of a text with their SHA-256 (peers/data/shards.py)."""
+"""Name of the file that lists the files of a text with their SHA-256 (peers/data/shards.py)."""
 LINES, ROWS, PACKED = ".jsonl", ".parquet", ".zst"
 LINE_SUFFIXES = (LINES, ".ndjson")
 PROSE_SUFFIXES = (".txt", ".md")
 _PLAIN_SUFFIXES = (*PROSE_SUFFIXES, *LINE_SUFFIXES)
 SUFFIXES = (*_PLAIN_SUFFIXES, *(suffix + PACKED for suffix in _PLAIN_SUFFIXES), ROWS)
-"""Files of a folder with another ending are no text."""
+"""Endings of text files. Files of a folder with another ending are skipped."""
 MAX_WINDOW_BYTES = 2**27
-"""What a Zstandard frame may ask for as memory: the most that its own command unpacks without more ado."""
+"""Maximum memory that a Zstandard frame may ask for. The `zstd` command has the same default limit."""
 LINE_LIMIT = 16 * 2**20
-"""A longer line of JSON, or string of Parquet, is left out: it would be in memory three times."""
+"""Maximum bytes of a line of JSON or a string of Parquet. A longer one is skipped: it would be in memory
+three times."""
 ROWS_AT_A_TIME = 64
-"""Of Parquet: each is a document, the longest of web crawls some MB."""
+"""Rows of Parquet in memory at a time. Each is a document; the longest documents of web crawls have some
+MB."""
 LARGE_CHUNK_BYTES = 64 * 2**20
-"""A row group whose column `text` is larger is read one row at a time: 64 rows may be all of it."""
+"""A row group with a larger column `text` is read one row at a time, since 64 rows may be all of it."""
 MAX_UNPACKED_RATIO = 100
-"""Bytes of text from a byte of its files. Zstandard packs prose to a third (its own benchmarks)."""
+"""Maximum bytes of text per byte of its files. Zstandard packs prose to a third (its own benchmarks)."""
 BUFFER_BYTES = 2**20
 UNKNOWN_BYTES = 2**20
 """The size assumed for a file whose server reports none."""
@@ -55,44 +58,46 @@ _REFUSED = (
     (0, b"\xff\xfe", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
     (0, b"\xfe\xff", "is UTF-16", "iconv -f utf-16 -t utf-8 {0} > {0}.utf8.txt"),
 )
-"""Where a file has which bytes, what that means, and the command that unpacks it (from file(1))."""
+"""Offset, bytes and meaning of the formats that are refused, with the command that unpacks each (from
+file(1))."""
 _ZSTANDARD, _PARQUET = b"\x28\xb5\x2f\xfd", b"PAR1"
-"""The first bytes of each (RFC 8878; the Parquet format)."""
+"""First bytes of each format (RFC 8878; the Parquet format)."""
 
 
 class Unreadable(Exception):
-    """A file that is not what its name says; the message says why, without the name."""
+    """A file does not have the format that its name promises. The message gives the reason without the
+    name."""
 
 
 class TextError(ValueError):
-    """There is no text to be had there; one line that says what is missing, and where."""
+    """A place has no text. The message is one line that says what is missing, and where."""
 
 
 class TextUnreachable(TextError):
-    """Whoever keeps the text elsewhere does not answer, or refuses: it may be otherwise later."""
+    """The server of a text does not answer, or refuses. A later try may succeed."""
 
 
 class ReadingStopped(Exception):
-    """The text is not wanted any more."""
+    """The caller has cancelled the reading of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a text, on this machine or elsewhere."""
+    """One file of a text, on this machine or at a URL."""
 
     name: str
-    """For people: a path, or a URL without its secrets."""
+    """Name for people: a path, or a URL without its secrets."""
     bytes: int
-    """Its size on the disk, packed or not."""
+    """Size as stored, packed or not."""
     seen: str
-    """Another when the file has changed."""
+    """Version mark of the file; it differs after the file has changed."""
     open: Callable[..., AbstractContextManager[BufferedReader]]
-    """Opens the file, as a stream unless it is told `seekable=True`. Raises OSError where it is not there, or
-    cannot be read here; TextUnreachable, also while it is read."""
+    """Opens the file as a stream, or seekable with `seekable=True`. Raises OSError if the file is missing or
+    unreadable. Raises TextUnreachable, also during reading."""
     named: bool = False
-    """A person named it, and not only its folder: it is text whatever it holds."""
+    """True if the user named this file and not only its folder: it is then text whatever it contains."""
     sha256: str = ""
-    """The hash that it must have; empty: any."""
+    """SHA-256 that the file must have; empty: any."""
 
 
 def local_file(path: Path, *, named: bool = False, sha256: str = "") -> File:
@@ -109,7 +114,7 @@ def _open_local(path: Path, seekable: bool = False) -> BufferedReader:
 
 
 class RemoteFolder:
-    """Where a URL leads that a person of this machine typed. Blocking; call from a thread."""
+    """The folder behind a URL that the user typed. Its calls block; make them from a thread."""
 
     def __init__(self, url: str) -> None:
         """Raises TextError."""
@@ -117,13 +122,13 @@ class RemoteFolder:
         self._files, self._root = connect(url, lambda why: TextError(f"text {why}"))
 
     def file(self, name: str, bytes: int = 0, sha256: str = "") -> File:
-        """Return the file of that name below the folder. Whether it is there is not asked."""
+        """Return the file of that name below the folder. This does not check that the file exists."""
         opens = partial(self._open, f"{self._root}/{name}")
         return File(f"{self.url.rstrip('/')}/{name}", bytes, "", opens, sha256=sha256)
 
     def found(self) -> dict[str, File]:
-        """Every file there, by its name relative to the folder. Raises TextUnreachable; TextError: nothing is
-        there."""
+        """Return every file below the URL by its relative name. Raises TextUnreachable, or TextError if
+        nothing is there."""
         with self._reached():
             try:
                 listed = self._files.find(self._root, detail=True)
@@ -148,7 +153,7 @@ class RemoteFolder:
         return files
 
     def _info(self, path: str) -> dict[str, Any]:
-        """Return what the server reports of one file; nothing where it refuses to."""
+        """Return the server's metadata of one file; empty if the server refuses."""
         with self._reached():
             try:
                 info: dict[str, Any] = self._files.info(path)
@@ -160,7 +165,7 @@ class RemoteFolder:
 
     @contextmanager
     def _open(self, path: str, seekable: bool = False) -> Iterator[BufferedReader]:
-        """Open a file. A web server sends it as one stream, unless it must be `seekable`: not every server
+        """Open a file. A web server sends it as one stream unless it must be `seekable`: not every server
         sends parts of a file."""
         web = is_web(self._secret_url)
         options = {"block_size": 0} if web and not seekable else {}
@@ -185,14 +190,15 @@ class RemoteFolder:
 
 
 def _seen(info: dict[str, Any]) -> str:
-    """What a place tells of a file's version, whichever of it; there is no one word for it."""
+    """Return a version mark of a remote file, made of every version field that its server reports. Servers
+    use different names for these fields."""
     keys = ("size", "ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created")
-    told = (info.get(key) for key in keys)
-    return "/".join(str(each) for each in told if each is not None)
+    values = (info.get(key) for key in keys)
+    return "/".join(str(each) for each in values if each is not None)
 
 
 class _Remote(io.RawIOBase):
-    """A file of fsspec for a BufferedReader: not each of them can read into a buffer."""
+    """Adapter of an fsspec file for a BufferedReader: some of these files cannot read into a buffer."""
 
     def __init__(self, file: IO[bytes], seekable: bool) -> None:
         self._file, self._seekable = file, seekable
@@ -217,23 +223,24 @@ class _Remote(io.RawIOBase):
 
 
 def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Return whether a name ends in one of `suffixes`, in whatever case."""
+    """Return whether a name ends in one of `suffixes`, ignoring case."""
     return name.lower().endswith(suffixes)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in a file, unpacked, from its beginning."""
+    """Unpacked content of a file, from its beginning."""
 
     form: str
-    """LINES, ROWS, or empty: bytes as they are."""
+    """LINES, ROWS, or empty for plain bytes."""
     packed: bool
     stream: BufferedReader
 
 
 @contextmanager
 def open_content(file: File) -> Iterator[Content]:
-    """Open a file as what it holds. Raises OSError, TextError, and Unreadable also while it is read."""
+    """Open a file by its detected format. Raises OSError and TextError, and Unreadable also during
+    reading."""
     with file.open() as stream:
         head = stream.peek(BUFFER_BYTES)
         if head.startswith(_ZSTANDARD) or has_suffix(file.name, (PACKED,)):
@@ -252,7 +259,7 @@ def _is_parquet(name: str, head: bytes) -> bool:
 
 
 def _content(name: str, stream: BufferedReader, packed: bool) -> Content:
-    """Raises Unreadable."""
+    """Return the content with its detected format. Raises Unreadable for a refused format."""
     head = stream.peek(BUFFER_BYTES)
     if packed and _is_parquet(name, head):
         raise Unreadable(f"is Parquet within Zstandard: unzstd {shlex.quote(name)}")
@@ -263,8 +270,8 @@ def _content(name: str, stream: BufferedReader, packed: bool) -> Content:
 
 
 def _is_lines(name: str, head: bytes) -> bool:
-    """Return whether a file is lines of JSON: by its name, else by its first line. Raises Unreadable for one
-    JSON document, which is no text."""
+    """Return whether a file is lines of JSON, by its name, else by its first line. Raises Unreadable for a
+    single JSON document, which is not text."""
     inner = name.lower().removesuffix(PACKED)
     if inner.endswith(LINE_SUFFIXES):
         return True
@@ -283,7 +290,7 @@ def _is_lines(name: str, head: bytes) -> bool:
 
 @contextmanager
 def _unpacked(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
-    """Raises TextError, and Unreadable also while it is read."""
+    """Unpack a Zstandard stream. Raises TextError without the package, and Unreadable also during reading."""
     try:
         import zstandard
     except ImportError:
@@ -297,8 +304,8 @@ def _unpacked(name: str, stream: BufferedReader) -> Iterator[BufferedReader]:
 
 
 def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
-    """The column `text` of a Parquet file, or why a row has none; some rows in memory at a time. Raises
-    TextError, Unreadable."""
+    """Yield the column `text` of a Parquet file, or the reason why a row has none. Only some rows are in
+    memory at a time. Raises TextError, Unreadable."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -310,7 +317,7 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
             raise Unreadable("has no column text")
         columns = (file.schema.column(at) for at in range(len(file.schema)))
         if any((one.path, one.physical_type) == ("text", "BYTE_ARRAY") for one in columns):
-            # A dictionary stays one: a string that many rows share is in memory once.
+            # Keep dictionary encoding: a string that many rows share is in memory once.
             file = parquet.ParquetFile(
                 stream, buffer_size=BUFFER_BYTES, pre_buffer=False, metadata=file.metadata,
                 read_dictionary=["text"],
@@ -324,7 +331,7 @@ def rows_of(name: str, stream: BufferedReader) -> Iterator[str | Unreadable]:
 
 
 def _rows_at_a_time(group: Any) -> int:  # noqa: ANN401 - of a package without types
-    """Return how many rows of a row group are read together, by its metadata. Raises Unreadable for one that
+    """Return how many rows of a row group to read together, from its metadata. Raises Unreadable if the group
     unpacks to more than MAX_UNPACKED_RATIO times its bytes."""
     columns = [group.column(at) for at in range(group.num_columns)]
     text = [one for one in columns if one.path_in_schema.partition(".")[0] == "text"]
@@ -337,8 +344,8 @@ def _rows_at_a_time(group: Any) -> int:  # noqa: ANN401 - of a package without t
 
 
 def _row(scalar: Any) -> str | Unreadable:  # noqa: ANN401 - of a package without types
-    """One value of the column `text`."""
-    value = getattr(scalar, "value", scalar)  # Of a dictionary.
+    """Return one value of the column `text`, or why it cannot be used."""
+    value = getattr(scalar, "value", scalar)  # A dictionary value wraps the string.
     if value is None or not value.is_valid or not hasattr(value, "as_buffer"):
         return Unreadable("no string in its column text")
     if value.as_buffer().size > LINE_LIMIT:

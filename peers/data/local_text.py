@@ -1,8 +1,8 @@
-"""A run's text on this machine: where its peer file says that it is, and nowhere else.
+"""Find a run's text on this machine, only where the peer file says that it is.
 
-What a manifest calls its sources and its tokenizer are names that a stranger chose: whoever opened them as
-paths would hand any file of this machine to the peers of the next stage. Only the first stage reads text. A
-machine without it holds any other stage, and never moves to that one.
+The names of sources and tokenizer in a manifest come from a stranger. Opening them as paths could send any
+file of this machine to the peers of the next stage. Only the first stage reads text. A machine without the
+text can serve any other stage, and never moves to the first.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from swarmnet.run.manifest import BYTES, STANDARD_LIBRARY, Manifest
 
 FIRST_STAGE = 0
 PROGRESS_SECONDS = 5.0
-"""Between two lines about the tokens that are being made; nobody waits longer without a word."""
+"""Seconds between two progress lines while text is tokenized."""
 
 
 def places_here(manifest: Manifest, config: PeerFile) -> dict[str, str]:
-    """Return where the peer file says that each source of the run's text is, by the source's name: a file, a
-    folder, `python-stdlib`, or a URL."""
-    told = {name: str(place) for name, place in config.data_paths.items()}
+    """Return the place that the peer file gives for each source of the run's text, by the source's name. A
+    place is a file, a folder, `python-stdlib`, or a URL."""
+    configured = {name: str(place) for name, place in config.data_paths.items()}
     library = {one.name: STANDARD_LIBRARY for one in manifest.data.sources if one.path == STANDARD_LIBRARY}
-    places = library | told
+    places = library | configured
     return {source.name: places[source.name] for source in manifest.data.sources if source.name in places}
 
 
 def tokenizer_here(manifest: Manifest, config: PeerFile) -> Path | None:
-    """Return where the peer file says that the run's tokenizer.json is; None: bytes, or not said."""
+    """Return the path that the peer file gives for the run's tokenizer.json; None: tokens are bytes, or it
+    gives none."""
     return None if manifest.data.tokenizer == BYTES else config.tokenizer
 
 
 def missing_text(manifest: Manifest, config: PeerFile) -> str:
-    """What of the run's text is not on this machine, and what to do; empty: all is there. By the names of
-    files alone: none is read, and nobody elsewhere is asked."""
+    """Return which part of the run's text is missing on this machine, and what to do; empty: nothing is
+    missing. Only file names are checked: no file is read and no server is contacted."""
     places, tokenizer = places_here(manifest, config), tokenizer_here(manifest, config)
     for source in manifest.data.sources:
         problem, place = "the peer file does not say where it is", places.get(source.name)
@@ -68,29 +69,30 @@ def missing_text(manifest: Manifest, config: PeerFile) -> str:
 
 
 def _asked_to_read(manifest: Manifest, config: PeerFile) -> bool:
-    """Whether a person chose the first stage, or the run has no other."""
+    """Return whether a person chose the first stage, or the run has no other."""
     return config.stage == FIRST_STAGE or len(manifest.stages) == 1
 
 
 def require_text(manifest: Manifest, config: PeerFile) -> None:
-    """UserError if a person chose the stage that reads the run's text, which is not on this machine."""
+    """Raise UserError if the chosen stage reads the run's text and this machine lacks it."""
     if _asked_to_read(manifest, config) and (missing := missing_text(manifest, config)):
         raise UserError(missing)
 
 
 def never_held(manifest: Manifest, config: PeerFile, missing: str) -> frozenset[int]:
-    """The stages that this machine cannot hold as text is `missing` (as `missing_text` says). A stage that
-    a person typed is theirs to choose, and so is the only one that the run has."""
+    """Return the stages that this machine cannot serve without the text that is `missing` (see
+    `missing_text`). A stage that the user chose is never among them, nor is the only stage of a run."""
     return frozenset({FIRST_STAGE}) if missing and not _asked_to_read(manifest, config) else frozenset()
 
 
 def shards_here(
     manifest: Manifest, config: PeerFile, public_key: bytes, withdrawn: frozenset[bytes]
 ) -> tuple[dict[str, list[Shard]], ShardCache, ReadSummary]:
-    """The shards of each source (`all_shards`), what makes and keeps their tokens, without the documents that
-    the owner has withdrawn, and what is left out of the places; of what is no shard any more nothing is kept.
-    `public_key`: the peer's, which chooses its part of a text that is drawn from. Raises TextError;
-    TextUnreachable where a URL does not answer."""
+    """Return the shards of each source (`all_shards`), the cache of their tokens, and what was skipped.
+
+    Documents that the owner has withdrawn are left out. Stored tokens of shards that no longer exist are
+    removed. `public_key` of the peer chooses its part of a randomly sampled text. Raises TextError, and
+    TextUnreachable if a URL does not answer."""
     if missing := missing_text(manifest, config):
         raise TextError(missing)
     data, reading = manifest.data, ReadSummary()
@@ -107,8 +109,8 @@ def shards_here(
 def first_shard_here(
     manifest: Manifest, config: PeerFile, public_key: bytes, progress: Progress
 ) -> tuple[ShardTokens, int]:
-    """The run's text as far as a peer reads it first, to see whether that goes, and the number of all shards.
-    Raises UserError."""
+    """Return the tokens of the first shard that a peer reads, and the number of all shards. This shows
+    whether the text can be read. Raises UserError."""
     try:
         shards, cache, reading = shards_here(manifest, config, public_key, frozenset())
         every = [shard for some in shards.values() for shard in some]
@@ -118,7 +120,7 @@ def first_shard_here(
 
 
 def text_line(read: ShardTokens, shards: int = 1) -> str:
-    """What was read, for people. `shards`: of which it is the first."""
+    """Return a line for people about the text that was read: the first of `shards` shards."""
     reading = read.reading
     text = (
         f"{len(read.tokens):,} tokens: {_count(reading.documents, 'document')} in "
@@ -136,16 +138,16 @@ def _count(number: int, what: str) -> str:
 def progress_lines(
     notify: Notify, now: Callable[[], float], what: str = "makes tokens of the text, once"
 ) -> Progress:
-    """Return what says how far it is, every so often. `now`: seconds."""
-    began = told = now()
+    """Return a progress callback that prints a line every PROGRESS_SECONDS. `now` returns seconds."""
+    began = printed_at = now()
 
     def progress(done: int, all: int) -> None:
-        """So many bytes of the text are read."""
-        nonlocal told
+        """Print progress: `done` of `all` bytes of the text are tokenized."""
+        nonlocal printed_at
         at = now()
-        if at - told < PROGRESS_SECONDS or done <= 0:
+        if at - printed_at < PROGRESS_SECONDS or done <= 0:
             return
-        told = at
+        printed_at = at
         left = (at - began) * max(0, all - done) / done
         notify("tokenizing", f"{what}: {done / 1e6:,.0f} of {all / 1e6:,.0f} MB, {left:.0f} s to go")
 

@@ -1,9 +1,9 @@
-"""What a run's text is read from: the shards of its sources, on this machine or where a URL leads. A shard is
-a file, or several small ones together; where text is drawn, all that a peer draws from is one shard.
+"""The shards of a run's text, on this machine or at a URL. A shard is a file, or several small files
+together. With random sampling, all text of a peer is one shard.
 
-A source's `index.json` names its files with their SHA-256, and the run may name that of the index: then all
-peers that read anything of this source read the same, and everybody can look it up. Who has only some of the
-files reads these.
+The file `index.json` of a source lists its files with their SHA-256. A run may pin the hash of the index. All
+peers that read a file of this source then read the same bytes, and anyone can verify that. A peer with only
+some of the files reads only these.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from swarmnet.run.manifest import Data, TextSource
 
 FORM = "swarmnet index 1"
 MIN_SHARD_BYTES = 2**20
-"""Smaller files, in the order of their names, are read as one shard until it has so many: a file that is
-shorter than a sequence would never be read by itself, and each shard costs a look at the disk."""
+"""Minimum bytes of a shard. Smaller files are joined in the order of their names until they reach it. A file
+shorter than a sequence would never be read alone, and each shard costs a disk access."""
 MAX_INDEX_BYTES = 64 * 2**20
-"""Some 400,000 files."""
+"""Maximum bytes of an index: some 400,000 files."""
 _MAX_NAME = 512
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """A file as the index names it."""
+    """One entry of the index: a file with its size and hash."""
 
     name: str
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -50,20 +50,20 @@ class _Index(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Shard:
     name: str
-    """`SOURCE/FILE`, of the first of its files, the same on every machine."""
+    """`SOURCE/FILE` of its first file; the same on every machine."""
     files: tuple[File, ...]
     others: ReadSummary = field(default_factory=ReadSummary)
-    """What is left out beside these files, and told with what is left out of them."""
+    """Counts of what was skipped besides these files, reported together with what is skipped in them."""
     longest_bytes: int = sys.maxsize
-    """Of more text only a part is read, chosen by `seed`."""
+    """Maximum bytes to read; of a longer text `seed` chooses a part."""
     seed: int = 0
 
     @property
     def seen(self) -> str:
-        """Another when one of its files has changed, or what is read of them."""
+        """Return a version mark that changes with the files and with the settings by which they are read."""
         beside = (self.others.left_out, self.others.first_left_out, self.others.tokenizer)
-        told = [(one.name, one.seen, one.sha256) for one in self.files]
-        return hashlib.sha256(json.dumps([told, beside, self.longest_bytes, self.seed]).encode()).hexdigest()
+        files = [(one.name, one.seen, one.sha256) for one in self.files]
+        return hashlib.sha256(json.dumps([files, beside, self.longest_bytes, self.seed]).encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
@@ -77,9 +77,11 @@ def all_shards(
     longest_bytes: int = sys.maxsize,
     seed: int = 0,
 ) -> dict[str, list[Shard]]:
-    """Return the shards of each source by its name, in the manifest's order. Where text is drawn, there is
-    one shard for all sources, of which a part of at most `longest_bytes` is read that `seed` chooses.
-    `places`: where each source lies on this machine. Raises as `source_files`."""
+    """Return the shards of each source by its name, in the manifest's order.
+
+    With random sampling there is one shard for all sources, under the name "". At most `longest_bytes` of it
+    are read, a part chosen by `seed`. `places` gives the place of each source on this machine. Raises as
+    `source_files`."""
     if data.sampling == "epoch":
         return {source.name: shards_of(source, places[source.name], reading) for source in data.sources}
     found = [source_files(source, places[source.name], reading) for source in data.sources]
@@ -102,9 +104,9 @@ def shards_of(source: TextSource, place: str, reading: ReadSummary) -> list[Shar
 
 
 def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[tuple[str, File]]:
-    """Return the files of one source, with their names below its place. `reading` counts
-    what is left out or missing. Raises TextError: there is nothing, the index is not the run's, or a URL does
-    not answer (TextUnreachable)."""
+    """Return the files of one source, with names relative to its place. `reading` counts what is skipped or
+    missing. Raises TextError if there is no text or the index is not the run's, and TextUnreachable if a URL
+    does not answer."""
     named = _pinned(source, place, reading) if source.index else files_at(place, reading)
     found = list(named)
     if not any(file.bytes for _, file in found):
@@ -114,7 +116,7 @@ def source_files(source: TextSource, place: str, reading: ReadSummary) -> list[t
 
 
 def _pinned(source: TextSource, place: str, reading: ReadSummary) -> Iterator[tuple[str, File]]:
-    """What the run's index names and this machine has."""
+    """Yield the files that the run's index lists and this machine has."""
     folder = RemoteFolder(place) if is_url(place) else Path(place).expanduser()
     for one in _index_of(source, place, folder):
         try:
@@ -130,7 +132,7 @@ def _pinned(source: TextSource, place: str, reading: ReadSummary) -> Iterator[tu
 
 
 def _below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = "") -> File:
-    """A file below a folder. Raises OSError."""
+    """Return a file below a folder. Raises OSError."""
     if isinstance(folder, RemoteFolder):
         return folder.file(name, size, sha256)
     if leads_out(folder, folder / name):
@@ -139,14 +141,15 @@ def _below(folder: RemoteFolder | Path, name: str, size: int = 0, sha256: str = 
 
 
 def _index_of(source: TextSource, place: str, folder: RemoteFolder | Path) -> list[Pinned]:
-    """Checked against what the run says. Raises TextError."""
+    """Return the entries of a source's index, after checking its hash against the manifest. Raises
+    TextError."""
     where = f"the index of the source `{source.name}`, {INDEX} in {without_secret(place)}"
     try:
         with _below(folder, INDEX).open() as opened:
             data = opened.read(MAX_INDEX_BYTES + 1)
     except OSError as error:
         why = error.strerror or error
-        raise TextError(f"{where}: {why}; it comes from whoever published the text") from None
+        raise TextError(f"{where}: {why}; get it from the publisher of the text") from None
     if hashlib.sha256(data).hexdigest() != source.index:
         raise TextError(f"{where}, is not the one that the run names: get it again from its origin")
     try:
@@ -156,7 +159,7 @@ def _index_of(source: TextSource, place: str, folder: RemoteFolder | Path) -> li
 
 
 def parsed(data: bytes) -> list[Pinned]:
-    """An index: from whoever published the text. Raises Unreadable."""
+    """Parse and check an index, which comes from a stranger. Raises Unreadable."""
     if len(data) > MAX_INDEX_BYTES:
         raise Unreadable(f"is longer than {MAX_INDEX_BYTES:,} bytes")
     try:
@@ -174,7 +177,8 @@ def parsed(data: bytes) -> list[Pinned]:
 
 
 def is_plain(name: str) -> bool:
-    """Whether it is a file of text below its folder: it becomes part of a path, or of a URL."""
+    """Return whether `name` is a safe relative path of a text file. The name becomes part of a path or a
+    URL."""
     path = PurePosixPath(name)
     return (
         0 < len(name) <= _MAX_NAME and name.isprintable() and not path.is_absolute()
@@ -184,7 +188,7 @@ def is_plain(name: str) -> bool:
 
 
 def index_of(folder: Path, reading: ReadSummary, progress: Callable[[int, int], None]) -> bytes:
-    """The index of a folder of text, for its creator to publish beside it. Raises TextError."""
+    """Return the index of a folder of text, which its creator publishes in that folder. Raises TextError."""
     if not is_folder(folder):
         why = "is no folder" if is_there(folder) else "does not exist"
         raise TextError(f"{folder} {why}: an index is of the files in a folder")

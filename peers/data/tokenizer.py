@@ -1,4 +1,4 @@
-"""Text as tokens: a byte each, or as a `tokenizer.json` says."""
+"""Encode text as tokens: one per byte, or by a `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -18,47 +18,48 @@ from peers.errors import how_to_install
 from swarmnet.run.manifest import BYTES, Data
 
 PIECE_BYTES = 64 * 1024
-"""A text is cut here at the latest. The tokenizers package takes time with the square of a piece that has no
-line end: 1 MiB 1.4 s, 4 MiB 40 s and 1 GB of memory (docs/lessons.md)."""
+"""Maximum bytes of a piece that is encoded at once. For a piece without a line end the tokenizers package
+takes time with the square of its length. It takes 1.4 s for 1 MiB, and 40 s and 1 GB of memory for 4 MiB
+(docs/lessons.md)."""
 BATCH_BYTES = 2**20
-"""Encoded at a time, on as many threads as the package takes."""
+"""Bytes that are encoded at a time, on all threads that the package uses."""
 MAX_FILE_BYTES = 64 * 2**20
-"""Of a tokenizer.json: one of 262,144 tokens takes 33 MB (Gemma 3)."""
+"""Maximum bytes of a tokenizer.json. One with 262,144 tokens has 33 MB (Gemma 3)."""
 _PROBE = "A text: naïve, 日本語, 12.5 %.\n\n\tif x == 1:  " + "a" * 32 + "b\r\n"
-"""Encoded when a tokenizer.json is loaded: an expression that backtracks without end shows there."""
+"""Text that is encoded when a tokenizer.json is loaded, to detect a pattern that backtracks without end."""
 _SPACES = (b" ", b"\t", b"\r")
 _LONGEST_CHARACTER = 4
-"""Bytes of UTF-8."""
+"""Maximum bytes of a character in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSeparator:
-    """What stands between two documents."""
+    """Separator between two documents."""
 
     text: bytes = BETWEEN_DOCUMENTS
     token: int | None = None
-    """Which the model says where a text ends; None: it never does."""
+    """Token that the model emits at the end of a text; None: it has no such token."""
 
     def count(self, text: bytes) -> int:
-        """Return how often a document contains it, where it is one token."""
+        """Return how often a document contains the separator, if the separator is one token; else 0."""
         return 0 if self.token is None else text.count(self.text)
 
 
 class Tokenizer(ABC):
     vocabulary: int
-    """Tokens are 0 to this, exclusive."""
+    """Number of tokens: ids are 0 to `vocabulary` - 1."""
     warning = ""
-    """What of the file was switched off; empty: nothing."""
+    """Settings of the file that were switched off; empty: none."""
     end = DocumentSeparator()
 
     @abstractmethod
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
-        """Return the tokens of each of these pieces of text, each at most some PIECE_BYTES long: one
-        dimension, `dtype_for(vocabulary)`. Raises TextError for what the tokenizer cannot read."""
+        """Return the tokens of each piece of text as one-dimensional tensors of `dtype_for(vocabulary)`. A
+        piece has at most some PIECE_BYTES. Raises TextError for text that the tokenizer cannot read."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """Return the text of tokens, without a character whose last bytes are still to come."""
+        """Return the text of tokens, without a trailing character whose last bytes are missing."""
 
     def encode(self, text: bytes) -> Tensor:
         """Return the tokens of a text of any length."""
@@ -66,20 +67,20 @@ class Tokenizer(ABC):
         return torch.cat([torch.empty(0, dtype=dtype_for(self.vocabulary)), *pieces])
 
     def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """Return how many bytes of UTF-8 `pieces` are, and how many of these decoding their `tokens` does not
-        give back. Which bytes occur how often is compared, not where they are."""
+        """Return the number of UTF-8 bytes in `pieces`, and how many of them decoding their `tokens` loses.
+        The comparison counts how often each byte occurs, and ignores positions."""
         return 0, 0
 
 
 def dtype_for(vocabulary: int) -> torch.dtype:
-    """The smallest that holds every token: a text's tokens are as large as the text at most."""
+    """Return the smallest dtype that holds every token, so that tokens take no more room than the text."""
     if vocabulary <= 2**8:
         return torch.uint8
     return torch.uint16 if vocabulary <= 2**16 else torch.int32
 
 
 class ByteTokenizer(Tokenizer):
-    """A token is a byte."""
+    """Tokenizer with one token per byte."""
 
     vocabulary = 256
 
@@ -88,14 +89,14 @@ class ByteTokenizer(Tokenizer):
         return [torch.frombuffer(bytearray(piece), dtype=torch.uint8) for piece in pieces]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        # A model may have more than 256 outputs; those beyond are no text.
+        # A model may have more than 256 outputs; the others are no text.
         return bytes(token for token in tokens if token < 256)
 
 
 def read_settings(path: Path) -> tuple[str, list[str]]:
-    """Return a tokenizer.json without the settings that change a text, as JSON, and what these were.
+    """Return a tokenizer.json as JSON without the settings that change a text, and the removed settings.
 
-    Truncation cuts a text, padding adds tokens, and with dropout a text has other tokens each time. Raises
+    Truncation cuts a text, padding adds tokens, and dropout makes the tokens of a text random. Raises
     TextError."""
     try:
         with path.open("rb") as file:
@@ -119,20 +120,21 @@ def read_settings(path: Path) -> tuple[str, list[str]]:
 
 
 def _remove(settings: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """Set these settings to null; return which were set, with their values."""
+    """Set these settings to null. Return those that were set, with their values."""
     found = [name for name in names if settings.get(name) not in (None, 0)]
-    told = [f"{name} {json.dumps(settings[name])[:80]}" for name in found]
+    removed = [f"{name} {json.dumps(settings[name])[:80]}" for name in found]
     settings.update(dict.fromkeys(found))
-    return told
+    return removed
 
 
 Result = TypeVar("Result")
 
 
 class FileTokenizer(Tokenizer):
-    """A `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced.
+    """Tokenizer of a `tokenizer.json`, read by the `tokenizers` package. Text that is not UTF-8 is replaced.
 
-    Special tokens that are written in a text are plain text; the end of text is put in by its id alone."""
+    Special tokens that occur in a text are encoded as plain text; the end of text is inserted by its id
+    only."""
 
     def __init__(self, path: Path, eos_token: str = "") -> None:
         """Raises TextError."""
@@ -149,7 +151,7 @@ class FileTokenizer(Tokenizer):
         self._loaded: Any = self._run(lambda: Loaded.from_str(text), "is not a tokenizer.json")
         self._loaded.encode_special_tokens = True
         self.vocabulary = max(self._loaded.get_vocab().values(), default=-1) + 1
-        """The largest id, and 1: ids may have gaps."""
+        """Largest id plus 1; ids may have gaps."""
         self.encode_pieces([_PROBE.encode()])
         if eos_token:
             self.end = DocumentSeparator(eos_token.encode(), self._token_of(eos_token))
@@ -183,7 +185,7 @@ class FileTokenizer(Tokenizer):
         return int(given.sum()), int(lost.sum())
 
     def _parts(self, text: str) -> list[str]:
-        """Return a text cut within each end of text, which so never becomes that token."""
+        """Return a text cut within each end-of-text string, so that none is encoded as that token."""
         if self.end.token is None:
             return [text]
         end = self.end.text.decode()
@@ -198,8 +200,10 @@ class FileTokenizer(Tokenizer):
         return _only_token(tokens, end, self._path)
 
     def _run(self, use: Callable[[], Result], failed: str) -> Result:
-        """Run a call of the package. Raises TextError for what it raises: bare Exception for a bad file, and
-        PanicException of Rust, which is no Exception, for an expression that gives up."""
+        """Run a call of the package. Raises TextError for everything that it raises.
+
+        The package raises bare Exception for a bad file. For a pattern that gives up it raises Rust's
+        PanicException, which is not a subclass of Exception."""
         try:
             return use()
         except BaseException as error:
@@ -215,7 +219,7 @@ def _histogram(text: str) -> np.ndarray:
 
 
 def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
-    """Return the one token that an end of text is. Raises TextError."""
+    """Return the single token of an end of text. Raises TextError."""
     if len(tokens) != 1:
         raise TextError(
             f"data.eos_token {end!r} is {len(tokens)} tokens of tokenizer {tokenizer}; it must be one: "
@@ -225,8 +229,8 @@ def _only_token(tokens: Sequence[int], end: str, tokenizer: Path | str) -> int:
 
 
 def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> Tokenizer:
-    """A tokenizer.json, or None: bytes. `eos_token`: the manifest's. Raises TextError if the model's
-    vocabulary is smaller, or if the end of a text is not one token."""
+    """Return the tokenizer of a tokenizer.json, or of bytes if `file` is None. `eos_token` is the manifest's.
+    Raises TextError if the model's vocabulary is smaller, or if the end of a text is not one token."""
     tokenizer = FileTokenizer(file, eos_token) if file is not None else ByteTokenizer()
     if file is None and eos_token:
         end = eos_token.encode()
@@ -240,8 +244,9 @@ def open_tokenizer(file: Path | None, vocabulary: int, eos_token: str = "") -> T
 
 
 def tokenizer_file(data: Data, given: Path | None) -> Path | None:
-    """The tokenizer.json of a run's text on this machine; None: its tokens are bytes. `given`: where a person
-    says that it is: what stands in a manifest is the owner's name for it, never a place. Raises TextError."""
+    """Return the path of the run's tokenizer.json on this machine; None: its tokens are bytes. `given` is the
+    path that the user typed. The manifest has only the owner's name for the file, never a path. Raises
+    TextError."""
     if data.tokenizer == BYTES:
         if given is not None:
             raise TextError(f"tokenizer {given} is not for this run, whose tokens are bytes: leave it out")
@@ -255,8 +260,8 @@ def tokenizer_file(data: Data, given: Path | None) -> Path | None:
 
 
 def pieces_of(blocks: Iterable[bytes], length: int = PIECE_BYTES) -> Iterator[bytes]:
-    """A document, which comes in blocks of any length, as pieces of at most `length` bytes: cut behind a line
-    end, else before white space (tokens begin with it), else between two characters."""
+    """Split a document, given in blocks of any length, into pieces of at most `length` bytes. It is cut after
+    a line end, else before white space (tokens begin with it), else between two characters."""
     waiting = b""
     for block in blocks:
         waiting = waiting + block if waiting else block
@@ -271,7 +276,7 @@ def pieces_of(blocks: Iterable[bytes], length: int = PIECE_BYTES) -> Iterator[by
 
 
 def _cut(text: bytes, start: int, last: int) -> int:
-    """Where a piece that began at `start` ends, behind `start` and at `last` at the latest."""
+    """Return the end of a piece that begins at `start`: after `start`, and at most `last`."""
     half = (start + last + 1) // 2
     line_end = text.rfind(b"\n", half, last)
     if line_end >= 0:
@@ -280,6 +285,6 @@ def _cut(text: bytes, start: int, last: int) -> int:
     if space > start:
         return space
     for stop in range(last, max(start, last - _LONGEST_CHARACTER), -1):
-        if text[stop] & 0xC0 != 0x80:  # No byte that continues a character.
+        if text[stop] & 0xC0 != 0x80:  # Not a continuation byte of a character.
             return stop
     return last

@@ -1,12 +1,12 @@
-"""The tokens of shards: made once, some of the text at a time, and kept on the disk, so that memory does not
+"""Tokenize shards once, a part of the text at a time, and store the tokens on disk, so that memory does not
 grow with the text.
 
-    STATE/text/shards/KEY.tokens    little-endian, as narrow as the vocabulary allows; mapped, not read
-    STATE/text/shards/KEY.json      what they were made of
+    STATE/text/shards/KEY.tokens    little-endian, in the narrowest type for the vocabulary; memory-mapped
+    STATE/text/shards/KEY.json      what the tokens were made of
 
-KEY is of the shard's name, tokenizer and end of text. A shard whose files look as they did is not read again;
-one that looks otherwise, or from which documents may have been withdrawn, is read, and made anew if it then
-holds another text. Tokens are written beside and moved when they are whole.
+KEY is a hash of the shard's name, the tokenizer and the end of text. A shard with unchanged files is not read
+again. A shard with changed files, or with newly withdrawn documents, is read, and tokenized again if its text
+differs. Tokens are written to a temporary file, which is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -36,46 +36,46 @@ from peers.errors import UserError
 FOLDER = "text"
 SHARDS = "shards"
 FORM = "swarmnet tokens 3"
-"""Goes into the key: another way to cut or join documents makes other tokens."""
+"""Format version, part of the key: another way to cut or join documents makes other tokens."""
 
 FREE_BYTES = 1 << 30
-"""Left free on the disk: checkpoints, the largest of which are some GB, must find room beside the text."""
+"""Bytes to leave free on the disk: checkpoints need room next to the text, and the largest have some GB."""
 
 Progress = Callable[[int, int], None]
-"""Bytes of text that are tokens now, and bytes in all."""
+"""Called with the bytes of text that are tokenized so far, and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTokens:
-    """One shard, open."""
+    """The tokens of one shard."""
 
     name: str
     tokens: Tensor
-    """One dimension, `dtype_for(vocabulary)`, mapped."""
+    """One dimension, `dtype_for(vocabulary)`, memory-mapped."""
     reading: ReadSummary
     made: bool
-    """False: they lay on the disk."""
+    """True if the tokens were made now; False if they were read from disk."""
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What the tokens of a shard were made of."""
+    """What the stored tokens of a shard were made of."""
 
     digest: str
-    """Of the documents."""
+    """Hash over the documents."""
     seen: str
     tokens: int
     reading: ReadSummary
 
 
 class ShardCache:
-    """Opens shards. Blocking; call from a thread, one at a time."""
+    """Makes and stores the tokens of shards. Its calls block; make them from one thread at a time."""
 
     def __init__(
         self, tokenizer: Path | None, vocabulary: int, state: Path, eos_token: str = "",
         withdrawn: Collection[bytes] = (),
     ) -> None:  # fmt: skip
-        """Tokens by a tokenizer.json, or None: bytes; kept in a peer's state folder. Raises TextError for a
-        tokenizer that does not fit."""
+        """Make tokens by a tokenizer.json, or of bytes if `tokenizer` is None, and store them in a peer's
+        `state` folder. Raises TextError for a tokenizer that does not fit."""
         self._tokenizer: Tokenizer = open_tokenizer(tokenizer, vocabulary, eos_token)
         self._dtype = dtype_for(self._tokenizer.vocabulary)
         self._folder = state / FOLDER / SHARDS
@@ -84,15 +84,15 @@ class ShardCache:
         self._made_by = json.dumps([FORM, made_by, self._tokenizer.end.text.hex()])
         self._left_out = hashlib.sha256(b"".join(sorted(self._withdrawn))).hexdigest()
         self.stopped = False
-        """Ends what is read or made in another thread with its next block."""
+        """Set from another thread to end the reading with its next block."""
 
     @property
     def warning(self) -> str:
-        """What the tokenizer warns of."""
+        """Warning of the tokenizer; empty: none."""
         return self._tokenizer.warning
 
     def keep_only(self, shards: Iterable[Shard]) -> None:
-        """Remove what is of other shards, or of another tokenizer, or was not finished. Raises TextError."""
+        """Remove the files of other shards, of another tokenizer, and unfinished ones. Raises TextError."""
         kept = {self._path(shard).stem for shard in shards}
         try:
             for path in self._folder.glob("*"):
@@ -102,10 +102,10 @@ class ShardCache:
             raise TextError(f"{error.filename}: cannot be removed: {error.strerror}") from None
 
     def open(self, shard: Shard, progress: Progress) -> ShardTokens:
-        """Its tokens; none, where none of it can be read. Raises TextError: a full disk; TextUnreachable;
-        Stopped."""
+        """Return the tokens of a shard; empty if none of it can be read. Raises TextError for a full disk,
+        TextUnreachable, and ReadingStopped."""
         path, seen = self._path(shard), f"{shard.seen}/{self._left_out}"
-        note = _noted(path.with_suffix(".json"))
+        note = _read_note(path.with_suffix(".json"))
         tokens = None if note is None else _mapped(path, note.tokens, self._dtype)
         if note is not None and tokens is not None and note.seen == seen:
             return ShardTokens(shard.name, tokens, note.reading, made=False)
@@ -129,7 +129,7 @@ class ShardCache:
                 f"{self._folder}: the text's tokens cannot be kept: {error.strerror}; they take as much room "
                 f"as the text, {text.total_bytes / 1e6:,.0f} MB at most"
             ) from None
-        except UserError as error:  # Of writing beside.
+        except UserError as error:  # write_atomically raises this.
             raise TextError(str(error)) from None
         if made:
             tokens = _mapped(path, count, self._dtype)
@@ -142,10 +142,12 @@ class ShardCache:
             raise ReadingStopped
 
     def _write(self, path: Path, text: DocumentText, progress: Progress) -> int:
-        """How many tokens were written. Raises OSError; nothing stays then."""
+        """Write the tokens and return how many there are. Raises OSError and leaves no file behind then."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
-        part, count = path.with_suffix(f".{id(self):x}.part"), 0  # Another thread may not have stopped yet.
+        # The name is unique: another thread may not have stopped yet.
+        part = path.with_suffix(f".{id(self):x}.part")
+        count = 0
         try:
             with part.open("wb") as file:
                 for some in encoded(text, self._tokenizer, progress):
@@ -165,7 +167,7 @@ class ShardCache:
         return self._folder / f"{key}.tokens"
 
 
-def _noted(path: Path) -> _Note | None:
+def _read_note(path: Path) -> _Note | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Note)
     except (OSError, ValueError, RecursionError):
@@ -173,7 +175,7 @@ def _noted(path: Path) -> _Note | None:
 
 
 def _mapped(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
-    """The file's tokens; None if it is not as long as it should be."""
+    """Return the file's tokens, memory-mapped; None if the file has not the expected length."""
     try:
         if path.stat().st_size != count * dtype.itemsize:
             return None
@@ -185,7 +187,8 @@ def _mapped(path: Path, count: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Iterator[Tensor]:
-    """The tokens of about BATCH_BYTES of text at a time. `text.reading` counts what they lose."""
+    """Yield the tokens of about BATCH_BYTES of text at a time. `text.reading` counts the bytes that they
+    lose."""
     batch: list[bytes | None] = []
     waiting = 0
     for piece in _pieces(text):
@@ -199,7 +202,7 @@ def encoded(text: DocumentText, tokenizer: Tokenizer, progress: Progress) -> Ite
 
 
 def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: ReadSummary) -> Tensor:
-    """Return the tokens of pieces, and of the end of text where there is None."""
+    """Return the tokens of pieces, with the end of text in the place of each None."""
     pieces = [piece for piece in batch if piece is not None]
     tokens = tokenizer.encode_pieces(pieces)
     given, lost = tokenizer.lost_bytes(pieces, tokens)
@@ -213,7 +216,7 @@ def _tokens_of(batch: Sequence[bytes | None], tokenizer: Tokenizer, reading: Rea
 
 
 def _pieces(text: DocumentText) -> Iterator[bytes | None]:
-    """What the tokenizer is given: whole documents where they are short, and None between two."""
+    """Yield the pieces to tokenize, whole documents if they are short, and None between two documents."""
     number = 0
 
     def document_of(block: Block) -> int:

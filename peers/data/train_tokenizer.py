@@ -1,4 +1,4 @@
-"""A tokenizer from a text: byte-level BPE, which has tokens for every text; by the `tokenizers` package."""
+"""Train a tokenizer on a text: byte-level BPE, which can encode every text, by the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from peers.errors import how_to_install
 def train_tokenizer(
     text: DocumentText, vocabulary: int, eos_token: str, progress: Progress
 ) -> tuple[bytes, int]:
-    """A tokenizer.json, and its number of tokens: at most `vocabulary`, of which `eos_token` is one. The
-    text is never whole in memory; `progress` hears how much of it was read. Raises TextError: no text, or no
-    package."""
+    """Return a tokenizer.json with at most `vocabulary` tokens, `eos_token` among them, and its number of
+    tokens. The text is streamed; `progress` is called with the bytes read so far. Raises TextError without
+    text or without the package."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
@@ -32,7 +32,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    next(text.blocks())  # Here, where a text that is not there still raises what it should.
+    next(text.blocks())  # Checked here, where a missing text still raises TextError.
     made.train_from_iterator(_pieces(text, progress), trainer)
     return made.to_str(pretty=True).encode(), int(made.get_vocab_size())
 

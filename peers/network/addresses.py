@@ -27,8 +27,8 @@ class Addresses:
 
     @classmethod
     def of(cls, announce: Sequence[str], listen: Sequence[str], told: Sequence[str]) -> Addresses:
-        """Combine the address lists of a peer: its configured `announce`, `listen` with actual ports, and
-        `told`. The last are the addresses reported by p2pd and the relays."""
+        """Combine the address lists of a peer: its configured `announce`, `listen` with actual ports, and the
+        addresses reported by p2pd and the relays."""
         listening = [port for each in listen if (port := tcp_port(each))]
         announced = [port for each in announce if (port := tcp_port(each))]
         ports = dict.fromkeys([*listening, *([] if listening else announced)])

@@ -24,7 +24,8 @@ from protocols.reachability.fresh_dial import Dialled
 from swarmnet.identifiers import PeerId
 
 Connections = Callable[[float], Awaitable[Sequence[tuple[PeerId, str]]]]
-"""The peer and the other end of each, within so many seconds; PeerGone if p2pd does not say."""
+"""Returns each connected peer and its address, within a timeout in seconds. Raises PeerGone if p2pd does not
+answer."""
 Way = Literal["direct", "relayed", "none", "unknown"]
 
 FIRST_SECONDS = 60.0
@@ -42,11 +43,11 @@ CONNECTIONS_SECONDS = 5.0
 
 TEXTS = {
     "direct": "others get in: this peer is reachable directly",
-    "relayed": "nobody gets in directly; others reach this peer through a relay, which is slower: `swarmnet "
-    "doctor` with its peer file says what to mend",
-    "none": "nobody gets in, and no relay leads here: this peer trains over the connections that it opens "
-    "itself. `swarmnet doctor` with its peer file says what to mend",
-    "unknown": "nobody could tell whether others get in",
+    "relayed": "no direct connection comes in; others reach this peer through a relay, which is slower: "
+    "`swarmnet doctor` with its peer file says what to fix",
+    "none": "no connection comes in, and no relay leads here: this peer trains over the connections that it "
+    "opens itself. `swarmnet doctor` with its peer file says what to fix",
+    "unknown": "unknown whether others can connect: no peer could check",
 }
 
 Asks = Callable[[PeerId, Callable[[str], Sequence[str]]], Awaitable[DialBack]]

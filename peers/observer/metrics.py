@@ -39,7 +39,7 @@ def _known(number: float | None) -> Samples:
     return [] if number is None else [((), float(number))]
 
 
-def _least_holders(swarm: SwarmSnapshot) -> Samples:
+def _min_holders(swarm: SwarmSnapshot) -> Samples:
     """Return the smallest number of peers per expert group, by stage."""
     stages: dict[int, list[int]] = {}
     for group in swarm.experts:
@@ -64,7 +64,7 @@ SHOWN = (
         _gauge("swarm_experts_min_replicas",
                "Peers that train the stage's rarest group of experts, as their records claim.",
                STAGE),
-        _least_holders,
+        _min_holders,
     ),
     SwarmMetric(
         _gauge("swarm_round", "Round of the median training peer, number, by records."),

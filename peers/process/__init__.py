@@ -1,1 +1,1 @@
-"""A peer's operating system process: its sessions with p2pd, and roles that hold no stage."""
+"""The operating system process of a peer: its sessions with p2pd, and roles without a stage."""

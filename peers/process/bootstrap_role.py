@@ -1,4 +1,4 @@
-"""The bootstrap: lets others find each other, and keeps a run's manifest findable."""
+"""The bootstrap role: it lets peers find each other, and keeps a run's manifest in the directory."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE
 
 MANIFEST_SECONDS = 60.0
-"""How often a bootstrap with a run stores its manifest, the owner's order and the registry's entry again;
-they live 600 s in the directory."""
+"""Seconds after which a bootstrap with a run stores its manifest, the owner's order and the registry entry
+again. They expire after 600 s in the directory."""
 HEIGHT_SECONDS = 30.0
-"""How often it looks how far the run has come."""
+"""Seconds between two looks at the run's progress."""
 LOOK_SECONDS = 5.0
-"""How often a bootstrap says how many nodes it knows, and what it carries."""
+"""Seconds between two reports of the known nodes and the relayed traffic."""
 
 
 class Bootstrap(Role):
-    """Role `bootstrap`."""
+    """The role `bootstrap`."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
 
     async def run(self, network: Network) -> None:
-        """Until it is cancelled."""
+        """Join the swarm and serve it until cancelled."""
         process, directory = self.process, network.directory
         await network.join(process)
         signed = None
@@ -64,7 +64,8 @@ class Bootstrap(Role):
                 await asyncio.gather(remembering, return_exceptions=True)
 
     async def _remember(self, network: Network, signed: SignedManifest) -> None:
-        """How far the run has come, and say so in an own record while nobody trains it."""
+        """Follow the run's highest settled round. Announce it in an own record while no peer trains the
+        run."""
         process, directory = self.process, network.directory
         height = HighestFinalizedRound(process.config.state / "height.json")
         log_event = process.log.record
@@ -83,7 +84,7 @@ class Bootstrap(Role):
                     await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
             except WireError as error:
                 log_event(events.LookUpFailed(what="height", code=error.code, reason=str(error)))
-            except UserError as error:  # A full disk: it is remembered until a restart.
+            except UserError as error:  # A full disk: the round is kept in memory until a restart.
                 process.notify("height_not_kept", str(error))
             await asyncio.sleep(HEIGHT_SECONDS)
 
@@ -110,5 +111,5 @@ class Bootstrap(Role):
 
     def _tell_how_to_join(self, signed: SignedManifest, address: str) -> None:
         name, run = signed.manifest.name, signed.run_id
-        told = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
-        self.process.notify("run", told)
+        text = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
+        self.process.notify("run", text)

@@ -1,4 +1,4 @@
-"""The peer process: a peer file becomes a running role, until a signal or a fault ends it."""
+"""The peer process: run the role of a peer file until a signal or an error ends it."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
 
 OF_A_STAGE = ("pause", "resume", "checkpoint", "credit")
-"""Words of the control socket that a worker answers (`roles/worker.py`)."""
+"""Words of the control socket that only a worker answers (`peers/worker/role.py`)."""
 
 
 Roles = Mapping[str, Callable[[Process], Role]]
-"""By the word in a peer file: those that stand above a process (peers/cli/run.py)."""
+"""Additional roles by their name in a peer file, from layers above this one (peers/cli/run.py)."""
 NO_OTHERS: Roles = MappingProxyType({})
 
 
 def role_of(process: Process, others: Roles) -> Role:
-    """What the peer file asks for, of a process's own roles or of `others`. Each role brings its own
+    """Return the role that the peer file names, one of this package or of `others`. Each role imports its own
     libraries: a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
     wanted = process.config.role
     if wanted in others:
@@ -65,8 +65,8 @@ def role_of(process: Process, others: Roles) -> Role:
 
 
 def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Roles = NO_OTHERS) -> int:
-    """Run one peer until it is told to stop. Returns the exit code; UserError for what a person can mend.
-    `joined`: see Process; `others`: roles beside its own."""
+    """Run one peer until it is asked to stop. Returns the exit code. Raises UserError for what a person can
+    fix. `joined`: see `Process`; `others`: additional roles."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
     _compute_in_long_turns()
@@ -75,18 +75,22 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
         as_user_errors(CannotStart, IdentityError),
     ):  # fmt: skip
         if was_open:
-            report.notify("state", f"other users could look into {config.state}: it is closed to them now")
+            report.notify(
+                "state",
+                f"other users could read {config.state}: its permissions are now restricted to this user",
+            )
         identity = load_or_create(config.identity)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(Peer(config, identity, report, joined, others).run())
 
 
 def _compute_in_long_turns() -> None:
-    """Let nothing that wakes up in this process, or in the p2pd that it starts, cut short the turn of whoever
-    computes on that processor: messages wait a few milliseconds, and the model's data stays in the caches
-    (docs/benchmarks/wan.md). All threads and processes that are started from now on inherit it."""
+    """Use the batch scheduling policy, so that waking threads and the p2pd child do not preempt computation.
+
+    Messages then wait a few milliseconds, and the model's data stays in the CPU caches
+    (docs/benchmarks/wan.md). Threads and processes that are started later inherit the policy."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # A container may forbid it: then it is slower.
+        with contextlib.suppress(OSError):  # A container may forbid it; the peer is slower then.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
@@ -141,7 +145,7 @@ class Peer:
             await Sessions(self.process, self.role).run()
         except (FatalError, MemoryError) as error:
             why = str(error) if isinstance(error, FatalError) else reason(error)
-            self._last_words(f"cannot go on: {why}")
+            self._last_words(f"ends after an error: {why}")
             code = error.code if isinstance(error, FatalError) else "out_of_memory"
             self.log.record(events.Fault(code=code, reason=why))
             ended = events.Stopped(code, why)
@@ -166,14 +170,14 @@ class Peer:
         return 0
 
     def _late(self, seconds: float) -> None:
-        """The event loop turned so much later than it was to."""
+        """Count the seconds by which the event loop ran late."""
         self.metrics.about.late.inc(seconds)
 
     def _last_words(self, text: str) -> None:
         self.report.notify("fault", text, "error")
 
     def _signalled(self) -> None:
-        """The first signal leaves politely, the second one at once."""
+        """Leave politely at the first signal, and at once at the second."""
         self._signals += 1
         if self._signals > 1:
             self.log.flush()
@@ -196,7 +200,7 @@ class Peer:
     async def _asked_for_a_stage(self, _request: Request) -> dict[str, Any]:
         role = self.config.role
         raise UserError(
-            f"this peer holds no stage ({role}): it neither pauses nor is counted; `swarmnet leave` ends it"
+            f"this peer holds no stage ({role}): it cannot pause or earn credit; `swarmnet leave` ends it"
         )
 
     async def _asked_to_leave(self, _request: Request) -> dict[str, Any]:

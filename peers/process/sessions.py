@@ -1,4 +1,4 @@
-"""What one identity does in a process: one session after another, each as long as its p2pd."""
+"""Run one session after another for an identity. A session lasts as long as its p2pd process."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ from protocols.reachability.relay_client import circuits_through
 from swarmnet.identifiers import PeerId
 
 RESTART_SECONDS = 1.0
-"""Before a p2pd is started again that died soon after its start."""
+"""Seconds to wait before p2pd is started again if it ended soon after its start."""
 LONGEST_RESTART_SECONDS = 30.0
-"""While p2pd, which had run before, cannot be started."""
+"""Maximum seconds between two tries to start a p2pd that ran before."""
 SLOT_SECONDS = 3.0
-"""For the first relay to reserve a slot, so that the first record names it; four round trips."""
+"""Seconds to wait for the first relay reservation, so that the first record can name it: four round trips."""
 
 
 class P2pdEnded(Exception):
-    """p2pd died; the peer starts it again."""
+    """p2pd ended; the peer starts it again."""
 
 
 class Sessions:
-    """The weights outlive a session on disk and in the swarm."""
+    """Runs sessions until the process is asked to stop. The weights outlive a session on disk and in the
+    swarm."""
 
     def __init__(self, process: Process, role: Role) -> None:
         self.process, self.role = process, role
         self.config = process.config
         self.listen = process.config.listen
-        """With the ports that p2pd got: after a restart it is found where it was."""
+        """Listen addresses with the ports that p2pd got, so that the peer keeps them after a restart."""
 
     async def run(self) -> None:
-        """One after another, until told to stop: each lasts as long as its p2pd."""
+        """Run sessions until asked to stop, and start p2pd again when it ends."""
         process, pause = self.process, RESTART_SECONDS
         while True:
             began = time.monotonic()
@@ -67,7 +68,7 @@ class Sessions:
                 process.notify("p2pd_ended", f"{error}; starting it again in {pause:g} s")
             except CannotStart as error:
                 if self.listen == self.config.listen:
-                    raise  # It never ran: a person must look at the addresses.
+                    raise  # It never ran: a person must correct the addresses.
                 process.notify("p2pd_not_started", f"{error}; trying again in {pause:g} s")
                 self.listen = self.config.listen
                 pause = min(LONGEST_RESTART_SECONDS, max(RESTART_SECONDS, 2 * pause))
@@ -126,24 +127,24 @@ class Sessions:
         self.process.tell(relayed)
 
     def _reachable(self, transport: P2pdTransport) -> ReachabilityProbe:
-        """What asks others whether they get in."""
+        """Return the probe that asks other peers whether they can dial this one."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
         only(gauges, WAYS, "unknown")
 
         async def ask(helper: PeerId, addresses: Callable[[str], Sequence[str]]) -> DialBack:
             return await ask_dial_back(transport.daemon, helper, process.identity, addresses)
 
-        def tell(way: Way) -> None:
+        def report(way: Way) -> None:
             only(gauges, WAYS, way)
             process.tell(events.Reachable(TEXTS[way], way))
 
         return ReachabilityProbe(
             ask, transport.daemon.connections,
-            lambda: Addresses.of(config.announce, self.listen, transport.addresses), tell, Random(),
+            lambda: Addresses.of(config.announce, self.listen, transport.addresses), report, Random(),
         )  # fmt: skip
 
     async def _unless_ended(self, network: Network) -> None:
-        """Run the role until it ends, is told to stop while nothing is under way, or p2pd dies."""
+        """Run the role. Return when it ends or may be cancelled after a stop request. Raises P2pdEnded."""
         stopping = self.process.stop
         work = asyncio.create_task(self.role.run(network), name="role")
         ended = asyncio.create_task(network.transport.ended(), name="p2pd")
@@ -165,7 +166,8 @@ class Sessions:
 
 
 def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
-    """How a peer's p2pd meets the network; `listen`: the peer file's, or with the ports it got before."""
+    """Return the options of a peer's p2pd. `listen`: the peer file's addresses, or those with the ports that
+    it got."""
     return DaemonOptions(
         listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
         relay=config.relay, carries=config.relay and config.role == "bootstrap",
@@ -174,12 +176,12 @@ def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
 
 
 def keeps_slots(config: PeerFile) -> bool:
-    """Whether the peer must be dialled by others, and may not be dialled directly for all that it knows."""
+    """Return whether other peers must dial this peer and it knows no address for direct dials."""
     return config.relay and not config.announce and config.role in ("worker", "archivist")
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
-    """`listen` with the ports that p2pd chose where it says 0; as it is where that cannot be told."""
+    """Return `listen` with each port 0 replaced by the port that p2pd chose, if it can be determined."""
     filled = []
     for wanted in listen:
         _, ip, host, transport, port, *rest = [*wanted.split("/"), *[""] * 5]

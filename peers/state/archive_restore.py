@@ -105,9 +105,11 @@ class Restoring:
             )
             by = signers(held)
             if held.round != entry.round or not by:
-                raise ArchiveError(f"{archive.store.url}/{entry.name}: nobody has signed its weights")
+                raise ArchiveError(f"{archive.store.url}/{entry.name}: no peer has signed its weights")
             if held.past != NOTHING_PAST:  # If passed on, they would decide about other peers' contributions.
-                raise ArchiveError(f"{archive.store.url}/{entry.name}: names settled sets, signed by nobody")
+                raise ArchiveError(
+                    f"{archive.store.url}/{entry.name}: names settled sets without a signature"
+                )
             beside.replace(folder / entry.name)
         except OSError as error:
             raise ArchiveError(f"{folder}: cannot be written: {error.strerror}") from None

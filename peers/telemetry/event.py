@@ -36,7 +36,7 @@ class Event(Struct, frozen=True, tag_field="event", tag=_name_of):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return all fields apart from the name, in the order of the log line."""
+        """Return all fields except the name, in the order of the log line."""
         values = ((field, getattr(self, field)) for field in self.__struct_fields__)
         return {field: value for field, value in values if value is not UNSET}
 

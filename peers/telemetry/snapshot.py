@@ -187,7 +187,7 @@ class SwarmSnapshot:
     """Stage that a newcomer would choose; None while no peer is there or a stage is stuck."""
     round: int | None = None
     settled: int | None = None
-    """Of this peer's stage or the first stage, as `finalized_tokens`."""
+    """Newest settled round of this peer's stage or of the first stage, like `finalized_tokens`."""
     lag: int | None = None
     """Rounds behind the newest known round of the same stage; each stage counts its own rounds."""
     loss: float | None = None

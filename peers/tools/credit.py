@@ -1,4 +1,4 @@
-"""What a peer has contributed, in words: the answer to "am I counted?"."""
+"""Report what a peer has contributed: the answer to "do my contributions count?"."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from peers.telemetry.reasons import JOIN
 from peers.worker.rounds.receipts import FILE_NAME, read, summary
 
 YOUNG_SECONDS = 60.0
-"""A peer that has run for less took part in few blocks of rounds, and a link to a signer takes seconds."""
+"""Seconds of running below which a peer took part in few blocks of rounds; a link to a signer takes
+seconds."""
 
 
 def from_disk(state: Path) -> dict[str, Any]:
-    """Of a peer that does not run: what its folder says. Every receipt is verified again."""
+    """Return the credit of a peer that is not running, from its state folder. Every receipt is verified
+    again."""
     from protocols.signed.identity import IdentityError, load
 
     run, key = state / "run.json", state / "identity.key"
@@ -44,34 +46,34 @@ def from_disk(state: Path) -> dict[str, Any]:
 
 
 def lines(me: Mapping[str, Any]) -> list[str]:
-    """For people."""
-    told = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
-    told.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
+    """Return the credit as lines for people."""
+    report = [f"peer      {me['peer']}", f"run       {printable(me['name'])} ({str(me['run'])[:16]}...)"]
+    report.append(f"counted   {counted(me['accepted'], 'contribution')} accepted by others")
     if me["accepted"]:
-        told.append(f"tokens    {me['tokens']:,} in them, as this peer counted")
-        told.append(f"signed    {counted(me['receipts'], 'receipt')} by {counted(me['signers'], 'peer')}")
+        report.append(f"tokens    {me['tokens']:,} in them, as this peer counted")
+        report.append(f"signed    {counted(me['receipts'], 'receipt')} by {counted(me['signers'], 'peer')}")
     if me.get("since") is not None:
-        told.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
+        report.append(f"since     {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(me['since'])))}")
     now = str(me["state"])
     if me.get("stage") is not None and me["stage"] >= 0:
         now += f", stage {me['stage']}"
     if me.get("uptime_seconds") is not None:
         now += f", up {_duration(float(me['uptime_seconds']))}, moved {me['moves']} times"
-    told.append(f"now       {now}")
+    report.append(f"now       {now}")
     if me["unusable"]:
-        told.append(
+        report.append(
             f"warning   {me['unusable']} lines of {FILE_NAME} are no receipts for this peer: not counted"
         )
     warnings = [printable(str(line)) for line in me.get("warnings", ())]
     if not me["accepted"]:
-        told += [f"why 0     {reason}" for reason in warnings or _why_none(me)]
+        report += [f"why 0     {reason}" for reason in warnings or _why_none(me)]
     else:
-        told += [f"warning   {line}" for line in warnings]
-    return told
+        report += [f"warning   {line}" for line in warnings]
+    return report
 
 
 def _why_none(me: Mapping[str, Any]) -> list[str]:
-    """What is missing, and what to do."""
+    """Return why nothing counts yet, and what to do."""
     every = me["every"]
     if me["state"] == "not running":
         return [f"it does not run; start it: `{me['start']}`"]
@@ -87,7 +89,7 @@ def _why_none(me: Mapping[str, Any]) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    """`3 d 4 h`, `12 min`."""
+    """Format a duration such as `3 d 4 h` or `12 min`."""
     minutes = int(seconds // 60)
     if minutes < 60:
         return f"{minutes} min"

@@ -1,5 +1,5 @@
-"""What peers left on this machine, and how it is removed. Nothing is removed that no peer made: of a state
-folder only the names that peers write, of all else only what is named. No link is followed."""
+"""Find and remove the files that peers left on this machine. In a state folder only file names that peers
+write are removed; elsewhere only what the user names. No link is followed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_A_STATE = {
     "height.json": "", "lock": "", "control.sock": "", ".*.part": "",
     "checkpoints": "checkpoints", "text": "text",
 }  # fmt: skip
-"""Names in a state folder that peers write; behind those of folders, what is in them."""
+"""Names that peers write in a state folder; for a folder, the kind of its content."""
 IN = {
     "state": OF_A_STATE,
     "checkpoints": {"stage-*-round-*.safetensors": "", "stage-*-round-*.given-up": "", ".stage-*.part": "",
@@ -33,32 +33,32 @@ IN = {
     "download": {"[0-9a-f]" * 64: "", ".*": "", "*.part": ""},
     "text": {"*.tokens": "", "*.part": "", ".*.part": "", "newest.json": ""},
 }  # fmt: skip
-"""By kind of folder."""
+"""Names that peers write, by kind of folder."""
 SHOWS_A_STATE = (IDENTITY, "peer.yaml", "events.jsonl", "lock")
 
 
 @dataclass(slots=True)
 class StateFolder:
-    """A peer's folder."""
+    """State folder of a peer."""
 
     folder: Path
     running: bool
     ours: list[Path] = field(default_factory=list)
-    """Files and links that peers write; the folders that they lie in come after them."""
+    """Files and links that peers write, each before the folder that contains it."""
     others: list[Path] = field(default_factory=list)
-    """What else lies in it, and stays."""
+    """Other files in the folder, which are kept."""
     bytes: int = 0
 
 
 @dataclass(slots=True)
 class Leftovers:
-    """All that was found."""
+    """All files that were found."""
 
     states: list[StateFolder] = field(default_factory=list)
     keys: list[Path] = field(default_factory=list)
-    """Owner keys that were named, to be removed."""
+    """Owner keys that the user named for removal."""
     stays: list[tuple[Path, str]] = field(default_factory=list)
-    """What is left alone, and why."""
+    """Paths that are kept, each with the reason."""
 
     @property
     def empty(self) -> bool:
@@ -66,9 +66,9 @@ class Leftovers:
 
 
 def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) -> Leftovers:
-    """Below `home`, where this system keeps state, and in the folders that are named besides (`more`).
-    `units`: where a user's systemd units lie; `keys`: owner keys that are to go, too. Raises UserError for
-    what is not what it was named as."""
+    """Find state folders below `home`, where this system keeps state, and in the folders `more`. `units`:
+    folder of the user's systemd units; `keys`: owner keys to remove. Raises UserError for a path that is not
+    what it was named as."""
     found = Leftovers()
     folders = [*_below(home, found), *(_named(path) for path in more)]
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -90,7 +90,7 @@ def find(home: Path, units: Path, more: Sequence[Path], keys: Sequence[Path]) ->
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the size of its files, without those that go while they are counted. No link is followed."""
+    """Return the size of the folder's files, without files that vanish meanwhile. No link is followed."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -108,7 +108,7 @@ def _below(home: Path, found: Leftovers) -> Iterator[Path]:
         elif path.name == "orders":
             found.stays.append((path, "what an owner has ordered from here"))
         elif path.suffix == ".key":
-            why = "an owner's key: without it nobody gives orders in its runs; --owner-key FILE removes it"
+            why = "an owner's key: without it no orders can be given in its runs; --owner-key FILE removes it"
             found.stays.append((path, why))
         else:
             found.stays.append((path, "no peer made it"))
@@ -133,7 +133,7 @@ def _owner_key(path: Path) -> Path:
 
 
 def _owner(run: Path) -> str | None:
-    """Of a run file; None: there is none, or it cannot be read."""
+    """Return the owner of a run file; None if it is missing or unreadable."""
     try:
         return str(json.loads(run.read_bytes())["manifest"]["owner"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -141,7 +141,7 @@ def _owner(run: Path) -> str | None:
 
 
 def _sort(folder: Path, kind: str, state: StateFolder, owners: Collection[str], found: Leftovers) -> None:
-    """Each entry into what peers write, and what stays."""
+    """Sort each entry into files that peers write and files to keep."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = Path(entry.path)
         inside = next((what for name, what in IN[kind].items() if fnmatch.fnmatch(entry.name, name)), None)
@@ -168,15 +168,15 @@ def _identity(path: Path) -> str | None:
 
 
 def require_rest(found: Leftovers) -> None:
-    """UserError where a peer runs."""
+    """Raise UserError if a peer is running."""
     running = [str(state.folder) for state in found.states if state.running]
     if running:
         raise UserError(f"nothing was removed: a peer runs; end it first: swarmnet leave {' '.join(running)}")
 
 
 def remove(found: Leftovers) -> list[str]:
-    """Remove all of it but what stays; what was done, in lines. UserError where a peer runs or the disk
-    refuses."""
+    """Remove everything except what is kept. Return a line for each removal. Raises UserError if a peer is
+    running or the disk refuses."""
     require_rest(found)
     told = []
     for file in found.keys:
@@ -189,16 +189,19 @@ def remove(found: Leftovers) -> list[str]:
 
 
 def remove_state(folder: Path) -> None:
-    """What a peer wrote into a folder that this process made, and the folder. UserError where the disk
-    refuses."""
+    """Remove the peer's files from a folder that this process made, and the folder. Raises UserError if the
+    disk refuses."""
     state = StateFolder(folder, running=False)
     _sort(folder, "state", state, (), Leftovers())
     _removed(state)
 
 
 def _removed(state: StateFolder) -> list[str]:
-    """UserError where the disk refuses: what was removed until then is gone."""
-    for path in (*state.ours, state.folder / "lock"):  # Which we hold, and may just have made.
+    """Remove the peer's files. Raises UserError if the disk refuses; earlier removals are not undone."""
+    for path in (
+        *state.ours,
+        state.folder / "lock",
+    ):  # This process holds the lock.
         try:
             if path.is_dir() and not path.is_symlink():
                 _remove_empty(path)
@@ -211,7 +214,7 @@ def _removed(state: StateFolder) -> list[str]:
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # What is not ours stays in it.
+    with contextlib.suppress(OSError):  # Fails if other files are in it.
         folder.rmdir()
 
 

@@ -1,9 +1,10 @@
-"""Which text an origin reads next where a run is read in epochs (`data.sampling: epoch`): every window of
-every shard once, then all of them again in another order.
+"""Choose the text that a peer reads next with `data.sampling: epoch`: every window of every shard once, then
+all of them again in another order.
 
-The shards of an epoch lie on a circle, each where its name and the epoch put it; an origin enters it where
-its id puts it, and goes round once. So no origin has to know of another, those of a run read different shards
-at a time, and a shard that is missing, or comes later, moves no other. Nothing here grows with the text.
+Consistent hashing orders the shards. In every epoch each shard has a position on a circle, given by its name
+and the epoch. A peer starts at a position given by its id, and goes round the circle once. Peers need not
+know of each other, and read different shards at a time. A missing or late shard does not move the others.
+Memory does not grow with the text.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from swarmnet.identifiers import PeerId, RunId
 
 _CIRCLE = 2**64
 _PASSES = 4
-"""Of the Feistel network; a pseudorandom permutation from four on (Luby and Rackoff, 1988)."""
+"""Rounds of the Feistel network; four give a pseudorandom permutation (Luby and Rackoff, 1988)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReader:
-    """Who reads: what the order of everything follows from."""
+    """The run and the peer that reads it; they decide every order."""
 
     run: RunId
     seed: int
@@ -30,22 +31,22 @@ class EpochReader:
 
 @dataclass(frozen=True, slots=True)
 class TextPosition:
-    """How far an origin is on one circle of shards."""
+    """Position of a peer on one circle of shards."""
 
     epoch: int = 0
     shard: str = ""
-    """Under way; empty: none yet."""
+    """Current shard; empty: none yet."""
     window: int = 0
-    """Of that shard, the next one."""
+    """Next window of the current shard."""
     shards: int = 0
-    """Read to their end in this epoch."""
+    """Number of shards that were read to their end in this epoch."""
     read: int = 0
-    """Windows, in all epochs."""
+    """Number of windows that were read in all epochs."""
 
 
 def following(reader: EpochReader, names: Collection[str], epoch: int, shard: str) -> tuple[int, str]:
-    """The epoch and the shard that come behind `shard` (which may be there no more; empty: none was read in
-    this epoch). `names`, each once, are those that there are; raises ValueError if there is none."""
+    """Return the epoch and the name of the shard after `shard`. `shard` may no longer exist; empty: none was
+    read in this epoch. `names` are the available shards, each once. Raises ValueError if there is none."""
     behind = _distance(reader, epoch, shard) if shard else (-1, "")
     ahead = [where for name in names if (where := _distance(reader, epoch, name)) > behind]
     if ahead:
@@ -54,21 +55,23 @@ def following(reader: EpochReader, names: Collection[str], epoch: int, shard: st
 
 
 def _distance(reader: EpochReader, epoch: int, shard: str) -> tuple[int, str]:
-    """From where the origin enters the circle."""
+    """Return the distance of a shard from the peer's start on the circle, and the shard's name to break
+    ties."""
     lies = _number(f"shard/{reader.run}/{reader.seed}/{epoch}/{shard}")
     enters = _number(f"origin/{reader.run}/{reader.seed}/{epoch}/{reader.origin}")
     return (lies - enters) % _CIRCLE, shard
 
 
 def window_count(tokens: int, seq_len: int) -> int:
-    """Windows of `seq_len` + 1 tokens in a shard: each begins with the last token of another, which
-    is nothing but its first input there and its last label here."""
+    """Return the number of windows of `seq_len` + 1 tokens in a shard. Neighbouring windows share a token: it
+    is the last label of one and the first input of the next."""
     return max(0, (tokens - 1) // seq_len)
 
 
 def window_start(reader: EpochReader, epoch: int, shard: str, number: int, tokens: int, seq_len: int) -> int:
-    """Where the window that is read as `number` (below `window_count`) begins among the shard's tokens. What
-    is left of a shard after all its windows is left at its beginning or its end, as the epoch will."""
+    """Return the index of the first token of the window that is read as `number` (below `window_count`). The
+    tokens that fill no window are left out at the two ends of the shard, in a ratio that changes with the
+    epoch."""
     count = window_count(tokens, seq_len)
     key = f"windows/{reader.run}/{reader.seed}/{epoch}/{reader.origin}/{shard}"
     spare = (tokens - 1) % seq_len
@@ -76,9 +79,9 @@ def window_start(reader: EpochReader, epoch: int, shard: str, number: int, token
 
 
 def permuted(number: int, count: int, key: str) -> int:
-    """Where `number` goes in a permutation of `range(count)` that follows from `key`: a Feistel network on
-    the next power of four, walked until it lands in the range (Black and Rogaway, CT-RSA 2002), so that no
-    list is held. On average at most four walks."""
+    """Return the image of `number` under a permutation of `range(count)` that `key` selects. A Feistel
+    network permutes the next power of four. It is applied again until the result is in the range (Black and
+    Rogaway, CT-RSA 2002), so no list is stored. This takes at most four applications on average."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -91,12 +94,12 @@ def permuted(number: int, count: int, key: str) -> int:
 
 
 def mixed(read: Sequence[int], weights: Sequence[float]) -> int:
-    """Of which of several texts the next window is, `read` windows of each having been read: of the one that
-    is furthest behind its share. So each has that at any time, to a window or two."""
+    """Return the index of the text whose next window is read, given the windows `read` of each text. It is
+    the text that is furthest behind its share, so that shares hold within a window or two at any time."""
     drawn, whole = sum(read) + 1, sum(weights)
     return max(range(len(weights)), key=lambda one: drawn * weights[one] / whole - read[one])
 
 
 def _number(name: str) -> int:
-    """64 bits that follow from a name."""
+    """Return a 64-bit hash of a name."""
     return int.from_bytes(hashlib.blake2b(f"swarmnet epochs/{name}".encode(), digest_size=8).digest())

@@ -252,7 +252,7 @@ async def test_what_nobody_else_has_signed_is_not_taken_from_an_archivist(tmp_pa
 
 
 @pytest.mark.parametrize(("added", "past", "reason"), [
-    (1, NOTHING_PAST, "nobody has signed its weights"), (0, RestartState({0: ()}), "names settled sets"),
+    (1, NOTHING_PAST, "no peer has signed its weights"), (0, RestartState({0: ()}), "names settled sets"),
 ])  # fmt: skip
 @on_virtual_clock
 async def test_an_archive_that_somebody_has_changed_starts_nobody(tmp_path, added, past, reason):

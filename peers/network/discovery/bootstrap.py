@@ -81,11 +81,11 @@ class _Waiting:
         passed = now - self._since
         if reason != self._reported:
             self._reported, self._next = reason, passed + FIRST_WORD_SECONDS
-            return f"{reason}; asks again until somebody does (Ctrl+C stops)"
+            return f"{reason}; asks again until one does (Ctrl+C stops)"
         if passed < self._next:
             return ""
         self._next = passed + min(passed, LONGEST_SILENCE_SECONDS)
-        return f"still nobody, {passed:.0f} s"
+        return f"still no answer, {passed:.0f} s"
 
 
 async def join_directory(

@@ -68,7 +68,7 @@ async def entering(
                 async with asyncio.timeout(FIND_SECONDS):
                     await join_directory(directory, bootstraps, cache, notify)
             except TimeoutError:
-                raise NoAnswer(f"nobody answered within {FIND_SECONDS:g} s; {LOOK}") from None
+                raise NoAnswer(f"no peer answered within {FIND_SECONDS:g} s; {LOOK}") from None
             yield transport, directory
         finally:
             if directory is not None:

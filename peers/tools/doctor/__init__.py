@@ -1,1 +1,1 @@
-"""`swarmnet doctor`: what keeps this machine from taking part, each with a fix."""
+"""`swarmnet doctor`: find what keeps this machine from taking part, with a fix for each problem."""

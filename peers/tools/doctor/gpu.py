@@ -1,4 +1,4 @@
-"""What torch sees of a GPU, and if nothing, why."""
+"""Check which GPUs torch sees, and why it sees none."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ NVIDIA, AMD = "0x10de", "0x1002"
 
 @dataclass(frozen=True, slots=True)
 class Graphics:
-    """What was found; judged by `judge`."""
+    """State of the GPUs and of torch on this machine; `judge` turns it into a result."""
 
     torch: str
-    """Its version; empty: it cannot be imported."""
+    """Version of torch; empty: it cannot be imported."""
     torch_error: str = ""
     cuda_build: str | None = None
-    """The CUDA version that torch was built for."""
+    """CUDA version that torch was built for."""
     rocm_build: str | None = None
     devices: tuple[tuple[str, int, int], ...] = ()
-    """Name, free bytes, all bytes of each GPU that torch sees."""
+    """Name, free bytes and total bytes of each GPU that torch sees."""
     vendors: frozenset[str] = frozenset()
-    """PCI vendors of the display controllers in this machine."""
+    """PCI vendors of this machine's display controllers."""
     driver: str | None = None
-    """Of NVIDIA; None: not loaded."""
+    """Version of the NVIDIA driver; None: it is not loaded."""
     nodes: bool = True
-    """Whether /dev has the GPUs."""
+    """Whether /dev has device nodes of the GPUs."""
     library: bool = True
     """Whether NVIDIA's library for Python is installed."""
 
@@ -45,7 +45,7 @@ class Graphics:
 def look(
     pci: Path = Path("/sys/bus/pci/devices"), proc: Path = Path("/proc/driver/nvidia/version")
 ) -> Graphics:
-    """Imports torch."""
+    """Return what torch and the system report about GPUs. Imports torch."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -62,7 +62,7 @@ def look(
 
 
 def _vendors(pci: Path) -> frozenset[str]:
-    """Of everything of PCI class 3, which is displays and GPUs."""
+    """Return the vendors of all devices of PCI class 3, which holds displays and GPUs."""
     found = set()
     for device in pci.glob("*"):
         try:
@@ -96,7 +96,8 @@ def torch_line(found: Graphics) -> CheckResult:
 
 
 def judge(found: Graphics, wish: str) -> CheckResult:
-    """`wish`: `device` of the peer file. Without a GPU the CPU trains: only `cuda` fails for want of one."""
+    """Return the result of the check `gpu`. `wish`: `device` of the peer file. Without a GPU the CPU trains,
+    so only `device: cuda` fails then."""
     data = {"devices": [{"name": name, "free_bytes": free, "total_bytes": total}
                         for name, free, total in found.devices]}  # fmt: skip
     if found.devices:
@@ -119,7 +120,8 @@ def judge(found: Graphics, wish: str) -> CheckResult:
 
 
 def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
-    """How the stage would be computed here, and what keeps it from being computed as the peer file says."""
+    """Return how this machine would compute a stage, and a failed result if the peer file asks for something
+    else."""
     from peers.compute.stage_part import computing_of, device_of
 
     try:
@@ -130,8 +132,8 @@ def as_asked(config: PeerFile) -> tuple[Computing, CheckResult | None]:
 
 
 def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> CheckResult | None:
-    """Whoever computes on a GPU and is to make room for others there cannot see them; None: it can, or need
-    not."""
+    """Return a warning if the peer should pause for other programs on the GPU but cannot see them; else
+    None."""
     if not (only_when_idle and found.devices) or wish == "cpu" or found.library or found.rocm_build:
         return None
     text = "limits.only_when_idle sees no programs on the GPU: NVIDIA's library for Python is not installed"
@@ -139,7 +141,7 @@ def unwatched(found: Graphics, wish: str, only_when_idle: bool) -> CheckResult |
 
 
 def _why_none(found: Graphics) -> tuple[str, str]:
-    """Why torch sees no GPU, and what to do; nothing to do where there is none."""
+    """Return why torch sees no GPU, and what to do about it; the fix is empty if there is no GPU."""
     cores = os.cpu_count() or 1
     if NVIDIA in found.vendors or found.driver is not None:
         if found.cuda_build is None:
@@ -159,8 +161,8 @@ def _why_none(found: Graphics) -> tuple[str, str]:
                 "start the container with: docker run --gpus all ...",
             )
         return (
-            f"NVIDIA driver {found.driver} is too old for torch's CUDA {found.cuda_build}, or in trouble",
-            "nvidia-smi   says what; a newer driver: sudo ubuntu-drivers install && sudo reboot",
+            f"NVIDIA driver {found.driver} is too old for torch's CUDA {found.cuda_build}, or does not work",
+            "nvidia-smi   shows which; a newer driver: sudo ubuntu-drivers install && sudo reboot",
         )
     if AMD in found.vendors and found.rocm_build is None:
         return (

@@ -1,4 +1,4 @@
-"""One line of what the doctor says."""
+"""The result of one check of the doctor."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Check = Literal[
     "python", "torch", "gpu", "memory", "disk", "files", "port", "metrics", "libp2p", "p2pd", "bootstrap",
     "clock", "run", "stage", "text", "bandwidth", "reachability",
 ]  # fmt: skip
-"""Everything that is looked at, in this order."""
+"""All checks, in the order in which they run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """fail: a peer cannot work so. warn: it can, but worse."""
+    """Result of one check. `fail`: a peer cannot work. `warn`: it works, but worse."""
 
     check: Check
     level: Level
     text: str
     fix: str = ""
-    """What to do: a command or a key of the peer file, with the real value in it."""
+    """What to do: a command or a key of the peer file, with its real value."""
     data: Mapping[str, object] = field(default_factory=dict)
-    """The same for programs (`--json`), units in the names."""
+    """The same facts for programs (`--json`), with units in the names."""
 
 
 Tell = Callable[[CheckResult], None]

@@ -1,4 +1,4 @@
-"""What can be told without a network: Python, torch, memory, disk, files, ports."""
+"""Checks that need no network: Python, torch, memory, disk, open files, ports."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from protocols.daemon.p2pd import OPEN_FILES, check_ports
 from protocols.errors import CannotStart
 
 PYTHONS = ((3, 11), (3, 14))
-"""From, to (not included): pyproject.toml."""
+"""First supported version and first unsupported one (pyproject.toml)."""
 MIN_MEMORY_BYTES = 1 << 30
-"""A peer of the smallest run takes 0.5 GiB: torch, hivemind and p2pd (measured: docs/doctor.md)."""
+"""Memory that a peer needs at least. A peer of the smallest run takes 0.5 GiB: torch, hivemind and p2pd
+(measured: docs/doctor.md)."""
 MIN_DISK_BYTES = 1 << 30
 EASY_DISK_BYTES = 8 << 30
-"""Checkpoints, snapshots and the event log of a small stage, and the checkpoint that replaces another."""
+"""Disk space for a small stage: checkpoints, snapshots, the event log, and a second checkpoint while one
+replaces another."""
 
 
 def python() -> CheckResult:
@@ -37,7 +39,8 @@ def python() -> CheckResult:
 
 
 def pinned(package: str) -> str:
-    """What `pip install` takes to bring the version that this program is made for, such as torch==2.13.0."""
+    """Return the requirement that `pip install` needs for this program's version of a package, such as
+    torch==2.13.0."""
     required = importlib.metadata.requires("swarmnet") or []
     found = [line.partition(";")[0].strip() for line in required if line.startswith(f"{package}==")]
     return found[0] if found else package
@@ -49,11 +52,12 @@ def memory(available_bytes: int, total_bytes: int) -> CheckResult:
     if available_bytes >= MIN_MEMORY_BYTES:
         return CheckResult("memory", "ok", text, data=data)
     text += f"; the smallest peer needs {gibibytes(MIN_MEMORY_BYTES)}"
-    return CheckResult("memory", "fail", text, "end what takes it: ps aux --sort=-rss | head", data)
+    return CheckResult("memory", "fail", text, "end programs that use it: ps aux --sort=-rss | head", data)
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """(available, total) bytes; of a container, what it may take. Where the system does not tell: both 0."""
+    """Return the (available, total) bytes of memory, within the limit of a container. Both are 0 if the
+    system does not report them."""
     try:
         lines = dict(line.split(":", 1) for line in proc.read_text().splitlines() if ":" in line)
         available, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
@@ -62,7 +66,7 @@ def free_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs
     try:
         limit = int((groups / "memory.max").read_text())
         used = int((groups / "memory.current").read_text())
-    except (OSError, ValueError):  # No limit ("max"), or no such system.
+    except (OSError, ValueError):  # No limit ("max"), or no cgroup v2.
         return available, total
     return min(available, max(0, limit - used)), min(total, limit)
 
@@ -96,7 +100,7 @@ def open_files() -> CheckResult:
 
 
 def port(config: PeerFile, running: bool) -> CheckResult:
-    """Whether p2pd could listen where the peer file says."""
+    """Return whether p2pd could listen at the peer file's addresses."""
     listen, data = ", ".join(config.listen), {"listen": list(config.listen)}
     if running:
         return CheckResult("port", "ok", f"this peer is running and listens at {listen}", data=data)
@@ -108,7 +112,7 @@ def port(config: PeerFile, running: bool) -> CheckResult:
 
 
 def metrics(config: PeerFile, running: bool) -> CheckResult:
-    """Whether the metrics could be served where the peer file says."""
+    """Return whether the metrics could be served at the peer file's address."""
     address = config.metrics.address
     if address is None:
         return CheckResult("metrics", "ok", "off")
@@ -129,7 +133,7 @@ def metrics(config: PeerFile, running: bool) -> CheckResult:
 
 
 def _refused(host: str, port: int) -> str:
-    """Return why nothing can be served there; empty: it can."""
+    """Return why the port cannot be bound; empty: it can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -141,18 +145,18 @@ def _refused(host: str, port: int) -> str:
 
 
 def second_opinion(able: bool, is_bootstrap: bool) -> CheckResult:
-    """Return whether py-libp2p is there. Only a bootstrap needs it, to dial others back."""
+    """Return whether py-libp2p is installed. Only a bootstrap needs it, to dial other peers back."""
     if able:
         version = importlib.metadata.version("libp2p")
         return CheckResult(
             "libp2p",
             "ok",
-            f"py-libp2p {version}, for a second opinion and for dialling others back",
+            f"py-libp2p {version}, to cross-check dials and to dial others back",
             data={"version": version},
         )
     if not is_bootstrap:
         return CheckResult("libp2p", "ok", "py-libp2p is not installed; only a bootstrap needs it")
-    text = "py-libp2p is not installed: no second opinion here, and nobody can be dialled back from here"
+    text = "py-libp2p is not installed: this peer cannot cross-check dials or dial others back"
     compiler = "sudo apt install build-essential python3-dev libgmp-dev"
     fix = f"{compiler}; then {how_to_install('libp2p')}"
     return CheckResult("libp2p", "warn", text, fix)

@@ -1,8 +1,9 @@
-"""From what a helper met at this peer's addresses to a verdict: reachable, wrongly announced, or firewalled.
+"""Judge how other peers reach this one: reachable, wrongly announced, or firewalled.
 
-Pure. Two kinds of addresses are asked for: those that others are told (announced), and the IP that the helper
-saw this peer at with the ports it listens on (its own door). What is announced and leads here is reachable;
-where only the own door does, something wrong is announced; where nothing does, a firewall is between.
+This module is pure: it judges what a helper found when it dialled. The helper dials two kinds of addresses.
+The first kind is announced to other peers. The second kind is the IP that the helper sees, with the ports
+that this peer listens on. If an announced address works, the peer is reachable. If only an observed address
+works, the announcement is wrong. If none works, a firewall blocks the peer.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ from peers.tools.doctor.line import CheckResult, Level
 from protocols.reachability.fresh_dial import Dialled
 
 Verdict = Literal["reachable", "wrongly_announced", "firewalled", "unknown"]
-NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; whoever published the run knows one"
+NAME_ONE = "bootstrap: [MULTIADDR] in the peer file; the run's publisher knows one"
 
 
 def no_bootstrap(lan: bool | Literal["auto"], zeroconf: bool) -> CheckResult:
-    """None is named in the peer file. `lan`: its key; `zeroconf`: whether that is installed."""
+    """Return the result for a peer file without a bootstrap. `lan`: its key; `zeroconf`: whether that is
+    installed."""
     if lan and zeroconf:
-        text = "no bootstrap is named: only neighbours on the local network would find this peer"
+        text = "no bootstrap is named: only peers on the local network can find this peer"
         return CheckResult("bootstrap", "warn", text, NAME_ONE)
-    alone = "only who is given its address would find this peer"
+    alone = "only peers that are given its address can find this peer"
     if not lan:
-        text = f"no bootstrap is named, and neighbours on the local network are not looked for (lan): {alone}"
+        text = f"no bootstrap is named, and the search on the local network is off (lan): {alone}"
         return CheckResult("bootstrap", "warn", text, NAME_ONE)
-    text = f"no bootstrap is named, and zeroconf, which finds neighbours, is not installed: {alone}"
-    fix = f"{NAME_ONE}; for neighbours on the local network: {how_to_install('lan')}"
+    text = f"no bootstrap is named, and zeroconf, which finds local peers, is not installed: {alone}"
+    fix = f"{NAME_ONE}; for peers on the local network: {how_to_install('lan')}"
     return CheckResult("bootstrap", "warn", text, fix)
 
 
 def undialled(reasons: Sequence[str], must_be_reached: bool) -> CheckResult:
-    """Return the line where no peer dialled back. `reasons`: of each peer that answered. A worker can do
-    nothing about peers that cannot dial, and trains without."""
+    """Return the result if no peer dialled back. `reasons`: one of each peer that answered. A worker can
+    train in a swarm without helpers, so this is no fault of it."""
     data = {"verdict": "unknown"}
     why = "; ".join(reasons) or "no peer of the swarm answers"
     if reasons and not must_be_reached:
-        text = f"cannot be checked in this swarm: {why}; training works all the same"
+        text = f"cannot be checked in this swarm: {why}; training works without it"
         return CheckResult("reachability", "ok", text, data=data)
     fix = "name a bootstrap that has py-libp2p, or try again in a minute"
-    return CheckResult("reachability", "warn", f"nobody could dial back: {why}", fix, data)
+    return CheckResult("reachability", "warn", f"no peer could dial back: {why}", fix, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class ReachabilityCheck:
 def judge(
     addresses: Addresses, observed: str, dialled: Sequence[Dialled], must_be_reached: bool
 ) -> ReachabilityCheck:
-    """`must_be_reached`: a bootstrap; for others it is enough to reach out."""
+    """Return the verdict on the dialled addresses. `must_be_reached`: true for a bootstrap; other peers may
+    train with outgoing connections only."""
     met = {each.address: each for each in dialled if each.outcome in TRIED}
     doors = addresses.doors(observed)
     announced = [met[each] for each in addresses.announced if each in met]
@@ -65,8 +68,8 @@ def judge(
     wrong = [each for each in announced if each.outcome != "reached"]
     open_doors = [each for each in doors if each in met and met[each].outcome == "reached"]
     if not met or (not leads_here and not open_doors and has_untried(dialled)):
-        told = [f"{each.address}: {each.detail}" for each in dialled if each.detail]
-        why = "; ".join(told) or "there is none to dial"
+        failures = [f"{each.address}: {each.detail}" for each in dialled if each.detail]
+        why = "; ".join(failures) or "it has no address to dial"
         return ReachabilityCheck(
             "unknown", f"not every address of this peer could be tried: {why}", _FIX_PORT, "warn"
         )
@@ -79,9 +82,9 @@ def judge(
             "wrongly_announced", text, _announce([each.address for each in leads_here]), "warn"
         )
     if open_doors:
-        what = _dial_results(wrong) if wrong else "nobody is told of the address at which others get in"
+        what = _dial_results(wrong) if wrong else "the address that works is not announced"
         text = f"wrongly announced: {what}; yet this peer is reached at {', '.join(open_doors)}"
-        # What no person chose p2pd may mend itself, once four peers have seen it there (go-libp2p).
+        # p2pd may correct addresses that no person chose, once four peers have seen it there (go-libp2p).
         level: Level = "fail" if addresses.chosen else "warn"
         return ReachabilityCheck("wrongly_announced", text, _announce(open_doors), level)
     return _shut(addresses, observed, met, wrong, must_be_reached)
@@ -92,14 +95,14 @@ def _shut(
 ) -> ReachabilityCheck:
     doors = [met[each] for each in addresses.doors(observed) if each in met]
     others = [each for each in wrong if each not in doors] if addresses.chosen else []
-    text = f"firewalled: nothing that comes in is let through ({_dial_results(doors or list(met.values()))})"
+    text = f"firewalled: incoming connections are blocked ({_dial_results(doors or list(met.values()))})"
     if others:
-        text += f"; and wrongly announced besides: {_dial_results(others)}"
+        text += f"; and wrongly announced: {_dial_results(others)}"
     if addresses.relayed:
-        text += f"; who is firewalled too reaches this peer through a relay, slower: {addresses.relayed[0]}"
+        text += f"; other firewalled peers reach it through a relay, which is slower: {addresses.relayed[0]}"
     elif not must:
         text += "; it can train, over connections that it opens itself"
-        text += ", but not with peers that are firewalled too: no bootstrap has a place for it as a relay"
+        text += ", but not to other firewalled peers: no bootstrap has a free relay slot"
     port = addresses.ports[0] if addresses.ports else 31331
     fix = (
         f"forward TCP port {port} of the router to this machine, let it in (sudo ufw allow {port}/tcp), with "
@@ -113,7 +116,7 @@ def _named(found: Sequence[Dialled]) -> str:
 
 
 def _dial_results(found: Sequence[Dialled]) -> str:
-    """Each address and what was met there."""
+    """Return each address with the outcome of its dial."""
     return ", ".join(f"{each.address}: {_in_words(each)}" for each in found)
 
 

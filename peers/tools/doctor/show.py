@@ -1,4 +1,4 @@
-"""Runs all checks and shows them: a line each as they come, or one JSON document at the end."""
+"""Run all checks and print them: a line for each as it ends, or one JSON document at the end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from protocols.signed.identity import IdentityError, create, load
 CHECKS: tuple[str, ...] = get_args(Check)
 NETWORK = frozenset({"p2pd", "bootstrap", "clock", "run", "stage", "text", "bandwidth", "reachability"})
 UNSEEN = ("clock", "bandwidth", "reachability")
-"""Of NETWORK, what says something of this machine."""
+"""Checks of NETWORK that concern this machine."""
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @dataclass
 class DoctorReport:
-    """What was told, shown at once unless it goes out as JSON."""
+    """Collects the results, and prints each at once unless the output is JSON."""
 
     wanted: frozenset[str]
     out: TextIO
@@ -43,7 +43,7 @@ class DoctorReport:
     lines: list[CheckResult] = field(default_factory=list)
 
     def tell(self, line: CheckResult) -> None:
-        """Show it if it was wanted; a failure always is, for the rest hangs on it."""
+        """Add a result if its check is wanted or it failed: other checks depend on a failed one."""
         if line.check not in self.wanted and line.level != "fail":
             return
         self.lines.append(line)
@@ -64,11 +64,11 @@ class DoctorReport:
             self.out.write(json.dumps(document, indent=1) + "\n")
             return
         counts = {level: sum(line.level == level for line in self.lines) for level in COLOURS}
-        self.out.write(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} in the way\n")
+        self.out.write(f"{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail\n")
 
 
 def wanted_checks(names: Sequence[str]) -> frozenset[str]:
-    """All, or those named. UserError for a name that is none."""
+    """Return the named checks, or all. Raises UserError for an unknown name."""
     for name in names:
         if name not in CHECKS:
             raise UserError(f"--only {name}: there is no such check; there are {', '.join(CHECKS)}")
@@ -79,26 +79,25 @@ def run_doctor(
     config: PeerFile, *, must_be_reached: bool, swarm: bool, only: Sequence[str] = (), as_json: bool = False,
     out: TextIO | None = None,
 ) -> int:  # fmt: skip
-    """0: nothing fails; 1: something does. `swarm`: one is named, so look at it. UserError for bad input."""
+    """Run the checks. Return 0 if none fails, else 1. `swarm`: the peer file names a swarm, so check the
+    network. Raises UserError for bad input."""
     report = DoctorReport(wanted_checks(only), out or sys.stdout, as_json)
     with as_user_errors(IdentityError):
         running = is_held(config.state)
         found = _machine(config, running, must_be_reached, report)
         if not swarm and not only and not as_json:
             unseen = ", ".join(UNSEEN)
-            report.out.write(f"not looked at, for no swarm is named (--run, --bootstrap): {unseen}\n")
+            report.out.write(f"not checked, because no swarm is named (--run, --bootstrap): {unseen}\n")
         if swarm and report.wanted & NETWORK:
             if found is None:
                 report.tell(
-                    CheckResult(
-                        "p2pd", "fail", "not looked at: torch, which hivemind needs, cannot be imported"
-                    )
+                    CheckResult("p2pd", "fail", "not checked: hivemind needs torch, which cannot be imported")
                 )
             else:
                 _swarm(config, running, must_be_reached, found, report)
     for check in sorted(set(only) - {line.check for line in report.lines}):
-        unseen = "was asked for and could not be looked at"
-        fix = "mend what stands above; a look into the swarm needs a peer that answers"
+        unseen = "was requested and could not be checked"
+        fix = "fix the problems above; network checks need a peer that answers"
         report.tell(CheckResult(cast(Check, check), "fail", unseen, fix))
     report.end()
     return 1 if report.failed else 0
@@ -107,7 +106,7 @@ def run_doctor(
 def _machine(
     config: PeerFile, running: bool, must_be_reached: bool, report: DoctorReport
 ) -> graphics.Graphics | None:
-    """What needs no network. What is known of GPUs; None without torch."""
+    """Run the checks that need no network. Return what is known of GPUs; None without torch."""
     available, total = machine.free_memory()
     checks: dict[str, Callable[[], CheckResult]] = {
         "memory": lambda: machine.memory(available, total),

@@ -1,4 +1,5 @@
-"""Whether a run's stages fit into this machine's memory, by the estimate by which a peer refuses one."""
+"""Check whether a run's stages fit into this machine's memory, by the estimate with which a peer refuses a
+stage."""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Free bytes; `gpu_bytes` None: the stage is computed on the CPU."""
+    """Free bytes of memory; `gpu_bytes` is None if the CPU computes the stage."""
 
     bytes: int
     gpu_bytes: int | None = None
     limit: int | None = None
-    """What the peer file allows where the stage is computed, as in peers/compute/memory_budget.py."""
+    """Memory limit of the peer file for the computing device, as in peers/compute/memory_budget.py."""
 
 
 def judge(
     manifest: Manifest, wish: int | None, free: Memory, text_bytes: int, computing: Computing = PLAIN
 ) -> CheckResult:
-    """`wish`: the stage of the peer file; None: the swarm chooses. `text_bytes`: what text may take."""
+    """Return whether the stages fit. `wish`: the stage of the peer file; None: the swarm chooses.
+    `text_bytes`: maximum bytes of text."""
     stages = range(len(manifest.stages)) if wish is None else [wish]
     if wish is not None and wish >= len(manifest.stages):
         text = (
@@ -60,21 +62,21 @@ def judge(
 
 
 def judge_text(wish: int | None, missing: str) -> CheckResult:
-    """Whether the first stage could be held, whose text is not looked at. `missing`: what this machine lacks,
-    and how to say where it is; empty: nothing."""
+    """Return the result of the check `text` if the text is not read. `missing`: the missing text, and how to
+    name its place; empty: nothing is missing."""
     if not missing:
         return CheckResult("text", "ok", "is not read: only the first stage reads it")
     what, _, fix = missing.partition("; ")
     if wish is None:
-        return CheckResult("text", "warn", f"{what}: holds any stage but the first", fix)
+        return CheckResult("text", "warn", f"{what}: serves any stage but the first", fix)
     if wish > 0:
         return CheckResult("text", "ok", f"{what}, and only the first stage reads it")
     return CheckResult("text", "fail", f"{what}, and the first stage reads it", fix)
 
 
 def judge_read(read: ShardTokens, window: int, shards: int = 1) -> CheckResult:
-    """Whether the first stage could be held. `read`: what a peer of it would read first, of so many `shards`;
-    `window`: tokens that a sequence takes."""
+    """Return whether a peer could serve the first stage with its text. `read`: tokens of the first of
+    `shards` shards; `window`: tokens of a sequence."""
     text, warnings = text_line(read, shards), read.reading.warnings()
     data = {**asdict(read.reading), "tokens": len(read.tokens)}
     if len(read.tokens) < window:
@@ -82,7 +84,7 @@ def judge_read(read: ShardTokens, window: int, shards: int = 1) -> CheckResult:
         return CheckResult("text", "fail", short, "add text", data)
     if warnings:
         return CheckResult(
-            "text", "warn", "; ".join([text, *warnings]), "mend or take away what is named", data
+            "text", "warn", "; ".join([text, *warnings]), "correct or remove what the message names", data
         )
     return CheckResult("text", "ok", text, data=data)
 

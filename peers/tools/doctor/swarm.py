@@ -1,8 +1,9 @@
-"""What can only be told with a network: p2pd, bootstraps, clock, the run, the line's speed, and who gets in.
+"""Checks that need a network: p2pd, bootstraps, clock, the run, bandwidth and reachability.
 
-The doctor meets the swarm as the peer itself would: its identity, its ports, its p2pd. Where that peer is
-running already, a stranger with a throw-away identity asks in its name (it has the key), since two processes
-with one identity would take each other's connections.
+The doctor joins the swarm like the peer itself, with its identity, ports and p2pd options. If that peer is
+running, the doctor uses a temporary identity instead, because two processes with one identity would take each
+other's connections. Helpers still check the peer's addresses, since the doctor has its key to sign the
+request.
 """
 
 from __future__ import annotations
@@ -59,23 +60,24 @@ STATUS_SECONDS = 5.0
 """Timeout of the status request to the running peer."""
 LOOK_UP_SECONDS = 8.0
 REMEMBERED = 4
-"""Of the peers met before, so many are asked besides the bootstraps."""
+"""Number of remembered peers to contact in addition to the bootstraps."""
 HELPERS = 8
-"""Peers asked for a dial-back, until one has done it."""
+"""Maximum number of peers that are asked to dial back; the first success ends it."""
 ASK_AGAIN_SECONDS = (0.0, 10.0, 20.0, 35.0)
-"""A helper that is busy dials again for others within a minute."""
+"""Pauses before each round of requests. A busy helper dials again for others within a minute."""
 OF_THE_RUN = frozenset({"run", "stage", "text", "reachability"})
-BUSY = "is asked too often just now"
+BUSY = "is busy with other requests"
 SLOW_UP, SLOW_DOWN = 5e6 / 8, 10e6 / 8
-"""Bytes per second. What the swarm is measured with is 10 Mbit/s up (docs/benchmarks/wan.md): half of it."""
+"""Bytes per second: half of the 10 Mbit/s up with which the swarm was measured (docs/benchmarks/wan.md), and
+10 Mbit/s down."""
 NOT_KNOWN = CheckResult(
     "reachability",
     "warn",
-    "not known: the event log of the running peer tells no more where it listens and which relays lead to it",
-    "start the peer again: it then notes that anew, and takes it along into each new file of its log",
+    "unknown: the event log of the running peer no longer shows its listen addresses and relays",
+    "restart the peer: it then logs them again, and repeats them in each new log file",
     {"verdict": "unknown"},
 )
-"""Without its addresses every verdict would be false."""
+"""Result if the running peer's addresses are unknown: without them every verdict would be false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +94,32 @@ class Helper:
 
 @dataclass(frozen=True, slots=True)
 class ExaminedPeer:
-    """The peer that is looked at."""
+    """The peer that the doctor examines."""
 
     config: PeerFile
     identity: Identity
-    """Whose addresses are tried: the peer's own, or a throw-away one where it has none yet."""
+    """Identity whose addresses are checked: the peer's own, or a temporary one if it has none yet."""
     key: Path
-    """The file of that identity."""
+    """File of that identity."""
     running: bool
     must_be_reached: bool
-    """A bootstrap is of no use otherwise."""
+    """True for a bootstrap, which is useless if others cannot dial it."""
     free: Memory
     place: Path
-    """A folder for what is thrown away; `stranger.key` in it is an identity that nobody uses."""
+    """Temporary folder. Its `stranger.key` is an identity that no peer uses."""
 
 
 class NetworkChecks:
-    """One visit to the swarm."""
+    """All network checks, over one connection to the swarm."""
 
     def __init__(self, subject: ExaminedPeer, tell: Tell, wanted: frozenset[str]) -> None:
-        """`wanted`: the checks to do; what they need besides is done silently."""
+        """Prepare the checks `wanted`. Steps that they depend on run without output."""
         self.subject, self.tell, self.wanted = subject, tell, wanted
         self.helpers: list[Helper] = []
         self.signed: SignedManifest | None = None
 
     async def run(self) -> None:
-        """Look at everything that is wanted; what cannot be looked at says so."""
+        """Run the wanted checks, and report those that cannot run."""
         try:
             async with self._network() as (transport, directory):
                 await self._bootstraps(transport)
@@ -129,17 +131,17 @@ class NetworkChecks:
                 if "reachability" in self.wanted:
                     await self._reachability(transport)
         except CannotStart as error:
-            self.tell(CheckResult("p2pd", "fail", str(error), "mend the peer file's listen and announce"))
+            self.tell(CheckResult("p2pd", "fail", str(error), "fix listen: or announce: in the peer file"))
 
     @property
     def _run_is_a_file(self) -> bool:
-        """What it says can be told before any peer of it runs."""
+        """Whether the run is given as a file, which can be checked before any peer of the run is there."""
         run = self.subject.config.run
         return run is not None and run_id_of(run) is None
 
     @asynccontextmanager
     async def _network(self) -> AsyncIterator[tuple[P2pdTransport, DhtDirectory]]:
-        """p2pd as the peer file says, or a stranger's beside the running peer."""
+        """Start p2pd by the peer file, or with a temporary identity if the peer is running."""
         config = self.subject.config
         key, listen = self.subject.key, config.listen
         if self.subject.running:
@@ -162,7 +164,7 @@ class NetworkChecks:
             await transport.close()
 
     async def _bootstraps(self, transport: P2pdTransport) -> None:
-        """Each bootstrap: whether and how soon it answers."""
+        """Report of each bootstrap whether and how fast it answers."""
         config = self.subject.config
         remembered = PeerCache(config.state / "peers.json").read()[:REMEMBERED]
         own = self.subject.identity.peer_id
@@ -179,7 +181,7 @@ class NetworkChecks:
         try:
             peer, address = split_multiaddr(multiaddr)
         except ValueError as error:
-            return CheckResult("bootstrap", "warn", str(error), "mend bootstrap: in the peer file")
+            return CheckResult("bootstrap", "warn", str(error), "correct bootstrap: in the peer file")
         began = time.monotonic()
         try:
             await transport.daemon.connect(peer, [address], CONNECT_SECONDS)
@@ -196,9 +198,9 @@ class NetworkChecks:
         return CheckResult("bootstrap", "ok", text, data=data)
 
     async def _silent(self, peer: PeerId, address: str, why: str) -> CheckResult:
-        """A bootstrap that p2pd does not reach; py-libp2p may tell more."""
+        """Return the result for a bootstrap that p2pd does not reach; py-libp2p may give more detail."""
         data: dict[str, object] = {"address": f"{address}/p2p/{peer}"}
-        fix = "ask whoever published the run for another; does this machine's own line work?"
+        fix = "ask the run's publisher for another address; check this machine's connection"
         if can_dial():
             (second,) = await dial(peer, [address])
             data["py_libp2p"] = second.outcome
@@ -208,7 +210,7 @@ class NetworkChecks:
         return CheckResult("bootstrap", "fail", why, fix, data)
 
     async def _join(self, directory: DhtDirectory) -> None:
-        """Enter the directory through those that answered; the clock is told on the way."""
+        """Join the directory through the helpers, and report the clock offset that this measures."""
         if not self.helpers:
             return
         known = [f"{helper.address}/p2p/{helper.peer}" for helper in self.helpers]
@@ -217,27 +219,27 @@ class NetworkChecks:
         except Unreachable as error:
             if directory.measured_offset is None:
                 self.tell(
-                    CheckResult("bootstrap", "fail", str(error), "ask whoever published the run for another")
+                    CheckResult(
+                        "bootstrap", "fail", str(error), "ask the run's publisher for another address"
+                    )
                 )
                 return
         offset = directory.measured_offset
         if offset is None:
             return
-        text, data = (
-            f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the swarm's",
-            {"seconds": offset},
-        )
+        text = f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the swarm's"
+        data = {"seconds": offset}
         if abs(offset) <= SKEW_SECONDS:
             self.tell(CheckResult("clock", "ok", text, data=data))
         elif abs(offset) > MAX_OFFSET_SECONDS:
-            text += f"; more than {MAX_OFFSET_SECONDS:.0f} s is not corrected: the peer would not join"
+            text += f"; more than {MAX_OFFSET_SECONDS:.0f} s is not corrected, so the peer would not join"
             self.tell(CheckResult("clock", "fail", text, "sudo timedatectl set-ntp true", data))
         else:
             text += "; the peer would use the swarm's time, but logs and orders would mislead"
             self.tell(CheckResult("clock", "warn", text, "sudo timedatectl set-ntp true", data))
 
     async def _run(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
-        """The manifest, whether its stages fit, and more peers who could help."""
+        """Report the manifest and whether its stages fit, and find more helpers."""
         config = self.subject.config
         if config.run is None:
             return
@@ -248,8 +250,8 @@ class NetworkChecks:
                 )
         except (RunFileError, WireError, TimeoutError) as error:
             why = str(error) or f"no peer knows it ({FIND_SECONDS:g} s)"
-            fix = "check the run id with whoever published it"
-            self.tell(CheckResult("run", "fail", f"the run {config.run[:16]}... is not found: {why}", fix))
+            fix = "compare the run id with the one that its owner published"
+            self.tell(CheckResult("run", "fail", f"the run {config.run[:16]}... was not found: {why}", fix))
             return
         self.signed = signed
         manifest = signed.manifest
@@ -264,7 +266,8 @@ class NetworkChecks:
             await self._more_helpers(transport, directory, signed)
 
     def _text(self, manifest: Manifest, wish: int | None) -> CheckResult:
-        """As a peer would read it. The tokens are kept where that peer looks for them."""
+        """Read the first shard like a peer. Tokens are stored in the peer's state folder, unless it is in use
+        or missing."""
         config, key = self.subject.config, self.subject.identity.public_key
         missing = missing_text(manifest, config)
         if missing or wish not in (None, FIRST_STAGE) or "text" not in self.wanted:
@@ -275,13 +278,13 @@ class NetworkChecks:
         try:
             read, shards = first_shard_here(manifest, config, key, progress)
         except UserError as error:
-            return CheckResult("text", "fail", str(error), "mend what is named")
+            return CheckResult("text", "fail", str(error), "correct what the message names")
         return judge_read(read, manifest.data.seq_len + 1, shards)
 
     async def _more_helpers(
         self, transport: P2pdTransport, directory: DhtDirectory, signed: SignedManifest
     ) -> None:
-        """Peers of the run, from their records."""
+        """Add peers of the run as helpers, by their records in the directory."""
         known = {helper.peer for helper in self.helpers} | {self.subject.identity.peer_id, transport.peer}
         for stage in range(len(signed.manifest.stages)):
             if len(self.helpers) >= HELPERS:
@@ -298,7 +301,7 @@ class NetworkChecks:
                     self.helpers.append(Helper(found.peer, direct[0]))
 
     async def _bandwidth(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
-        """Up and down, with the first helper that measures."""
+        """Measure bandwidth up and down with the first helper that can."""
         why = "no peer of the swarm answers"
         for helper in self.helpers[:HELPERS]:
             try:
@@ -310,7 +313,7 @@ class NetworkChecks:
                 continue
             text = (
                 f"{8e-6 * up:.1f} Mbit/s up, {8e-6 * down:.1f} Mbit/s down, with {helper.peer} "
-                f"({BYTES >> 20} MiB each way; its own line limits it too)"
+                f"({BYTES >> 20} MiB each way; limited by its connection too)"
             )
             data = {
                 "up_bytes_per_second": round(up),
@@ -319,7 +322,7 @@ class NetworkChecks:
             }
             slow = up < SLOW_UP or down < SLOW_DOWN
             fix = (
-                "end up- and downloads, use a cable instead of a radio; work goes to those with faster lines"
+                "stop other transfers, use a cable instead of Wi-Fi; peers with more bandwidth get more work"
             )
             line_file.keep(self.subject.config.state, link_bandwidth.LinkBandwidth(up, down))
             self.tell(CheckResult("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
@@ -328,7 +331,8 @@ class NetworkChecks:
         self.tell(CheckResult("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
 
     async def _upload(self, directory: DhtDirectory, measured: float) -> None:
-        """Whether that is enough for the run, beside what the running peer's newest contributions met."""
+        """Warn if the upload bandwidth is too low for the run, by this measurement and the running peer's
+        recent contributions."""
         config, signed = self.subject.config, self.signed
         if signed is None or config.role != "worker":
             return
@@ -354,7 +358,7 @@ class NetworkChecks:
             self.tell(CheckResult("bandwidth", "warn", what, fix, data))
 
     async def _reachability(self, transport: P2pdTransport) -> None:
-        """What others see when they knock; a helper that is busy with others is asked again."""
+        """Report how other peers reach this one. Helpers that are busy are asked again."""
         reasons: dict[PeerId, str] = {}
         await transport.relays.first(SLOT_SECONDS)
         for pause in ASK_AGAIN_SECONDS:
@@ -373,7 +377,8 @@ class NetworkChecks:
     async def _ask_helpers(
         self, transport: P2pdTransport, addresses: Addresses, reasons: dict[PeerId, str]
     ) -> bool:
-        """Tell what the first helper finds; False if none does, with the reason of each."""
+        """Report what the first helper finds. Return False if none does, with a reason of each in
+        `reasons`."""
         subject = self.subject
         for helper in sorted(self.helpers, key=lambda each: not each.public)[:HELPERS]:
             try:
@@ -401,15 +406,15 @@ class NetworkChecks:
 def verdicts(
     bootstraps: Sequence[str], addresses: Sequence[str], answers: Sequence[CheckResult]
 ) -> list[CheckResult]:
-    """What to say of bootstraps and remembered peers: one that answers is enough, and those met before may
-    have gone."""
+    """Return the results of bootstraps and remembered peers. One answer is enough: the others are warnings
+    then, and a silent remembered peer is not reported."""
     entered = any(line.level == "ok" for line in answers)
-    told = [
+    results = [
         line if line.level == "ok" or not entered else replace(line, level="warn")
         for address, line in zip(addresses, answers, strict=True)
         if line.level == "ok" or address in bootstraps
     ]
-    return told or list(answers[:1])
+    return results or list(answers[:1])
 
 
 def _opinion(second: Dialled) -> str:
@@ -419,21 +424,21 @@ def _opinion(second: Dialled) -> str:
 
 
 def addresses_of(subject: ExaminedPeer, transport: P2pdTransport) -> Addresses | None:
-    """Of the peer that is looked at, which may be another process than the one that asks; None: not known.
-    What the peer file announces is known whatever the log tells, and whoever announces has no relays."""
+    """Return the addresses of the examined peer, which may run in another process; None: unknown. Announced
+    addresses are known from the peer file, and a peer that announces uses no relays."""
     config = subject.config
-    told = (
+    listening = (
         logged_addresses(config.state, subject.identity.peer_id) if subject.running else transport.addresses
     )
-    if told is None:
+    if listening is None:
         if not config.announce:
             return None
-        told = ()
-    return Addresses.of(config.announce, with_ports(config.listen, told), told)
+        listening = ()
+    return Addresses.of(config.announce, with_ports(config.listen, listening), listening)
 
 
 def stage_held(state: Path) -> int:
-    """Return the stage of a running peer, from its event log since its last start; -1 if it is not known."""
+    """Return the stage of a running peer from its event log since its last start; -1: unknown."""
     stage = -1
     for line in read_lately(state / "events.jsonl"):
         match line.event:
@@ -445,17 +450,18 @@ def stage_held(state: Path) -> int:
 
 
 def contributions_of(state: Path) -> tuple[int, int]:
-    """Return of how many contributions a running peer knows what became of them, and how many were late."""
+    """Return the number of decided contributions of a running peer, and how many of them were late; zeros if
+    unknown."""
     try:
         snapshot = from_json(ask(state, {"do": "status"}, STATUS_SECONDS))
-    except UserError:  # It has just ended, or is of another version.
+    except UserError:  # It has just ended, or runs another version.
         return 0, 0
     return snapshot.contributions_decided, snapshot.contributions_late
 
 
 def logged_addresses(state: Path, peer: PeerId) -> Sequence[str] | None:
-    """Where a running peer listens and which relays lead to it, from its event log: since its last start.
-    None if that is not in the log any more: a part of what it said since would be no better than a guess."""
+    """Return the listen and relay addresses of a running peer, from its event log since its last start. None
+    if the log no longer reaches back to that start: an incomplete list would only be a guess."""
     found: list[str] = []
     circuits: dict[str, list[str]] = {}
     started = False

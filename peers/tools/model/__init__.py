@@ -1,1 +1,1 @@
-"""The trained model: generate, evaluate and export, from live peers or from files."""
+"""Use the trained model: generate, evaluate and export, from live peers or from files."""

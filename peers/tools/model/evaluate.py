@@ -1,7 +1,8 @@
-"""How well a model predicts a text, in bits per byte: comparable between tokenizers and models.
+"""Score how well a model predicts a text, in bits per byte, which is comparable between tokenizers and
+models.
 
-Fixed windows in a fixed order, every token scored once: a window is predicted from the token before it
-and from itself. The text starts after a line end, which is not scored.
+The windows are fixed and in a fixed order, and every token is scored once. A window is predicted from the
+token before it and from its own earlier tokens. The text starts after a line end, which is not scored.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import ModelShape
 
 SCORED_BYTES = 64 * 1024
-"""2.3 seconds of one core at 0.8M parameters (measured); enough to tell runs apart."""
+"""Bytes that are scored by default: 2.3 seconds of one core at 0.8M parameters (measured). It is enough to
+tell runs apart."""
 
 OVERFLOW_NATS = 700.0
-"""Their exponential is beyond a float."""
+"""Loss from which the exponential overflows a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +34,36 @@ class Score:
     bits_per_byte: float
     bytes: int
     sha256: str
-    """Of what was scored. Scores compare only where this and the window are equal."""
+    """SHA-256 of the scored text. Scores compare only if this and the window are equal."""
     window: int
-    """Tokens predicted per window; their mean context is half of it."""
+    """Tokens that are predicted per window; their mean context is half of it."""
     perplexity: float
-    """Per token: e to the mean loss."""
+    """Perplexity per token: e to the power of the mean loss."""
     loss: float
-    """Nats per token."""
+    """Mean loss in nats per token."""
 
 
 Pair = tuple[Tensor, Tensor]
 LogitsOf = Callable[[Tensor], Tensor]
-"""tokens_BT -> logits_BTV."""
+"""Maps tokens_BT to logits_BTV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """A text cut for scoring."""
+    """A text that is cut into windows for scoring."""
 
     scored: bytes
     window: int
     pairs: tuple[Pair, ...]
-    """inputs_BT and labels_BT, int64."""
+    """Inputs_BT and labels_BT of each batch, int64."""
 
     @property
     def tokens(self) -> int:
-        """Labels of all windows."""
+        """Number of labels in all windows."""
         return labels_of(self.pairs)
 
     def score(self, nats: float) -> Score:
-        """By the loss summed over all labels."""
+        """Return the score for the loss `nats`, summed over all labels."""
         bits = nats / log(2) / len(self.scored)
         mean = nats / self.tokens
         perplexity = exp(mean) if mean < OVERFLOW_NATS else float("inf")
@@ -86,7 +88,7 @@ def bits_per_byte(
 
 
 def nats_of(logits_of: LogitsOf, pairs: Sequence[Pair]) -> float:
-    """The loss summed over all labels."""
+    """Return the loss in nats, summed over all labels."""
     nats = 0.0
     with torch.no_grad():
         for inputs_BT, labels_BT in pairs:
@@ -98,14 +100,15 @@ def nats_of(logits_of: LogitsOf, pairs: Sequence[Pair]) -> float:
 
 
 def labels_of(pairs: Sequence[Pair]) -> int:
-    """How many labels they have."""
+    """Return the number of labels."""
     return sum(labels_BT.numel() for _, labels_BT in pairs)
 
 
 def cut(
     text: bytes, tokenizer: Tokenizer | None = None, *, window: int, batch: int, limit: int = SCORED_BYTES
 ) -> Windows:
-    """The windows of a text (an excerpt of at most `limit` bytes). Raises TextError if there is no text."""
+    """Return the windows of a text (an excerpt of at most `limit` bytes). Raises TextError if there is no
+    text."""
     tokenizer = tokenizer or ByteTokenizer()
     scored = excerpt(text, limit)
     if not scored:
@@ -129,7 +132,7 @@ def score_weights(
     window: int = 128,
     limit: int = SCORED_BYTES,
 ) -> Score:
-    """`bits_per_byte` of the model with these weights (global name -> float32)."""
+    """Return `bits_per_byte` of the model with these weights (global name -> float32)."""
     return bits_per_byte(
         lambda tokens_BT: forward(weights, shape, whole(shape), tokens_BT),
         text,

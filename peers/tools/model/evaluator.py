@@ -1,8 +1,9 @@
-"""How an observer evaluates: it scores the run's newest settled weights on held-out text again and again.
+"""Let an observer score the run's newest settled weights on held-out text, again and again.
 
-It asks peers for forward passes as any visitor does, so training goes on: they give visitors a quarter of
-their time at most, and it rests between two scores. Each score is a metric, an event, and the loss in the
-observer's own record, from which `top --run` and every observer's page have it.
+The observer requests forward passes from peers like any inference client. Training continues: peers spend at
+most a quarter of their time on clients, and the observer pauses between two scores. Each score becomes a
+metric, an event, and the loss in the observer's own record. `top --run` and the page of every observer show
+that loss.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from peers.tools.model.swarm_client import Conversation, SwarmClient
 from peers.tools.model.swarm_session import ScoreProgress, invite_shown, not_let_in, score
 
 AT_ONCE = 2
-"""Requests under way: it has time, and others ask, too."""
+"""Concurrent requests. The observer is in no hurry, and other clients need the peers, too."""
 
 
 class SwarmEvaluator:
-    """What an observer evaluates with (`Evaluator` of peers/observer/role.py)."""
+    """Evaluator of an observer (`Evaluator` of peers/observer/role.py)."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.newest: Score | None = None
         self.round = -1
-        """Of the weights that were scored; of stages that differ, the oldest."""
+        """Round of the scored weights; the oldest if stages differ."""
         self.progress = ScoreProgress()
 
     @property
     def loss(self) -> float | None:
-        """Of the newest score, nats per token; None: there is none yet."""
+        """Mean loss of the newest score, in nats per token; None: there is none yet."""
         return self.newest.loss if self.newest is not None else None
 
     async def run(self, signed: SignedManifest, network: Network, changed: Callable[[], None]) -> None:
-        """Score until it is cancelled, and call `changed` after each score. Raises UserError if the run does
-        not admit this peer, or if the text cannot be read."""
+        """Score until cancelled, and call `changed` after each score. Raises UserError if the run does not
+        admit this peer, or if the text cannot be read."""
         process, config, directory = self.process, self.process.config, network.directory
         unfit = not_let_in(signed, config.invite_bytes, network.transport.peer, directory.now())
         if unfit is not None:
@@ -52,7 +53,7 @@ class SwarmEvaluator:
             tokenizer_file(signed.manifest.data, config.tokenizer)
             text = await asyncio.to_thread(self._text)
         shown = invite_shown(signed, config.invite_bytes, network.transport.peer)
-        # One visitor for all scores: peers answer over links that they opened to it, and keep these a while.
+        # One client for all scores: peers answer over links that they opened to it, and keep these a while.
         async with SwarmClient(
             signed, network.transport, directory, Random(), process.notify, invite=shown,
             tokenizer=config.tokenizer,
@@ -60,7 +61,7 @@ class SwarmEvaluator:
             await self._evaluate_forever(client, text, changed)
 
     def _text(self) -> bytes:
-        """Raises TextError."""
+        """Return the text to score. Raises TextError."""
         path = self.process.config.evaluating.text
         if path is None:
             return held_out_text()
@@ -77,7 +78,7 @@ class SwarmEvaluator:
             await asyncio.sleep(max(passed, self.process.config.evaluating.seconds - passed))
 
     async def _once(self, client: SwarmClient, text: bytes) -> None:
-        """One score; whoever does not answer is asked again the next time."""
+        """Make one score. A failed request is tried again with the next score."""
         process, talk, began = self.process, Conversation(), time.monotonic()
         self.progress = ScoreProgress()
         try:

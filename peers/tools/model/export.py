@@ -1,11 +1,10 @@
-"""A run's weights as a Hugging Face folder, and back: one safetensors file per stage, global names.
+"""Export a run's weights as a Hugging Face folder and load them again: one safetensors file per stage.
 
-With QK-norm the folder is a Qwen3ForCausalLM, with experts a Qwen3MoeForCausalLM, without either a
-LlamaForCausalLM; so it is with narrow boundaries that share their directions, which are multiplied out
-(swarmnet/model/boundary.py). With anchored ones it is
-neither, and says so: transformers refuses it by its model type until peers/tools/model/narrow_transformers.py
-has told it what that is. The projectors, which no peer stores, stand in a file besides, so that another
-program can compute the model without drawing them.
+With QK-norm the folder is a Qwen3ForCausalLM, with experts a Qwen3MoeForCausalLM, else a LlamaForCausalLM.
+Narrow boundaries with shared directions are multiplied out (swarmnet/model/boundary.py), so the family stays
+the same. Anchored narrow boundaries need a model type of their own. Transformers refuses it until
+peers/tools/model/narrow_transformers.py has registered it. The projectors, which no peer stores, are exported
+to an extra file, so that another program can compute the model without drawing them.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from swarmnet.run.manifest import Experts, Lora, ModelShape
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MANIFEST_FILE = "swarmnet-manifest.json"
-"""The canonical manifest beside the model: its SHA-256 is the run id."""
+"""File of the canonical manifest in the exported folder; its SHA-256 is the run id."""
 BOUNDARY = "swarmnet_boundary"
-"""The key of config.json that says where boundaries stand and how wide they are (run/boundary.py)."""
+"""Key of config.json that gives the places and widths of boundaries (swarmnet/model/boundary.py)."""
 NARROW_LLAMA, NARROW_QWEN = "swarmnet_narrow_llama", "swarmnet_narrow_qwen3"
 """Model types that only this program knows."""
 OWN_KEYS = frozenset((
@@ -53,7 +52,7 @@ FAMILIES = {
     (False, True, False): ("NarrowLlamaForCausalLM", NARROW_LLAMA),
     (True, True, False): ("NarrowQwen3ForCausalLM", NARROW_QWEN),
 }
-"""(With QK-norm, with narrow boundaries, with experts) -> what config.json calls the model and its type."""
+"""Architecture and model type in config.json, by (QK-norm, narrow boundaries, experts)."""
 
 
 def export(
@@ -66,16 +65,15 @@ def export(
     replace: bool = False,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write the model whose stages hold `stages` (global name -> float32) to `folder`, all or nothing.
+    """Write the model of `stages` (global name -> float32 for each) to `folder`, all or nothing.
 
-    Projectors of narrow boundaries need not be among these. Where directions are shared or there are LoRA
-    factors, what is written is another model, which computes the same.
+    Projectors of narrow boundaries may be missing. With shared directions or LoRA factors the exported model
+    has another shape and computes the same.
 
-    `tokenizer`: a tokenizer.json that goes with it; None: its tokens are bytes. `end`: the token with which a
-    text ends, and its number.
-    `finish` gets the folder when the model is in it and before anybody else sees it: to check it, and to add
-    to it; what it raises undoes everything. Raises ExportError if parameters are missing, unknown, twice
-    there or of the wrong shape, or if the folder exists and `replace` is false.
+    `tokenizer`: its tokenizer.json; None: tokens are bytes. `end`: the end-of-text token and its id. `finish`
+    is called with the complete folder before it is moved into place, to check it and to add files. If it
+    raises, nothing is exported. Raises ExportError if parameters are missing, unknown, doubled or of the
+    wrong shape, or if the folder exists and `replace` is false.
     """
     _require_complete(shape, stages)
     if shape.boundary.kind == "shared-subspace":
@@ -103,15 +101,16 @@ def export(
 
 
 def plain_shape(shape: ModelShape) -> ModelShape:
-    """Of what is exported: shared directions multiplied out, LoRA's factors merged into their matrices, and
-    nothing of who trained which experts."""
+    """Return the shape of the exported model: shared directions multiplied out, LoRA factors merged, and no
+    groups of experts."""
     boundary = Boundary() if shape.boundary.kind == "shared-subspace" else shape.boundary
     experts = Experts(shape.experts.num_experts, shape.experts.top_k, shape.experts.aux_loss_coef)
     return replaced(shape, boundary=boundary, lora=Lora(), experts=experts)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Global name -> float32 tensor of an exported model. Raises ExportError, naming the file."""
+    """Return the tensors of an exported model (global name -> float32). Raises ExportError that names the
+    file."""
     shape = load_shape(folder)
     places = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
@@ -132,7 +131,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_shape(folder: Path) -> ModelShape:
-    """The shape of an exported model, from its config.json. Raises ExportError."""
+    """Return the shape of an exported model, from its config.json. Raises ExportError."""
     file = folder / "config.json"
     config = _read_json(file)
     families = {name: features for features, (name, _) in FAMILIES.items()}
@@ -160,16 +159,19 @@ def load_shape(folder: Path) -> ModelShape:
     return shape
 
 
-def _boundary(told: Mapping[str, Any]) -> Boundary:
-    """Raises KeyError, TypeError or ValueError where it is not what an export writes."""
-    if told["kind"] != "token-anchored":
-        raise ValueError(f"boundaries of kind {told['kind']!r}")
-    after = tuple(int(layer) for layer in told["after"])
-    return Boundary("token-anchored", int(told["width"]), after, int(told["anchor_rows"]), int(told["seed"]))
+def _boundary(settings: Mapping[str, Any]) -> Boundary:
+    """Parse the boundary of a config.json. Raises KeyError, TypeError or ValueError if no export wrote it."""
+    if settings["kind"] != "token-anchored":
+        raise ValueError(f"boundaries of kind {settings['kind']!r}")
+    after = tuple(int(layer) for layer in settings["after"])
+    return Boundary(
+        "token-anchored", int(settings["width"]), after, int(settings["anchor_rows"]), int(settings["seed"])
+    )
 
 
 def _experts(config: Mapping[str, Any]) -> Experts:
-    """Raises KeyError, TypeError or ValueError where the config is of another mixture than this program's."""
+    """Parse the experts of a config.json. Raises KeyError, TypeError or ValueError for a mixture of another
+    kind than this program's."""
     if not config["norm_topk_prob"] or config["decoder_sparse_step"] != 1 or config["mlp_only_layers"]:
         raise ValueError("a mixture with layers that are none, or whose shares do not sum to one")
     return Experts(
@@ -178,8 +180,7 @@ def _experts(config: Mapping[str, Any]) -> Experts:
 
 
 def load_end(folder: Path) -> str:
-    """The token with which texts end, as an exported model's tokenizer writes it; empty: none. Raises
-    ExportError."""
+    """Return the end-of-text token in an exported model's tokenizer; empty: none. Raises ExportError."""
     if not is_file(folder / TOKENIZER_CONFIG):
         return ""
     end = _read_json(folder / TOKENIZER_CONFIG).get("eos_token")
@@ -200,12 +201,13 @@ def _require_complete(shape: ModelShape, stages: Sequence[Mapping[str, Tensor]])
 
 
 def _require_same(folder: Path, stages: Sequence[Mapping[str, Tensor]]) -> None:
-    """What was written is read back to the bit: a disk may say that it took what it did not."""
+    """Read the written weights back and compare every bit, since a disk may report success wrongly. Raises
+    ExportError."""
     read = load_weights(folder)
     for stage in stages:
         for name, tensor in stage.items():
             if not torch.equal(read[name], tensor.detach().float().cpu()):
-                raise ExportError(f"{folder} does not give {name} back as it was written: look at the disk")
+                raise ExportError(f"{folder} does not return {name} as it was written: check the disk")
 
 
 def _write(
@@ -218,13 +220,13 @@ def _write(
     places: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):
         file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
-        # A copy of each: views of one flat vector share storage, which safetensors refuses.
+        # Clone each: views of one flat vector share storage, which safetensors refuses.
         tensors = {name: tensor.detach().float().cpu().clone() for name, tensor in stage.items()}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(stage, file)
     size = sum(4 * tensor.numel() for stage in stages for tensor in stage.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    for file in set(places.values()):  # safetensors lets nobody else read them, whatever the umask says.
+    for file in set(places.values()):  # safetensors makes files private, whatever the umask is.
         (folder / file).chmod((folder / INDEX).stat().st_mode)
     eos = {"eos_token_id": end[1]} if end else {}
     _write_json(folder / "config.json", _config(shape) | {"eos_token_id": None} | eos)
@@ -267,17 +269,17 @@ def _config(shape: ModelShape) -> dict[str, Any]:
         "mlp_bias": False,
         "attention_dropout": 0.0,
         "torch_dtype": "float32",
-        # Both: transformers 4 reads only the second and would silently take theta 10000.
+        # Write both: transformers 4 reads only the second and would silently use theta 10000.
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "rope_theta": shape.rope_theta,
-        # Without these, Llama's defaults would make bytes 1 and 2 the marks of a text's start and end.
+        # Without these, Llama's defaults would make bytes 1 and 2 the start and end tokens.
         "bos_token_id": None,
         "pad_token_id": None,
     }
 
 
 def _byte_tokenizer() -> dict[str, Any]:
-    """A byte-level BPE without merges: the token of a byte is the byte."""
+    """Return a byte-level BPE without merges: the token of a byte is the byte."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     vocabulary = {_byte_character(byte): byte for byte in range(256)}
     return {
@@ -294,7 +296,8 @@ def _byte_tokenizer() -> dict[str, Any]:
 
 
 def _byte_character(byte: int) -> str:
-    """GPT-2's stand-in for a byte: itself where Latin-1 prints it, else the next free one from 256 on."""
+    """Return GPT-2's character for a byte: its Latin-1 character if printable, else the next free one from
+    256."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte if byte in printed else 256 + sum(other not in printed for other in range(byte)))
 

@@ -1,4 +1,4 @@
-"""The folder that an export writes, and what must not stand there before; without the seconds of torch."""
+"""Check the target folder of an export. This module does not import torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ INDEX = "model.safetensors.index.json"
 
 
 class ExportError(ValueError):
-    """The folder cannot be written or read; one line that says why."""
+    """The export folder cannot be written or read. The message is one line with the reason."""
 
 
 def require_replaceable(folder: Path, replace: bool) -> None:
-    """Only an export, or an empty folder, is ever replaced: a wrong name must not cost an archive, or a
-    peer's key. Raises ExportError where something else is there."""
+    """Raise ExportError unless the folder is an export or empty. A mistyped name must not cost an archive or
+    a peer's key."""
     if not is_there(folder):
         return
     if not replace:

@@ -1,4 +1,4 @@
-"""Text from a trained model, token by token."""
+"""Generate text with a trained model, token by token."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def generate(
     window: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Iterator[bytes]:
-    """Continue `prompt` by `tokens` tokens, or until the text ends; yields the new bytes as they come.
+    """Continue `prompt` by `tokens` tokens, or until the text ends. Yields the new bytes as they come.
 
-    `temperature` 0 takes the likeliest token; `top_k` 0 allows all of them. `window` is how many tokens
-    the model looks back at most: give it the length it was trained on, since positions beyond are new
-    to it. When the window is full, it starts again from its newer half. An empty prompt is a line end.
+    `temperature` 0 takes the likeliest token; `top_k` 0 allows all tokens. `window` is the maximum context in
+    tokens. Set it to the training length, since the model never saw later positions. A full window is cut to
+    its newer half. An empty prompt is a line end.
     """
     going = Continuation(
         prompt,
@@ -51,14 +51,14 @@ def generate(
 
 
 class LocalModel:
-    """A whole model in this process, with the keys and values of the text that it continues."""
+    """A whole model in this process, with the KV cache of one text."""
 
     def __init__(self, weights: Mapping[str, Tensor], shape: ModelShape) -> None:
         self._weights, self._shape = weights, shape
         self._cache = Cache()
 
     def logits(self, going: Continuation) -> Tensor:
-        """[V]: what comes next in the text; one text at a time, asked once per token."""
+        """Return the logits [V] of the next token. Call it once per token, for one text at a time."""
         if not going.begun:
             self._cache = Cache()
         with torch.no_grad():
@@ -67,9 +67,9 @@ class LocalModel:
 
 
 class Continuation:
-    """A text that grows token by token: what the model is to see next, and what it says to it.
+    """A text that grows token by token: the model's next input, and the sampling of its output.
 
-    Arguments as of `generate`.
+    The arguments are those of `generate`.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Continuation:
         self._temperature, self._top_k = temperature, top_k
         self._generator = torch.Generator().manual_seed(seed)
         self.ended = False
-        """The model has said that the text ends here."""
+        """Whether the model has ended the text."""
         self._seen: list[int] = []
         self._start = 0
-        """Where the window begins; what is before it is not seen any more."""
+        """Start of the window; the model does not see earlier tokens."""
         self.add(prompt or b"\n")
 
     def add(self, text: bytes) -> None:
-        """Somebody else writes on. The window is seen anew: its end, as much as leaves room for a token."""
+        """Append text of another author. The window is cut to leave room for a token, and computed again."""
         self.ended = False
         seen = self._seen[self._start :] + self._tokenizer.encode(text).tolist()
         self._start = max(0, len(seen) - (self._window - 1))
@@ -107,21 +107,21 @@ class Continuation:
 
     @property
     def visible(self) -> list[int]:
-        """The tokens of the window: what a model without a cache is to be given."""
+        """Return the tokens of the window: the input of a model without a KV cache."""
         return self._seen[self._start :]
 
     @property
     def fresh(self) -> list[int]:
-        """Those of them that it has not been given yet."""
+        """Return those of them that the model has not seen yet."""
         return self._seen[len(self._seen) - self._fresh :]
 
     @property
     def begun(self) -> bool:
-        """Whether a part of the window was given before: a cache of it is of use."""
+        """Whether the model has seen a part of the window, so that its KV cache is valid."""
         return len(self._seen) - self._fresh > self._start
 
     def take(self, logits_V: Tensor) -> bytes:
-        """Choose the next token by what the model says to `visible`; the new bytes of text."""
+        """Choose the next token by the logits for `visible`. Return the new bytes of text."""
         token = _choose(logits_V, self._temperature, self._top_k, self._generator)
         self.ended = token == self._tokenizer.end.token
         if self.ended:
@@ -131,25 +131,25 @@ class Continuation:
         if len(self._seen) - self._start > self._window:
             self._start = len(self._seen) - self._window // 2
             self._fresh = len(self._seen) - self._start
-        # Decoded from where somebody else wrote last, as a character may take several tokens.
+        # Decode from the last appended text on, as a character may take several tokens.
         text = self._tokenizer.decode(self._seen[self._prompt_tokens :])
         piece, self._shown = text[len(self._shown) :], text
         return piece
 
 
 class Readable:
-    """Bytes of a text, as they come, as characters that a terminal may show."""
+    """Decodes the bytes of a growing text into characters that are safe on a terminal."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def add(self, piece: bytes, final: bool = False) -> str:
-        """The characters that `piece` completes; with `final` also those that stay incomplete."""
+        """Return the characters that `piece` completes; with `final` also incomplete ones."""
         return harmless(self._decoder.decode(piece, final))
 
 
 def harmless(text: str) -> str:
-    """Without the characters that steer a terminal: a model writes what strangers taught it."""
+    """Replace characters that steer a terminal: strangers chose the training text."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
     )

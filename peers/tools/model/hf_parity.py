@@ -1,6 +1,6 @@
-"""Whether an exported folder is the model: transformers must load it and compute what this program computes.
+"""Check that transformers loads an exported folder and computes the same as this program.
 
-transformers is an optional extra; without it there is nothing to compare with, which the caller says.
+Transformers is an optional extra. Without it there is no comparison, and the caller reports that.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from swarmnet.model.parameters import whole
 from swarmnet.run.manifest import ModelShape
 
 TOKENS = 256
-"""Compared: long enough that a wrong base of the rotary embedding shows."""
+"""Number of compared tokens, enough to reveal a wrong base of the rotary embedding."""
 TOLERANCE = 1e-4
-"""Largest difference between two logits, relative to the largest (measured: docs/take_home.md)."""
+"""Maximum difference between two logits, relative to the largest logit (measured: docs/take_home.md)."""
 SAMPLE = "def naïve(text):\n\treturn '日本🐝'  # 3.14\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What was compared, and how well it agreed."""
+    """Result of the comparison."""
 
     version: str
-    """Of transformers."""
+    """Version of transformers."""
     tokens: int
     difference: float
-    """The largest between two logits."""
+    """Largest difference between two logits."""
     largest: float
-    """The largest logit."""
+    """Largest logit."""
 
 
 def missing() -> str | None:
-    """Why no comparison can be made, with what mends it; None: it can."""
+    """Return why no comparison is possible, with the fix; None: it is possible."""
     if importlib.util.find_spec("transformers") is not None:
         return None
     return f"transformers is not installed, so the logits were not checked: {how_to_install('hf')}"
 
 
 def compare(folder: Path, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer) -> Parity:
-    """Load `folder` in transformers and compare. ExportError where it is not the model `weights`."""
+    """Load `folder` in transformers and compare. Raises ExportError if it is not the model `weights`."""
     name = f"transformers {version('transformers')}"
-    # Each of these is what transformers raises for some folder that it cannot read.
+    # Transformers raises each of these for some unreadable folder.
     try:
         theirs, report, encode = _load(folder)
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
@@ -76,7 +76,7 @@ def compare(folder: Path, weights: Mapping[str, Tensor], shape: ModelShape, toke
 
 
 def _load(folder: Path) -> tuple[Any, Mapping[str, Any], Any]:
-    """The model, what of its parameters was missing or too much, and its tokenizer as a function."""
+    """Return the model, its missing and unexpected parameters, and its tokenizer as a function."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 

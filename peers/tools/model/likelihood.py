@@ -1,6 +1,6 @@
-"""How likely a model finds texts, and what it writes until it is told to stop: what evaluation harnesses ask.
+"""Compute the likelihood of texts and generate up to a stop text, as evaluation harnesses need it.
 
-Every token is predicted once, with as much of the text before it as the window holds. Shape suffixes as in
+Every token is predicted once, with as much preceding text as the window holds. Shape suffixes as in
 swarmnet/model/decoder.py.
 """
 
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Of one text after another."""
+    """Likelihood of a text as the continuation of another."""
 
     nats: float
     """Logarithm of the probability; at most 0."""
@@ -35,7 +35,7 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A window, of which the last `count` predictions belong to text `text`."""
+    """A window whose last `count` predictions belong to text `text`."""
 
     text: int
     inputs: list[int]
@@ -44,7 +44,7 @@ class _Row:
 
 
 class ModelScorer:
-    """A whole model in this process. `window`: the length it was trained on, in tokens."""
+    """Scorer of a whole model in this process. `window`: its training length in tokens."""
 
     def __init__(
         self, weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: Tokenizer, window: int
@@ -53,11 +53,12 @@ class ModelScorer:
         self.window = min(window, shape.max_position_embeddings)
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
-        """Of each (context, continuation), the continuation. An empty context is a line end."""
+        """Return the likelihood of each continuation, given (context, continuation) pairs. An empty context
+        is a line end."""
         return self._read([self._joined(context, continuation) for context, continuation in pairs])
 
     def texts(self, texts: Sequence[str]) -> list[Likelihood]:
-        """Of each whole text, as if it followed a line end."""
+        """Return the likelihood of each whole text after a line end."""
         return self.continuations([("", text) for text in texts])
 
     def write(self, prompt: str, until: Sequence[str], tokens: int, temperature: float = 0.0) -> str:
@@ -74,8 +75,8 @@ class ModelScorer:
         return said.decode(errors="replace")
 
     def _joined(self, context: str, continuation: str) -> tuple[list[int], int]:
-        """The tokens of both, and how many of them are the continuation's. Spaces at the end of the context
-        are the continuation's: tokenizers join a space with the word after it."""
+        """Return the tokens of both, and how many of them belong to the continuation. Spaces at the end of
+        the context are moved to the continuation, because tokenizers join a space with the next word."""
         bare = context.rstrip(" ")
         continuation = context[len(bare) :] + continuation
         before = self._tokenizer.encode((bare or "\n").encode()).tolist()
@@ -98,7 +99,7 @@ class ModelScorer:
             length = len(rows[0].inputs)
             most = max(1, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // (length * self._shape.vocab_size)))
             batch, rows = rows[:most], rows[most:]
-            # Filled up at the end, where what comes later changes nothing of what came before.
+            # Padded at the end, where later tokens do not change earlier predictions.
             inputs_BT = torch.tensor([row.inputs + [0] * (length - len(row.inputs)) for row in batch])
             with torch.no_grad():
                 logits_BTV = forward(self._weights, self._shape, whole(self._shape), inputs_BT)

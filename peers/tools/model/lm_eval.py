@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (the `[eval]` extra) on a model of this program: its tasks, our forward pass."""
+"""Run tasks of lm-evaluation-harness (the `[eval]` extra) on a model of this program."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from peers.errors import UserError
 from peers.tools.model.likelihood import ModelScorer
 
 ANSWER_TOKENS = 256
-"""Longest answer where a task names none: the harness' own default."""
+"""Maximum tokens of an answer if a task gives none: the default of the harness."""
 
 
 class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
-    """What the harness asks of a model."""
+    """Adapter that implements the harness's model interface."""
 
     def __init__(self, reader: ModelScorer) -> None:
         super().__init__()
         self._reader = reader
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Of each request's (context, continuation): nats, and whether it is the likeliest continuation."""
+        """Return the log-likelihood in nats of each (context, continuation), and whether the continuation is
+        the likeliest."""
         found = self._reader.continuations([request.args for request in requests])
         return [(each.nats, each.likeliest) for each in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Of each request's text: nats."""
+        """Return the log-likelihood in nats of each request's text."""
         return [each.nats for each in self._reader.texts([request.args[0] for request in requests])]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """What the model writes after each request's context."""
+        """Return the generated text after each request's context."""
         return [self._written(*request.args) for request in requests]
 
     def _written(self, context: str, options: Mapping[str, Any]) -> str:
@@ -47,10 +48,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm_eval has no types
 def run_tasks(
     reader: ModelScorer, tasks: Sequence[str], folder: Path | None, limit: int | None
 ) -> dict[str, dict[str, float]]:
-    """Task -> metric -> value. `folder`: where own tasks are; `limit`: documents per task. Raises UserError.
+    """Return task -> metric -> value. `folder`: own tasks; `limit`: documents per task. Raises UserError.
 
-    Tasks of the harness fetch their texts by themselves, and may compute with Python beside them: run none
-    that you would not run as a program."""
+    Tasks of the harness download their texts, and may run Python code of their own. Run only tasks that you
+    would run as a program."""
     manager = TaskManager(include_path=str(folder) if folder is not None else None)
     known = set(manager.all_tasks)
     unknown = [task for task in tasks if task not in known]
@@ -71,7 +72,7 @@ def run_tasks(
 
 
 def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
-    """The harness names a metric `acc,none`: its filter after the comma."""
+    """Return the metrics without the filter name: the harness calls a metric `acc,none`."""
     return {
         name.removesuffix(",none"): float(value)
         for name, value in metrics.items()

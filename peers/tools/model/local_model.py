@@ -1,4 +1,4 @@
-"""A whole model on this machine's disk: the newest checkpoints of a run, or what was exported of them."""
+"""Load a whole model from this machine's disk: the newest checkpoints of a run, or an export."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from peers.tools.model.export import MANIFEST_FILE, load_end, load_shape, load_w
 from swarmnet.run.manifest import ModelShape
 
 BYTES = 256
-"""Tokens of a model that reads bytes."""
+"""Number of tokens of a model that reads bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A whole model on this disk."""
+    """A whole model on disk."""
 
     weights: dict[str, Tensor]
     shape: ModelShape
     tokenizer: Tokenizer
     window: int | None
-    """Length of a training sequence in tokens; None: not known."""
+    """Training sequence length in tokens; None: unknown."""
     is_library_alone: bool
-    """Whether it was trained on Python's library and nothing else, as far as is known."""
+    """Whether it was trained only on Python's standard library, as far as is known."""
 
 
 def held(source: Path | None, warn: Callable[[str], None], tokenizer: Path | None = None) -> StoredModel:
-    """A checkpoint's model, or an exported one (None: here); `warn` hears of newer files that cannot be
-    used, and of what was switched off in a tokenizer.json. `tokenizer`: the run's tokenizer.json, which
-    lies in an exported model already. Raises ExportError, TextError or UserError."""
+    """Return the model of checkpoints or of an export in `source` (None: the current folder).
+
+    `warn` is called about newer files that cannot be used, and about removed settings of a tokenizer.json.
+    `tokenizer`: the run's tokenizer.json; an export contains its own. Raises ExportError, TextError or
+    UserError."""
     place = source or Path()
     if is_file(place / "config.json"):
         shape, manifest = load_shape(place), place / MANIFEST_FILE

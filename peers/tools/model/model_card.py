@@ -1,7 +1,7 @@
-"""The model card: what a person who meets the model should know of it, in Markdown.
+"""Write the model card: what a user of the model should know, in Markdown.
 
-The head is YAML that the Hugging Face hub reads. What a run's owner and strangers wrote stands in it as text,
-never as Markdown or YAML.
+Its head is YAML that the Hugging Face hub reads. Text of the run's owner and of strangers is escaped, so it
+is never read as Markdown or YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmnet.model.parameters import parameter_shapes, whole
 from swarmnet.run.manifest import Manifest, ModelShape
 
 MAX_CONTRIBUTORS = 200
-"""Named in a card; how many more there are is said."""
+"""Maximum contributors in a card; it gives the number of the others."""
 
 
 def card(
@@ -32,7 +32,7 @@ def card(
     folder: Path,
     text: Path | None = None,
 ) -> str:
-    """README.md of the export in `folder`. `text`: what it was scored on; None: the held-out modules."""
+    """Return README.md of the export in `folder`. `text`: the scored text; None: the held-out modules."""
     return "\n".join(
         [
             *_head(manifest),
@@ -71,13 +71,13 @@ def card(
 
 
 def plain(text: str) -> str:
-    """One line of text that Markdown shows as it is; `-` for none."""
+    """Return one line of text with Markdown escaped; `-` for none."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return re.sub(r"([\\`*_{}\[\]()<>#|!~])", r"\\\1", line) or "-"
 
 
 def _head(manifest: Manifest) -> list[str]:
-    """JSON's strings are YAML's."""
+    """Return the YAML head. JSON strings are valid YAML."""
     return [
         "---",
         "library_name: transformers",
@@ -90,7 +90,7 @@ def _head(manifest: Manifest) -> list[str]:
 
 
 FAMILY = {(False, False): "Llama", (True, False): "Qwen3", (True, True): "Qwen3-MoE"}
-"""(With QK-norm, with experts) -> what others call such a model."""
+"""Common name of the model family, by (QK-norm, experts)."""
 
 
 def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
@@ -119,19 +119,19 @@ def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
         *_skipping(manifest),
         ("settled rounds", rounds or "not known here"),
         ("tokens", tokens),
-        ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "nobody known here"),
+        ("weights signed by", counted(len(facts.signers), "peer") if facts.signers else "no known peer"),
     ]
 
 
 def _experts(shape: ModelShape) -> list[tuple[str, str]]:
     experts = shape.experts
-    told = f"{experts.num_experts} in each layer, of which a token takes {experts.top_k}"
+    description = f"{experts.num_experts} in each layer, of which a token takes {experts.top_k}"
     if experts.groups > 1:
-        told += f"; each peer trained one of {experts.groups} groups of them"
+        description += f"; each peer trained one of {experts.groups} groups of them"
     if experts.merge_rounds:
         every = f"every {experts.merge_rounds} rounds until round {experts.merge_until:,}"
-        told += f"; {every} those that were alike moved towards one another"
-    return [("experts", told)] if experts.num_experts else []
+        description += f"; {every} those that were alike moved towards one another"
+    return [("experts", description)] if experts.num_experts else []
 
 
 def _start(manifest: Manifest) -> list[tuple[str, str]]:
@@ -139,8 +139,8 @@ def _start(manifest: Manifest) -> list[tuple[str, str]]:
     if not start.path:
         return []
     how = f"; trained were LoRA factors of rank {lora.rank}, here merged" if lora.rank else ""
-    told = f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
-    return [("started from", plain(told))]
+    description = f"{start.path} ({start.origin or 'origin not stated'}), SHA-256 {start.sha256}{how}"
+    return [("started from", plain(description))]
 
 
 def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
@@ -149,18 +149,18 @@ def _boundaries(manifest: Manifest) -> list[tuple[str, str]]:
         return []
     places = " and ".join(filter(None, [", ".join(map(str, boundary.after[:-1])), str(boundary.after[-1])]))
     if boundary.kind == "shared-subspace":
-        told = (
+        description = (
             f"in training the first {boundary.after[-1]} layers wrote into the same {boundary.width} "
             f"directions, and these went on after layers {places}; here that is multiplied out, and this is "
             "a plain model"
         )
-        return [("narrow boundaries", told)]
-    told = (
+        return [("narrow boundaries", description)]
+    description = (
         f"after layers {places} {boundary.width} numbers per token go on, and an anchor of the token is "
         "added; the layers were trained with that and are of no use without it, so this is no plain model of "
         "its architecture, and programs that know only such do not load it"
     )
-    return [("narrow boundaries", told)]
+    return [("narrow boundaries", description)]
 
 
 def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
@@ -168,12 +168,12 @@ def _skipping(manifest: Manifest) -> list[tuple[str, str]]:
     scale = rules.branch_scale(1, rules.stages)
     if scale == 1.0:
         return []
-    told = (
+    description = (
         f"by each microbatch, {rules.stages - rules.shortest} of the {rules.stages - 2} stages between the "
         f"first and the last; so what their layers add is scaled by {scale:.3g} here (in `o_proj` and "
         "`down_proj`), and the weights are not those of the checkpoints there"
     )
-    return [("left out in training", told)]
+    return [("left out in training", description)]
 
 
 def _contributors(facts: ModelProvenance) -> list[str]:
@@ -185,9 +185,11 @@ def _contributors(facts: ModelProvenance) -> list[str]:
     named = ranked[:MAX_CONTRIBUTORS]
     rows = [(f"`{plain(peer)}`", *(_number(of[peer]) for of in (counts, signed, claims))) for peer in named]
     more = f" And {len(ranked) - len(named):,} more." if len(ranked) > len(named) else ""
-    head = ("peer", "contributions in settled rounds", "others signed for", "tokens, as it says itself")
-    told = f"As far as {facts.logs} event logs, receipts and an archive's list beside the checkpoints tell."
-    return [*_table(head, rows), "", told + more]
+    head = ("peer", "contributions in settled rounds", "others signed for", "tokens, by its own report")
+    description = (
+        f"As far as {facts.logs} event logs, receipts and an archive's list next to the checkpoints show."
+    )
+    return [*_table(head, rows), "", description + more]
 
 
 def _number(count: int) -> str:
@@ -197,10 +199,10 @@ def _number(count: int) -> str:
 def _score(score: Score | None, text: Path | None) -> list[str]:
     if score is None:
         return ["Not scored."]
-    told = "held-out text" if text is None else plain(text.absolute().name)
+    description = "held-out text" if text is None else plain(text.absolute().name)
     lines = [
         f"{score.bits_per_byte:.4f} bits per byte, perplexity {score.perplexity:.4f} per token, on "
-        f"{score.bytes:,} bytes of {told} (SHA-256 `{score.sha256}`, windows of {score.window} "
+        f"{score.bytes:,} bytes of {description} (SHA-256 `{score.sha256}`, windows of {score.window} "
         "tokens). Scores compare only where both are equal."
     ]
     if text is not None:
@@ -246,7 +248,7 @@ def _registering(manifest: Manifest) -> list[str]:
 
 
 def _count(shape: ModelShape) -> int:
-    """Of what is exported."""
+    """Return the number of parameters of the exported model."""
     shape = plain_shape(shape)
     return sum(prod(size) for size in parameter_shapes(shape, whole(shape)).values())
 

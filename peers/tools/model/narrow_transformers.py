@@ -1,9 +1,9 @@
-"""Models with narrow boundaries for transformers, which has no layer of that kind: `register()`, and then
-`AutoModelForCausalLM.from_pretrained` loads an exported folder as it loads any other.
+"""Models with narrow boundaries for transformers, which has no such layer. After `register()`,
+`AutoModelForCausalLM.from_pretrained` loads an exported folder like any other.
 
-The layers are transformers' own Llama or Qwen3; before some of them a boundary stands. Nothing comes out of a
-configuration but numbers. The projector is read from the folder and everything here is computed with what
-transformers and torch have, so that whoever compares compares two programs.
+The layers are transformers' own Llama or Qwen3, with a boundary before some of them. A configuration contains
+only numbers. The projector is read from the folder. Everything here uses only transformers and torch, so that
+a comparison with this program compares two implementations.
 
 Shape suffixes: B sequences, T tokens, D width, R numbers that cross, A rows of anchors.
 """
@@ -35,7 +35,7 @@ class NarrowQwen3Config(Qwen3Config):  # type: ignore[misc]
 
 
 class NarrowBoundary(nn.Module):
-    """x -> (x - before[token]) P^T P + after[token], as swarmnet/model/boundary.py says it."""
+    """Computes x -> (x - before[token]) P^T P + after[token], as in swarmnet/model/boundary.py."""
 
     def __init__(self, tokens: int, width: int, crossing: int, anchor_rows: int) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class NarrowBoundary(nn.Module):
 
 
 def _put_boundaries(model: Any, config: Any) -> None:  # noqa: ANN401 - transformers has no types for us
-    """Let each boundary of the configuration change what goes into the layer behind it."""
-    told = getattr(config, BOUNDARY)
-    size = config.vocab_size, config.hidden_size, int(told["width"]), int(told["anchor_rows"])
+    """Apply each boundary of the configuration to the input of the layer after it."""
+    settings = getattr(config, BOUNDARY)
+    size = config.vocab_size, config.hidden_size, int(settings["width"]), int(settings["anchor_rows"])
     inner = model.model
-    inner.boundaries = nn.ModuleDict({str(layer): NarrowBoundary(*size) for layer in told["after"]})
+    inner.boundaries = nn.ModuleDict({str(layer): NarrowBoundary(*size) for layer in settings["after"]})
     tokens: list[Tensor] = []
 
     def note(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class NarrowQwen3ForCausalLM(Qwen3ForCausalLM):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Make transformers know these models, in this process. Again: nothing more."""
+    """Register these models with transformers in this process. Further calls do nothing."""
     for config, model in (
         (NarrowLlamaConfig, NarrowLlamaForCausalLM),
         (NarrowQwen3Config, NarrowQwen3ForCausalLM),

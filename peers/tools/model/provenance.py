@@ -1,8 +1,8 @@
-"""What the files of a run's peers tell of how its model was made: rounds, tokens, contributors.
+"""Collect from peers' files how a model was made: rounds, tokens, contributors.
 
-Checkpoints name the run, the round and who signed the weights; event logs beside them name what was committed
-and whose contributions settled, receipts what others signed for. Nothing here is asked of the network, so it
-is what is *known*: a peer whose files are not there is counted only where others saw it.
+Checkpoints name the run, the round and the signers of the weights. Event logs show committed tokens and
+settled contributions; receipts show what other peers signed. The network is not used, so the result is what
+these files prove. A peer without files here counts only if other peers recorded it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from swarmnet.rounds.receipts import BLOCKS_KEPT, SIGNERS_KEPT, ReceiptBook
 from swarmnet.run.manifest import Manifest
 
 CHECKPOINTS, LOG, RECEIPTS = "checkpoints", "events.jsonl", "receipts.jsonl"
-"""In a peer's state folder."""
+"""Names in a peer's state folder."""
 CLAIMS, CLAIMS_BYTES = "contributors.json", 64 << 20
-"""In an archive (peers/state/archive.py)."""
+"""Name and maximum size of a file in an archive (peers/state/archive.py)."""
 MAX_RECEIPTS = 2 * BLOCKS_KEPT * SIGNERS_KEPT
-"""Lines of one peer that are read: more than it keeps."""
+"""Maximum lines that are read of one peer: more than it keeps."""
 
 
 @dataclass(slots=True)
 class _Author:
-    """Whose log is read, as far as it has said so: a log may have lost its beginning."""
+    """Peer and stage of the log that is read, once known: the start of a log may be missing."""
 
     peer: str | None = None
     stage: int | None = None
@@ -47,32 +47,34 @@ class _Author:
 
 @dataclass(slots=True)
 class ModelProvenance:
-    """Of one run, from the files below one folder."""
+    """Provenance of one run, from the files below one folder."""
 
     rounds: dict[int, int] = field(default_factory=dict)
-    """Stage -> settled rounds in the newest weights."""
+    """Settled rounds in the newest weights, by stage."""
     signers: set[str] = field(default_factory=set)
     """Peers that signed the newest weights of their stage."""
     logs: int = 0
-    """Peers whose event logs were read."""
+    """Number of peers whose event logs were read."""
     finalized_tokens: int | None = None
-    """In the settled rounds of the newest weights of the first stage; None: it has not counted."""
+    """Tokens in the settled rounds of the first stage's newest weights; None: not counted."""
     tokens: int = 0
-    """Committed by the first stage, as far as the logs tell: also what a crash has cost, or came later."""
+    """Tokens that the first stage committed, by the logs. This includes tokens that a crash lost or that came
+    after the newest weights."""
     seconds: float = 0.0
-    """From the first to the last event."""
+    """Seconds from the first to the last event."""
     contributions: Counter[str] = field(default_factory=Counter)
-    """Peer -> its contributions in settled rounds, as far as the logs tell."""
+    """Contributions in settled rounds by peer, as far as the logs show."""
     receipts: Counter[str] = field(default_factory=Counter)
-    """Peer -> its contributions that others have signed for."""
+    """Contributions by peer that other peers signed receipts for."""
     claims: Counter[str] = field(default_factory=Counter)
-    """Peer -> tokens that it says it has committed, in all stages."""
+    """Tokens that each peer claims to have committed, in all stages."""
     troubles: list[str] = field(default_factory=list)
     """Files that could not be read."""
 
 
 def facts(source: Path | None, manifest: Manifest) -> ModelProvenance:
-    """What is known of the run from the folder `source` (None: here), or from one checkpoint file."""
+    """Return the provenance of a run from the folder `source` (None: the current folder), or from one
+    checkpoint file."""
     place, run_id = source or Path(), manifest.run_id()
     files = [place] if place.is_file() else sorted(place.rglob("stage-*-round-*.safetensors"))
     found, folders, newest = ModelProvenance(), set[Path](), dict[int, Mapping[str, str]]()
@@ -97,7 +99,7 @@ def facts(source: Path | None, manifest: Manifest) -> ModelProvenance:
 
 
 def _metadata(file: Path) -> Mapping[str, str]:
-    """Of a checkpoint; empty where there is none to be had. `checkpoint.newest` is who complains."""
+    """Return the metadata of a checkpoint; empty if unreadable. `checkpoint.newest` reports such files."""
     try:
         with open_tensors(file) as opened:
             found: Mapping[str, str] = opened.metadata() or {}
@@ -114,7 +116,7 @@ def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:
         try:
             data = bytes.fromhex(text)
             yield open_envelope(data, run_id, EnvelopeKind.SETTLED, STATEMENT_BYTES).sender
-        except (ValueError, WireError):  # Another run's or program's: it vouches for nothing here.
+        except (ValueError, WireError):  # A signature of another run or program proves nothing here.
             continue
 
 
@@ -132,16 +134,16 @@ def _read_logs(found: ModelProvenance, logs: list[Path]) -> None:
                     first, last = min(first, line.time), max(last, line.time)
             except (UserError, OSError) as error:
                 found.troubles.append(str(error))
-                author = _Author()  # In what was not read it may have moved to another stage.
+                author = _Author()  # The peer may have changed its stage in the unread part.
     found.seconds = max(0.0, last - first)
-    # A microbatch is committed in every stage; a stage of which all logs are here has seen them all.
+    # Every stage commits each microbatch; a stage with all its logs here has all of them.
     origins = {origin for counts in tokens.values() for origin in counts}
     found.tokens = sum(max(counts[origin] for counts in tokens.values()) for origin in origins)
     found.contributions.update(contributors[identity] for identity in settled if identity in contributors)
 
 
 def _read_receipts(found: ModelProvenance, file: Path, run_id: RunId, block_rounds: int) -> None:
-    """What others signed for one peer, each signature verified."""
+    """Add the receipts of one peer, each with its signature verified."""
     if not file.is_file():
         return
     books: dict[PeerId, ReceiptBook] = {}
@@ -152,7 +154,7 @@ def _read_receipts(found: ModelProvenance, file: Path, run_id: RunId, block_roun
                     data = base64.b64decode(json.loads(line).get("receipt", ""))
                     receipt, _ = open_receipt(data, run_id, block_rounds)
                 except (ValueError, AttributeError, TypeError, RecursionError, WireError):
-                    continue  # The peer's own counts stand there too, and nobody has signed those.
+                    continue  # The file also has the peer's own counts, which no other peer signed.
                 books.setdefault(receipt.contributor, ReceiptBook(block_rounds)).take(receipt)
     except OSError as error:
         found.troubles.append(f"{file}: cannot be read: {error.strerror}")
@@ -161,7 +163,7 @@ def _read_receipts(found: ModelProvenance, file: Path, run_id: RunId, block_roun
 
 
 def _read_claims(found: ModelProvenance, file: Path) -> None:
-    """An archivist's list of what peers said of themselves in the directory."""
+    """Add an archivist's list of the claims that peers made in the directory."""
     if not file.is_file():
         return
     try:
@@ -184,8 +186,8 @@ def _about(
     settled: set[str],
     tokens: dict[int, Counter[str]],
 ) -> Iterator[event_log.LogLine]:
-    """Read a part of one log into what is gathered of all of them, except what is of an unknown stage or
-    maker. Raises UserError where it is damaged."""
+    """Add one part of a log to the collected facts, except events of an unknown stage or contributor. Raises
+    UserError for a damaged log."""
     for line in event_log.read_part(file):
         match line.event:
             case noted.Started(peer):

@@ -1,4 +1,4 @@
-"""The newest signed checkpoint of every stage of a live run, fetched from its peers as an archivist does."""
+"""Fetch the newest signed checkpoint of every stage of a live run, like an archivist."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ from protocols.errors import WireError
 from protocols.signed.identity import Identity
 
 ATTEMPTS = 4
-"""For one stage. Peers sign a snapshot a moment after they make it, and an attempt may fall in between."""
+"""Attempts for one stage. Peers sign a snapshot a moment after they make it, and an attempt may fall in
+between."""
 PAUSE_SECONDS = 5.0
-"""Between two attempts: longer than peers take to sign and announce a snapshot on home lines."""
+"""Seconds between two attempts: longer than peers take to sign and announce a snapshot on home
+connections."""
 
 
 async def fetch_checkpoints(
     run: str, bootstraps: Sequence[str], cache: PeerCache, notify: Notify, folder: Path, invite: bytes = b""
 ) -> None:
-    """Write one checkpoint of each stage into `folder`, an archive. At least one peer of the stage has signed
-    each of them, and two thirds of the peers that were asked agree on it. Raises as `reaching` does, NoAnswer
-    where a stage has no peer that gives its weights, UserError where the folder cannot be written."""
+    """Write one checkpoint of each stage into `folder`, an archive.
+
+    At least one peer of the stage has signed each checkpoint, and two thirds of the queried peers agree on
+    it. Raises as `reaching` does, NoAnswer if no peer of a stage gives its weights, and UserError if the
+    folder cannot be written."""
     async with reaching(run, bootstraps, cache, notify) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
@@ -51,11 +55,11 @@ async def fetch_checkpoints(
 
 
 def _archivist(found: Reached, folder: Path, invite: bytes, notify: Notify) -> Archivist:
-    """One that serves no newcomer: the directory does not name it."""
+    """Return an archivist that serves no newcomer, since the directory does not list it."""
     signed, directory = found.signed, found.directory
 
     def note(_event: Event) -> None:
-        """A visitor keeps no event log."""
+        """Discard the event: a client keeps no event log."""
 
     book = OrderBook(signed, None, note, notify)
     archive = Archive(FolderStore(folder))
@@ -69,7 +73,8 @@ def _archivist(found: Reached, folder: Path, invite: bytes, notify: Notify) -> A
 
 
 async def _fetch_stage(archivist: Archivist, stage: int, notify: Notify) -> None:
-    """Raises NoAnswer after the last attempt, UserError where the folder cannot be written."""
+    """Fetch the checkpoint of one stage. Raises NoAnswer after the last attempt, UserError if the folder
+    cannot be written."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             await archivist.fetch_stage(stage)

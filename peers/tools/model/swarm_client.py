@@ -1,9 +1,9 @@
-"""The asking side of inference: a visitor, a peer without a stage, that gets answers from live peers.
+"""The client side of inference: a peer without a stage that gets answers from live peers.
 
-It finds peers of every stage in the directory, keeps a link to some of each, and lets `Requests`
-(swarmnet/inference/machine.py) decide whom to ask for what. Answers come over links that the peers open back
-on the same connections, so it need not be reachable. It keeps what the last stage answered until the next one
-has: hidden states pass through it as bytes.
+The client finds peers of every stage in the directory and keeps links to some of each. `Requests`
+(swarmnet/inference/machine.py) decides which peer to ask. Answers come over links that the peers open on the
+same connections, so the client need not be reachable. The client stores the answer of each stage until the
+next stage has answered; hidden states pass through it as bytes.
 """
 
 from __future__ import annotations
@@ -52,35 +52,36 @@ from swarmnet.run.manifest import WIRE_VERSION
 
 DIAL_SECONDS = 8.0
 LOOK_SECONDS = 10.0
-"""Between look-ups of all stages in the directory; LOOK_SOON_SECONDS while some stage has nobody."""
+"""Seconds between look-ups of all stages in the directory; LOOK_SOON_SECONDS while a stage has no peer."""
 LOOK_SOON_SECONDS = 1.0
 REDIAL_SECONDS = 5.0
 MAX_LINKED = 8
-"""Peers of a stage that are linked at a time: eight requests at four each need two."""
+"""Maximum linked peers per stage: eight requests at four per peer need two."""
 ANSWER_SECONDS = 300.0
-"""How long a request waits in all, missing stages and everything else included."""
+"""Timeout of a request in all, including the wait for missing stages."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Requests that belong together and are to be answered by the same weights."""
+    """Requests that belong together and should be answered by the same weights."""
 
     pins: Pins = field(default_factory=dict)
     rounds: dict[int, set[int]] = field(default_factory=dict)
-    """Stage -> rounds of the weights that have answered: one each, unless peers gave them up meanwhile."""
+    """Rounds of the weights that answered, by stage: one each, unless peers dropped those weights
+    meanwhile."""
     left_out: Counter[int] = field(default_factory=Counter)
-    """Stage -> requests that went without it."""
+    """Number of requests that skipped a stage, by stage."""
     requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """Of the last stage."""
+    """Output of the last stage."""
 
     logits: Tensor | None
-    """[B, V]: of each sequence's last token. None where a score was asked for."""
+    """Logits [B, V] of each sequence's last token; None if a score was requested."""
     loss_sum: float
-    """Nats, summed over the labels."""
+    """Loss in nats, summed over the labels."""
 
 
 @dataclass(slots=True)
@@ -89,13 +90,14 @@ class _Open:
     shape: tuple[int, int]
     inputs: bytes
     tokens: bytes
-    """What goes with hidden states through a narrow boundary; else empty."""
+    """Tokens that accompany hidden states through a narrow boundary; else empty."""
     labels: bytes
     answer: asyncio.Future[HeadOutput]
 
 
 class SwarmClient:
-    """`Receiver` of its transport. Use as `async with`: links are opened on entering, closed at the end."""
+    """Inference client and `Receiver` of its transport. Use it with `async with`, which opens and closes the
+    links."""
 
     def __init__(
         self,
@@ -108,9 +110,11 @@ class SwarmClient:
         invite: bytes = b"",
         tokenizer: Path | None = None,
     ) -> None:
-        """`notify(event, text)`: a line for people. `exact`: hidden states as fp32, not in the run's codec.
-        `invite`: what is shown to peers of a run that takes visitors by invite only. `tokenizer`: where this
-        machine keeps the run's tokenizer.json."""
+        """Prepare a client.
+
+        `notify(event, text)` prints a line for people. `exact`: send hidden states as fp32, not in the run's
+        codec. `invite`: shown to peers of a run that admits clients only by invite. `tokenizer`: path of the
+        run's tokenizer.json."""
         self.signed = signed
         self.manifest = signed.manifest
         self.transport = transport
@@ -127,27 +131,27 @@ class SwarmClient:
         self._open: dict[int, _Open] = {}
         self._links: dict[PeerId, Link] = {}
         self._stages: dict[PeerId, int] = {}
-        """Of the linked ones."""
+        """Stages of the linked peers."""
         self._dial_at: dict[PeerId, float] = {}
         self._counter = 0
         self._timer = Timer(self._tick)
         self._looker: asyncio.Task[None] | None = None
         self._complete = asyncio.Event()
-        """Some peer of every stage has been reached."""
+        """Set when a peer of every stage has been reached."""
         self._missing: tuple[int, ...] = ()
-        """Stages without a peer that are waited for."""
+        """Needed stages without a peer."""
         self._said_busy: set[int] = set()
-        """Stages of experts without a peer, by the newest answers."""
+        """Busy stages that the user was notified of."""
         self._declined: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        """By code, peers that did not speak to this visitor at all."""
+        """Number of peers that refused this client, by code."""
 
     async def __aenter__(self) -> SwarmClient:
         bodies: Bodies = {Forwarded: longest_bodies(self.manifest)[Forwarded]}
         self.transport.listen(self, Terms(bodies, lambda peer: peer in self._links or peer in self._dial_at))
         first = self._loop.create_task(self._look(), name="first look")
         complete = self._loop.create_task(self._complete.wait(), name="all stages")
-        # Records outlive their peers: that some are still being dialled keeps nobody waiting.
+        # Records outlive their peers, so do not wait for the remaining dials.
         await asyncio.wait({first, complete}, return_when=asyncio.FIRST_COMPLETED)
         complete.cancel()
         self._looker = self._loop.create_task(self._look_forever(first), name="look up")
@@ -164,7 +168,7 @@ class SwarmClient:
 
     @property
     def max_tokens(self) -> int:
-        """Of a request: peers take no more than a microbatch."""
+        """Maximum tokens of a request: peers accept at most a microbatch."""
         return self.manifest.data.seq_len * self.manifest.data.micro_batch_size
 
     async def forward(
@@ -174,7 +178,8 @@ class SwarmClient:
         labels_BT: Tensor | None = None,
         deadline_seconds: float = ANSWER_SECONDS,
     ) -> HeadOutput:
-        """The model's answer to tokens_BT: what comes next, or the loss of the labels. Raises NoAnswer."""
+        """Return the model's output for tokens_BT: the next token's logits, or the loss of the labels. Raises
+        NoAnswer."""
         self._counter += 1
         key, (batch, length) = self._counter, tokens_BT.shape
         labels = b"" if labels_BT is None else _int32(labels_BT)
@@ -201,7 +206,7 @@ class SwarmClient:
         said = "".join(f"; they {what}: {words}" for what, words in refusals if words)
         return f"peers reached by stage: {peers}{said}"
 
-    # -- what Requests decides ------------------------------------------------------------------------
+    # -- effects of Requests --------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._do(self._requests.tick(self._loop.time()))
@@ -240,21 +245,21 @@ class SwarmClient:
             answer.set_exception(NoAnswer(reason))
 
     def _say_missing(self, stages: tuple[int, ...], busy: tuple[int, ...]) -> None:
-        nobody = tuple(stage for stage in stages if stage not in busy)
-        if nobody and nobody != self._missing:
-            names, rules = ", ".join(map(str, nobody)), self.manifest.path_rules()
+        without_peers = tuple(stage for stage in stages if stage not in busy)
+        if without_peers and without_peers != self._missing:
+            names, rules = ", ".join(map(str, without_peers)), self.manifest.path_rules()
             left = rules.stages - rules.shortest
             why = f"this run lets a request leave out {left} middle stages" if left else (
                 "this run leaves no stage out"
             )  # fmt: skip
             self.notify("missing", f"waiting for a peer of stage {names}: {why}")
-        for stage in set(busy) - self._said_busy:  # Once: a busy swarm is so again and again.
+        for stage in set(busy) - self._said_busy:  # Notify once: a busy swarm is busy again and again.
             self._said_busy.add(stage)
             why = "its peers have not answered in time; they are asked again"
             self.notify("busy", f"stage {stage} is busy: {why}")
         if not stages and self._missing and self._open:
             self.notify("found", "all stages that are needed have peers again")
-        self._missing = nobody
+        self._missing = without_peers
 
     # -- Receiver -------------------------------------------------------------------------------------
 
@@ -265,9 +270,9 @@ class SwarmClient:
             case Forwarded():
                 self._forwarded(peer, message, body)
             case ForwardDeclined(request, attempt, code, reason):
-                reason = "".join(filter(str.isprintable, reason[:200]))  # It may end on a terminal.
+                reason = "".join(filter(str.isprintable, reason[:200]))  # It may be printed on a terminal.
                 self._declined[code if code in CODES else "other"] += 1
-                if code == WRONG_STAGE:  # It has moved: its record will say so.
+                if code == WRONG_STAGE:  # It changed its stage: its record will show that.
                     self._lose(peer)
                 else:
                     self._do(self._requests.declined(request, peer, attempt, code, reason, now))
@@ -276,19 +281,20 @@ class SwarmClient:
             case Refuse(code, reason):
                 self._turned_away(peer, code, reason)
             case _:
-                pass  # A greeting, or what is not for visitors.
+                pass  # A greeting, or a message that is not for clients.
 
     def _turned_away(self, peer: PeerId, code: str, reason: str) -> None:
         code = refusal(code)
         reason = "".join(filter(str.isprintable, reason[:200]))
-        if peer in self._links and not self._refused[code]:  # The others will say the same.
-            self.notify("turned_away", f"a peer does not speak to this visitor ({code}): {reason}")
+        if peer in self._links and not self._refused[code]:  # Other peers will give the same reason.
+            self.notify("turned_away", f"a peer refused this client ({code}): {reason}")
         self._refused[code] += 1
         self._lose(peer)
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
         link = self._links.get(peer)
-        if link is not None and link.closed:  # Not its link to us: it opens another with the next answer.
+        # A link that the peer opened does not matter: it opens another with its next answer.
+        if link is not None and link.closed:
             self._lose(peer)
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
@@ -316,7 +322,7 @@ class SwarmClient:
                     f"weights of round {message.round} where {ask.round} was asked for"
                 )
             answer = self._answer(kept, body, message.loss_sum) if last else None
-            if not last:  # The next stage would refuse it for what this one did.
+            if not last:  # Check here: otherwise the next stage refuses it and gets the blame.
                 activation_codec.decode(body, (*kept.shape, self.manifest.model.crossing), self.codec)
         except activation_codec.HiddenError as error:
             self._do(self._requests.declined(key, peer, attempt, MALFORMED, str(error), now))
@@ -329,12 +335,12 @@ class SwarmClient:
             kept.answer.set_result(answer)
 
     def _answer(self, kept: _Open, body: bytes, loss_sum: float) -> HeadOutput:
-        """The last stage's answer. Raises HiddenError."""
+        """Return the last stage's output. Raises HiddenError."""
         if not kept.labels:
             shape = (kept.shape[0], self.manifest.model.vocab_size)
             return HeadOutput(activation_codec.decode(body, shape, "fp32"), 0.0)
         if body:
-            raise activation_codec.HiddenError(f"{len(body)} bytes beside a score")
+            raise activation_codec.HiddenError(f"{len(body)} bytes in addition to a score")
         return HeadOutput(None, loss_sum)
 
     # -- finding peers --------------------------------------------------------------------------------
@@ -347,7 +353,7 @@ class SwarmClient:
             await self._look()
 
     async def _look(self) -> None:
-        """Look up all stages and dial who is new, as many of each stage as are of use."""
+        """Look up all stages and dial new peers, up to MAX_LINKED per stage."""
         stages = range(len(self.manifest.stages))
         found = await asyncio.gather(*(self._look_up(stage) for stage in stages))
         there = newest(signed for records in found for signed in records)
@@ -361,7 +367,7 @@ class SwarmClient:
         await asyncio.gather(*(self._dial(signed) for signed in dials))
 
     async def _look_up(self, stage: int) -> list[SignedRecord]:
-        """Records of a stage; none when the directory does not answer."""
+        """Return the records of a stage; none if the directory does not answer."""
         run = self.signed.run_id
         try:
             found = await self.directory.look_up(run, stage, OPERATION_SECONDS)

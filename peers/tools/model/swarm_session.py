@@ -1,4 +1,4 @@
-"""Text and scores from a live swarm: what `swarmnet generate --run` and `swarmnet evaluate --run` do."""
+"""Generate and score text with a live swarm, for `swarmnet generate --run` and `swarmnet evaluate --run`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from protocols.signed.invites import open_invite, prove_invite
 from swarmnet.identifiers import PeerId
 
 AT_ONCE = 8
-"""Requests of one score under way: one for each of three stages to compute, and as many on their ways."""
+"""Concurrent requests of one score: one computing in each of three stages, and as many in transit."""
 
 
 @asynccontextmanager
@@ -39,8 +39,9 @@ async def visiting(
     invite: bytes = b"",
     tokenizer: Path | None = None,
 ) -> AsyncIterator[SwarmClient]:
-    """A visitor that asks the run's peers, and shows them `invite`. `tokenizer`: the run's tokenizer.json.
-    Raises as `reaching` does, NoAnswer where the run would not let it in, TextError without the tokenizer."""
+    """Return an inference client of the run that shows `invite` to its peers. `tokenizer`: the run's
+    tokenizer.json. Raises as `reaching` does, NoAnswer if the run does not admit it, TextError without the
+    tokenizer."""
     async with reaching(run, bootstraps, cache, notify) as found:
         unfit = not_let_in(found.signed, invite, found.transport.peer, found.directory.now())
         if unfit is not None:
@@ -54,12 +55,12 @@ async def visiting(
 
 
 def invite_shown(signed: SignedManifest, invite: bytes, visitor: PeerId) -> bytes:
-    """What the visitor shows of its invite to the run's peers; empty where the run is open to all."""
+    """Return the invite to show to the run's peers; empty if the run is open to all."""
     return prove_invite(invite, signed.run_id, visitor) if signed.manifest.access == "invite" else b""
 
 
 def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_seconds: float) -> str | None:
-    """Why no peer of the run would speak to this visitor, and what to do; None: some may."""
+    """Return why no peer of the run would admit this client, and what to do; None: some may."""
     manifest = signed.manifest
     if manifest.access != "invite":
         return None
@@ -72,14 +73,14 @@ def not_let_in(signed: SignedManifest, invite: bytes, visitor: PeerId, now_secon
         found = open_invite(shown, signed.run_id, manifest.owner, visitor)
     except WireError as error:
         return f"--invite does not fit the run ({error}); {ask}"
-    if found.peer is not None:  # Before its expiry: another one of that kind would not help.
+    if found.peer is not None:  # Checked before its expiry: another invite of that kind would not help.
         return f"--invite is for {found.peer} alone, and a visitor has a new name each time; {ask}"
     unfit = found.refusal(visitor, now_seconds)
     return f"--invite: {unfit}; {ask}" if unfit is not None else None
 
 
 def tokenizer_of(client: SwarmClient) -> Tokenizer:
-    """The run's. Raises TextError."""
+    """Return the run's tokenizer. Raises TextError."""
     manifest = client.manifest
     file = tokenizer_file(manifest.data, client.tokenizer)
     opened = open_tokenizer(file, manifest.model.vocab_size, manifest.data.eos_token)
@@ -98,9 +99,9 @@ async def stream(
     seed: int = 0,
     conversation: Conversation | None = None,
 ) -> AsyncIterator[bytes]:
-    """As `generate.generate`, through the swarm: the new bytes as they come. Raises NoAnswer.
+    """Generate as `generate.generate` through the swarm: yields the new bytes as they come. Raises NoAnswer.
 
-    Peers keep nothing between tokens, so each one costs a forward pass over the whole window.
+    Peers keep nothing between tokens, so each token costs a forward pass over the whole window.
     """
     going = begin(client, prompt, temperature=temperature, top_k=top_k, seed=seed)
     model = SwarmModel(client, conversation)
@@ -113,7 +114,7 @@ async def stream(
 def begin(
     client: SwarmClient, prompt: bytes, *, temperature: float = 0.8, top_k: int = 40, seed: int = 0
 ) -> Continuation:
-    """A text that the run's model is to continue. Raises TextError."""
+    """Return a continuation of the prompt for the run's model. Raises TextError."""
     manifest = client.manifest
     return Continuation(
         prompt, manifest.model.max_position_embeddings, temperature=temperature, top_k=top_k, seed=seed,
@@ -122,32 +123,32 @@ def begin(
 
 
 class SwarmModel:
-    """As `generate.LocalModel`, asked of the run's live peers; a text by the same weights."""
+    """Counterpart of `generate.LocalModel` that uses live peers, with the same weights throughout a text."""
 
     def __init__(self, client: SwarmClient, conversation: Conversation | None = None) -> None:
         self._client = client
         self.conversation = conversation or Conversation()
 
     async def logits(self, going: Continuation) -> Tensor:
-        """[V]: what comes next in the text. Raises NoAnswer."""
+        """Return the logits [V] of the next token. Raises NoAnswer."""
         answer = await self._client.forward(self.conversation, torch.tensor([going.visible]))
         assert answer.logits is not None
         return answer.logits[0]
 
     def forget(self) -> None:
-        """The next text is asked of the newest weights."""
+        """Use the newest weights for the next text."""
         self.conversation = Conversation()
 
 
 @dataclass(slots=True)
 class ScoreProgress:
-    """How far a score is."""
+    """Progress of a score."""
 
     windows: int = 0
     done: int = 0
     tokens: int = 0
     nats: float = 0.0
-    """Summed over the tokens that are done."""
+    """Loss in nats, summed over the scored tokens."""
 
     def line(self) -> str:
         loss = f", loss {self.nats / self.tokens:.4f} nats per token so far" if self.tokens else ""
@@ -163,8 +164,8 @@ async def score(
     conversation: Conversation | None = None,
     progress: ScoreProgress | None = None,
 ) -> Score:
-    """As `evaluate.score_weights`, through the swarm. `progress`: filled in as answers come. Raises NoAnswer,
-    and TextError if there is no text."""
+    """Score as `evaluate.score_weights` through the swarm. `progress` is updated with each answer. Raises
+    NoAnswer, and TextError if there is no text."""
     manifest = client.manifest
     window = min(manifest.data.seq_len, manifest.model.max_position_embeddings)
     batch = max(1, client.max_tokens // window)
@@ -183,7 +184,7 @@ async def score(
         progress.nats += found
         return found
 
-    first = await nats(0)  # Alone: its answers decide by which rounds the others are answered.
+    first = await nats(0)  # Sent alone: its answers choose the rounds for the other requests.
     tasks = [asyncio.create_task(nats(number)) for number in range(1, len(windows.pairs))]
     try:
         return windows.score(sum(await asyncio.gather(*tasks), first))
@@ -193,7 +194,7 @@ async def score(
 
 
 def caveats(conversation: Conversation) -> list[str]:
-    """What one should know of the answers, in lines for people."""
+    """Return what a user should know about the answers, as lines for people."""
     rounds = ", ".join(
         f"{stage}: {' then '.join(map(str, sorted(found)))}"
         for stage, found in sorted(conversation.rounds.items())

@@ -1,1 +1,1 @@
-"""Tools of a run's owner: try, order, invite, list, report."""
+"""Tools for the owner of a run: check, order, invite, list, report."""

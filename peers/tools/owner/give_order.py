@@ -1,4 +1,4 @@
-"""Giving an order: on top of the newest one that is found, signed, stored, and told to live peers."""
+"""Give an order to a run: based on the newest known order, signed, stored, and sent to live peers."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from protocols.signed.records import SignedRecord
 from swarmnet.run.owner_orders import NO_ORDER, OrderError, OwnerOrders, next_sequence
 
 Change = Callable[[OwnerOrders], OwnerOrders]
-"""What an order changes of the one before. Raises OrderError where that makes no sense."""
+"""Changes the previous orders into the new ones. Raises OrderError for a change that makes no sense."""
 DIRECTORY_SECONDS = 15.0
 DIAL_SECONDS = 8.0
 MAX_TOLD = 4
-"""Peers of each stage that are told at once; they tell the others."""
+"""Maximum peers of each stage that get an order directly; they pass it on."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderState:
-    """What the owner's machine knows when the next order is given."""
+    """Orders that are known before the next one is given."""
 
     book: OrderBook
-    """The newest order; newer than the directory's if the last one reached nobody."""
+    """Newest order; newer than the directory's if the last one reached no peer."""
     public: OwnerOrders
-    """What the directory has."""
+    """Orders that the directory has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     order: SignedOrder
     before: OwnerOrders
-    """What the directory had until then."""
+    """Orders that the directory had before."""
     stored: bool
-    """Whether some node of the directory keeps it."""
+    """Whether some node of the directory stored the order."""
     told: int
-    """How many peers took it."""
+    """Number of peers that accepted the order."""
 
 
 def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
-    """Raises UserError for another's key."""
+    """Raise UserError unless the key is the run owner's."""
     if identity.peer_id != signed.manifest.owner:
         raise UserError(
             f"{key} is the key of {identity.peer_id}, but the run's owner is {signed.manifest.owner}: "
@@ -59,7 +59,7 @@ def check_owner(signed: SignedManifest, identity: Identity, key: Path) -> None:
 
 
 async def newest(found: Reached, kept: Path | None, notify: Notify) -> OrderState:
-    """The newest orders that the directory and this machine (`kept`) know. Raises WireError."""
+    """Return the newest orders that the directory and this machine (`kept`) know. Raises WireError."""
     book = OrderBook(found.signed, kept, lambda *_, **__: None, notify)
     run, owner = found.signed.run_id, found.signed.manifest.owner
     there = await found.directory.get_order(run, owner, DIRECTORY_SECONDS)
@@ -69,7 +69,8 @@ async def newest(found: Reached, kept: Path | None, notify: Notify) -> OrderStat
 
 
 async def give(found: Reached, identity: Identity, known: OrderState, change: Change) -> Given:
-    """Raises UserError for an order that makes no sense or has no room, WireError if nobody is reached."""
+    """Sign, store and send an order. Raises UserError if it makes no sense or is too large, and WireError if
+    no peer is reached."""
     order = _only_kept(known, change)
     if order is None:
         order = _sealed(found, identity, known.book.order, change)
@@ -79,7 +80,8 @@ async def give(found: Reached, identity: Identity, known: OrderState, change: Ch
 
 
 def _only_kept(known: OrderState, change: Change) -> SignedOrder | None:
-    """The order of this machine that says so already and reached nobody: then it is sent, not made again."""
+    """Return this machine's order if it has the same content and never reached the directory. It is then sent
+    again instead of signing a new one."""
     said_already = _makes_sense(change, known.public) and not _makes_sense(change, known.book.order)
     return known.book.held if said_already else None
 
@@ -93,7 +95,7 @@ def _makes_sense(change: Change, order: OwnerOrders) -> bool:
 
 
 def _sealed(found: Reached, identity: Identity, before: OwnerOrders, change: Change) -> SignedOrder:
-    """The order after `before`. Raises UserError."""
+    """Return the signed order after `before`. Raises UserError."""
     try:
         changed = change(before)
         sequence = next_sequence(before, found.directory.now())

@@ -1,4 +1,4 @@
-"""The registry: runs that want to be found, each with the manifest that proves it."""
+"""The registry: listed runs, each with the manifest that proves it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ AT_ONCE = 16
 
 
 async def runs(directory: Directory, limit: int, chance: Random) -> tuple[list[SignedManifest], int]:
-    """At most `limit` listed runs whose manifests are found, by name, and how many entries there are. Of more
-    a random part: entries cost their makers nothing. Raises WireError if the directory does not answer."""
+    """Return at most `limit` listed runs whose manifests are found, by name, and the number of entries. From
+    more entries a random part is taken, since entries cost their authors nothing. Raises WireError if the
+    directory does not answer."""
     entries = await directory.listings(LOOK_SECONDS)
     chosen = entries if len(entries) <= limit else chance.sample(entries, limit)
     room = asyncio.Semaphore(AT_ONCE)
@@ -31,7 +32,7 @@ async def runs(directory: Directory, limit: int, chance: Random) -> tuple[list[S
 
 
 async def manifest(directory: Directory, run_id: RunId) -> SignedManifest | None:
-    """None: nobody has it, or it is not valid."""
+    """Return the manifest of a run; None if no peer has it or it is invalid."""
     try:
         data = await directory.get_manifest(run_id, LOOK_SECONDS)
         return from_wire(data, run_id) if data is not None else None

@@ -1,4 +1,5 @@
-"""From which round on an order is to hold: far enough ahead that all hear of it before they are there."""
+"""Choose the round from which an order applies: far enough ahead that all peers have it before they get
+there."""
 
 from __future__ import annotations
 
@@ -14,44 +15,46 @@ from protocols.signed.records import ANNOUNCE_SECONDS
 from swarmnet.run.manifest import Manifest
 
 AHEAD_SECONDS = 180.0
-"""Peers tell an order to their neighbours at once, and who was away hears it with its first link. All ask the
-directory once a minute, too. What a record says is at most ANNOUNCE_SECONDS old."""
+"""Seconds that an order needs to reach all peers. Peers send an order to their neighbours at once, and a
+returning peer gets it with its first link. All peers also read the directory once a minute. A record is at
+most ANNOUNCE_SECONDS old."""
 SPEED_SECONDS = 1.5 * ANNOUNCE_SECONDS
-"""By then every peer that computes has told anew what it does, also where one announcement was lost."""
+"""Seconds in which every computing peer has announced its progress again, even if one announcement was
+lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedProgress:
-    """What the peers' records in the directory say."""
+    """Progress of a run by its peers' records in the directory."""
 
     round: int
-    """The one that gathers gradients now: of the stage that is furthest, by the middle one of its peers."""
+    """Round that gathers gradients now, in the most advanced stage, as the median of its peers."""
     rounds_per_second: float
-    """What the computers of the slowest stage could do, by their peers' word: not less than it is. 0: they
-    have not told it yet, and what they tell of their rounds may be as old as they are."""
+    """Rounds per second that the slowest stage could compute by its peers' records, an upper bound. 0: its
+    peers have not announced a speed yet, and their round numbers may be outdated."""
 
 
 def seen(manifest: Manifest, records: Iterable[PeerRecord]) -> RecordedProgress | None:
-    """None: nobody who trains is there."""
+    """Return the recorded progress; None if no peer trains."""
     training = [record for record in records if record.stage >= 0 and record.state in IN_STEP]
     stages = {record.stage for record in training}
     if not stages:
         return None
     rounds = [median_low([record.round for record in training if record.stage == stage]) for stage in stages]
     speeds = [[record.tokens_per_second for record in training if record.stage == stage] for stage in stages]
-    slowest = min(len(told) * median_low(told) for told in speeds)
+    slowest = min(len(speed) * median_low(speed) for speed in speeds)
     return RecordedProgress(max(rounds), slowest / manifest.rounds.global_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     round: int
-    """From which on, at the beginning of a block."""
+    """First round of the order, at the start of a block."""
     why: str
 
 
 def chosen(manifest: Manifest, now: RecordedProgress | None, wanted: int | None) -> Chosen:
-    """The round that is `wanted`, or one far enough ahead. Raises UserError for one that is past."""
+    """Return the `wanted` round, or one far enough ahead. Raises UserError for a round in the past."""
     if wanted is not None:
         if now is not None and wanted <= now.round:
             ahead = chosen(manifest, now, None)
@@ -59,10 +62,10 @@ def chosen(manifest: Manifest, now: RecordedProgress | None, wanted: int | None)
                 f"round {wanted} is past: the run is at round {now.round}. Without --from-round it is round "
                 f"{ahead.round}: {ahead.why}"
             )
-        at = f"the run is at round {now.round}" if now is not None else "nobody who trains is there to ask"
-        return Chosen(wanted, f"as you say; {at}")
+        at = f"the run is at round {now.round}" if now is not None else "no training peer was found"
+        return Chosen(wanted, f"as requested; {at}")
     if now is None:
-        raise UserError("nobody of the run is there to say at which round it is: name one with --from-round")
+        raise UserError("no training peer was found to ask for the round: name one with --from-round")
     every = manifest.rounds.snapshot_interval
     ahead_rounds = max(every, ceil(AHEAD_SECONDS * now.rounds_per_second))
     round = every * ceil((now.round + ahead_rounds) / every)

@@ -1,5 +1,7 @@
-"""A run file, tried on this machine before it is signed for ever: its text and tokenizer are opened where
-they lie, as peers of the first stage will open theirs, and values that have never trained anything are named.
+"""Check a run file before it is signed, since a published run cannot be changed.
+
+Its text and tokenizer are opened like peers of the first stage will open them. Values that have never trained
+a model are reported.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ if TYPE_CHECKING:
     from peers.data.tokenizer import Tokenizer
 
 LOWEST_RATE = 2.5e-5
-"""Of the learning rate: some hundred units of the weights' grid (docs/decisions/0002-grid.md)."""
+"""Lowest learning rate without a warning: some hundred units of the weights' grid
+(docs/decisions/0002-grid.md)."""
 HIGHEST_RATE = 0.08
-"""Nothing learnt well at it, ten times the highest that trained (docs/benchmarks/attacks.md,
-tests/swarm/hostile/test_loud_peers.py). The files in configs/ have 0.004 and 0.001."""
+"""Learning rate from which a warning is given. No run learnt well at it; it is ten times the highest that
+trained (docs/benchmarks/attacks.md, tests/swarm/hostile/test_loud_peers.py). The files in configs/ have 0.004
+and 0.001."""
 MICROBATCHES_OF_A_ROUND = 4
-"""At least, where they take different ways (docs/benchmarks/quality.md)."""
+"""Minimum microbatches of a round if their paths differ (docs/benchmarks/quality.md)."""
 
 LONGEST_COUNTED_BYTES = 8 * 2**30
-"""Publishing reads no longer text to its end: this takes about a minute from a disk of 150 MB/s."""
+"""Maximum bytes of text that publishing reads to count it. This takes about a minute from a disk of 150
+MB/s."""
 
 
 def check_file(
@@ -44,9 +49,10 @@ def check_file(
     warn: Callable[[str], None] | None = None,
     start: Path | None = None,
 ) -> str:
-    """One line about a peer file, a run file or a published run. Of a run file `tokenizer` says where its
-    tokenizer.json is, if not beside it, `start` likewise the model that it starts from, and `warn` hears what
-    is unusual. Raises UserError."""
+    """Return one line about a peer file, a run file or a published run.
+
+    For a run file, `tokenizer` and `start` give the paths of the tokenizer.json and of the model to start
+    from, if they are not in its folder. `warn` is called with each unusual value. Raises UserError."""
     for option, given in (("--tokenizer", tokenizer), ("--init-checkpoint", start)):
         if given is not None and (path.suffix == ".json" or not is_run_file(path)):
             raise UserError(f"{option} is for a run file, which {path} is not: leave it out")
@@ -69,10 +75,11 @@ def check_file(
 def check_run(
     run_file: Path, manifest: Manifest, tokenizer: Path | None = None, *, opened: bool = True
 ) -> list[str]:
-    """What is unusual, or could not be looked at, one line each. `tokenizer`: where it is, if not beside the
-    run file. `opened`: whether text and tokenizer are. Raises ConfigError for what cannot work."""
+    """Return one line for each value that is unusual, or that could not be checked. `tokenizer`: its path, if
+    it is not in the run file's folder. `opened`: whether to open text and tokenizer. Raises ConfigError for
+    what cannot work."""
     if not opened:
-        return ["text and tokenizer were not opened, as you said", *unusual(manifest)]
+        return ["text and tokenizer were not opened, as requested", *unusual(manifest)]
     try:
         reads = tokenizer_beside(manifest, run_file.parent, tokenizer)
         return [*_text(manifest, run_file.parent, reads), *unusual(manifest)]
@@ -81,11 +88,11 @@ def check_run(
 
 
 def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> Tokenizer | None:
-    """The tokenizer of a run file in `folder`, or the `given` one. None: the text is read as bytes, and
-    nothing else is to be known of them. Raises TextError."""
+    """Return the tokenizer of a run file in `folder`, or the `given` one. None: the text is read as bytes
+    without an end of text, so there is nothing to check. Raises TextError."""
     data = manifest.data
     if data.tokenizer == BYTES and given is None and not data.eos_token:
-        return None  # Without torch, which takes seconds to load.
+        return None  # Avoids importing torch, which takes seconds.
     from peers.data.tokenizer import open_tokenizer, tokenizer_file
 
     file = None if data.tokenizer == BYTES else given or beside(folder, data.tokenizer)
@@ -100,9 +107,10 @@ def tokenizer_beside(manifest: Manifest, folder: Path, given: Path | None) -> To
 def start_beside(
     run_file: Path, manifest: Manifest, tokenizer: Path | None, given: Path | None
 ) -> tuple[InitCheckpoint | None, list[str]]:
-    """What publishing says of the model that a run starts from, which is beside the run file or the `given`
-    folder, and what is unusual. None: it starts from its seed. `tokenizer`: as of `check_run`. Raises
-    UserError."""
+    """Return the published facts of the model that a run starts from, and a line for each unusual one.
+
+    The model is in the run file's folder, or is the `given` one. None: the run starts from its seed.
+    `tokenizer`: see `check_run`. Raises UserError."""
     wanted, folder = manifest.init_checkpoint.path, run_file.parent
     if wanted != without_secret(wanted):
         raise ConfigError([
@@ -121,7 +129,7 @@ def start_beside(
 
     place = given or beside(folder, str(beside_run(folder, wanted)) if is_url(wanted) else wanted)
     if place is None and is_url(wanted):
-        return None, [f"init_checkpoint: the model was not looked at: publishing fetches it from {wanted}"]
+        return None, [f"init_checkpoint: the model was not checked: publishing fetches it from {wanted}"]
     if place is None:
         raise ConfigError([
             f"{run_file}: init_checkpoint.path: {wanted} is not beside the run file, in "
@@ -138,9 +146,8 @@ def start_beside(
 def model_beside(
     run_file: Path, manifest: Manifest, given: str | None, notify: Callable[[str], None]
 ) -> Path | None:
-    """The folder of the model that a run file, or who publishes it, names: where that is a URL, beside the
-    run file, into which it is fetched now, unless it is there. None: nobody has said where it is. Raises
-    UserError."""
+    """Return the folder of the model that the run file or the publisher names; None if neither does. A model
+    at a URL is fetched into the run file's folder, unless it is there already. Raises UserError."""
     wanted = given or manifest.init_checkpoint.path
     if not given and not is_url(wanted):
         return None
@@ -148,7 +155,7 @@ def model_beside(
 
     local = folder_of(wanted)
     if local is not None or not manifest.init_checkpoint.path:
-        return local or Path(wanted)  # Where the run starts from its seed, `start_beside` says so.
+        return local or Path(wanted)  # `start_beside` reports a run that starts from its seed.
     folder = beside_run(run_file.absolute().parent, wanted)
     fetched(wanted, folder, manifest, notify)
     return folder
@@ -160,11 +167,11 @@ def _other_tokenizer(manifest: Manifest, model: Path, used: Path) -> list[str]:
         return []
     if manifest.data.tokenizer != BYTES and is_file(used) and used.read_bytes() == theirs.read_bytes():
         return []
-    return [f"data.tokenizer: the model has another, {theirs}: what it has learnt is of those tokens"]
+    return [f"data.tokenizer: the model has another one, {theirs}, with whose tokens it was trained"]
 
 
 def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator[str]:
-    """Raises TextError."""
+    """Yield warnings about the run's text. Raises TextError."""
     if reads is not None and reads.warning:
         yield f"data.tokenizer: {reads.warning}"
     places: dict[str, str] = {}
@@ -172,21 +179,21 @@ def _text(manifest: Manifest, folder: Path, reads: Tokenizer | None) -> Iterator
         place = source_beside(folder, source)
         if place is None:
             yield (
-                f"data.sources: the text `{source.name}` was not looked at: {source.path} is not beside the "
+                f"data.sources: the text `{source.name}` was not checked: {source.path} is not beside the "
                 f"run file, in {folder.absolute()}"
             )
             continue
         places[source.name] = place
         text = _read_as(manifest, {source.name: place})
         next(text.blocks(), None)  # Raises TextError where there is nothing in it.
-        yield from (f"data.sources: {source.name}: {told}" for told in text.reading.warnings())
+        yield from (f"data.sources: {source.name}: {warning}" for warning in text.reading.warnings())
     if len(places) == len(manifest.data.sources):
         yield from _require_a_window(manifest, places, reads)
 
 
 def counted_sources(manifest: Manifest, folder: Path) -> tuple[TextSource, ...]:
-    """Return the sources with size, hash and number of documents of the text that lies in `folder`, where the
-    run file states none. Reads that text. Raises TextError."""
+    """Return the sources, with missing sizes, hashes and document counts filled in from the text in `folder`.
+    Reads that text. Raises TextError."""
     return tuple(_counted(manifest, source, folder) for source in manifest.data.sources)
 
 
@@ -212,7 +219,7 @@ def _counted(manifest: Manifest, source: TextSource, folder: Path) -> TextSource
 def _read_as(
     manifest: Manifest, places: Mapping[str, str], longest_bytes: int = LONGEST_CORPUS_BYTES
 ) -> DocumentText:
-    """The text of these sources. Raises TextError."""
+    """Return the text of these sources. Raises TextError."""
     from peers.data.shards import source_files
 
     others, sources = ReadSummary(), [one for one in manifest.data.sources if one.name in places]
@@ -224,14 +231,15 @@ def _read_as(
 def _require_a_window(
     manifest: Manifest, places: Mapping[str, str], reads: Tokenizer | None
 ) -> Iterator[str]:
-    """Warnings about the tokens of the text's beginning. Raises TextError."""
+    """Yield warnings about the tokens at the start of the text. Raises TextError if it is shorter than a
+    sequence."""
     needed = manifest.data.seq_len + 1  # swarmnet/model/sampling.py
     there = 0
     text = _read_as(manifest, places)
     for count in _counts(text, reads):
         there += count
         if there >= needed:
-            yield from (f"data.tokenizer: {told}" for told in text.reading.losses())
+            yield from (f"data.tokenizer: {warning}" for warning in text.reading.losses())
             return
     raise TextError(
         f"data.sources: the text has {there} tokens, and a sequence takes {needed}: add text, or make "
@@ -240,7 +248,7 @@ def _require_a_window(
 
 
 def _counts(text: DocumentText, reads: Tokenizer | None) -> Iterator[int]:
-    """Tokens of some of the text at a time."""
+    """Yield the number of tokens, a part of the text at a time."""
     if reads is None:
         yield from (len(block) for _, block in text.blocks())
         return
@@ -250,13 +258,13 @@ def _counts(text: DocumentText, reads: Tokenizer | None) -> Iterator[int]:
 
 
 def unusual(manifest: Manifest) -> list[str]:
-    """Values that contradict nothing and have never trained a model, one line each."""
+    """Return one line for each valid value that has never trained a model."""
     data, rounds, sync = manifest.data, manifest.rounds, manifest.sync
     microbatch, skips = manifest.microbatch_tokens, manifest.path_rules().skips
-    told = [
+    checks = [
         (
             not LOWEST_RATE <= sync.learning_rate < HIGHEST_RATE,
-            f"sync.learning_rate is {sync.learning_rate:g}: every weight steps by so much in a round; "
+            f"sync.learning_rate is {sync.learning_rate:g}: every weight changes by this in a round; "
             "runs have "
             f"trained with 0.002 to 0.008, at {HIGHEST_RATE:g} nothing learnt well, below "
             f"{LOWEST_RATE:g} the "
@@ -272,17 +280,17 @@ def unusual(manifest: Manifest) -> list[str]:
             rounds.global_batch_tokens < microbatch,
             f"rounds.global_batch_tokens is {rounds.global_batch_tokens}, less than one microbatch of "
             f"{microbatch} tokens: "
-            "each microbatch is a round by itself",
+            "each microbatch then is a round",
         ),
         (
             skips and microbatch <= rounds.global_batch_tokens < MICROBATCHES_OF_A_ROUND * microbatch,
             f"rounds.global_batch_tokens is {rounds.global_batch_tokens}, and microbatches of "
             f"{microbatch} tokens take "
-            f"different ways: at least {MICROBATCHES_OF_A_ROUND} should meet in a round",
+            f"different paths: at least {MICROBATCHES_OF_A_ROUND} should meet in a round",
         ),
         (
             data.tokenizer != BYTES and not data.eos_token,
             "data.eos_token is empty: the model will not learn where a text ends",
         ),
     ]
-    return [message for wrong, message in told if wrong]
+    return [message for wrong, message in checks if wrong]

@@ -1,4 +1,4 @@
-"""What a report on a run's training content is made of: from its manifest, an archive, or the live swarm."""
+"""Collect the facts of a run's training report from its manifest, an archive, or the live swarm."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from swarmnet.run.manifest import Manifest
 from swarmnet.run.owner_orders import NO_ORDER, OwnerOrders
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Forward and backward of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
+"""Forward and backward pass of a dense decoder (Kaplan et al., arXiv:2001.08361): compute = 6 N D."""
 FLOPS_PER_JOULE = {"cuda": 2.0e10, "cpu": 1.0e9}
-"""Assumed, useful operations per joule by device. A GPU of 2022 at 300 W and a third of its 20 TFLOP/s of
-float32. A processor's core at 15 W and two fifths of the 3.6e10 operations a second measured of one."""
+"""Assumed useful operations per joule by device. GPU: a model of 2022 with 300 W and a third of its 20
+TFLOP/s in float32. CPU: a core with 15 W and two fifths of a measured 3.6e10 operations per second."""
 NOT_SAID = "cpu"
-"""Assumed of who does not say: the dearer one, so that the energy is not made smaller than it is."""
+"""Device that is assumed for a peer that reports none: the less efficient one, so that energy is not
+underestimated."""
 MEASURED = "measured"
 DEVICES = {"cuda": "GPUs", "cpu": "processors"}
 OVERHEAD = 1.5
-"""Assumed: of the whole machine and the network, per joule of the computing part."""
+"""Assumed energy of the whole machine and the network, per joule of the computing device."""
 JOULES_PER_KILOWATT_HOUR = 3.6e6
 OF_RECORDS = (
-    "settled rounds: of each stage what the middle one of its peers says of itself (of two the lower); no "
-    "weights were looked at, nor who has signed them",
-    "contributors: who was in the directory then, each with what it has counted since it last started or "
-    "changed its stage; who had left or paused is missing (an archive remembers them)",
+    "settled rounds: the median of the values that each stage's peers report (of two the lower); weights and "
+    "signatures were not checked",
+    "contributors: the peers in the directory at that time, each with its own count since its last start or "
+    "change of stage; peers that had left or paused are missing (an archive has them)",
 )
-"""What is assumed where nothing but peers' own records is known."""
+"""Assumptions of a report that is based on peers' own records only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,13 @@ class CreditedContributor:
     peer: str
     name: str
     tokens: int
-    """By its own records."""
+    """Tokens by the peer's own records."""
     signed: int | None = 0
-    """Archived checkpoints whose weights it has signed; None: no archive was looked at."""
+    """Number of archived checkpoints whose weights the peer has signed; None: no archive was read."""
     device: str = ""
-    """That it computes with, as it says; empty: it does not."""
+    """Device that the peer reports; empty: it reports none."""
     joules: int = 0
-    """That this has taken for these tokens, as it has measured; 0: it has not."""
+    """Energy that the peer measured for these tokens; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +69,20 @@ class RunFacts:
     order: OwnerOrders
     made_at: datetime
     rounds: tuple[int, ...]
-    """Newest settled round that is known of each stage; -1: none. Stages close their own rounds: where
-    microbatches leave stages out, those in the middle have fewer."""
+    """Newest settled round that is known of each stage; -1: none. Stages count their own rounds: with stage
+    skipping, middle stages have fewer."""
     contributors: tuple[CreditedContributor, ...]
     origin: str
-    """Where the rounds and contributors come from, for people."""
+    """Source of the rounds and contributors, for people."""
     finalized_tokens: tuple[int | None, ...] = ()
-    """Of each stage, in those rounds; None, or none at all: nobody has counted them."""
+    """Tokens of each stage in those rounds. None, or an empty tuple: not counted."""
     assumed: tuple[str, ...] = ()
-    """What is assumed of them besides what every report assumes, for people."""
+    """Assumptions in addition to those of every report, for people."""
     read: tuple[tuple[int, int], ...] = ()
-    """Of each peer that reads the run's text in epochs: the shards that it has, and how many it has read to
-    their end, in all epochs."""
+    """For each peer that reads the run's text in epochs: its number of shards, and of shards read to their
+    end in all epochs."""
     experts: tuple[ExpertGroup, ...] = ()
-    """Where each peer trains one group of them, by what peers said of themselves."""
+    """Groups of experts, by the peers' records, if each peer trains one group."""
 
     @property
     def manifest(self) -> Manifest:
@@ -89,7 +90,7 @@ class RunFacts:
 
     @property
     def round(self) -> int:
-        """That all stages have settled: of the one that is furthest behind; -1: not every stage has one."""
+        """Newest round that all stages have settled; -1: some stage has none."""
         return min(self.rounds)
 
     @property
@@ -100,17 +101,17 @@ class RunFacts:
 
     @property
     def active_parameters(self) -> int:
-        """That one token goes through: of a layer's experts those that it takes."""
+        """Number of parameters that one token uses: of a layer's experts only the selected ones."""
         return sum(self._active())
 
     def _active(self) -> list[int]:
-        """Of each stage."""
+        """Return the active parameters of each stage."""
         manifest = self.manifest
         return [active_parameters(manifest.model, manifest.span(s)) for s in range(len(manifest.stages))]
 
     def _tokens(self) -> list[int]:
-        """Trained on, by stage, as peers have counted them; else every settled round holds its target at
-        most, as those that are closed by time hold fewer."""
+        """Return the trained tokens of each stage as its peers counted them. Without a count, return the
+        maximum: the target of every settled round, which a round closed by time does not reach."""
         counted = self.finalized_tokens or (None,) * len(self.rounds)
         return [
             tokens if tokens is not None else (round + 1) * self.manifest.rounds.global_batch_tokens
@@ -119,13 +120,13 @@ class RunFacts:
 
     @property
     def is_counted(self) -> bool:
-        """Whether `tokens` is what contributions say, and not a bound."""
+        """Whether `tokens` was counted from contributions; otherwise it is an upper bound."""
         return bool(self.finalized_tokens) and self.finalized_tokens[0] is not None
 
     @property
     def devices(self) -> dict[str, float]:
-        """Device -> its share of the tokens that contributors claim; of who does not say: NOT_SAID; of who
-        has measured what it takes: MEASURED."""
+        """Share of the claimed tokens by device. The key is NOT_SAID for peers that report no device, and
+        MEASURED for peers that measure their energy."""
         tokens: Counter[str] = Counter()
         for one in self.contributors:
             known = one.device if one.device in FLOPS_PER_JOULE else NOT_SAID
@@ -135,7 +136,7 @@ class RunFacts:
 
     @property
     def tokens(self) -> int:
-        """Trained on: the first stage is on every way."""
+        """Number of trained tokens, by the first stage, which is on every path."""
         return self._tokens()[0] if self.round >= 0 else 0
 
     @property
@@ -148,20 +149,20 @@ class RunFacts:
         shares = {device: share for device, share in self.devices.items() if device != MEASURED}
         joules = sum(share * self.flops / FLOPS_PER_JOULE[device] for device, share in shares.items())
         if whole := sum(one.tokens for one in self.contributors):
-            # What they have counted is what they say of the tokens that the stages have seen.
+            # The measured joules belong to the tokens that peers claim; scale them to all tokens.
             of_each = sum(one.joules for one in self.contributors if one.tokens) / whole
             joules += of_each * sum(self._tokens())
         return joules * OVERHEAD / JOULES_PER_KILOWATT_HOUR
 
 
 def from_manifest(signed: SignedManifest, order: OwnerOrders, now_seconds: float) -> RunFacts:
-    """Of a run of which nothing is archived."""
+    """Return the facts of a run without an archive."""
     none = (-1,) * len(signed.manifest.stages)
     return RunFacts(signed, order, datetime.fromtimestamp(now_seconds, UTC), none, (), "the manifest alone")
 
 
 def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -> RunFacts:
-    """`archive` is open. Raises ArchiveError."""
+    """Return the facts from an open archive. Raises ArchiveError."""
     order = NO_ORDER
     held = archive.order()
     if held is not None:
@@ -180,41 +181,41 @@ def from_archive(archive: Archive, signed: SignedManifest, now_seconds: float) -
 
 
 async def from_directory(signed: SignedManifest, directory: Directory) -> RunFacts:
-    """Of a run whose peers are there now: one look at all stages and at the owner's newest order. Raises
-    WireError where the directory does not answer."""
+    """Return the facts of a running swarm, from one look-up of all stages and of the owner's newest order.
+    Raises WireError if the directory does not answer."""
     records = await look(directory, signed.run_id, len(signed.manifest.stages))
     book = OrderBook(signed, None, lambda *_, **__: None, lambda *_: None)
     await book.look_up(directory, LOOK_UP_SECONDS)
     now = directory.now()
-    told = [one.record for one in records.values()]
-    said = [settled_round(told, stage) for stage in range(len(signed.manifest.stages))]
-    rounds = tuple(-1 if round is None else round for round in said)
+    reported = [one.record for one in records.values()]
+    settled = [settled_round(reported, stage) for stage in range(len(signed.manifest.stages))]
+    rounds = tuple(-1 if round is None else round for round in settled)
     contributors = [
         CreditedContributor(record.peer, record.name, record.tokens, None, record.device, record.joules)
-        for record in told if record.tokens > 0
+        for record in reported if record.tokens > 0
     ]  # fmt: skip
     contributors.sort(key=lambda one: (-one.tokens, one.peer))
-    origin = _origin(Counter(record.stage for record in told), len(rounds), book.order, now)
+    origin = _origin(Counter(record.stage for record in reported), len(rounds), book.order, now)
     at = datetime.fromtimestamp(now, UTC)
-    tokens = tuple(finalized_tokens(told, stage) for stage in range(len(rounds)))
-    read = tuple((one.text_shards, one.text_shards_read) for one in told if one.text_shards)
+    tokens = tuple(finalized_tokens(reported, stage) for stage in range(len(rounds)))
+    read = tuple((one.text_shards, one.text_shards_read) for one in reported if one.text_shards)
     return RunFacts(signed, book.order, at, rounds, tuple(contributors), origin, tokens, OF_RECORDS, read,
-                 tuple(expert_groups(signed.manifest, told)))  # fmt: skip
+                 tuple(expert_groups(signed.manifest, reported)))  # fmt: skip
 
 
 def _origin(peers: Mapping[int, int], stages: int, order: OwnerOrders, now_seconds: float) -> str:
-    """`peers`: how many by stage."""
+    """Return the source of the facts, for people. `peers`: number of peers by stage."""
     by_stage = ", ".join(f"stage {stage}: {peers.get(stage, 0)}" for stage in range(stages))
     who = f"{counted(sum(peers.values()), 'peer')} ({by_stage}, without a stage: {peers.get(NO_STAGE, 0)})"
     given = f"of {_moment(order.sequence / 1e6)}" if order.sequence else "(none was found)"
     return (
-        f"the run's directory as it was on {_moment(now_seconds)}: what {who} said of themselves in signed "
+        f"the run's directory as it was on {_moment(now_seconds)}: what {who} reported in signed "
         f"records, each at most {RECORD_SECONDS:g} s old, and the newest order of the run's owner {given}"
     )
 
 
 def _moment(seconds: float) -> str:
-    """Since 1970."""
+    """Format Unix time for people, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 

@@ -1,9 +1,9 @@
 """The public summary of training content, in the order of the European Commission's template.
 
-Article 53(1)(d) of Regulation (EU) 2024/1689 asks providers of general-purpose AI models for it; the template
-was published on 24 July 2025. Three sections: general information, list of data sources, data processing.
-Compute, energy and contributors are not asked for there: they follow as a section of their own, with what was
-assumed.
+Article 53(1)(d) of Regulation (EU) 2024/1689 requires it of providers of general-purpose AI models. The
+template was published on 24 July 2025. It has three sections: general information, list of data sources, data
+processing. It does not ask for compute, energy and contributors. These follow in an additional section, with
+the assumptions.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KINDS = (
     ("other", "2.6 Other sources of data"),
 )
 MAX_PEERS = 20
-"""Whose reading is named: those who have read most."""
+"""Maximum number of peers whose reading is listed: those that have read most."""
 _SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 
 
 def summary(facts: RunFacts) -> dict[str, Any]:
-    """Plain data, as the JSON has it."""
+    """Return the summary as plain data for JSON."""
     manifest, order = facts.manifest, facts.order
     known = [source.bytes for source in manifest.data.sources if source.bytes]
     complete = len(known) == len(manifest.data.sources)
@@ -68,8 +68,8 @@ def summary(facts: RunFacts) -> dict[str, Any]:
         "processing": {
             "steps": _joined(f"{s.name}: {s.processing}" for s in manifest.data.sources if s.processing),
             "withdrawn_documents": [asdict(withdrawal) for withdrawal in order.withdrawn],
-            "withdrawal": "By a signed order of the run's owner documents are left out by their SHA-256 from "
-            "then on; what was learnt from them before is not undone.",
+            "withdrawal": "A signed order of the run's owner names documents by their SHA-256; they are left "
+            "out from then on. What was learnt from them before is not undone.",
             "held_out": _held_out(manifest),
         },
         "compute": {
@@ -85,7 +85,7 @@ def summary(facts: RunFacts) -> dict[str, Any]:
 
 
 def _held_out(manifest: Manifest) -> str:
-    """Return what the program keeps from training: modules of the one source that it knows."""
+    """Return which text the program holds out of training: modules of the one source that it knows."""
     if all(source.path != STANDARD_LIBRARY for source in manifest.data.sources):
         return "no text was held out by the program"
     return f"of the source {STANDARD_LIBRARY} these modules are left out: {', '.join(HELD_OUT)}"
@@ -100,7 +100,7 @@ def _built_on(manifest: Manifest) -> str:
 
 
 def _experts(facts: RunFacts) -> dict[str, Any] | None:
-    """None: the model has none."""
+    """Return the facts about experts; None: the model has none."""
     experts = facts.manifest.model.experts
     if not experts.num_experts:
         return None
@@ -115,10 +115,10 @@ def _experts(facts: RunFacts) -> dict[str, Any] | None:
 
 
 def _coverage(facts: RunFacts) -> dict[str, Any]:
-    """How much of the text was read."""
+    """Return how much of the text was read."""
     data = facts.manifest.data
     if data.sampling == "random":
-        how = "sequences are drawn from anywhere in the text; nobody counts which of it has come"
+        how = "sequences are drawn from anywhere in the text; the parts already read are not counted"
         return {"order": data.sampling, "how": how, "peers": []}
     peers = [
         {"shards": shards, "shards_read": read, "epochs": round(read / shards, 3)}
@@ -129,7 +129,8 @@ def _coverage(facts: RunFacts) -> dict[str, Any]:
 
 
 def _trained(facts: RunFacts) -> dict[str, float | None]:
-    """None: not known. The manifest alone does not say how long the run has trained."""
+    """Return the compute and energy of the training; None: unknown. The manifest alone does not say how long
+    the run has trained."""
     known = facts.round >= 0
     return {
         "settled_rounds": facts.rounds[0] + 1 if known else None,
@@ -141,7 +142,7 @@ def _trained(facts: RunFacts) -> dict[str, float | None]:
 
 def _assumptions(facts: RunFacts) -> list[str]:
     each = ", ".join(
-        f"{share:.0%} of the work on GPUs as they have measured themselves"
+        f"{share:.0%} of the work on GPUs by their own measurement"
         if device == assumptions.MEASURED
         else f"{share:.0%} of the work on {assumptions.DEVICES[device]} at "
         f"{assumptions.FLOPS_PER_JOULE[device]:.0e} operations per joule"
@@ -153,12 +154,12 @@ def _assumptions(facts: RunFacts) -> list[str]:
         "say they stand for"
         if facts.is_counted
         else "tokens: at most; settled rounds of the first stage, which every token visits, times the run's "
-        "target of tokens per round, as nobody has counted them (rounds that are closed by time have fewer)",
-        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x parameters that a token goes through x "
-        "tokens, of each stage by its own settled rounds"
-        + ("; those that are not trained are counted as if they were" if has_frozen(facts.manifest) else ""),
-        f"energy: {each}, by the devices that contributors say they compute with (processors where they do "
-        f"not say), times {assumptions.OVERHEAD:g} for the rest of the machines"
+        "target of tokens per round, as no peer has counted them (rounds that are closed by time have fewer)",
+        f"operations: {assumptions.FLOPS_PER_PARAMETER_AND_TOKEN} x active parameters of a token x tokens, "
+        "for each stage by its own settled rounds"
+        + ("; frozen parameters are counted like trained ones" if has_frozen(facts.manifest) else ""),
+        f"energy: {each}, by the devices that contributors report (processors if they report none), "
+        f"times {assumptions.OVERHEAD:g} for the rest of the machines"
         + ("" if measured else ", which is assumed where nothing was measured"),
         "contributors: tokens as their own signed records claim, not audited",
     ]
@@ -177,16 +178,16 @@ def as_json(facts: RunFacts) -> str:
 
 
 def as_markdown(facts: RunFacts) -> str:
-    """For people."""
-    told = summary(facts)
-    general, processing, compute = told["general"], told["processing"], told["compute"]
+    """Return the summary in Markdown, for people."""
+    report = summary(facts)
+    general, processing, compute = report["general"], report["processing"], report["compute"]
     size = f"{general['text_bytes']:,} bytes" if general["text_bytes"] is not None else NOT_STATED
     if general["text_size_range"]:
         size += f" ({general['text_size_range']})"
     lines = [
         f"# Public summary of training content: {_plain(general['model'])}",
         "",
-        f"After the template for {TEMPLATE}. Made {told['made']} from {told['from']}.",
+        f"After the template for {TEMPLATE}. Made {report['made']} from {report['from']}.",
         "",
         "## 1. General information",
         "",
@@ -207,7 +208,7 @@ def as_markdown(facts: RunFacts) -> str:
         lines += [f"### {title}", "", *(_source(source) for source in sources)]
         lines += [] if sources else ["None."]
         lines.append("")
-    lines += [_read(told["coverage"]), ""]
+    lines += [_read(report["coverage"]), ""]
     withdrawn = processing["withdrawn_documents"]
     lines += [
         "## 3. Relevant data processing aspects",
@@ -220,11 +221,11 @@ def as_markdown(facts: RunFacts) -> str:
         "## 4. Compute, energy, contributors",
         "",
         f"- Parameters: {compute['parameters']:,}",
-        *_mixture(told["experts"], compute),
+        *_mixture(report["experts"], compute),
         *_cost(facts, compute),
         *(f"- Assumed: {text}" for text in compute["assumptions"]),
         "",
-        *_contributors(told["contributors"]),
+        *_contributors(report["contributors"]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -233,8 +234,8 @@ def _mixture(experts: dict[str, Any] | None, compute: dict[str, Any]) -> list[st
     if experts is None:
         return []
     lines = [
-        f"- Experts: {experts['count']} in each layer, of which a token takes {experts['active']}, so that "
-        f"it goes through {compute['active_parameters']:,} parameters"
+        f"- Experts: {experts['count']} in each layer, of which a token uses {experts['active']}, "
+        f"so its path has {compute['active_parameters']:,} parameters"
     ]
     if experts["groups"] > 1:
         lines.append(f"- Each peer trains one of {experts['groups']} groups of them")
@@ -242,7 +243,7 @@ def _mixture(experts: dict[str, Any] | None, compute: dict[str, Any]) -> list[st
         last_in = "since when is not known" if one["round"] is None else f"last in round {one['round']:,}"
         if one["stale_rounds"]:
             last_in += f", {one['stale_rounds']:,} before the newest"
-        holders = counted(one["holders"], "peer") if one["holders"] else "nobody"
+        holders = counted(one["holders"], "peer") if one["holders"] else "no peer"
         first, last = one["first"], one["last"]
         which = f"expert {first}" if first == last else f"experts {first} to {last}"
         lines.append(f"  - stage {one['stage']}, {which}: trained by {holders}, {last_in}")
@@ -291,7 +292,7 @@ def _contributors(contributors: list[dict[str, Any]]) -> list[str]:
         f"| `{one['peer']}` | {_plain(one['name']).replace('|', ' ')} | {one['tokens']:,} | {_signed(one)} |"
         for one in contributors
     ]
-    return ["| peer | name | tokens, as it says itself | checkpoints signed |", "|---|---|---|---|", *rows]
+    return ["| peer | name | tokens, by its own report | checkpoints signed |", "|---|---|---|---|", *rows]
 
 
 def _signed(contributor: dict[str, Any]) -> str:
@@ -299,6 +300,6 @@ def _signed(contributor: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what steers a terminal or starts HTML: strangers chose it."""
+    """Return the text without characters that steer a terminal or start HTML, because strangers chose it."""
     kept = "".join(char if char.isprintable() else " " for char in text)
     return kept.replace("<", "&lt;").replace("`", "'")

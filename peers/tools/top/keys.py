@@ -1,4 +1,4 @@
-"""Single keys from a terminal, without Enter; nothing where standard input is no terminal."""
+"""Read single keys from a terminal without Enter; none if standard input is no terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Keys:
-    """While open, keys are read as they are pressed; the terminal is left as it was."""
+    """Reads keys as they are pressed while open, and restores the terminal at the end."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -32,7 +32,7 @@ class Keys:
             termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def pressed(self, wait_seconds: float) -> str:
-        """Keys that came within the time; returns early when there is one."""
+        """Return the keys pressed within the time; returns early with the first."""
         ready, _, _ = select.select([] if self._file is None else [self._file], [], [], wait_seconds)
         if self._file is None or not ready:
             return ""

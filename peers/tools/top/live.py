@@ -1,4 +1,4 @@
-"""The swarm as the directory shows it, drawn again and again by a visitor."""
+"""Draw the swarm as the directory shows it, again and again."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from protocols.signed.records import SignedRecord
 from swarmnet.identifiers import PeerId
 
 DIRECTORY_SECONDS = 5.0
-"""How often the directory is asked; records change every 30 s, or when a peer's state does."""
+"""Seconds between two look-ups; records change every 30 s, or when a peer's state does."""
 
 
 async def swarm(console: Console, found: Reached) -> None:
-    """What the directory says of the run, again and again."""
+    """Draw what the directory shows of the run until cancelled."""
     looks = snapshots(found)
     async with aclosing(looks):
         if not console.is_terminal:
@@ -44,7 +44,7 @@ async def swarm(console: Console, found: Reached) -> None:
 
 
 async def snapshots(found: Reached) -> AsyncGenerator[SwarmSnapshot]:
-    """Snapshot after snapshot; a directory that does not answer leaves the last one standing."""
+    """Yield one snapshot after another. While the directory does not answer, the last one stays."""
     signed, directory = found.signed, found.directory
     sightings, losses = PeerObservations(len(signed.manifest.stages)), Curve[float]()
     orders = Orders(signed, lambda _: None, sightings.events.append)
@@ -64,7 +64,7 @@ async def snapshots(found: Reached) -> AsyncGenerator[SwarmSnapshot]:
 
 
 async def _look(found: Reached, orders: Orders) -> dict[PeerId, SignedRecord]:
-    """Both at once: who only looks should not wait twice."""
+    """Look up records and orders at the same time, so that the user waits only once."""
     stages = len(found.signed.manifest.stages)
     records, _ = await asyncio.gather(
         look(found.directory, found.signed.run_id, stages), orders.look(found.directory)

@@ -1,4 +1,4 @@
-"""A snapshot as lines of a terminal: from 80 columns on, with or without colour, Unicode or ASCII."""
+"""Draw a snapshot as lines of a terminal of at least 80 columns, with or without colour, Unicode or ASCII."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from peers.telemetry.snapshot import Happened, PeerRow, SwarmSnapshot
 
 UNICODE, ASCII = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 MIN_PEERS, MIN_EVENTS = 4, 3
-"""Rows of each on a low terminal."""
+"""Minimum rows of each on a low terminal."""
 MAX_STAGES = 24
-"""Stages with a number of their own; of more only the thin ones are named."""
+"""Maximum stages that are listed one by one; of more stages only the thin ones are named."""
 THIN_PEERS = 2
-"""Fewer peers than this, and one loss stops the stage."""
+"""A stage with fewer peers than this stops if it loses one."""
 STYLES = {"warning": "yellow", "error": "bold red", "info": ""}
 STATE_STYLES = {"training": "green", "gone": "red", "stopped": "red", "suspect": "yellow", "quiet": "yellow",
                 "joining": "cyan", "paused_by_owner": "magenta", "ended": "magenta", "paused": "magenta",
                 "leaving": "cyan"}  # fmt: skip
 
 Column = tuple[str, int, Callable[[PeerRow], str]]
-"""Heading, width, and what stands there; right-aligned where the width is negative."""
+"""Heading, width and content of a column; right-aligned if the width is negative."""
 
 
 def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int | None = None) -> Group:
-    """The whole screen. `rows`: no more lines than this; None: as many as it takes."""
+    """Return the whole screen. `rows`: maximum lines; None: as many as needed."""
     width = max(40, console.width)
     bars = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     head = [_title(snapshot, width), _figures(snapshot)]
@@ -59,19 +59,19 @@ def frame(snapshot: SwarmSnapshot, console: Console, foot: str = "", rows: int |
     for line in lines:
         line.no_wrap, line.overflow = True, "crop"
         line.truncate(width, overflow="crop")
-        if bars is ASCII:  # Names of peers may hold anything printable.
+        if bars is ASCII:  # Names of peers may contain any printable character.
             line.plain = line.plain.encode(console.encoding, "replace").decode(console.encoding)
     return Group(*lines)
 
 
 def _wrapped(sentences: str, width: int) -> list[str]:
-    """Lines of at most `width` characters; a command that a person is to copy has a line of its own."""
+    """Return lines of at most `width` characters; a command to copy gets its own line."""
     parts = re.split(r"(?<=: )(?=swarmnet )", printable(sentences))
     return [line for part in parts for line in wrap(part, width, break_on_hyphens=False)]
 
 
 def _room(snapshot: SwarmSnapshot, rows: int | None, taken: int) -> tuple[int, int]:
-    """How many peers and events fit."""
+    """Return how many peers and events fit."""
     if rows is None:
         return len(snapshot.rows), 20
     left = max(MIN_PEERS + MIN_EVENTS, rows - taken)
@@ -103,7 +103,7 @@ def _figures(snapshot: SwarmSnapshot) -> Text:
 
 
 def _tokens(snapshot: SwarmSnapshot) -> Text | None:
-    """Two numbers: of the run, and of who is looked at."""
+    """Return the token counts of the run and of the selected peer."""
     parts = []
     if snapshot.finalized_tokens is not None:
         parts.append(f"{snapshot.finalized_tokens:,} in all (settled)")
@@ -120,7 +120,7 @@ def _curve(snapshot: SwarmSnapshot, width: int, bars: str) -> Text:
 
 
 def spark(values: Sequence[float], width: int, bars: str = UNICODE) -> str:
-    """A curve one line high; longer ones are averaged, shorter ones stay as long as they are."""
+    """Return a curve that is one line high. Longer series are averaged; shorter ones keep their length."""
     count = min(width, len(values))
     edges = [index * len(values) // count for index in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
@@ -143,7 +143,7 @@ def _stages(snapshot: SwarmSnapshot, bars: str) -> Text:
 
 
 def _columns(snapshot: SwarmSnapshot, width: int) -> list[Column]:
-    """Columns of which something is known, and for which there is room."""
+    """Return the columns that have values and fit the width."""
     columns: list[Column] = [
         ("stage", -5, lambda seen: "-" if seen.stage < 0 else str(seen.stage)),
         ("peer", 16, lambda seen: printable(seen.name)[:12] or short(seen.peer)),
@@ -179,7 +179,7 @@ def _peers(snapshot: SwarmSnapshot, width: int, most: int) -> list[Text]:
 
     lines = [Text(row([heading for heading, _, _ in columns]), style="bold")]
     shown = snapshot.rows
-    if len(shown) > most:  # Whoever is in trouble comes first.
+    if len(shown) > most:  # Peers with a problem come first.
         shown = tuple(sorted(shown, key=lambda seen: (not seen.here, seen.state == "training")))
     for seen in shown[:most]:
         mark = " (here)" if seen.here else ""
@@ -238,7 +238,7 @@ def _events(events: Sequence[Happened], most: int) -> list[Text]:
 
 
 def _once(events: Sequence[Happened]) -> list[tuple[Happened, int]]:
-    """The newest of those that say the same, and how often it was said."""
+    """Return the newest of equal events, with the number of repetitions."""
     said: dict[tuple[str, str], tuple[Happened, int]] = {}
     for event in events:
         _, times = said.pop((event.code, event.text), (event, 0))

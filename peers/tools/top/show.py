@@ -1,6 +1,6 @@
-"""Draws snapshots again and again until a key ends it; without a terminal one frame is printed.
+"""Draw snapshots until a key ends it; without a terminal print one frame.
 
-Loads neither torch nor the network: it must be there at once.
+This module imports neither torch nor the network, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from peers.tools.top.keys import Keys
 
 FRAME_SECONDS = 0.25
 PEER_SECONDS = 1.0
-"""How often a running peer is asked: it looks at itself as often."""
+"""Seconds between two requests to a running peer, which updates its status as often."""
 ANSWER_SECONDS = 10.0
-"""Deadline of an answer of the peer on this machine."""
+"""Timeout of an answer of the peer on this machine."""
 LEAVE = "q leaves"
 
 
 def peer(console: Console, state: Path) -> None:
-    """Attached to the peer that runs with this state folder. UserError when none answers."""
+    """Show the peer that runs with this state folder. Raises UserError if none answers."""
     snapshot = _request_picture(state)
     if not console.is_terminal:
         console.print(screen.frame(snapshot, console))
@@ -44,10 +44,10 @@ def _request_picture(state: Path) -> SwarmSnapshot:
 
 
 def live(console: Console) -> Live:
-    """The whole screen, left as it was at the end."""
+    """Return a full-screen display. The terminal is restored at the end."""
     return Live(console=console, screen=True, auto_refresh=False)
 
 
 def framed(snapshot: SwarmSnapshot, console: Console, foot: str) -> Group:
-    """A snapshot that fits the terminal as it is now."""
+    """Return a snapshot that fits the current size of the terminal."""
     return screen.frame(snapshot, console, foot, console.height - 1)

@@ -294,7 +294,7 @@ class TextReader:
     async def _patiently(self, read: Callable[[], Result]) -> Result:
         """Run `read` in a thread, and retry while the text's server does not respond. Raises UserError."""
         try:
-            return await until_reached(lambda: asyncio.to_thread(read), TextUnreachable, self._trouble)
+            return await until_reached(lambda: asyncio.to_thread(read), TextUnreachable, self._report_problem)
         except TextError as error:
             raise UserError(str(error)) from None
 
@@ -304,7 +304,7 @@ class TextReader:
                 await asyncio.to_thread(write_atomically, self._path, told)
                 self._saved = told
             except UserError as error:  # The disk is full.
-                self._trouble(str(error))
+                self._report_problem(str(error))
 
     def _as_json(self) -> bytes:
         circles = {circle.name: circle.place for circle in self.circles}
@@ -332,9 +332,9 @@ class TextReader:
 
     def _warn(self, reading: ReadSummary) -> None:
         for warning in reading.warnings():
-            self._trouble(warning)
+            self._report_problem(warning)
 
-    def _trouble(self, warning: str) -> None:
+    def _report_problem(self, warning: str) -> None:
         self._process.report.notify("text", warning, level="warning")
         self._process.log.record(noted.TextNotice(warning, "text_left_out"))
 

@@ -259,9 +259,9 @@ def test_a_silent_bootstrap_is_tried_again_and_sigterm_ends_the_wait(place):
         first, second = peer.until("unreachable"), peer.until("unreachable", 2)
         where = address.split("/p2p/")[0]
         assert first["text"].startswith(f"no bootstrap answered: {where}: ")
-        assert first["text"].endswith("connection refused; asks again until somebody does (Ctrl+C stops)")
+        assert first["text"].endswith("connection refused; asks again until one does (Ctrl+C stops)")
         assert first["text"].count(where) == 1
-        assert re.fullmatch(r"still nobody, \d+ s", second["text"])
+        assert re.fullmatch(r"still no answer, \d+ s", second["text"])
         assert peer.terminate() == 0
         assert peer.lines[-1]["event"] == "leaving"
 

@@ -204,4 +204,4 @@ def test_it_is_a_line_of_the_gpu_check(tmp_path, monkeypatch):
     config, out = check_typed(Typed("test", data), tmp_path, "test", {}), io.StringIO()
     assert run_doctor(config, must_be_reached=False, swarm=False, only=["gpu"], out=out) == 0
     assert "only_when_idle sees no programs on the GPU" in out.getvalue()
-    assert "1 to look at" in out.getvalue()
+    assert "1 warn" in out.getvalue()

@@ -186,7 +186,7 @@ def test_an_index_that_is_not_the_runs_is_refused(tmp_path):
     with pytest.raises(TextError, match=r"index of the source `books`.* is not the one that the run names"):
         shards_of(source, str(folder), ReadSummary())
     (folder / INDEX).unlink()
-    with pytest.raises(TextError, match="No such file or directory; it comes from whoever published"):
+    with pytest.raises(TextError, match="No such file or directory; get it from the publisher"):
         shards_of(source, str(folder), ReadSummary())
 
 

@@ -322,7 +322,7 @@ def test_every_check_is_in_the_documentation():
 def test_neighbours_are_promised_only_where_they_are_looked_for(lan, zeroconf, neighbours, fix):
     line = no_bootstrap(lan, zeroconf)
     assert line.level == "warn"
-    assert ("neighbours on the local network would find this peer" in line.text) == neighbours
+    assert ("peers on the local network can find this peer" in line.text) == neighbours
     assert fix in line.fix
     assert ("scripts/setup lan" in line.fix) == (bool(lan) and not zeroconf)
 
@@ -383,5 +383,5 @@ def test_a_check_that_was_asked_for_and_not_made_is_no_success(tmp_path):
     config = check_typed(Typed("x", {"role": "bootstrap"}, {}), tmp_path, "x", {})
     told = io.StringIO()
     assert run_doctor(config, must_be_reached=False, swarm=False, only=["text", "python"], out=told) == 1
-    assert "was asked for and could not be looked at" in told.getvalue()
+    assert "was requested and could not be checked" in told.getvalue()
     assert run_doctor(config, must_be_reached=False, swarm=False, only=["python"], out=io.StringIO()) == 0

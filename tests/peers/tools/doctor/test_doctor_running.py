@@ -75,7 +75,7 @@ async def test_where_no_address_is_known_nobody_is_asked_to_dial_those_announced
     else:
         assert asked == []
         assert (told[0].level, told[0].data["verdict"]) == ("warn", "unknown")
-        assert "not known" in told[0].text
+        assert "unknown" in told[0].text
         assert "relay" in told[0].text
         assert told[0].fix
 

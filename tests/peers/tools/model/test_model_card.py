@@ -404,7 +404,7 @@ def test_a_disk_that_gives_back_other_bytes_is_noticed(states, swarmnet, tmp_pat
     monkeypatch.setattr(exporting, "save_file", rotten)
     code, _, err = swarmnet("export", "--hf", "model", "--from", states, "--no-score")
     assert code == 2
-    assert "does not give model.embed_tokens.weight back" in err
+    assert "does not return model.embed_tokens.weight" in err
     assert not (tmp_path / "model").exists()
 
 

@@ -137,9 +137,9 @@ def test_the_energy_is_what_gpus_have_measured_and_assumed_only_of_the_others():
     measured, half, none = told(700, 300), told(700, 0), told(0, 0)
     assert measured[0] == pytest.approx(1000 * 27_000 / 100), "tokens have passed three stages"
     assert half[0] == pytest.approx(700 * 27_000 / 100 + none[0] / 2)
-    assert "energy: 100% of the work on GPUs as they have measured themselves" in measured[1]
+    assert "energy: 100% of the work on GPUs by their own measurement" in measured[1]
     assert "for the rest of the machines\n" in measured[1]
-    assert "50% of the work on GPUs at 2e+10 operations per joule, 50% of the work on GPUs as they" in half[1]
+    assert "50% of the work on GPUs at 2e+10 operations per joule, 50% of the work on GPUs by" in half[1]
     assert "which is assumed where nothing was measured" in half[1]
 
 

@@ -146,7 +146,7 @@ def test_a_text_that_is_read_in_epochs_is_opened_in_its_shards_and_by_its_index(
 
 def test_a_text_that_only_others_have_is_not_looked_at_and_that_is_said(lab):
     (line,) = warnings(lab(RUN, text=None))
-    assert "the text `books` was not looked at: books.txt is not beside the run file" in line
+    assert "the text `books` was not checked: books.txt is not beside the run file" in line
 
 
 def test_who_has_no_tokenizer_here_may_sign_and_is_told_that_nothing_was_opened(lab):
@@ -154,7 +154,7 @@ def test_who_has_no_tokenizer_here_may_sign_and_is_told_that_nothing_was_opened(
     Path("tokenizer.json").unlink()
     code, _, err = swarmnet("publish", "tiny.yaml", "--unchecked")
     assert code == 0
-    assert "warning: text and tokenizer were not opened, as you said" in err.splitlines()
+    assert "warning: text and tokenizer were not opened, as requested" in err.splitlines()
 
 
 def test_a_usual_run_is_told_nothing(lab):
