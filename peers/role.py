@@ -48,9 +48,9 @@ class Process:
 
     def notify(self, topic: Topic, text: str) -> None:
         """Print one line for the user and record it in the event log."""
-        self.tell(TextNotice(text, topic))
+        self.notify_event(TextNotice(text, topic))
 
-    def tell(self, said: Notice) -> None:
+    def notify_event(self, said: Notice) -> None:
         """Print a notice and record it in the event log with its fields."""
         self.report.notify(said.name, level="info", **said.fields)
         self.log.record(said)

@@ -63,7 +63,7 @@ class ObserverRole(Role):
         shown = pages(lambda: self.board, self.metrics, config.observer.targets, process.pulse.problem)
         observer = config.observer
         server = PageServer(observer.address, shown, "observer.listen", observer.hosts)
-        process.tell(noted.Page(f"the swarm's page is at {server.url}", server.url))
+        process.notify_event(noted.Page(f"the swarm's page is at {server.url}", server.url))
         try:
             await network.join(process)
             kept = config.state / "run.json"

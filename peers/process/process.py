@@ -133,7 +133,9 @@ class Peer:
             taken = "" if exporter.address[1] == address[1] or not address[1] else (
                 f", as port {address[1]} is taken (metrics.listen chooses another)"
             )  # fmt: skip
-            self.process.tell(events.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url))
+            self.process.notify_event(
+                events.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url)
+            )
         me = self.process.identity.peer_id
         self.log.record(events.Started(peer=me, pid=os.getpid(), role=self.config.role))
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")

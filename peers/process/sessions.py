@@ -97,7 +97,7 @@ class Sessions:
             beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
                 where = f"listening on {address}/p2p/{transport.peer}"
-                process.tell(events.Listening(where, transport.daemon.pid))
+                process.notify_event(events.Listening(where, transport.daemon.pid))
             if keeps_slots(self.config):
                 transport.relays.use(self.config.bootstrap, self._relayed)
                 await transport.relays.first(SLOT_SECONDS)
@@ -124,7 +124,7 @@ class Sessions:
 
     def _relayed(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
         relayed = events.Relayed(text, relay, addresses) if addresses else events.NotRelayed(text, relay)
-        self.process.tell(relayed)
+        self.process.notify_event(relayed)
 
     def _reachable(self, transport: P2pdTransport) -> ReachabilityProbe:
         """Return the probe that asks other peers whether they can dial this one."""
@@ -136,7 +136,7 @@ class Sessions:
 
         def report(way: Way) -> None:
             only(gauges, WAYS, way)
-            process.tell(events.Reachable(TEXTS[way], way))
+            process.notify_event(events.Reachable(TEXTS[way], way))
 
         return ReachabilityProbe(
             ask, transport.daemon.connections,

@@ -220,7 +220,7 @@ class Rerouted(Event, frozen=True):
     to: str
     tried: Sequence[str]
 
-class Nack(Event, frozen=True):
+class MicrobatchRefused(Event, frozen=True):
     """A peer rejected a microbatch."""
     sentence = "{peer} rejected a microbatch"
     codes = reasons.REROUTES
@@ -355,7 +355,7 @@ class StatementUnusable(Event, frozen=True):
     """A signed digest on this disk is damaged and ignored."""
     reason: str
 
-class Receipt(Event, frozen=True):
+class ReceiptArrived(Event, frozen=True):
     """A receipt was received; `accepted`: contributions confirmed so far."""
     signer: str
     accepted: int

@@ -25,7 +25,7 @@ class NoticePrinter:
         self._suppressed: dict[tuple[str, str, str], int] = {}
         self._alone = False
 
-    def heard(self, line: LogLine) -> None:
+    def on_line(self, line: LogLine) -> None:
         """Handle a log line. `line.monotonic` is the time by which repetitions are suppressed."""
         event = line.event
         if isinstance(event, Applied):

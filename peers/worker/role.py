@@ -104,7 +104,7 @@ class WorkerRole(Role):
         """Returns the previous worker while anything still references it."""
         self.story = PeerTimeline()
         """The timeline for `swarmnet top`, fed by the event log from the start."""
-        process.log.listeners += [self.story.take, NoticePrinter(process.report).heard]
+        process.log.listeners += [self.story.take, NoticePrinter(process.report).on_line]
         self.upload = UploadWatch(config, self.story, process.notify)
         self.stage, self.moved = None if config.stage == "auto" else config.stage, 0
         self.signed: SignedManifest | None = None
@@ -366,7 +366,9 @@ class WorkerRole(Role):
     def pause(self, reason: Why, text: str = "") -> None:
         """Drop the stage soon and load none while this or another reason holds."""
         if reason not in self.pausing.texts:
-            self.process.tell(noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason))
+            self.process.notify_event(
+                noted.Pausing(f"pauses: {text or self.pausing.meaning(reason)}", reason)
+            )
         self.pausing.pause(reason, text)
         self._report_pause()
 
@@ -375,7 +377,7 @@ class WorkerRole(Role):
         if reason in self.pausing.texts:
             self.pausing.resume(reason)
             left = f"still {self.pausing.line()}" if self.pausing else "the peer resumes"
-            self.process.tell(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
+            self.process.notify_event(noted.Resuming(f"no longer paused by {reason}: {left}", reason))
             self._report_pause()
 
     def _report_pause(self) -> None:
@@ -394,7 +396,9 @@ class WorkerRole(Role):
         training.stage.set(-1)
         process.metrics.peak.set("train_flops_utilization_ratio", None)
         only(training.state, STATES, "paused")
-        process.tell(noted.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held))
+        process.notify_event(
+            noted.Paused(f"{pausing.line()}: {held / 1e6:,.0f} MB of memory left in use", held)
+        )
         ended = asyncio.create_task(pausing.ended(), name="end of the pause")
         clock = asyncio.get_running_loop()
         try:

@@ -81,7 +81,7 @@ class PeerRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Number of shards read to their end, in all epochs. Divided by `text_shards` it gives the number of
     epochs."""
     up_bytes_per_second: Number = 0
-    """Of its line: what it may send, or was measured to; 0: not known. It can only lower what
+    """Upload bandwidth that the peer allows or measured; 0 if unknown. It can only lower what
     `tokens_per_second` counts for."""
     down_bytes_per_second: Number = 0
     experts_group: ExpertGroup = -1

@@ -194,7 +194,9 @@ def test_an_illegal_header_is_refused_by_whoever_gets_it(lie):
     assert refused
     assert set(refused) == {"illegal_path"}
     assert all(note.fields["peer"] == liar for note in swarm.notes if note.event == "refused")
-    assert {note.fields["code"] for note in swarm.notes if note.event == "nack"} == {"illegal_path"}
+    assert {note.fields["code"] for note in swarm.notes if note.event == "microbatch_refused"} == {
+        "illegal_path"
+    }
 
 
 def test_a_peer_killed_while_it_works_costs_one_other_way_per_microbatch():

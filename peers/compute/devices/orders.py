@@ -87,29 +87,29 @@ class EncodeDelta(msgspec.Struct, tag=True):
     peer: str
 
 
-class RestoreToMomentum(msgspec.Struct, tag=True):
+class RestoreOnDevice(msgspec.Struct, tag=True):
     round: int
     peer: str
     payload: bytes
 
 
-class AddContribution(msgspec.Struct, tag=True):
+class AddOnDevice(msgspec.Struct, tag=True):
     round: int
     peer: str
     payload: bytes
 
 
-class RemoveContribution(msgspec.Struct, tag=True):
+class RemoveOnDevice(msgspec.Struct, tag=True):
     round: int
     peer: str
 
 
-class RateRound(msgspec.Struct, tag=True):
+class RateOnDevice(msgspec.Struct, tag=True):
     round: int
     factor: int
 
 
-class ApplyRound(msgspec.Struct, tag=True):
+class ApplyOnDevice(msgspec.Struct, tag=True):
     round: int
 
 
@@ -118,7 +118,7 @@ class MeasureAgreement(msgspec.Struct, tag=True):
     me: str
 
 
-class SettleRound(msgspec.Struct, tag=True):
+class SettleOnDevice(msgspec.Struct, tag=True):
     """Settle a round. The answer has a share of the settled state: tensor int32."""
 
     round: int
@@ -145,13 +145,13 @@ Order: TypeAlias = (
     | Contribute
     | LocalStep
     | EncodeDelta
-    | RestoreToMomentum
-    | AddContribution
-    | RemoveContribution
-    | RateRound
-    | ApplyRound
+    | RestoreOnDevice
+    | AddOnDevice
+    | RemoveOnDevice
+    | RateOnDevice
+    | ApplyOnDevice
     | MeasureAgreement
-    | SettleRound
+    | SettleOnDevice
     | Close
     | GetSettledState
 )

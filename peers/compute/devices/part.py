@@ -206,7 +206,7 @@ class SpreadMethod:
         return divided(payload, self._sections, self.shares)
 
     def give_back(self, payload: bytes, round: int, peer: PeerId, shards: tuple[int, ...] = ()) -> None:
-        self.processes.ask_each([orders.RestoreToMomentum(round, peer, part) for part in self.parts(payload)])
+        self.processes.ask_each([orders.RestoreOnDevice(round, peer, part) for part in self.parts(payload)])
 
     def check(self, payload: bytes) -> None:
         self.whole.check(payload)
@@ -265,21 +265,21 @@ class SpreadReplica:
     def add(self, round: int, peer: PeerId, payload: bytes) -> None:
         self._method.check(payload)
         self._processes.ask_each(
-            [orders.AddContribution(round, peer, part) for part in self._method.parts(payload)]
+            [orders.AddOnDevice(round, peer, part) for part in self._method.parts(payload)]
         )
 
     def remove(self, round: int, peer: PeerId) -> None:
-        self._processes.ask(orders.RemoveContribution(round, peer))
+        self._processes.ask(orders.RemoveOnDevice(round, peer))
 
     def rate(self, round: int, factor: int) -> None:
-        self._processes.ask(orders.RateRound(round, factor))
+        self._processes.ask(orders.RateOnDevice(round, factor))
         self._factors[round] = factor
 
     def factor(self, round: int) -> int:
         return self._factors.get(round, WHOLE)
 
     def apply(self, round: int) -> None:
-        self._processes.ask(orders.ApplyRound(round))
+        self._processes.ask(orders.ApplyOnDevice(round))
         self.applied_round = max(self.applied_round, round)
 
     def vote_agreement(self, round: int, me: PeerId) -> VoteAgreement | None:
@@ -290,7 +290,7 @@ class SpreadReplica:
     def settle(self, round: int, hashed: bool = True) -> bytes:
         digest = digest_of(round)
         if hashed:
-            for piece in self._read(orders.SettleRound(round)):
+            for piece in self._read(orders.SettleOnDevice(round)):
                 digest.update(piece)
         else:
             self._processes.ask(orders.Close(round))
@@ -311,6 +311,6 @@ class SpreadReplica:
     def live_tiles(self, ahead: bool) -> LiveWeights:
         return LiveWeights(ahead)
 
-    def _read(self, order: orders.SettleRound | orders.GetSettledState) -> Iterator[bytearray]:
+    def _read(self, order: orders.SettleOnDevice | orders.GetSettledState) -> Iterator[bytearray]:
         sizes = ((device, UNIT_BYTES * (stop - start)) for device, start, stop in self._runs())
         return self._processes.read(order, sizes)

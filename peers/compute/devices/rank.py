@@ -85,8 +85,8 @@ class Device:
         try:
             if isinstance(order, orders.Forward | orders.Finish | orders.Backward):
                 return self._microbatch(order, tensors)
-            if isinstance(order, orders.SettleRound | orders.GetSettledState):
-                if isinstance(order, orders.SettleRound):
+            if isinstance(order, orders.SettleOnDevice | orders.GetSettledState):
+                if isinstance(order, orders.SettleOnDevice):
                     self.replica.close(order.round)
                 return Done(), [self.replica.settled_now()]
             return self._round(order, tensors), []
@@ -134,15 +134,15 @@ class Device:
                 return self._made(method.own.encode_delta(round, PeerId(peer)))
             case orders.Close(round):
                 self.replica.close(round)
-            case orders.RestoreToMomentum(round, peer, payload):
+            case orders.RestoreOnDevice(round, peer, payload):
                 method.give_back(payload, round, PeerId(peer))
-            case orders.AddContribution(round, peer, payload):
+            case orders.AddOnDevice(round, peer, payload):
                 self.replica.add(round, PeerId(peer), payload)
-            case orders.RemoveContribution(round, peer):
+            case orders.RemoveOnDevice(round, peer):
                 self.replica.remove(round, PeerId(peer))
-            case orders.RateRound(round, factor):
+            case orders.RateOnDevice(round, factor):
                 self.replica.rate(round, factor)
-            case orders.ApplyRound(round):
+            case orders.ApplyOnDevice(round):
                 self.replica.apply(round)
             case orders.MeasureAgreement(round, me):
                 found = self.replica.vote_agreement(round, PeerId(me))

@@ -75,11 +75,11 @@ class Stage:
     """Results by id, if there are reducers; sets consist of results then."""
     nodes: dict[Key, Node] = field(default_factory=dict)
     settled: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
-    """Times and nodes that each peer settled."""
+    """The nodes that each peer settled, with the time."""
     held: dict[Key, set[str]] = field(default_factory=dict)
     """Ids of a node's round that were held by all peers that settled the node."""
     saved: dict[str, list[tuple[float, Key]]] = field(default_factory=lambda: defaultdict(list))
-    """Times and nodes that each peer name saved, in any of its processes."""
+    """The nodes that each peer name saved, in any of its processes, with the time."""
 
 
 def process_of(note: RecordedEvent) -> str:

@@ -154,7 +154,7 @@ class SimulatedPeer:
         self.line = swarm.layout.line(place)
         self.line_seconds = seconds_on_line(self.line, swarm.layout.crossing(spec.stage))
         self.up_free = self.down_free = 0.0
-        """Times at which the two directions of the peer's link are free again."""
+        """The times at which the two directions of the peer's link are free again."""
 
     @property
     def queued(self) -> int:

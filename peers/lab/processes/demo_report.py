@@ -39,7 +39,7 @@ class DemoPeerReport:
     took: list[tuple[float, str]] = field(default_factory=list)
     """Accepted contributions: (time, contributor)."""
     made: list[float] = field(default_factory=list)
-    """Times of its own contributions."""
+    """The times of its own contributions."""
     took_up: list[tuple[float, int]] = field(default_factory=list)
     """Expert shards that it trains: (time of the assignment, shard)."""
     sent: dict[str, int] = field(default_factory=dict)

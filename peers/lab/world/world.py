@@ -184,11 +184,13 @@ class World:
         self.notes: list[RecordedEvent] = []
         self.escaped: list[tuple[str, BaseException]] = []
         self.returning: Counter[tuple[str, int]] = Counter()
-        """By (name, life): contributions that are to be returned and that compute has not processed yet."""
+        """Maps (name, life) to the contributions that are to be returned and that compute has not
+        processed yet."""
         self.text: MicrobatchSource = _Text(manifest)
         """Training text of all peers."""
         self.parts: dict[str, MakePart] = {}
-        """By name: the function that builds a peer's stage, for peers with another one than `real_part`."""
+        """Maps a name to the function that builds a peer's stage, for peers with another one than
+        `real_part`."""
         self.directory_silent = False
         self.directory_back_at = float("-inf")
         """Time at which the last outage of the directory ended."""

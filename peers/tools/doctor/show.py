@@ -42,7 +42,7 @@ class DoctorReport:
     as_json: bool
     lines: list[CheckResult] = field(default_factory=list)
 
-    def tell(self, line: CheckResult) -> None:
+    def show(self, line: CheckResult) -> None:
         """Add a result if its check is wanted or it failed: other checks depend on a failed one."""
         if line.check not in self.wanted and line.level != "fail":
             return
@@ -90,7 +90,7 @@ def run_doctor(
             report.out.write(f"not checked, because no swarm is named (--run, --bootstrap): {unseen}\n")
         if swarm and report.wanted & NETWORK:
             if found is None:
-                report.tell(
+                report.show(
                     CheckResult("p2pd", "fail", "not checked: hivemind needs torch, which cannot be imported")
                 )
             else:
@@ -98,7 +98,7 @@ def run_doctor(
     for check in sorted(set(only) - {line.check for line in report.lines}):
         unseen = "was requested and could not be checked"
         fix = "fix the problems above; network checks need a peer that answers"
-        report.tell(CheckResult(cast(Check, check), "fail", unseen, fix))
+        report.show(CheckResult(cast(Check, check), "fail", unseen, fix))
     report.end()
     return 1 if report.failed else 0
 
@@ -116,21 +116,21 @@ def _machine(
         "metrics": lambda: machine.metrics(config, running),
         "libp2p": lambda: machine.second_opinion(can_dial(), must_be_reached),
     }
-    report.tell(machine.python())
+    report.show(machine.python())
     found = graphics.look()
-    report.tell(graphics.torch_line(found))
+    report.show(graphics.torch_line(found))
     if found.torch:
         judged = graphics.judge(found, config.device)
-        report.tell(judged)
+        report.show(judged)
         refused = graphics.as_asked(config)[1]
         if refused is not None and judged.level != "fail":
-            report.tell(refused)
+            report.show(refused)
         unwatched = graphics.unwatched(found, config.device, config.limits.only_when_idle)
         if unwatched is not None:
-            report.tell(unwatched)
+            report.show(unwatched)
     for name, check in checks.items():
         if name in report.wanted and not (name == "memory" and total == 0):
-            report.tell(check())
+            report.show(check())
     return found if found.torch else None
 
 
@@ -147,6 +147,6 @@ def _swarm(
         create(place / "stranger.key")
         key = config.identity if config.identity.exists() else place / "stranger.key"
         subject = ExaminedPeer(config, load(key), key, running, must_be_reached, free, place)
-        visit = NetworkChecks(subject, report.tell, report.wanted)
+        visit = NetworkChecks(subject, report.show, report.wanted)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(visit.run())

@@ -114,7 +114,7 @@ class NetworkChecks:
 
     def __init__(self, subject: ExaminedPeer, tell: Tell, wanted: frozenset[str]) -> None:
         """Prepare the checks `wanted`. Steps that they depend on run without output."""
-        self.subject, self.tell, self.wanted = subject, tell, wanted
+        self.subject, self.show, self.wanted = subject, tell, wanted
         self.helpers: list[Helper] = []
         self.signed: SignedManifest | None = None
 
@@ -131,7 +131,7 @@ class NetworkChecks:
                 if "reachability" in self.wanted:
                     await self._reachability(transport)
         except CannotStart as error:
-            self.tell(CheckResult("p2pd", "fail", str(error), "fix listen: or announce: in the peer file"))
+            self.show(CheckResult("p2pd", "fail", str(error), "fix listen: or announce: in the peer file"))
 
     @property
     def _run_is_a_file(self) -> bool:
@@ -153,7 +153,7 @@ class NetworkChecks:
         try:
             took = time.monotonic() - began
             data = {"seconds": round(took, 2), "peer": transport.peer}
-            self.tell(CheckResult("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
+            self.show(CheckResult("p2pd", "ok", f"starts in {took:.1f} s as {transport.peer}", data=data))
             if keeps_slots(config) and not self.subject.running and "reachability" in self.wanted:
                 transport.relays.use(config.bootstrap, lambda *_: None)
             directory = await DhtDirectory.start(transport.daemon, stores=False)
@@ -171,11 +171,11 @@ class NetworkChecks:
         addresses = [each for each in dict.fromkeys([*config.bootstrap, *remembered]) if own not in each]
         if not addresses:
             if config.role != "bootstrap":
-                self.tell(no_bootstrap(config.lan, mdns.installed()))
+                self.show(no_bootstrap(config.lan, mdns.installed()))
             return
         answers = await asyncio.gather(*(self._one(transport, each) for each in addresses))
         for line in verdicts(config.bootstrap, addresses, answers):
-            self.tell(line)
+            self.show(line)
 
     async def _one(self, transport: P2pdTransport, multiaddr: str) -> CheckResult:
         try:
@@ -218,7 +218,7 @@ class NetworkChecks:
             await directory.bootstrap(known, CONNECT_SECONDS)
         except Unreachable as error:
             if directory.measured_offset is None:
-                self.tell(
+                self.show(
                     CheckResult(
                         "bootstrap", "fail", str(error), "ask the run's publisher for another address"
                     )
@@ -230,13 +230,13 @@ class NetworkChecks:
         text = f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the swarm's"
         data = {"seconds": offset}
         if abs(offset) <= SKEW_SECONDS:
-            self.tell(CheckResult("clock", "ok", text, data=data))
+            self.show(CheckResult("clock", "ok", text, data=data))
         elif abs(offset) > MAX_OFFSET_SECONDS:
             text += f"; more than {MAX_OFFSET_SECONDS:.0f} s is not corrected, so the peer would not join"
-            self.tell(CheckResult("clock", "fail", text, "sudo timedatectl set-ntp true", data))
+            self.show(CheckResult("clock", "fail", text, "sudo timedatectl set-ntp true", data))
         else:
             text += "; the peer would use the swarm's time, but logs and orders would mislead"
-            self.tell(CheckResult("clock", "warn", text, "sudo timedatectl set-ntp true", data))
+            self.show(CheckResult("clock", "warn", text, "sudo timedatectl set-ntp true", data))
 
     async def _run(self, transport: P2pdTransport, directory: DhtDirectory) -> None:
         """Report the manifest and whether its stages fit, and find more helpers."""
@@ -251,17 +251,17 @@ class NetworkChecks:
         except (RunFileError, WireError, TimeoutError) as error:
             why = str(error) or f"no peer knows it ({FIND_SECONDS:g} s)"
             fix = "compare the run id with the one that its owner published"
-            self.tell(CheckResult("run", "fail", f"the run {config.run[:16]}... was not found: {why}", fix))
+            self.show(CheckResult("run", "fail", f"the run {config.run[:16]}... was not found: {why}", fix))
             return
         self.signed = signed
         manifest = signed.manifest
         stages = f"{len(manifest.stages)} stages"
         text = f"{manifest.name} ({signed.run_id[:16]}...), {stages}, owner {manifest.owner}"
-        self.tell(CheckResult("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
+        self.show(CheckResult("run", "ok", text, data={"run": signed.run_id, "name": manifest.name}))
         wish = None if config.stage == "auto" else config.stage
-        self.tell(judge_stage(manifest, wish, self.subject.free, config.max_data_bytes, as_asked(config)[0]))
+        self.show(judge_stage(manifest, wish, self.subject.free, config.max_data_bytes, as_asked(config)[0]))
         if config.role == "worker":
-            self.tell(await asyncio.to_thread(self._text, manifest, wish))
+            self.show(await asyncio.to_thread(self._text, manifest, wish))
         if "reachability" in self.wanted:
             await self._more_helpers(transport, directory, signed)
 
@@ -325,10 +325,10 @@ class NetworkChecks:
                 "stop other transfers, use a cable instead of Wi-Fi; peers with more bandwidth get more work"
             )
             line_file.keep(self.subject.config.state, link_bandwidth.LinkBandwidth(up, down))
-            self.tell(CheckResult("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
+            self.show(CheckResult("bandwidth", "warn" if slow else "ok", text, fix if slow else "", data))
             await self._upload(directory, up)
             return
-        self.tell(CheckResult("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
+        self.show(CheckResult("bandwidth", "warn", f"not measured: {why}", "try again in a minute"))
 
     async def _upload(self, directory: DhtDirectory, measured: float) -> None:
         """Warn if the upload bandwidth is too low for the run, by this measurement and the running peer's
@@ -355,7 +355,7 @@ class NetworkChecks:
         if verdict is not None:
             data = {"up_bytes_per_second": round(up), "needed_bytes_per_second": round(need)}
             what, fix = upload_words(config, verdict, runs=self.subject.running)
-            self.tell(CheckResult("bandwidth", "warn", what, fix, data))
+            self.show(CheckResult("bandwidth", "warn", what, fix, data))
 
     async def _reachability(self, transport: P2pdTransport) -> None:
         """Report how other peers reach this one. Helpers that are busy are asked again."""
@@ -365,14 +365,14 @@ class NetworkChecks:
             await asyncio.sleep(pause)
             addresses = addresses_of(self.subject, transport)
             if addresses is None:
-                self.tell(NOT_KNOWN)
+                self.show(NOT_KNOWN)
                 return
             reasons = {}
             if await self._ask_helpers(transport, addresses, reasons):
                 return
             if not any(why.endswith(BUSY) for why in reasons.values()):
                 break
-        self.tell(undialled(tuple(reasons.values()), self.subject.must_be_reached))
+        self.show(undialled(tuple(reasons.values()), self.subject.must_be_reached))
 
     async def _ask_helpers(
         self, transport: P2pdTransport, addresses: Addresses, reasons: dict[PeerId, str]
@@ -398,7 +398,7 @@ class NetworkChecks:
             if finding.verdict == "reachable" and not helper.public:
                 seen = f"{line.text}; as seen from within this network: {helper.peer} has no public address"
                 line = CheckResult(line.check, line.level, seen, line.fix, line.data)
-            self.tell(line)
+            self.show(line)
             return True
         return False
 

@@ -90,7 +90,7 @@ class SwarmEvaluator:
 
     def _found(self, found: Score, round: int, began: float) -> None:
         self.newest, self.round = found, round
-        self.process.tell(noted.Evaluated(
+        self.process.notify_event(noted.Evaluated(
             f"held-out loss {found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte, at "
             f"round {round}",
             loss=found.loss, bits_per_byte=found.bits_per_byte, round=round, bytes=found.bytes,

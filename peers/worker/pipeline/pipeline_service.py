@@ -271,7 +271,9 @@ class PipelineService:
             case Nack(origin, counter, attempt, code, reason):
                 key = MicrobatchId(PeerId(origin), counter)
                 code = code if code in NACK_CODES else "other"
-                self.log_event(noted.Nack(peer=peer, counter=counter, code=code, reason=reason[:200]))
+                self.log_event(
+                    noted.MicrobatchRefused(peer=peer, counter=counter, code=code, reason=reason[:200])
+                )
                 self.feed(events.NackArrived(peer, key, attempt, code))
             case Cancel(origin, counter, attempt):
                 key = MicrobatchId(PeerId(origin), counter)

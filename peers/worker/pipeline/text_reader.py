@@ -242,7 +242,7 @@ class TextReader:
         opened, length = await self._open(shard), self._data.seq_len
         read = opened.reading
         counts = read.files, read.documents, read.bytes, read.left_out
-        self._process.tell(noted.Text(text_line(opened), *counts))
+        self._process.notify_event(noted.Text(text_line(opened), *counts))
         if not window_count(len(opened.tokens), length):
             raise _too_short("", length, read)
         self._drawn = opened.tokens
@@ -328,7 +328,7 @@ class TextReader:
         if place.shards >= circle.size:
             there = self._covered().shards
             told = f"epoch {place.epoch} ends: all {there:,} shards are read"
-            self._process.tell(noted.EpochRead(told, place.epoch, there))
+            self._process.notify_event(noted.EpochRead(told, place.epoch, there))
 
     def _warn(self, reading: ReadSummary) -> None:
         for warning in reading.warnings():

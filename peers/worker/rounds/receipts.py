@@ -237,7 +237,7 @@ class Receipts:
         except WireError as error:
             self.neighbourhood.refused(peer, error.code, str(error))
         if line:
-            self.log_event(noted.Receipt(signer=peer, accepted=self.kept.book.total().contributions))
+            self.log_event(noted.ReceiptArrived(signer=peer, accepted=self.kept.book.total().contributions))
             self._append(line)
 
     def _not_due(self, peer: PeerId) -> None:

@@ -212,13 +212,13 @@ class ReducedSteps:
         return table, found
 
     def check(self, payload: bytes) -> None:
-        for _ in self.said_of(payload):
+        for _ in self.shard_means(payload):
             pass
 
     def tally(self, round: int) -> ResultTally:
         return ResultTally(self, round)
 
-    def said_of(self, result: bytes) -> Iterator[tuple[int, list[ShardMean]]]:
+    def shard_means(self, result: bytes) -> Iterator[tuple[int, list[ShardMean]]]:
         """Yield the shards in a result and their means. Raises ContributionError."""
         table, sums = self._read(result)
         for shard, encoded in sums.items():
@@ -316,7 +316,7 @@ class ResultTally:
         counted = counting(tables, method.draw, self._round)
         means: dict[tuple[int, int], list[ShardMean]] = {}  # By plane and shard.
         for peer, (payload, _) in self._results.items():
-            for shard, of_shard in method.said_of(payload):
+            for shard, of_shard in method.shard_means(payload):
                 if peer in counted[shard]:
                     for of_plane in of_shard:
                         means.setdefault((of_plane.plane, shard), []).append(of_plane)

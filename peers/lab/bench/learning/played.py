@@ -65,25 +65,27 @@ def _read(subject: TrialSubject) -> tuple[Manifest, BenchTexts]:
     return manifest, read_texts(subject.run_file, manifest, subject.eval_text, subject.tokenizer)
 
 
-def _outcome(subject: TrialSubject, trial: Trial, said: Callable[[int], None]) -> Outcome:
+def _outcome(subject: TrialSubject, trial: Trial, report_progress: Callable[[int], None]) -> Outcome:
     torch.set_num_threads(1)
     ground = subject.ground(trial.seed)
-    outcome = play(trial, recipes(ground.manifest.sync)[trial.method], ground, said)
-    said(trial.steps)  # A trial that diverged ended before.
+    outcome = play(trial, recipes(ground.manifest.sync)[trial.method], ground, report_progress)
+    report_progress(trial.steps)  # A trial that diverged ended before.
     return outcome
 
 
 @contextmanager
-def player(subject: TrialSubject, jobs: int, said: Said) -> Iterator[Play]:
+def player(subject: TrialSubject, jobs: int, report_progress: Said) -> Iterator[Play]:
     """Yield the function that starts a trial. With one job the trial is finished when it returns.
 
     Raises UserError if a process of the pool is killed.
     """
     if jobs == 1:
-        yield lambda trial: _in_this_process(subject, trial, said)
+        yield lambda trial: _in_this_process(subject, trial, report_progress)
         return
     queue: SimpleQueue[tuple[Trial, int] | None] = get_context("spawn").SimpleQueue()
-    reporter = Thread(target=_report_from_queue, args=(queue, said), name="trial progress", daemon=True)
+    reporter = Thread(
+        target=_report_from_queue, args=(queue, report_progress), name="trial progress", daemon=True
+    )
     reporter.start()
     with pool(jobs, _set_queue, queue) as workers:
         try:
@@ -99,9 +101,9 @@ def player(subject: TrialSubject, jobs: int, said: Said) -> Iterator[Play]:
             reporter.join()
 
 
-def _in_this_process(subject: TrialSubject, trial: Trial, said: Said) -> Future[Outcome]:
+def _in_this_process(subject: TrialSubject, trial: Trial, report_progress: Said) -> Future[Outcome]:
     future: Future[Outcome] = Future()
-    future.set_result(_outcome(subject, trial, lambda done: said(trial, done)))
+    future.set_result(_outcome(subject, trial, lambda done: report_progress(trial, done)))
     return future
 
 
@@ -116,13 +118,13 @@ def _set_queue(queue: SimpleQueue[tuple[Trial, int] | None]) -> None:
 def _in_a_pool(subject: TrialSubject, trial: Trial) -> Outcome:
     every = max(1, trial.steps // TELLS)
 
-    def said(done: int) -> None:
+    def report_progress(done: int) -> None:
         if done % every == 0 or done == trial.steps:
             _progress.get().put((trial, done))
 
-    return _outcome(subject, trial, said)
+    return _outcome(subject, trial, report_progress)
 
 
-def _report_from_queue(queue: SimpleQueue[tuple[Trial, int] | None], said: Said) -> None:
+def _report_from_queue(queue: SimpleQueue[tuple[Trial, int] | None], report_progress: Said) -> None:
     while (report := queue.get()) is not None:
-        said(*report)
+        report_progress(*report)

@@ -160,8 +160,10 @@ def draw(report: LearningReport, folder: Path, demos: Mapping[str, Curve]) -> li
         for name, curve in demos.items():
             axes.plot([tokens for tokens, _ in curve], [loss for _, loss in curve], label=name)
         for each in report.rows:
-            points = [(point.tokens, point.trained) for point in each.outcomes[0].curve if point.trained]
-            axes.plot([tokens for tokens, _ in points], [loss for _, loss in points], "--", label=each.method)
+            trained = [(point.tokens, point.trained) for point in each.outcomes[0].curve if point.trained]
+            axes.plot(
+                [tokens for tokens, _ in trained], [loss for _, loss in trained], "--", label=each.method
+            )
         axes.set(xlabel="tokens", ylabel="loss in training, nats per token")
         axes.legend()
         figures.append(compared)

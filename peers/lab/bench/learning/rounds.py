@@ -60,7 +60,7 @@ class BenchRounds:
         self._held_back: list[tuple[Replica, int, PeerId, bytes]] = []
         """Late contributions, added one round after the others of their round."""
         self._gathered: defaultdict[tuple[int, int], list[tuple[Tensor, int]]] = defaultdict(list)
-        """By peer and stage: gradients, with their tokens, that no step has used yet."""
+        """Maps peer and stage to the gradients, with their tokens, that no step has used yet."""
         self._begun = -1
         """Newest round to which peers contributed; -1 if none."""
         self.sent_bytes = 0
