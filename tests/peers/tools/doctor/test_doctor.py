@@ -280,7 +280,7 @@ def test_one_bootstrap_that_answers_is_enough_and_gone_acquaintances_are_no_news
 def test_lines_are_shown_as_they_come_each_with_its_fix():
     out = io.StringIO()
     report = DoctorReport(frozenset(CHECKS), out, as_json=False)
-    report.tell(CheckResult("disk", "warn", "little room", "make room"))
+    report.show(CheckResult("disk", "warn", "little room", "make room"))
     assert out.getvalue() == "warn  disk          little room\n                    -> make room\n"
     assert not report.failed
 
@@ -288,8 +288,8 @@ def test_lines_are_shown_as_they_come_each_with_its_fix():
 def test_json_is_one_document_with_the_same(tmp_path):
     out = io.StringIO()
     report = DoctorReport(frozenset({"port"}), out, as_json=True)
-    report.tell(CheckResult("disk", "ok", "not asked for"))
-    report.tell(CheckResult("p2pd", "fail", "what the rest hangs on", "fix", {"seconds": 1.0}))
+    report.show(CheckResult("disk", "ok", "not asked for"))
+    report.show(CheckResult("p2pd", "fail", "what the rest hangs on", "fix", {"seconds": 1.0}))
     report.end()
     document = json.loads(out.getvalue())
     assert document["ok"] is False

@@ -78,7 +78,7 @@ class Nobody:
 
 
 @pytest.mark.parametrize(
-    ("silent", "said"), [("join_directory", "nobody answered"), ("find_manifest", "the run was not found")]
+    ("silent", "said"), [("join_directory", "no peer answered"), ("find_manifest", "the run was not found")]
 )
 async def test_where_nobody_answers_the_next_step_is_named(monkeypatch, tmp_path, silent, said):
     async def never(*_):
