@@ -340,7 +340,7 @@ class MemoryNetwork:
         self.transports[peer].frozen = True
 
     def thaw(self, peer: PeerId) -> None:
-        """Resume a frozen process and deliver what was held."""
+        """Resume a frozen process, and deliver what arrived for it meanwhile."""
         transport = self.transports[peer]
         transport.frozen = False
         held, transport.held = transport.held, []
@@ -358,7 +358,10 @@ class MemoryNetwork:
         self.remove(transport, "it ended")
 
     def remove(self, transport: MemoryTransport, reason: str) -> None:
-        """End all links of a transport."""
+        """End all links from and to a transport, for the given reason.
+
+        A link that it opened ends on its side at once, and on the other side after the direction's latency. A
+        link that another peer opened ends from the receiving side (`end_from_target`)."""
         now = asyncio.get_running_loop().time()
         for link in self._links_of(transport):
             if link.source is transport:

@@ -124,6 +124,7 @@ class WholeWeights:
         self._compiled[torch.Size((sequences, tokens))] = of_all
 
     def freeze(self, units: Tensor) -> None:
+        """Set the weights that are not trained. `units` are their fixed-point integers."""
         self._frozen = {
             entry.name: to_floats(units[entry.place])
             .view(entry.shape)
@@ -132,6 +133,12 @@ class WholeWeights:
         }
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
+        """Publish new weights as a new version, a set of leaf tensors. Raises ValueError if frozen weights
+        are missing.
+
+        `tiles` yields (offset in the flat vector, values). The flat vector is overwritten, or a new one is
+        allocated if `in_use` says that an open graph needs the present version. Gains of norms are kept apart
+        in float32 if the flat vector is bf16. The gradient sum follows each leaf that is trained."""
         if len(self._frozen) < len(self._frozen_layout.entries):
             raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):
