@@ -55,7 +55,8 @@ class MemoryLink(QueuedLink):
         self._inbound_open = True
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """See `Link.post`. Applies the conditions that concern whole messages."""
+        """Queue a message and return its size on the wire in bytes. The simulated conditions may lose, repeat
+        or delay it. Raises PeerGone if the link has ended, and Backlog if too many bytes are queued."""
         conditions = self.way.conditions
         if self.closed or not conditions.faulty:
             return super().post(message, body)
@@ -196,7 +197,7 @@ class MemoryTransport:
         return (f"/memory/{self.peer}",)
 
     def seen_range(self, peer: PeerId) -> str:
-        """See `Transport.seen_range`."""
+        """Return the address range that the test has set for this peer; empty if there is none."""
         return self._network.seen_ranges.get(peer, "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
@@ -222,12 +223,13 @@ class MemoryTransport:
         """Do nothing: no peer has extra connections here that would request chunks."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> None:
-        """See `Transport.carriers`. Returns None: one link already carries everything."""
+        """Return None: one link already carries everything."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> QueuedLink:
-        """See `Transport.open`. Takes a round trip if there is no link to the peer yet, otherwise no time."""
+        """Open and return a new link. This takes one round trip if there is no link to the peer yet,
+        otherwise no time. Raises PeerGone if the peer is not reached in time."""
         if self.closed:
             raise PeerGone("this peer's own transport is closed")
         if peer == self.peer:

@@ -9,11 +9,11 @@ peer made two, every peer picks the smaller id. The life of a round:
     sealed   --the whole group sealed the same set-->         settled: final
 
 Between closed and settled, a late contribution still enters and corrects the weights. New ones enter the
-group only through peers that have not sealed the round. The whole group has sealed it if neighbours report so
-(settlement.py). A settled set can therefore not grow, unless a peer was silent for `finality_timeout_seconds`
-(docs/consistency.md). Contributions are announced and then fetched. What an announcement missed is found by
-comparing the digests of sets in Progress. A peer that is behind adopts its neighbours' settled sets, by
-rounds.
+group only through peers that have not sealed the round. Neighbours' reports say whether the whole group has
+sealed the same set (settlement.py). A settled set can therefore not grow, unless a peer was silent for
+`finality_timeout_seconds` (docs/consistency.md). Contributions are announced and then fetched. What an
+announcement missed is found by comparing the digests of sets in Progress. A peer that is behind adopts the
+settled sets of same-branch neighbours, round by round, to catch up.
 
 No IO: `handle(event, now)` returns what the caller must do, in order. All times are in seconds on its clock.
 """

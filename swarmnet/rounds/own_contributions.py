@@ -360,8 +360,7 @@ class OwnContributions:
     def _held_back_until(
         self, identity: ContributionId, round: int, same_branch_peers: Container[PeerId]
     ) -> float:
-        """Return the time before which a contribution that is in no known set must not return to the
-        momentum.
+        """Return the time before which a contribution that its round's set leaves out must not be returned.
 
         A same-branch peer that was lost, or has not settled the round, may have received the contribution. If
         its branch wins later, returned values would count twice. Returns -inf if all such peers were lost

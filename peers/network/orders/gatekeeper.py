@@ -37,7 +37,11 @@ class Gatekeeper:
         """Peers convicted with proof (swarmnet/rounds/audits.py)."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
-        """See `Admission.refusal`."""
+        """Return code and reason why a peer is refused; None if it is admitted.
+
+        A peer is refused if the owner has banned it or if it was convicted with proof. In a run with `access:
+        invite`, a peer other than the owner also needs a valid invite that is not revoked. The invite of an
+        admitted peer is remembered."""
         why = self.book.order.banned(peer)
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
@@ -61,7 +65,8 @@ class Gatekeeper:
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """See `Admission.invited`."""
+        """Return whether a peer is admitted by `invite`, the one in its record, or by one that it has shown
+        before. In a run that is open to all, this is True unless the peer is banned or convicted."""
         shown, found = self._shown.get(peer, (b"", None))
         if found is None or invite not in (b"", shown):
             return self.refusal(peer, invite) is None
@@ -74,16 +79,18 @@ class Gatekeeper:
         return self.invite if self.by_invite else b""
 
     def shuns(self, peer: PeerId) -> bool:
-        """See `Admission.shuns`."""
+        """Return whether the peer must not be dialled either: it is banned or convicted."""
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        """See `Admission.evidence`. Returns the owner's order, if there is one."""
+        """Return the messages that prove to a refused peer that the owner excludes it: the owner's newest
+        order, or nothing if there is none."""
         return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
 
     @property
     def by_invite(self) -> bool:
-        """See `Admission.by_invite`."""
+        """Whether the run admits only invited peers. Nothing is then sent to a peer that has not shown an
+        invite."""
         return self.book.signed.manifest.access == "invite"
 
     def parted(self) -> dict[PeerId, tuple[str, str]]:
