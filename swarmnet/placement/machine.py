@@ -171,6 +171,8 @@ class Mover:
         return []
 
     def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
+        """Process the directory's answer. `view` is None if the directory did not answer. `rate` is this
+        peer's measured speed in microbatches per second. Starts a move, checks an announced one, or rests."""
         if self.phase not in ("looking", "checking"):
             return []
         if view is None:  # It may be silent about just the stages that lack peers.
