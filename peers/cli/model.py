@@ -265,8 +265,8 @@ def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) 
     """Return the text on which an export is scored for its model card (README.md); None if it is not scored.
 
     `score` is the user's choice, or None. An export is then scored if a text was `chosen`, or if the run
-    trains only on Python's standard library, whose held-out modules are the default text. Warns if the run
-    may have trained on the default text. Raises TextError."""
+    trains only on Python's standard library. Held-out modules of that library are the default text. Warns if
+    the run may have trained on the default text. Raises TextError."""
     trained_on_stdlib_only = manifest.data.is_library_alone
     wanted = score if score is not None else chosen is not None or trained_on_stdlib_only
     text = _text_to_score(chosen) if wanted else None
@@ -299,6 +299,8 @@ def _print_score(score: Score) -> None:
 def _evaluate_tasks(
     source: Path | None, tasks: str, folder: Path | None, limit: int | None, tokenizer: Path | None
 ) -> None:
+    """Score a model of this machine on tasks of lm-evaluation-harness, and print the metrics. Raises
+    UserError."""
     from importlib.util import find_spec
 
     from peers.data.documents import TextError
