@@ -161,6 +161,7 @@ def is_stored_order(content: bytes) -> bool:
 
 
 def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:
-    """Verify a stored order and return its run and the order. Raises as `open_order` does."""
+    """Verify a stored order and return its run and the order. Raises Malformed, TooLarge, WrongRun or
+    BadSignature."""
     run_id = RunId(content[:RUN_ID_BYTES].hex())
     return run_id, open_order(content[RUN_ID_BYTES:], run_id)

@@ -179,7 +179,7 @@ class FloatDemo:
 def _measure(
     layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, device: torch.device
 ) -> ContributionRow:
-    """Measure the time and the bytes of a contribution, and of the same in a float implementation. Times are
+    """Measure bytes and time of a contribution, and the time of a float implementation of DeMo. Times are
     medians in nanoseconds per parameter."""
     manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
     method = method_of(manifest, layout, device)

@@ -46,7 +46,7 @@ class Gatekeeper:
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
         if peer in self.convicted:
-            return LIAR, "it has published sums that its slices do not give, and there is proof"
+            return LIAR, "it has published a result that is not the sum of its slices, and there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:
             return None
