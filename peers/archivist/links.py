@@ -1,7 +1,7 @@
 """The archivist's links: to some peers of every stage, and to newcomers.
 
 From the peers of a stage the archivist fetches snapshots; it takes no part in their rounds. A newcomer is a
-peer that enters a stage without peers. It fetches weights from the archivist, see serve.py. `LinkContext`
+peer that enters a stage without peers. It fetches weights from the archivist (serve.py). `LinkContext`
 shows a `SnapshotService` the links of one stage as a peer of that stage would. The archivist therefore
 fetches snapshots with the same code as a newcomer.
 """

@@ -71,8 +71,8 @@ class MemoryDirectory:
         return self._has_company()
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """Return the unexpired records of a stage, by peer. Peers that cannot be reached keep theirs from
-        this look-up."""
+        """Return the unexpired records of a stage, by peer. A peer that this one cannot reach is included
+        only if its record was seen before."""
         await asyncio.sleep(0)
         for peer, record in self._network.records.get((run, stage), {}).items():
             if self._reaches(peer):

@@ -40,9 +40,10 @@ RETRY_SECONDS = 1.0
 a pause comes earlier. It equals the heartbeat interval, by which new neighbours become known."""
 GUIDED_RETRY_SECONDS = 0.1
 """Retry interval where places are reserved ahead: this module does not see what the guide waits for."""
-HEALTHY_REFUSALS = frozenset({"committed", "other_path", "cancelled", "outlier"})
-"""Refusals by a healthy peer. It computed this microbatch before, it received a cancel, or it rejects the
-values as outliers. All peers see outliers at the same moment when an optimizer step was large."""
+IS_WELL = frozenset({"committed", "other_path", "cancelled", "outlier"})
+"""Codes of refusals after which a peer still counts as healthy. It computed this microbatch before, it
+received a cancel, or it rejects the values as outliers. All peers see outliers at the same moment when an
+optimizer step was large."""
 MAX_ASKERS = 4
 """Maximum number of peers that wait for one answer. Each was tried and has not sent CANCEL."""
 MAX_OVERTAKEN = 256
@@ -179,7 +180,7 @@ class Pipeline:
                     self._reroute(key, "busy", now)
             case events.NackArrived(peer, key, attempt, code):
                 if self._is_current(peer, key, attempt):
-                    if code not in HEALTHY_REFUSALS:
+                    if code not in IS_WELL:
                         self.router.failed(peer, now)
                     self._reroute(key, code, now)
             case events.CancelArrived(peer, key, attempt):

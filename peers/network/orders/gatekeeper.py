@@ -31,7 +31,7 @@ class Gatekeeper:
         self.book = book
         self.invite = invite
         self.now = now
-        self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
+        self._admitted_invites: dict[PeerId, tuple[bytes, Invite]] = {}
         """The verified invites that admitted peers have shown in `Hello` or in records."""
         self.convicted: Container[PeerId] = frozenset()
         """Peers convicted with proof (swarmnet/rounds/audits.py)."""
@@ -59,15 +59,15 @@ class Gatekeeper:
             unfit = "the run's owner has revoked the invite"
         if unfit is not None:
             return "not_invited", unfit
-        if peer not in self._shown and len(self._shown) >= REMEMBERED_INVITES:
-            self._shown.pop(next(iter(self._shown)))
-        self._shown[peer] = (invite, found)
+        if peer not in self._admitted_invites and len(self._admitted_invites) >= REMEMBERED_INVITES:
+            self._admitted_invites.pop(next(iter(self._admitted_invites)))
+        self._admitted_invites[peer] = (invite, found)
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
         """Return whether a peer is admitted by `invite`, the one in its record, or by one that it has shown
         before. In a run that is open to all, this is True unless the peer is banned or convicted."""
-        shown, found = self._shown.get(peer, (b"", None))
+        shown, found = self._admitted_invites.get(peer, (b"", None))
         if found is None or invite not in (b"", shown):
             return self.refusal(peer, invite) is None
         # An admitted peer stays admitted.
@@ -101,7 +101,7 @@ class Gatekeeper:
         }
         revoked = {
             peer: ("not_invited", "the run's owner has revoked the invite")
-            for peer, (_, invite) in self._shown.items()
+            for peer, (_, invite) in self._admitted_invites.items()
             if invite.id in order.revoked
         }
         return {**revoked, **banned}
@@ -126,7 +126,7 @@ class Gatekeeper:
         """Verify an invite, once."""
         if not invite:
             raise NoInvite("the run takes peers by invite only, and none was shown")
-        shown, found = self._shown.get(peer, (b"", None))
+        shown, found = self._admitted_invites.get(peer, (b"", None))
         if found is not None and invite == shown:
             return found
         return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner, peer)

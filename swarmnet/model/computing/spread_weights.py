@@ -1,9 +1,10 @@
 """One device's part of the weights of a stage that several devices hold together with FSDP2
 (torch.distributed.fsdp).
 
-Each device holds its rows of every piece (`shares.py`) and gathers a whole layer only while it is computed. A
-microbatch's sequences are divided between the devices. Gradients are summed over all and arrive by rows. All
-devices make the same calls in the same order.
+A piece is the matrices or the vectors of one block, such as a decoder layer (`shares.py`). Each device holds
+some rows of every piece and gathers a whole layer only while it is computed. A microbatch's sequences are
+divided between the devices. Gradients are summed over all devices, and each device receives the sum for its
+own rows. All devices make the same calls in the same order.
 
 For FSDP a piece is one parameter [chunks, chunk]. FSDP shards it by rows, and a row is a chunk of the flat
 vector, the unit in which the synchronization methods compress. Gains of norms are gathered once for all
