@@ -204,7 +204,7 @@ class ReservationClient:
 
     def _ask(self, peer: PeerId, ask: ReservationRequest, serving: bool) -> None:
         """Answer a peer's request to reserve a place for a microbatch here. If it is granted and the path
-        goes on, request a place at the next stage."""
+        continues, request a place at the next stage."""
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
         trouble = unfit_way(self.neighbourhood.membership, self.ways, peer, key.origin, header)
         if trouble is not None:
