@@ -42,8 +42,10 @@ class Policy:
 
     seconds: float = 600.0
     newest: int = 4
+    """Number of newest checkpoints of each stage that are kept."""
     every: int = 0
-    """See `kept` in peers/state/archive.py."""
+    """Among the checkpoints older than the `newest`, each `every`-th possible one is kept; 0 keeps none of
+    them (`kept` in peers/state/archive.py)."""
 
 
 class NotArchived(Exception):

@@ -1,8 +1,9 @@
-"""The archivist's links: to some peers of every stage, as a visitor, and to newcomers of stages without
-peers.
+"""The archivist's links: to some peers of every stage, and to newcomers.
 
-The latter are served by serve.py. `LinkContext` gives a `SnapshotService` what it needs of a neighbourhood.
-Thus the archivist fetches snapshots with the same code as a newcomer.
+From the peers of a stage the archivist fetches snapshots; it takes no part in their rounds. A newcomer is a
+peer that enters a stage without peers. It fetches weights from the archivist (serve.py). `LinkContext`
+shows a `SnapshotService` the links of one stage as a peer of that stage would. The archivist therefore
+fetches snapshots with the same code as a newcomer.
 """
 
 from __future__ import annotations
@@ -166,16 +167,17 @@ class ArchivistLinks:
     # -- links ----------------------------------------------------------------------------------------
 
     async def gather(self, stage: int) -> dict[PeerId, SignedRecord]:
-        """Link to some peers of a stage, and return all its records. Raises WireError."""
+        """Look up the records of a stage, and link to at most `MAX_ASKED` of its peers, chosen at random.
+        Returns all records that were found, by peer. Raises WireError."""
         run_id = self.book.signed.run_id
         found = await self.directory.look_up(run_id, stage, OPERATION_SECONDS)
         records = {peer: open_record(data, run_id) for peer, data in sorted(found.items())}
-        surroundings = self.states[stage][0]
-        surroundings.told_of(set(records))
+        stage_links = self.states[stage][0]
+        stage_links.told_of(set(records))
         busy = {self.transport.peer, *self.serving.served()}  # A newcomer has nothing to give yet.
         chosen = [peer for peer in records if peer not in busy]
         self.chance.shuffle(chosen)
-        await asyncio.gather(*(self._dial(surroundings, records[peer]) for peer in chosen[:MAX_ASKED]))
+        await asyncio.gather(*(self._dial(stage_links, records[peer]) for peer in chosen[:MAX_ASKED]))
         return records
 
     def part(self, stage: int) -> None:

@@ -262,12 +262,15 @@ def evaluate(
 
 
 def _text_for_card(manifest: Manifest, chosen: Path | None, score: bool | None) -> bytes | None:
-    """Return the text on which an export is scored; None if it is not scored. `score` is the user's choice.
-    Raises TextError."""
-    only_the_library = manifest.data.is_library_alone
-    wanted = score if score is not None else chosen is not None or only_the_library
+    """Return the text on which an export is scored for its model card (README.md); None if it is not scored.
+
+    `score` is the user's choice, or None. An export is then scored if a text was `chosen`, or if the run
+    trains only on Python's standard library. Held-out modules of that library are the default text. Warns if
+    the run may have trained on the default text. Raises TextError."""
+    trained_on_stdlib_only = manifest.data.is_library_alone
+    wanted = score if score is not None else chosen is not None or trained_on_stdlib_only
     text = _text_to_score(chosen) if wanted else None
-    if chosen is None and score is not False and not only_the_library:
+    if chosen is None and score is not False and not trained_on_stdlib_only:
         warn(OWN_TEXT if wanted else f"not scored: {OWN_TEXT}")
     return text
 
@@ -296,6 +299,8 @@ def _print_score(score: Score) -> None:
 def _evaluate_tasks(
     source: Path | None, tasks: str, folder: Path | None, limit: int | None, tokenizer: Path | None
 ) -> None:
+    """Score a model of this machine on tasks of lm-evaluation-harness, and print the metrics. Raises
+    UserError."""
     from importlib.util import find_spec
 
     from peers.data.documents import TextError

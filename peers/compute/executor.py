@@ -85,7 +85,7 @@ class ThreadCompute:
         return self._worked + self.working_seconds()
 
     def working_seconds(self) -> float:
-        """See `Compute`."""
+        """Return the seconds of the current work item; 0 if there is none. Any thread may call it."""
         began = self._began
         return 0.0 if began is None else time.perf_counter() - began
 
@@ -148,7 +148,7 @@ class InlineCompute:
         return len(self._queue)
 
     def working_seconds(self) -> float:
-        """See `Compute`; nothing hangs on this clock."""
+        """Return 0: in the simulator no work item is ever stuck."""
         return 0.0
 
     def submit(

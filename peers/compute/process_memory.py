@@ -57,7 +57,8 @@ def trim() -> None:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the memory that tensors on `device` share with everything else there."""
+    """Return the total memory of `device` in bytes: GPU memory for CUDA, otherwise the machine's RAM. All
+    programs share it. Returns `UNKNOWN_MEMORY_BYTES` if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:

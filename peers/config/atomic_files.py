@@ -23,12 +23,12 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether `path` is a folder. Raises UserError as `is_file` does."""
+    """Return whether `path` is a folder. Raises UserError if a folder on the way cannot be read."""
     return stat.S_ISDIR(_mode(path))
 
 
 def is_there(path: Path) -> bool:
-    """Return whether anything is at `path`. Raises UserError as `is_file` does."""
+    """Return whether anything is at `path`. Raises UserError if a folder on the way cannot be read."""
     return _mode(path) != 0
 
 

@@ -183,8 +183,9 @@ def text_settings(manifest: Manifest, folder: Path, tokenizer: Path | None = Non
 
 
 def start_setting(manifest: Manifest, folder: Path, given: Path | None = None) -> str:
-    """Return the `--set` option for the run's initial model, as `text_settings` does; empty if the run has
-    none."""
+    """Return the `--set` option that names this computer's copy of the run's initial model; empty if the run
+    has none. The copy is `given`, or looked for beside the run file in `folder`; otherwise it is called
+    PATH."""
     if not manifest.init_checkpoint.path:
         return ""
     place = given.absolute() if given else beside(folder, manifest.init_checkpoint.path) or "PATH"

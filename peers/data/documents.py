@@ -253,6 +253,8 @@ class DocumentText:
         return digest.digest()
 
     def _of_bytes(self, file: File, opened: BufferedReader, room: int) -> Iterator[Block]:
+        """Yield (starts a document, block) of a text file, at most `room` bytes. A file with zero bytes is
+        left out unless the user named it."""
         middle = opened.seekable() and opened.tell() > 0
         block = opened.read(min(BLOCK_BYTES, room))
         if middle:

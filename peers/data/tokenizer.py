@@ -85,7 +85,7 @@ class ByteTokenizer(Tokenizer):
     vocabulary = 256
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
-        """See `Tokenizer.encode_pieces`."""
+        """Return the bytes of each piece of text as a uint8 tensor: a token is a byte."""
         return [torch.frombuffer(bytearray(piece), dtype=torch.uint8) for piece in pieces]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -157,7 +157,8 @@ class FileTokenizer(Tokenizer):
             self.end = DocumentSeparator(eos_token.encode(), self._token_of(eos_token))
 
     def encode_pieces(self, pieces: Sequence[bytes]) -> list[Tensor]:
-        """See `Tokenizer.encode_pieces`."""
+        """Return the tokens of each piece of text as one-dimensional tensors of `dtype_for(vocabulary)`.
+        Raises TextError for text that the tokenizer cannot read."""
         parts = [self._parts(piece.decode("utf-8", "replace")) for piece in pieces]
         flat = [part for each in parts for part in each]
         encoded = iter(
@@ -172,12 +173,13 @@ class FileTokenizer(Tokenizer):
         ]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """See `Tokenizer.decode`."""
+        """Return the text of tokens, without a trailing character whose last bytes are missing."""
         text = str(self._loaded.decode(list(tokens), skip_special_tokens=False))
         return text.rstrip("\N{REPLACEMENT CHARACTER}").encode()
 
     def lost_bytes(self, pieces: Sequence[bytes], tokens: Sequence[Tensor]) -> tuple[int, int]:
-        """See `Tokenizer.lost_bytes`."""
+        """Return the number of UTF-8 bytes in `pieces`, and how many of them decoding their `tokens` loses.
+        Counts how often each byte occurs, and ignores positions."""
         given = _histogram("".join(piece.decode("utf-8", "replace") for piece in pieces))
         ids = [each.tolist() for each in tokens]
         decoded = self._run(lambda: self._loaded.decode_batch(ids, skip_special_tokens=True), "cannot decode")

@@ -128,6 +128,8 @@ class Crawl:
             await asyncio.sleep(TURN_SECONDS)
 
     async def _ask(self, peer: PeerId) -> None:
+        """Ping a peer, and record whether it answered. Its stage's records are read again before it counts as
+        gone."""
         addresses = self.sightings.peers[peer].record.addresses[:MAX_ADDRESSES]
         code: Miss | None = None
         try:

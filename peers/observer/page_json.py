@@ -58,6 +58,7 @@ class Board:
         return self._drawn(search) if search else self._answer
 
     def _drawn(self, search: str) -> bytes:
+        """Return the page's data as JSON, with only the peers that match `search`; empty: all."""
         snapshot, past = self.snapshot, self._shown
         rows = snapshot.rows
         if search:

@@ -74,6 +74,8 @@ class ObserverRole(Role):
             await asyncio.to_thread(server.close)
 
     async def _observe(self, signed: SignedManifest, network: Network) -> None:
+        """Crawl the run's records, draw the page, and announce this observer, until one of these tasks
+        ends."""
         process, directory = self.process, network.directory
         if self.sightings is None:
             self.sightings = PeerObservations(len(signed.manifest.stages))
@@ -110,6 +112,7 @@ class ObserverRole(Role):
         return Claims("serving", name, OBSERVER, max(0, evaluator.round), loss=evaluator.loss)
 
     async def _draw_forever(self, signed: SignedManifest, walk: Crawl, network: Network) -> None:
+        """Update the page and the status line from the newest observations every `DRAW_SECONDS`."""
         assert self.board is not None
         while True:
             now = network.directory.now()

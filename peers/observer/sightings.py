@@ -110,6 +110,8 @@ class PeerObservations:
         self._has_walked = True
 
     def _changed(self, known: PeerObservation, signed: SignedRecord, now: float) -> None:
+        """Store a peer's newer record, compute its speeds from the difference, and log a pause, a move or a
+        return."""
         old, new = known.record, signed.record
         if not known.gone:
             if new.state == "paused" != old.state:

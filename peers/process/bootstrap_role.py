@@ -91,6 +91,8 @@ class Bootstrap(Role):
     async def _stay(
         self, network: Network, signed: SignedManifest | None, book: OrderBook | None, circuits: RelayObserver
     ) -> None:
+        """Keep the run's manifest and orders in the directory, and log the traffic of circuits, until
+        cancelled. `signed` is None for a bootstrap that serves no particular run."""
         process, directory = self.process, network.directory
         put_at, carried = float("-inf"), 0
         while True:

@@ -120,6 +120,8 @@ class Peer:
             self.control.answers[word] = self._asked_for_a_stage
 
     async def run(self) -> int:
+        """Run the peer's role until a signal ends it, with its metrics, control socket and watchdog. Returns
+        the exit code. Raises UserError if the user must change something first."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)

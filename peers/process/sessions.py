@@ -78,6 +78,7 @@ class Sessions:
                 return
 
     async def _session(self) -> None:
+        """Start p2pd and the directory, run the role on them until it ends or p2pd does, and close them."""
         process = self.process
         process.report.status(StatusLine("connecting"))
         options = daemon_options(self.config, self.listen)

@@ -93,26 +93,29 @@ class Restoring:
         return f"{self.url} has no checkpoint of stage {stage}"
 
     def _take(self, archive: Archive, entry: ArchivedCheckpoint, folder: Path, layout: Layout) -> set[PeerId]:
-        """Check the checkpoint under a temporary name, then rename it. Returns its signers. Raises
-        ArchiveError or CheckpointError."""
+        """Copy a checkpoint from the archive into `folder`, and return the peers that signed its weights.
+
+        The file is checked under a temporary name and then renamed. Raises ArchiveError or CheckpointError if
+        it is refused."""
         data = archive.checkpoint(entry)
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{entry.name}.{os.getpid()}.part"
+        temporary = folder / f".{entry.name}.{os.getpid()}.part"
         try:
-            beside.write_bytes(data)
+            temporary.write_bytes(data)
             held, _ = checkpoint_file.restore_signed(
-                beside, self.signed.run_id, entry.stage, layout, max_tensors=len(layout.entries)
+                temporary, self.signed.run_id, entry.stage, layout, max_tensors=len(layout.entries)
             )
             by = signers(held)
             if held.round != entry.round or not by:
                 raise ArchiveError(f"{archive.store.url}/{entry.name}: no peer has signed its weights")
-            if held.past != NOTHING_PAST:  # If passed on, they would decide about other peers' contributions.
+            # Settled sets decide about contributions of other peers, and no signature covers them.
+            if held.past != NOTHING_PAST:
                 raise ArchiveError(
                     f"{archive.store.url}/{entry.name}: names settled sets without a signature"
                 )
-            beside.replace(folder / entry.name)
+            temporary.replace(folder / entry.name)
         except OSError as error:
             raise ArchiveError(f"{folder}: cannot be written: {error.strerror}") from None
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return by

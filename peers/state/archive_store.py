@@ -78,7 +78,8 @@ class FolderStore:
         self.url = str(folder)
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
-        """See `Store.read`."""
+        """Return a file; None if it does not exist. Raises ArchiveError if it cannot be read or is longer
+        than `limit` bytes."""
         try:
             if is_there(self.folder / name) and not is_file(self.folder / name):
                 raise ArchiveError(f"{self.folder / name}: is no file (a link to a device?): remove it")
@@ -92,11 +93,11 @@ class FolderStore:
             raise ArchiveError(f"{self.folder / name}: cannot be read: {error.strerror}") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Store.write`."""
+        """Write a file completely or not at all. Raises UserError."""
         write_atomically(self.folder / name, data)
 
     def delete(self, name: str) -> None:
-        """See `Store.delete`."""
+        """Delete a file if it exists. Raises ArchiveError."""
         try:
             (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
@@ -120,7 +121,8 @@ class FsspecStore:
             pass
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes | None:
-        """See `Store.read`."""
+        """Return a file; None if it does not exist. Raises ArchiveError if it cannot be read or is longer
+        than `limit` bytes."""
         with self._connected("cannot be read", name) as (files, path):
             try:
                 return _within(self._first_bytes(files, path, limit + 1), limit, f"{self.url}/{name}")
@@ -142,7 +144,7 @@ class FsspecStore:
         return bytes(parts)
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Store.write`."""
+        """Write a file completely or not at all. Raises UserError."""
         with self._connected("cannot be written", name) as (files, path):
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
             if self.url.partition("://")[0] not in _RENAMES:
@@ -152,7 +154,7 @@ class FsspecStore:
             files.mv(path + _UNFINISHED, path)
 
     def delete(self, name: str) -> None:
-        """See `Store.delete`."""
+        """Delete a file if it exists. Raises ArchiveError."""
         with (
             self._connected("cannot be removed", name) as (files, path),
             contextlib.suppress(FileNotFoundError),

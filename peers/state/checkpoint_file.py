@@ -251,8 +251,8 @@ def set_aside(folder: Path, stage: int, round: int, damaged: Collection[Path] = 
 
 
 def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int, bytes, Tensor]:
-    """Return (round, chain, units) of one file. Raises CheckpointError if it is damaged or of another run or
-    stage."""
+    """Return (round, chain value, weights as fixed-point integers) of one file. Raises CheckpointError if it
+    is damaged or of another run or stage."""
     checkpoint, units = restore_signed(path, run_id, stage, layout)
     return checkpoint.round, checkpoint.chain, units
 
@@ -260,7 +260,11 @@ def restore(path: Path, run_id: RunId, stage: int, layout: Layout) -> tuple[int,
 def restore_signed(
     path: Path, run_id: RunId, stage: int, layout: Layout, *, max_tensors: int = MAX_TENSORS
 ) -> tuple[Checkpoint, Tensor]:
-    """Restore a file as `restore` does, and return its whole content and its units."""
+    """Read a checkpoint file and check it. Returns its whole content, which includes the peers' signatures,
+    and its weights as fixed-point integers (units), in the order of `layout`.
+
+    The signatures are not checked here. Raises OtherCheckpoint if the file is of another run or stage, and
+    CheckpointError if it is damaged."""
     checkpoint = read(path, max_tensors)
     if checkpoint.run_id != run_id or checkpoint.stage != stage:
         raise OtherCheckpoint(

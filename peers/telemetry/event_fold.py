@@ -46,6 +46,7 @@ class PeerTimeline:
             self.events.append(happened)
 
     def _follow(self, event: Event, at: float) -> None:
+        """Update the mean loss and the fates of contributions by an event. `at` is its time in seconds."""
         match event:
             case noted.Committed(tokens=tokens, loss=float(loss)):
                 self.recent.add(loss * tokens, tokens)

@@ -246,7 +246,10 @@ def _standing_in(line: LogLine, file: Path) -> Iterator[LogLine]:
 
 
 def parse(name: str, fields: Mapping[str, Any]) -> Event:
-    """Return the event of a log line; `Unknown` if this version has no event with such fields."""
+    """Return the event of a log line.
+
+    A line with a `text` and an unknown name is a `TextNotice`. Any other line is `Unknown` if this version of
+    the program has no event of that name with such fields."""
     kind: type[Event] | None = (SAID if "text" in fields else NOTED).get(name)
     with contextlib.suppress(msgspec.ValidationError):
         if kind is not None:

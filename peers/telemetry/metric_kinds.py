@@ -55,9 +55,11 @@ class LabelledMetric(Generic[Metric]):
 
     def __call__(self, *values: str) -> Metric:
         child = self._children.get(values)
-        return child if child is not None else self._unusual(values)
+        return child if child is not None else self._child_with_other(values)
 
-    def _unusual(self, values: tuple[str, ...]) -> Metric:
+    def _child_with_other(self, values: tuple[str, ...]) -> Metric:
+        """Return the series for label values that have none yet. Values that a label does not list become
+        `other`. Raises TypeError if the number of values is wrong."""
         if len(values) != len(self._labels):
             raise TypeError(f"expected {[label.name for label in self._labels]}, got {values}")
         known = tuple(

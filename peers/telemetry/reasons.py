@@ -69,7 +69,7 @@ DEPARTURES = Codes("A linked peer is gone", "departures_total", {
     "banned": Reason("the run's owner has banned it", "`swarmnet orders RUN` shows why"),
     "not_invited": Reason("the run's owner has revoked its invite", "`swarmnet orders RUN` shows it"),
     "outlier": Reason("most of its values differed far from those of others", BAN, "warning"),
-    "invalid_reduction": Reason("it published sums that its slices do not give", BAN, "warning"),
+    "invalid_reduction": Reason("it published a result that is not the sum of its slices", BAN, "warning"),
     "released": Reason("neither side needs the link: nearer peers are linked", NOTHING, "none"),
 })  # fmt: skip
 

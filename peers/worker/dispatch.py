@@ -67,6 +67,8 @@ class MessageDispatcher:
             worker.data.pump()
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Pass a message to the part of the worker that handles its kind. A message whose part does not exist
+        yet is dropped."""
         worker = self.worker
         self.wake()
         if isinstance(message, DATA_MESSAGES):

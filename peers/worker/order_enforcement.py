@@ -130,6 +130,8 @@ class OrderEnforcer:
     # -- enforcing ------------------------------------------------------------------------------------
 
     def _on_order(self, before: OwnerOrders, now: OwnerOrders) -> None:
+        """Apply a new order of the run's owner: pass it on, part from excluded peers, set rates, and start or
+        stop. `before` and `now` are the previous and the new order."""
         worker = self.worker
         reason = now.reason or "no reason given"
         changes = "; ".join(describe_changes(before, now))

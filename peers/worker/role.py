@@ -455,6 +455,8 @@ class WorkerRole(Role):
         return {"path": str(path), "round": round}
 
     async def _asked_what_it_did(self, _request: Request) -> dict[str, Any]:
+        """Return the answer to a control request for this peer's work: its state, and the sums of its
+        receipts. Raises UserError before the run is found."""
         signed, worker, process = self.signed, self.worker, self.process
         if signed is None:
             raise UserError("this peer has not found its run yet: no bootstrap has answered so far")

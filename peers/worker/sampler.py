@@ -150,6 +150,7 @@ class WorkerSampler:
             ))  # fmt: skip
 
     def _active(self, worker: Worker, neighbourhood: PeerLinks, ledger: MicrobatchLedger) -> None:
+        """Update the metrics, the snapshot for `top` and the status line of a worker that has links."""
         if self.directory is not None:  # Added to the message traffic: the link carries both.
             traffic = neighbourhood.traffic
             traffic.sent["directory"] = self.directory.sent_bytes
@@ -244,6 +245,7 @@ class WorkerSampler:
         training.nonfinite("microbatch").inc(growth.of("not finite", not_finite))
 
     def _rounds(self, worker: Worker) -> None:
+        """Update the metrics of rounds. Counters grow by the difference to the previous call."""
         update, metrics, growth = worker.update, self.metrics.rounds, self.growth
         if update is None:
             return

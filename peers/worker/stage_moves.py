@@ -179,6 +179,8 @@ class StageMover:
             self._feed(Starving())
 
     def _feed(self, event: MoveEvent) -> None:
+        """Pass an event to the mover, and do what it returns: query, announce, withdraw, or leave for another
+        stage."""
         mover = self._mover
         if mover is None:
             return

@@ -147,6 +147,8 @@ class Worker(WorkerContext):
         self._changed.set()
 
     async def run(self) -> None:
+        """Train until the peer leaves: choose a stage, fetch its weights, and take part in its rounds.
+        Fetches the weights again whenever the peer has fallen behind its group."""
         await self.orders.first_look(OPERATION_SECONDS)
         stage, never, line = self.settings.stage, self.settings.never, self.settings.line
         if stage is None:
@@ -205,6 +207,8 @@ class Worker(WorkerContext):
             self.compute.failed.set_result(error)
 
     def _assemble(self, text: MicrobatchSource | None) -> None:
+        """Create all parts of the worker for its stage. `text` is the source of microbatches; None except on
+        stage 0."""
         manifest, me = self.manifest, self.transport.peer
         self.part = self.make_part(manifest, self.stage)
         by_invite = manifest.access == "invite"
@@ -443,6 +447,8 @@ class Worker(WorkerContext):
                 self.moving.begin(self.states.fetched_bytes, self.states.state_bytes, self.settings.moved)
 
     async def _until_leaving_or_behind(self) -> None:
+        """Save checkpoints until the peer is to leave or has fallen behind its group. Raises the error of a
+        failed compute thread or of saving."""
         saving = self.disk.save_forever(self.settings.checkpoint_seconds, self.snapshots)
         waits: list[asyncio.Task[Any]] = [
             self.loop.create_task(work) for work in (self._leaving.wait(), self._behind.wait(), saving)
@@ -480,6 +486,7 @@ class Worker(WorkerContext):
             await self.disk.save_newest(self.snapshots)
 
     async def _close(self) -> None:
+        """Cancel all tasks and close all parts, the links and then the compute thread last."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

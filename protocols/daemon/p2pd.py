@@ -223,7 +223,8 @@ class Daemon:
         return stream.reader, stream.writer
 
     async def stream(self, peer: PeerId, protocol: str, deadline_seconds: float) -> Stream:
-        """Open a stream as `open_stream` does, and return it with its remote address."""
+        """Open a stream to `peer`'s handler of `protocol`, and return it with its remote address. Raises
+        PeerGone if the peer has none or does not answer."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN)
         request.streamOpen.peer = PeerID.from_base58(peer).to_bytes()
         request.streamOpen.proto.append(protocol)

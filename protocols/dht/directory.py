@@ -151,7 +151,7 @@ class DhtDirectory:
         self._gate.linked = linked
 
     def met(self) -> Collection[PeerId]:
-        """Return the peers in the routing table; see `Directory.met`."""
+        """Return the peers in the routing table: their DHT nodes have answered this one."""
         return [PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid]
 
     @property
@@ -178,9 +178,12 @@ class DhtDirectory:
         return self._gate.now()
 
     async def bootstrap(self, multiaddrs: Sequence[str], deadline_seconds: float) -> int:
-        """Join the DHT through any of `multiaddrs`, and return how many answered. Raises Unreachable with the
-        first addresses if none answered. It is also raised if this machine's clock is so wrong that a person
-        must check it. The caller tries again later. Raises ValueError for an invalid multiaddr."""
+        """Join the DHT through the given multiaddrs, all at the same time. Returns how many answered.
+
+        Also measures this machine's clock against theirs, and looks for the nearest nodes to fill the routing
+        table. Raises Unreachable if none answered, with the reasons for the first `MAX_TOLD` addresses.
+        Raises it also if this machine's clock is too far off to be corrected; a person must then check it.
+        The caller tries again later. Raises ValueError for an invalid multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
         own = self._gate.peer_id.to_base58()
         reasons = {where: why for where, why in self._reasons.items() if where in targets}
@@ -194,7 +197,7 @@ class DhtDirectory:
                     raise Unreachable("runs no directory of this kind")
             except WireError as error:
                 why = str(error).removeprefix(f"{peer} does not answer at {address}: ")
-                if why != NOT_TRIED or (peer, address) not in reasons:  # The earlier reason says more.
+                if why != NOT_TRIED or (peer, address) not in reasons:  # Keep the reason of the real attempt.
                     reasons[peer, address] = why
                 return False
             return True
@@ -215,8 +218,8 @@ class DhtDirectory:
             more = f"; and {len(tried) - MAX_TOLD} more" if len(tried) > MAX_TOLD else ""
             listed = "; ".join(tried[:MAX_TOLD]) or "none was given"
             raise Unreachable(f"no bootstrap answered: {listed}{more}")
-        await self._set_clock()
-        if self._votes.refusal:
+        await self._set_clock()  # The answers to the pings say what time it is.
+        if self._votes.refusal:  # The reason why the clock cannot be corrected; empty if it can.
             raise Unreachable(self._votes.refusal)
         try:
             async with asyncio.timeout(min(deadline_seconds, CALL_SECONDS)):
@@ -300,7 +303,11 @@ class DhtDirectory:
             del kept.value[text_of(tag)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.announce`. Raises as `open_record` does for an invalid record."""
+        """Store this peer's signed record in the DHT until its signed expiry. Returns False if no node stored
+        it.
+
+        The own node checks and counts the record as it does those of other peers. Raises the WireError of
+        `open_record` if the record is invalid."""
         signed: SignedRecord = open_record(record, run)
         key = stage_key(run, stage)
         value = run_bytes(run) + record
@@ -309,8 +316,8 @@ class DhtDirectory:
         return await self._store(key, value, signed.expires_seconds, signed.peer, deadline_seconds)
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """See `Directory.look_up`. Returns records found now and earlier ones that have not expired. Raises
-        Unreachable if no record is known and the DHT does not answer in time."""
+        """Return the valid records of a stage, by peer: those found now, and earlier ones that have not
+        expired. Raises Unreachable if no record is known and the DHT does not answer in time."""
         late = False
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -330,14 +337,16 @@ class DhtDirectory:
         return records
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.put_manifest`."""
+        """Store the run's signed manifest in the DHT for `MANIFEST_SECONDS`. Returns False if no node stored
+        it."""
         open_manifest(signed_manifest, run)
         key, expires = manifest_key(run), self.now() + MANIFEST_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(signed_manifest), expires)
         return await self._store_shared(key, signed_manifest, expires, deadline_seconds)
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """See `Directory.get_manifest`. Raises Unreachable if the DHT does not answer in time."""
+        """Return the signed manifest, checked against the run id; None if it is not found. Raises Unreachable
+        if the DHT does not answer in time."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 found = await self._get(manifest_key(run), latest=False)
@@ -349,15 +358,16 @@ class DhtDirectory:
         return found.value
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.put_order`."""
+        """Store the owner's signed order in the DHT for `ORDER_SECONDS`. Returns False if no node stored it.
+        Nodes keep a newer order that they have."""
         key, value = order_key(run, open_order(order, run).owner), stored_order(run, order)
         expires = self.now() + ORDER_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(value), expires)
         return await self._store_shared(key, value, expires, deadline_seconds)
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """See `Directory.get_order`. Returns the newest order seen, now or before. Raises Unreachable if none
-        is known and the DHT does not answer in time."""
+        """Return the newest order of the run's owner seen now or before; None if there is none. Raises
+        Unreachable if none is known and the DHT does not answer in time."""
         key, late = order_key(run, owner), False
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -372,13 +382,14 @@ class DhtDirectory:
         return None
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.put_listing`."""
+        """Store a run's entry in the registry for `LISTING_SECONDS`. Returns False if no node stored it."""
         run, expires = open_listing(listing).run_id, self.now() + LISTING_SECONDS
         self._gate.note(key_id(RUNS_KEY), MSGPackSerializer.dumps(run), stored_value(listing), expires)
         return await self._store(RUNS_KEY, listing, expires, run, deadline_seconds)
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
-        """See `Directory.listings`."""
+        """Return the ids of the runs in the registry. The caller must check each run's manifest. Raises
+        Unreachable if the DHT does not answer in time."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 found = await self._get(RUNS_KEY)
@@ -388,7 +399,9 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """See `Directory.ask`. The ping adds no entry to a routing table, so repeated calls stay cheap."""
+        """Return once the peer's own process has answered a ping. Raises Unreachable if no address answers,
+        and PeerGone if one does but the process does not. The ping adds no entry to a routing table, so
+        repeated calls stay cheap."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if peer not in self._named:
             addresses = await resolve_dialable(addresses, self._gate.addresses)

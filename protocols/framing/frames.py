@@ -115,7 +115,8 @@ class FrameWriter:
         return outgoing.whole + _PIECE.size * -(-outgoing.whole // self._piece_bytes)
 
     def add(self, message: Message, body: Body = b"") -> Outgoing:
-        """Queue a message as `post` does, but return it, so that the caller can track its progress."""
+        """Queue a message, and return it so that the caller can track its progress. The body must not change
+        until it is sent. Raises TooLarge if no receiver would accept it."""
         header = encode(message)
         view = memoryview(body).cast("B") if len(body) else memoryview(b"")
         if len(header) > self._header_limit:

@@ -169,11 +169,11 @@ class LocalLink(QueuedLink):
 
 
 def deliver(receiver: Receiver, peer: PeerId, lane: Lane, messages: Iterable[Received]) -> WireError | None:
-    """Hand on these messages as they are parsed; the WireError for which the link must be closed, if there is
-    one."""
+    """Pass each message to the receiver as soon as it is parsed. Returns the WireError of parsing or of the
+    receiver, for which the caller must close the link; None if there was none."""
     try:
-        for message, body, taken in messages:
-            receiver.received(peer, lane, message, body, taken)
+        for message, body, wire_bytes in messages:
+            receiver.received(peer, lane, message, body, wire_bytes)
     except WireError as error:
         return error
     return None

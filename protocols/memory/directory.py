@@ -49,12 +49,15 @@ class MemoryDirectory:
         return asyncio.get_running_loop().time()
 
     def met(self) -> Collection[PeerId]:
-        """See `Directory.met`. Every peer that takes part in this network is a node of it."""
+        """Return the peers that this one can reach. Every peer that takes part in this network is a node of
+        it."""
         others = self._network.transports.items()
         return [peer for peer, other in others if not other.closed and self._reaches(peer)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.announce`."""
+        """Store this peer's signed record, unless a newer one is stored. Returns False if this peer reaches
+        no other. Raises Malformed for a record of another stage, an expired one, or one signed in the
+        future."""
         signed = open_record(record, run)
         if signed.record.stage != stage:
             raise Malformed(f"a record of stage {signed.record.stage} announced for stage {stage}")
@@ -68,7 +71,8 @@ class MemoryDirectory:
         return self._has_company()
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
-        """See `Directory.look_up`."""
+        """Return the unexpired records of a stage, by peer. A peer that this one cannot reach is included
+        only if its record was seen before."""
         await asyncio.sleep(0)
         for peer, record in self._network.records.get((run, stage), {}).items():
             if self._reaches(peer):
@@ -76,19 +80,21 @@ class MemoryDirectory:
         return self._remembered.at(run, stage, self.now())
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.put_manifest`."""
+        """Store a signed manifest. Returns False if this peer reaches no other. Raises a WireError if it is
+        invalid."""
         open_manifest(signed_manifest, run)
         await asyncio.sleep(0)
         self._network.manifests[run] = signed_manifest
         return self._has_company()
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """See `Directory.get_manifest`."""
+        """Return the signed manifest of a run; None if there is none."""
         await asyncio.sleep(0)
         return self._network.manifests.get(run)
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.put_order`."""
+        """Store an owner's signed order, unless a newer one is stored. Returns False if this peer reaches no
+        other. Raises a WireError if it is invalid."""
         signed = open_order(order, run)
         await asyncio.sleep(0)
         if signed.newer_than(self._network.orders.get((run, signed.owner))):
@@ -96,23 +102,24 @@ class MemoryDirectory:
         return self._has_company()
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
-        """See `Directory.get_order`."""
+        """Return the newest order of the run's owner; None if there is none."""
         await asyncio.sleep(0)
         return self._network.orders.get((run, owner))
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
-        """See `Directory.put_listing`."""
+        """Store a run's entry in the registry. Returns False if this peer reaches no other."""
         await asyncio.sleep(0)
         self._network.listings.add(open_listing(listing).run_id)
         return self._has_company()
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
-        """See `Directory.listings`."""
+        """Return the ids of the runs in the registry."""
         await asyncio.sleep(0)
         return sorted(self._network.listings)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """See `Directory.ask`."""
+        """Return if the peer answers. Raises Unreachable if nothing listens there, and PeerGone after the
+        deadline if it is frozen or cannot be reached."""
         await asyncio.sleep(0)
         other = self._network.transports.get(peer)
         if other is None or other.closed:

@@ -55,7 +55,8 @@ class MemoryLink(QueuedLink):
         self._inbound_open = True
 
     def post(self, message: Message, body: Body = b"") -> int:
-        """See `Link.post`. Applies the conditions that concern whole messages."""
+        """Queue a message and return its size on the wire in bytes. The simulated conditions may lose, repeat
+        or delay it. Raises PeerGone if the link has ended, and Backlog if too many bytes are queued."""
         conditions = self.way.conditions
         if self.closed or not conditions.faulty:
             return super().post(message, body)
@@ -196,7 +197,7 @@ class MemoryTransport:
         return (f"/memory/{self.peer}",)
 
     def seen_range(self, peer: PeerId) -> str:
-        """See `Transport.seen_range`."""
+        """Return the address range that the test has set for this peer; empty if there is none."""
         return self._network.seen_ranges.get(peer, "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
@@ -222,12 +223,13 @@ class MemoryTransport:
         """Do nothing: no peer has extra connections here that would request chunks."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> None:
-        """See `Transport.carriers`. Returns None: one link already carries everything."""
+        """Return None: one link already carries everything."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> QueuedLink:
-        """See `Transport.open`. Takes a round trip if there is no link to the peer yet, otherwise no time."""
+        """Open and return a new link. This takes one round trip if there is no link to the peer yet,
+        otherwise no time. Raises PeerGone if the peer is not reached in time."""
         if self.closed:
             raise PeerGone("this peer's own transport is closed")
         if peer == self.peer:
@@ -340,7 +342,7 @@ class MemoryNetwork:
         self.transports[peer].frozen = True
 
     def thaw(self, peer: PeerId) -> None:
-        """Resume a frozen process and deliver what was held."""
+        """Resume a frozen process, and deliver what arrived for it meanwhile."""
         transport = self.transports[peer]
         transport.frozen = False
         held, transport.held = transport.held, []
@@ -358,7 +360,10 @@ class MemoryNetwork:
         self.remove(transport, "it ended")
 
     def remove(self, transport: MemoryTransport, reason: str) -> None:
-        """End all links of a transport."""
+        """End all links from and to a transport, for the given reason.
+
+        A link that it opened ends on its side at once, and on the other side after the direction's latency. A
+        link that another peer opened ends from the receiving side (`end_from_target`)."""
         now = asyncio.get_running_loop().time()
         for link in self._links_of(transport):
             if link.source is transport:

@@ -141,7 +141,8 @@ class P2pdTransport:
 
     @property
     def subflows(self) -> Mapping[str, int]:
-        """See `Transport.subflows`."""
+        """Return how many extra connections for slow links are `open`, were `opened` or `failed`, and how
+        many messages were `repeated` because one broke."""
         open_ = sum(len(link.carriers) for link in self._links)
         counted = self._dialer.counted
         repeated = counted["repeated"] + sum(link.repeated for link in self._links)
@@ -157,21 +158,24 @@ class P2pdTransport:
         self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
 
     def seen_range(self, peer: PeerId) -> str:
-        """See `Transport.seen_range`."""
+        """Return the public /24 or /48 from which the peer's links come, or that of its relay. Empty for a
+        private address and for a peer without links."""
         direct, _, _ = self._seen_at.get(peer, "").partition("/p2p/")
         return next(iter(public_ranges((direct,))), "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """See `Transport.when_moved`."""
+        """Register the callback that is called whenever `addresses` has changed. It replaces the previous
+        one."""
         self.relays.moved = told
 
     def serve_chunks(self, find: FindChunk) -> None:
-        """See `Transport.serve_chunks`."""
+        """Answer chunk requests with `find(digest, index)`. Uploads for a previous `find` are cut off."""
         self.chunks.close()
         self.chunks.find = find
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
-        """See `Transport.carriers`. Each carrier is a p2pd that only dials. Raises CannotStart."""
+        """Open `count` extra connections for fetching chunks. Each is a p2pd that only dials. Raises
+        CannotStart."""
         return await ChunkCarriers.start(
             count,
             replace(LOOPBACK, relay=True),
@@ -187,7 +191,8 @@ class P2pdTransport:
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> BoundedLink:
-        """See `Transport.open`. A link to this peer itself does not leave the process."""
+        """Open and return a new link. `addresses` are hints. A link to this peer itself does not leave the
+        process. Raises PeerGone if the peer is not reached in time."""
         if self._closed or self.daemon.end_reason is not None:
             raise PeerGone(f"this peer's own p2pd is not running ({self.daemon.end_reason})")
         if peer == self.peer:

@@ -171,19 +171,22 @@ class RelayService:
         return ""
 
     async def _answer(
-        self, peer: PeerId, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer: PeerId, seen_at: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Handle RESERVE or CONNECT of a peer, and answer a refusal."""
+        """Handle the RESERVE or CONNECT request of a peer whose connection comes from the address `seen_at`.
+
+        Writes a reservation or a refusal. Writes nothing if a circuit was opened: `_connect` has then used
+        the stream."""
         answer: Fields
         try:
             ask = await read_fields(reader)
             kind = number_in(ask, 1)
-            if is_circuit(seen):  # A circuit through a circuit would be carried twice.
+            if is_circuit(seen_at):  # A circuit through a circuit would be carried twice.
                 answer = self._refusal("relayed")
             elif kind == HOP_RESERVE:
-                answer = self._reserve(peer, range_of(seen))
+                answer = self._reserve(peer, range_of(seen_at))
             elif kind == HOP_CONNECT:
-                code = await self._connect(peer, peer_in(ask), range_of(seen), (reader, writer))
+                code = await self._connect(peer, peer_in(ask), range_of(seen_at), (reader, writer))
                 if not code:
                     return
                 answer = self._refusal(code)
@@ -193,7 +196,7 @@ class RelayService:
             answer = self._refusal("malformed")
         writer.write(encode(answer))
         async with asyncio.timeout(STEP_SECONDS):
-            await reader.read(1)  # The asker ends it: our end could overtake the answer.
+            await reader.read(1)  # The other side closes: if we did, it might miss the answer.
 
     def _refusal(self, code: str) -> Fields:
         self.refused[code] += 1

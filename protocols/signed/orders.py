@@ -81,8 +81,10 @@ class SignedOrder:
 
 
 def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedOrder:
-    """Sign an order. Raises TooLarge if it does not fit; then drop bans or withdrawals that no longer
-    matter."""
+    """Sign an order of the run's owner. Returns it as other peers will read it.
+
+    Raises TooLarge above `ORDER_LIMIT` bytes. The owner should then drop bans of peers, or withdrawals of
+    documents, that no longer matter."""
     document = OrderDocument(
         order.reason,
         order.paused,
@@ -90,7 +92,7 @@ def seal_order(identity: Identity, run_id: RunId, order: OwnerOrders) -> SignedO
         [(ban.peer, ban.reason) for ban in order.bans],
         [(bytes.fromhex(withdrawal.document), withdrawal.reason) for withdrawal in order.withdrawn],
         [bytes.fromhex(invite) for invite in order.revoked],
-        None,
+        None,  # The retired field `chains`.
         tuple((rate.from_round, rate.factor) for rate in order.rates),
         order.ends,
     )
@@ -159,6 +161,7 @@ def is_stored_order(content: bytes) -> bool:
 
 
 def open_stored_order(content: bytes) -> tuple[RunId, SignedOrder]:
-    """Verify a stored order and return its run and the order. Raises as `open_order` does."""
+    """Verify a stored order and return its run and the order. Raises Malformed, TooLarge, WrongRun or
+    BadSignature."""
     run_id = RunId(content[:RUN_ID_BYTES].hex())
     return run_id, open_order(content[RUN_ID_BYTES:], run_id)

@@ -69,8 +69,9 @@ def _drawn(me: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
 
 
 def choose_spread(me: PeerId, ranges: Mapping[PeerId, Collection[str]], most: int) -> frozenset[PeerId]:
-    """Choose as `choose_some` does, but first one peer of each address range, then a second of each. Sybils
-    have many keys and few ranges. `ranges`: those of each peer; peers without any count as one range."""
+    """Return at most `most` peers: first one of each address range, then a second of each. Sybils have many
+    keys and few ranges. Within a range, a hash of both ids decides (`choose_some`). `ranges` maps each peer
+    to its address ranges; all peers without any count as one range."""
     met: Counter[str] = Counter()
     place: dict[PeerId, int] = {}
     for peer in _drawn(me, ranges):

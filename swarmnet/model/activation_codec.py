@@ -116,6 +116,8 @@ def decode(
 
 
 def _to_tiles(values: Tensor, codec: Codec, chance: torch.Generator | None) -> bytes:
+    """Encode float32 values [N] as int4-tiles or int6-tiles: minimum and step of each tile, then all values.
+    With `chance` the rounding is stochastic. Raises HiddenError if a value is not finite."""
     bits = TILE_BITS[codec]
     most = (1 << bits) - 1
     # The padding repeats the last value, which is in the tile already.

@@ -1,9 +1,10 @@
 """Encode the tokens of a microbatch that travel with its hidden states.
 
-Usually these are labels, int32 [B, T], which only the last stage reads. With narrow boundaries every stage
-needs the tokens of the hidden states, and labels are those tokens shifted by one. The text is then each
-sequence with the token that follows it, [B, T + 1]. A token has as few bytes as the vocabulary needs, least
-significant first.
+Usually these are labels, int32 [B, T], which only the last stage reads. At narrow boundaries fewer numbers
+per token cross than the model is wide, and the receiver adds the rest from the token (boundary.py). Every
+stage then needs the tokens of the hidden states, and labels are those tokens shifted by one. The text is
+therefore [B, T + 1]: each sequence, and the one token that follows it. A token has as few bytes as the
+vocabulary needs, least significant first.
 
 No input is trusted: `decode` refuses a wrong length and tokens outside the vocabulary.
 """
@@ -32,7 +33,8 @@ class CarriedText:
     labels: Tensor
     """int64 [B, T], each below the vocabulary."""
     tokens: Tensor | None = None
-    """int64 [B, T]: the tokens of the hidden states; None if boundaries are open and no stage needs them."""
+    """int64 [B, T]: the tokens of the hidden states; None if boundaries are not narrow, since no stage needs
+    them."""
 
 
 class TextCodec:
@@ -55,7 +57,8 @@ class TextCodec:
         return CarriedText(four_N4[:, : self._each].tobytes(), labels, tokens)
 
     def decode(self, data: bytes) -> CarriedText:
-        """Decode the text of a microbatch. Raises HiddenError if the length or a token is wrong."""
+        """Decode the text of a microbatch: labels alone, or labels and tokens with narrow boundaries. Raises
+        HiddenError if the length is wrong or a token is outside the vocabulary."""
         sequences, tokens = self._sequences, self._tokens
         if len(data) != self.size:
             raise HiddenError(f"{len(data)} bytes of tokens, {sequences} x {tokens} take {self.size}")

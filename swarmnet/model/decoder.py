@@ -200,6 +200,9 @@ def _attention(
     rotation: Rotation,
     extend: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
 ) -> Tensor:
+    """Return the output of causal self-attention, [B, T, D]. `extend` appends the keys and values to cached
+    ones of earlier tokens; None without a cache."""
+
     def heads(projected: Tensor, norm: str | None = None) -> Tensor:
         x_BTHW = projected.view(*projected.shape[:2], -1, shape.head_dim)
         if shape.qk_norm and norm:

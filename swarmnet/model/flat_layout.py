@@ -192,6 +192,8 @@ _Runs: TypeAlias = dict[tuple[int | None, int], list[tuple[int, list[tuple[str, 
 
 
 def _place(runs: _Runs) -> Layout:
+    """Return the layout of these runs: shared planes first, then those of each expert, larger chunks first.
+    The end of each block is padded to a whole chunk."""
     entries: list[Entry] = []
     planes: list[Plane] = []
     padding: list[tuple[int, int]] = []

@@ -197,7 +197,8 @@ class StageCompute:
         self._graphs.pop(key, None)
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Apply `use` to the summed gradient, as `GradientSum.use` does."""
+        """Return what `use` makes of the gradient [layout.size] that was summed since the last call. The sum
+        is zero afterwards."""
         return self._weights.use_gradient(use)
 
     def _needs(self, version: object) -> bool:

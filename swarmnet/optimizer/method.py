@@ -144,7 +144,8 @@ class ReducedMethod(Protocol):
         Raises ContributionError if the result is invalid."""
 
     def table(self, result: bytes) -> Table:
-        """Return the contributors in a result. Raises ContributionError as `Method.check` does."""
+        """Return the contributors in a result. Raises ContributionError if no honest peer can have sent
+        it."""
 
     def head(self, result: bytes) -> tuple[Table, int]:
         """Return the contributors in a result, and the length of its head. The rest of the result may be

@@ -71,7 +71,11 @@ class VoteMethod:
         return self.vote(round, peer)
 
     def accumulate(self, gradient: Tensor, tokens: int, weight: float = 1.0) -> None:
-        """Add a gradient to the momentum, as `Momentum.accumulate` does."""
+        """Add a gradient to the momentum: float32 [layout.size], summed over `tokens` tokens, zero in the
+        padding.
+
+        The mean gradient of each block is clipped and multiplied by `weight`, at most 1. Raises GradientError
+        if the gradient is not finite or `tokens` is not positive."""
         self._momentum.accumulate(self._cut.chunked(gradient), tokens, weight)
 
     def left(self) -> Tensor:

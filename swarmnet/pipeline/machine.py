@@ -1,4 +1,6 @@
-"""Carry every microbatch through one peer: forward down, gradient up, and committed once.
+"""Carry every microbatch through one peer: forward to the next stage, gradient back to the previous one.
+
+A microbatch is *committed* when its gradient has been added to the open round, once on each peer.
 
     origin:  start -> forward -> (ACT to a peer of the next stage) -> GRAD -> backward, committed
     middle:  ACT   -> forward -> ACT onwards                       -> GRAD -> backward, committed -> GRAD back
@@ -39,8 +41,9 @@ a pause comes earlier. It equals the heartbeat interval, by which new neighbours
 GUIDED_RETRY_SECONDS = 0.1
 """Retry interval where places are reserved ahead: this module does not see what the guide waits for."""
 IS_WELL = frozenset({"committed", "other_path", "cancelled", "outlier"})
-"""Refusals by a healthy peer. It computed this microbatch before, it received a cancel, or it rejects the
-values as outliers. All peers see outliers at the same moment when an optimizer step was large."""
+"""Codes of refusals after which a peer still counts as healthy. It computed this microbatch before, it
+received a cancel, or it rejects the values as outliers. All peers see outliers at the same moment when an
+optimizer step was large."""
 MAX_ASKERS = 4
 """Maximum number of peers that wait for one answer. Each was tried and has not sent CANCEL."""
 MAX_OVERTAKEN = 256
@@ -84,9 +87,11 @@ class Job:
 
 
 class Pipeline:
-    """The state machine of all microbatches on one peer. `candidates(key, tried)` returns the live peers that
-    a microbatch may go to after it was sent to `tried`. A key of None means one that would be started now.
-    The last stage has no candidates."""
+    """The state machine of all microbatches on one peer.
+
+    `candidates(key, tried)` returns the live peers to which the microbatch `key` may go after it was sent to
+    `tried`. If `key` is None, it answers for a microbatch that this peer would start now. The last stage has
+    no candidates."""
 
     def __init__(
         self,
@@ -107,7 +112,7 @@ class Pipeline:
         self.jobs: dict[MicrobatchId, Job] = {}
         """All jobs. Each is also in `_open` or in `_kept`, so that no event scans everything that is kept."""
         self._open: dict[MicrobatchId, Job] = {}
-        self._door: dict[MicrobatchId, Job] = {}
+        self._queued: dict[MicrobatchId, Job] = {}
         """Jobs of `_open` that came before there was memory for them. Only their input is kept."""
         self._kept: OrderedDict[MicrobatchId, Job] = OrderedDict()
         """Jobs that are done, in the order in which they were."""
@@ -146,7 +151,8 @@ class Pipeline:
         return peer in job.tried and peer not in job.spoilt
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
-        """Process an event and return what must be done, in order."""
+        """Process an event, then admit queued microbatches if there is memory. Returns what the caller must
+        do, in order. The class of the event says which step of a microbatch it reports (events.py)."""
         self._effects = []
         match event:
             case events.MicrobatchCut(key):
@@ -183,7 +189,7 @@ class Pipeline:
                 self._lost(peer, now)
             case events.PipelineTick():
                 self._tick(now)
-        if self._door:
+        if self._queued:
             self._admit(now)
         return self._effects
 
@@ -216,11 +222,11 @@ class Pipeline:
             self._effects.append(events.SendNack(act.key, act.peer, act.attempt, "committed", reason))
             return
         job = Job("forward", now + act.deadline_seconds, above={act.peer: act.attempt})
-        if self.under_way - len(self._door) < self.slots and not self._door:
+        if self.under_way - len(self._queued) < self.slots and not self._queued:
             self._begin(act.key, job)
         elif self.guide is not None and self.guide.expects(act.key, act.peer):
             job.phase = "door"
-            self.jobs[act.key] = self._open[act.key] = self._door[act.key] = job
+            self.jobs[act.key] = self._open[act.key] = self._queued[act.key] = job
         else:
             self.ledger.refused += 1
             self._effects.append(events.SendBusy(act.key, act.peer, act.attempt))
@@ -240,9 +246,9 @@ class Pipeline:
 
     def _admit(self, now: float) -> None:
         """Begin waiting microbatches in order of arrival while there is memory."""
-        while self._door and self.under_way - len(self._door) < self.slots:
-            key = next(iter(self._door))
-            job = self._door.pop(key)
+        while self._queued and self.under_way - len(self._queued) < self.slots:
+            key = next(iter(self._queued))
+            job = self._queued.pop(key)
             if job.deadline <= now:
                 self._abandon(key, "deadline", "there was no memory for it in time", now)
             else:
@@ -428,7 +434,7 @@ class Pipeline:
         self._effects.append(events.ComputeForward(key))
 
     def _forget(self, key: MicrobatchId) -> None:
-        for held in (self.jobs, self._open, self._kept, self._door):
+        for held in (self.jobs, self._open, self._kept, self._queued):
             held.pop(key, None)
         self._effects.append(events.Forget(key))
 

@@ -135,7 +135,11 @@ class Mover:
         return self._due
 
     def handle(self, event: MoveEvent, now: float) -> list[MoveEffect]:
-        """Handle an event. Returns what must be done."""
+        """Handle an event at `now`. Returns what the caller must do, in order.
+
+        A tick queries the directory when that is due. The directory's answer may start or end a move. An
+        adjacent stage without peers brings the next query forward; a peer in its cool-down waits longer. A
+        heartbeat of a staying peer that knows of this peer's announcement confirms the move."""
         match event:
             case PlacementTick():
                 return self._tick(now) if now >= self._due else []
@@ -143,8 +147,8 @@ class Mover:
                 self._on_disk = on_disk
                 return self._looked(view, rate, now)
             case Starving():
-                patience = STARVING_SECONDS if self.rests_until <= now else PATIENT_STARVING_SECONDS
-                soon = now + self.chance.uniform(*patience)
+                delays = STARVING_SECONDS if self.rests_until <= now else PATIENT_STARVING_SECONDS
+                soon = now + self.chance.uniform(*delays)
                 if self.phase == "resting" and soon < self._due:
                     self._due = soon
             case GroupPeerGone(peer):
@@ -167,6 +171,8 @@ class Mover:
         return []
 
     def _looked(self, view: View | None, rate: float, now: float) -> list[MoveEffect]:
+        """Process the directory's answer. `view` is None if the directory did not answer. `rate` is this
+        peer's measured speed in microbatches per second. Starts a move, checks an announced one, or rests."""
         if self.phase not in ("looking", "checking"):
             return []
         if view is None:  # It may be silent about just the stages that lack peers.

@@ -96,8 +96,10 @@ class QuorumAccepted:
 
 
 class UnknownContributors:
-    """Contributions whose contributors have no weight here yet, and the neighbours that named each. Their
-    number is bounded, since ids are free. One that finds no room is named again while sets differ."""
+    """Contributions whose contributors have no weight here yet, and the neighbours that named each.
+
+    Their number is bounded, because ids cost nothing. A contribution that exceeds the bound is not recorded.
+    Its neighbour names it again as long as its set differs from this peer's."""
 
     def __init__(self, is_member: Callable[[PeerId], bool] = lambda peer: True) -> None:
         self._is_member = is_member
@@ -159,7 +161,8 @@ class UnknownContributors:
     def left(self, peer: PeerId) -> None:
         """Remove a neighbour that left, and the contributions that only it named.
 
-        What it shared with one other counts for that one from now on, and goes where it has too many."""
+        A neighbour may be the only remaining one that names a contribution. If it is then the only one for
+        more than `MAX_OF_ONE` contributions, that contribution is removed too."""
         for identity, (_, holders) in list(self._named.items()):
             if peer in holders:
                 self._count(holders, -1)

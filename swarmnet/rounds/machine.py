@@ -8,15 +8,14 @@ peer made two, every peer picks the smaller id. The life of a round:
     applied  --`window` later rounds applied-->               sealed: this peer makes nothing more for it
     sealed   --the whole group sealed the same set-->         settled: final
 
-Between closed and settled, a late contribution still enters and corrects the weights. New contributions enter
-the group only through peers that have not sealed the round. A round settles when the whole group has sealed
-it with the same set, as far as neighbours report (settlement.py). A settled set can therefore not grow,
-unless a peer was silent for `finality_timeout_seconds` (docs/consistency.md). Contributions are announced
-and then fetched. What an announcement missed is found by comparing the digests of sets in Progress. A peer
-that is behind adopts the settled sets of neighbours on the same branch, round by round, to catch up.
+Between closed and settled, a late contribution still enters and corrects the weights. New ones enter the
+group only through peers that have not sealed the round. Neighbours' reports say whether the whole group has
+sealed the same set (settlement.py). A settled set can therefore not grow, unless a peer was silent for
+`finality_timeout_seconds` (docs/consistency.md). Contributions are announced and then fetched. What an
+announcement missed is found by comparing the digests of sets in Progress. A peer that is behind adopts the
+settled sets of same-branch neighbours, round by round, to catch up.
 
-No IO: `handle(event, now)` returns what the caller must do, in that order. `next_deadline()` says when to
-come back with a Tick. All times are in seconds on the caller's clock.
+No IO: `handle(event, now)` returns what the caller must do, in order. All times are in seconds on its clock.
 """
 
 from __future__ import annotations
@@ -502,6 +501,7 @@ class GroupRounds:
                 self.reducing.read(reference.peer, reference.round, table)
 
     def _advance(self, now: float) -> None:
+        """Do all that is due at `now`: close, apply, seal, settle, request, announce. Adds to `_effects`."""
         if self.agreement.follows and now >= self._following.until:
             self._follow_others(False)
         self._close_if_due(now)
@@ -519,14 +519,14 @@ class GroupRounds:
             if (old := self.rounds.get(self.applied - self.rules.window)) is not None:
                 old.seal(now)
             self.gossip.changed(URGENT_SECONDS)
-        if self.past_last:  # No later rounds will come to wait for.
+        if self.past_last:  # No later round follows that could seal these.
             for number in range(self.settled + 1, self.applied + 1):
                 self.rounds[number].seal(now)
         if self.applied > applied or self.past_last:
             self._raise_levels()
         while self._may_settle(self.settled + 1, now):
             self._settle(self.settled + 1, now)
-            self._close_if_due(now)  # This round may seed its reducers.
+            self._close_if_due(now)  # Its reducers may be drawn from this round.
         self._effects += self.offers.decide(self.settled, tuple(self._same_branch_peers), now)
         self._look_at_waiting(self.waiting.due(now), now)
         self._effects += self.pulls.again(now, self.takes)

@@ -3,13 +3,13 @@ the momentum.
 
 A contribution may miss its round's set: it came too late, or a smaller id of an earlier process of this peer
 won. The branch that holds it may also be given up. This peer decides by the settled sets, some rounds after
-the round settled. A contribution that is not in the set is returned, once. Allies are neighbours on the same
-branch. After a jump ahead with a snapshot, this peer requests the sets that it has not settled itself. If no
-peer remembers them, the contribution is returned.
+the round settled. If a contribution is not in its round's set, its values are added to the momentum again,
+once. "Returned" means this. After a jump ahead with a snapshot, this peer requests the sets that it has not
+settled itself. If no peer remembers them, the contribution is returned.
 
 With reducers, sets consist of results, and a contribution may be settled in some shards only. The tables of
-the results say which ones, and the values of the other shards are returned. Part of `GroupRounds`, but it
-outlives it: a peer that fetches the state anew keeps this object.
+the results say which ones, and the values of the other shards are returned. `GroupRounds` uses this object. A
+peer that fetches the state anew makes a new `GroupRounds` and keeps this object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ covers a partition of a minute and its healing: the winning branch may have sett
 LONGEST_WAIT_SECONDS = 600.0
 """Longest delay until a contribution is decided, however many peers leave and join meanwhile."""
 HEARD_SECONDS = 2.0
-"""An ally this short a time before may have received a contribution: allies are heard once a second."""
+"""A same-branch peer last heard this short a time before may have received a contribution. Such peers are
+heard once a second."""
 MAX_TAKEN = 4096
 """Own settled contributions that are remembered, in case their branch is given up."""
 MAX_PEERS = 4096
@@ -347,8 +348,9 @@ class OwnContributions:
         return min([self._next_release, *asked])
 
     def _away_since(self, same_branch_peers: Container[PeerId], round: int) -> float:
-        """Return when a peer was last heard as an ally that is none now or has not settled this round. After
-        a partition it may be about to settle what only that peer has of the round (simulated)."""
+        """Return when a same-branch peer was last heard that is none now or has not settled this round; -inf
+        if there is none. After a partition it may be about to settle what only that peer has of the round
+        (simulated)."""
         last = (
             at for peer, at in reversed(self._allied_at.items())
             if peer not in same_branch_peers or self._agreed.get(peer, -1) < round
@@ -358,10 +360,14 @@ class OwnContributions:
     def _held_back_until(
         self, identity: ContributionId, round: int, same_branch_peers: Container[PeerId]
     ) -> float:
-        """Return until when a contribution is not returned, because a peer that may hold it is away."""
+        """Return the time before which a contribution that its round's set leaves out must not be returned.
+
+        A same-branch peer that was lost, or has not settled the round, may have received the contribution. If
+        its branch wins later, returned values would count twice. Returns -inf if all such peers were lost
+        before the contribution was made, and no reducer can hold it on another branch."""
         made_at = self._made_at[identity]
         away_since = self._away_since(same_branch_peers, round)
-        if away_since + HEARD_SECONDS < made_at:
+        if away_since + HEARD_SECONDS < made_at:  # That peer cannot have received it, but a reducer may have.
             if not self._reducers_may_differ(identity, round):
                 return float("-inf")
             away_since = made_at

@@ -212,9 +212,10 @@ class Draw:
     Each shard is drawn independently by rendezvous hashing (Thaler and Ravishankar 1998). A peer that joins
     or leaves therefore changes few draws, and peers that know the same members draw the same.
 
-    A block's draw depends on the chain of settled sets shortly before the block begins. When the draw is
-    known, the block begins: no peer has time to try keys until one is drawn. Ties between results depend on
-    the run's id and the round alone, because peers that know only a settled set must break them alike."""
+    A block's draw depends on a chain value: a hash over all rounds settled until shortly before the block
+    (history.py). This value becomes known only when the block begins. No peer can therefore try out keys
+    beforehand until one of them is drawn. Ties between results depend on the run's id and the round alone,
+    because peers that know only a settled set must break them alike."""
 
     seed: bytes
     """The run id, as bytes."""
@@ -237,12 +238,15 @@ class Draw:
         return _place(self.seed, b"", round, shard, contributor)
 
     def place(self, round: int, shard: int, peer: PeerId, value: bytes) -> bytes:
-        """Return a peer's position in a draw, which the smallest wins. `value` is that after `seed_round`."""
+        """Return a peer's position in the draw of a shard: a hash, and the smallest wins. `value` is the
+        chain value after round `seed_round(round)`."""
         return _place(self.seed, value, round // self.block_rounds, shard, peer)
 
     def reducers(self, round: int, peers: Iterable[PeerId], value: bytes) -> tuple[PeerId, ...]:
-        """Return the reducer of each shard, drawn from `peers`. `value`: the chain value after
-        `seed_round`."""
+        """Return the reducer of each shard in this round, in the order of the shards: the peer of `peers`
+        with the smallest `place`.
+
+        `value` is the chain value, a hash over all settled rounds, after round `seed_round(round)`."""
         known = tuple(peers)
 
         def draw(shard: int) -> PeerId:

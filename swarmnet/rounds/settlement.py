@@ -128,27 +128,31 @@ class FinalityRules:
         return 1 if others and 2 * with_us <= 1 + len(self.same_branch_peers) else level
 
     def may_apply(self, number: int, state: RoundSet, now: float) -> bool:
-        """Return whether a closed round may be applied: all expected is here, or its deadline has passed."""
-        standing = self.adopted_digest(number, state, now)
-        if standing is not None:
-            return standing == state.digest
+        """Return whether a closed round may be applied: this peer holds the set that it must adopt, or all
+        expected contributions, or the deadline has passed."""
+        adopted = self.adopted_digest(number, state, now)
+        if adopted is not None:
+            return adopted == state.digest
         return state.gathered > self.hops or now >= state.closed_at + self.rules.contribution_timeout_seconds
 
     def may_settle(self, number: int, state: RoundSet, now: float) -> bool:
-        """Return whether an applied round may settle: all peers have sealed the same set, or were silent for
-        too long.
+        """Return whether an applied round may settle.
 
-        Peers that are catching up are not waited for, unless they are half of the group."""
-        standing = self.adopted_digest(number, state, now)
-        if standing is not None:
-            return standing == state.digest
+        If neighbours have settled it with a set that this peer must adopt, it may settle once this peer holds
+        that set. Otherwise this peer must have sealed the round, and all peers within `hops` hops must have
+        sealed the same set, or the timeout is over. Peers that are catching up (not `in_step`) do not hold it
+        up, unless they are half of the peers in sight. While this peer `follows`, it settles only an adopted
+        set."""
+        adopted = self.adopted_digest(number, state, now)
+        if adopted is not None:
+            return adopted == state.digest
         if not state.sealed or self.follows:
             return False
         if now >= self._own_patience_ends(number, state):
             return True
         if self.is_half(not view.in_step for view in self.same_branch_peers.values()):
             return False
-        return state.sealed > self.hops
+        return state.sealed > self.hops  # `sealed` is a level: it covers the whole group.
 
     def patience_ends(self, number: int, state: RoundSet, applied: bool) -> float:
         """Return when time alone lets the round be applied, or settle if it is already `applied`. It is

@@ -1,15 +1,18 @@
-"""Find the cheapest legal way for a microbatch from what a peer knows about its neighbours.
+"""Find the cheapest path that the rules allow for a microbatch, from what a peer knows about its neighbours.
 
     back = hop there + wait for memory and processor + compute + the rest of the path + hop back
 
 The wait follows from the bookings that the neighbour reported (`capacity.py`). The rest comes from the
-neighbour's table of costs. The table gives the cheapest round trip from there without waiting, for a frontier
-and a number of stages left. A peer computes its own table from its neighbours' tables and its own hops alone
-(distance vector routing, Bellman-Ford).
+neighbour's table of costs. The table gives the seconds of the cheapest round trip from there without waiting,
+for each frontier and number of stages left to visit. A peer computes its own table from its neighbours'
+tables and its own hops alone (distance vector routing, Bellman-Ford).
+
+The frontier is the highest stage that the microbatch has visited. A swap is a visit to a skipped stage below
+the frontier (run/path_rules.py).
 
 Swaps can deadlock: two microbatches that hold memory in stages 1 and 2 can each wait for the stage of the
 other. Therefore no microbatch waits for a stage below its frontier. A swap goes only to a peer that has room
-at once and keeps it. No way is taken that only a swap could complete. Every wait is then for a higher stage
+at once and keeps it. No path is chosen that only a swap could complete. Every wait is then for a higher stage
 than any stage that the microbatch holds, and the highest stage waits for none.
 """
 
@@ -41,6 +44,8 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class PathChoice:
+    """A peer to which a microbatch may go next. All times are in seconds on the caller's clock."""
+
     peer: PeerId
     header: PathHeader
     """Header to send to that peer."""
@@ -54,7 +59,7 @@ class PathChoice:
 
     @property
     def swaps(self) -> bool:
-        """Return whether this choice visits a stage below the frontier."""
+        """Return whether this choice is a swap: it visits a stage below the frontier."""
         return self.header.visited[-1] < self.header.frontier
 
 
@@ -118,7 +123,8 @@ def cheapest(
 
 
 def _rest(other: Neighbour, after: PathHeader, rules: PathRules) -> float:
-    """Return the seconds for the path after `other`; NEVER if `other` reported no way."""
+    """Return the seconds for the path after `other` until the gradient is back there; `NEVER` if `other`
+    reported none."""
     return 0.0 if other.stage == rules.last else other.to_go.get((after.frontier, after.hops_left), NEVER)
 
 
@@ -135,11 +141,12 @@ class Onward:
 
 
 def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onward:
-    """Return the legal next stages among the `live` ones. Plans to skip more stages only if necessary."""
+    """Return the stages in `live` that a microbatch may visit next. The header is shortened (more stages are
+    skipped) only if the path cannot be completed otherwise."""
     shorter: PathHeader | None = header
     while shorter is not None:
-        known: dict[_Place, bool] = {}
-        stages = tuple(s for s in choices(shorter, rules) if _leads_on(shorter, s, rules, live, known))
+        results: dict[_PathState, bool] = {}
+        stages = tuple(s for s in choices(shorter, rules) if _leads_on(shorter, s, rules, live, results))
         if stages:
             return Onward(shorter, stages)
         shorter = shorten(shorter, rules)
@@ -147,19 +154,21 @@ def onward(header: PathHeader, rules: PathRules, live: Collection[int]) -> Onwar
     return Onward(header, (), tuple(dead))
 
 
-_Place = tuple[int, bool, int, int]
-"""All that decides how a path continues: frontier, whether the stage before it was visited, swaps, hops."""
+_PathState = tuple[int, bool, int, int]
+"""All that decides how a path may continue: the frontier, whether the stage just below it was visited, the
+number of swaps left, and the number of stages left to visit."""
 
 
 def _leads_on(
-    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], known: dict[_Place, bool]
+    header: PathHeader, stage: int, rules: PathRules, live: Collection[int], results: dict[_PathState, bool]
 ) -> bool:
-    """Return whether the path can be completed through `stage`. `known` caches results."""
+    """Return whether a microbatch that visits `stage` next can still reach the last stage through `live`
+    stages. `results` caches the answers of this recursion."""
     if stage not in live:
         return False
     after = visit(header, stage, rules)
-    place = (after.frontier, after.frontier - 1 in after.visited, after.swaps_left, after.hops_left)
-    if place not in known:
-        onwards = choices(after, rules)
-        known[place] = not onwards or any(_leads_on(after, s, rules, live, known) for s in onwards)
-    return known[place]
+    path_state = (after.frontier, after.frontier - 1 in after.visited, after.swaps_left, after.hops_left)
+    if path_state not in results:
+        onwards = choices(after, rules)  # Empty on the last stage: the path is complete.
+        results[path_state] = not onwards or any(_leads_on(after, s, rules, live, results) for s in onwards)
+    return results[path_state]

@@ -39,15 +39,18 @@ class SettledDigests:
         self._held: dict[PeerId, dict[int, Statement]] = {}
 
     def take(self, statement: Statement) -> tuple[Statement, ...]:
-        """Store a statement. Returns the statements that it replaces. A later one about the same round
-        replaces the earlier, because the peer may have switched branches."""
+        """Store a statement. Returns the statements that are no longer kept, at most two.
+
+        A different one of the same peer about the same round is replaced, because the peer may have switched
+        branches. If more than `ROUNDS_KEPT` of the peer are left, the one about the oldest round is
+        dropped."""
         held = self._held.setdefault(statement.peer, {})
-        gone = tuple(old for old in (held.get(statement.round),) if old not in (None, statement))
+        before = held.get(statement.round)
+        gone = [] if before is None or before == statement else [before]
         held[statement.round] = statement
-        oldest = min(held)
         if len(held) > ROUNDS_KEPT:
-            gone += (held.pop(oldest),)
-        return tuple(old for old in gone if old is not None)
+            gone.append(held.pop(min(held)))
+        return tuple(gone)
 
     def peers(self) -> set[PeerId]:
         """Return the other peers that have statements here."""

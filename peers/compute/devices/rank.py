@@ -110,6 +110,8 @@ class Device:
                 return Done(), [] if gradient is None else [gradient]
 
     def _round(self, order: Order, tensors: list[Tensor]) -> Answer:
+        """Carry out an order about rounds or weights on this device. Raises ValueError for any other
+        order."""
         method = self.method
         match order:
             case orders.Hold(settled_round):

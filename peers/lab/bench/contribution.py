@@ -179,6 +179,8 @@ class FloatDemo:
 def _measure(
     layout: Layout, sync: Sync, overhead_bytes: int, repeats: int, device: torch.device
 ) -> ContributionRow:
+    """Measure bytes and time of a contribution, and the time of a float implementation of DeMo. Times are
+    medians in nanoseconds per parameter."""
     manifest = replace(Manifest("bench", PeerId("bench")), sync=sync)
     method = method_of(manifest, layout, device)
     baseline = FloatDemo(-(-layout.parameters // CHUNK), sync.topk_per_chunk, sync.momentum, device)

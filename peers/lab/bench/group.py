@@ -178,6 +178,8 @@ class StubGroup:
             self.post_at(due, name, events.TimePassed())
 
     def carry_out(self, me: PeerId, effect: events.Effect) -> None:
+        """Do what the rounds machine of peer `me` requested, with messages of their real size on the
+        simulated links."""
         match effect:
             case events.MakeContribution(round, _, reducers):
                 self.closed.setdefault(round, self.now)

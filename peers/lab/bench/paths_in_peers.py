@@ -191,6 +191,7 @@ class TopologyRun:
         return Conditions(latency, BODY_BYTES / (self.topology.hop[a][b] - latency))
 
     def _start(self, number: int) -> None:
+        """Start the worker with this number. Its computation takes as long as the topology says."""
         topology, identity = self.topology, self.identities[number]
         stage = topology.stage[number]
         forward = topology.forward[number]

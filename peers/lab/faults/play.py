@@ -167,6 +167,7 @@ def _memory() -> str | None:
 
 
 async def _play(options: Options, folder: Path) -> ScheduleRecord:
+    """Run one fault schedule in the simulator, and return what the invariants are checked on."""
     chance = Random(f"shape {options.seed}")
     stages = options.stages or chance.randrange(2, 5)
     peers = options.peers or chance.randrange(max(8, 2 * stages), 17)

@@ -83,6 +83,8 @@ def run_chaos(options: ChaosOptions) -> int:
 
 
 async def _run(options: ChaosOptions, console: Console) -> int:
+    """Run a swarm with faults, then swarms without faults for comparison, and write the report. Returns the
+    exit code: 1 if an invariant did not hold."""
     began = time.monotonic()
     swarm = ChaosSwarm(options, options.folder / "chaos", console)
     async with asyncio.timeout(2 * READY_SECONDS + 2 * options.seconds):

@@ -106,6 +106,7 @@ def read_peer(path: Path) -> list[Life]:
 
 
 def _take(life: Life, event: Event, at: float) -> None:
+    """Record an event of a peer's log in its `Life`. `at` is the event's time in seconds."""
     match event:
         case noted.Committed(origin, counter, loss=loss):
             life.commits.append((at, origin, counter, loss))

@@ -220,6 +220,8 @@ class Demo:
     # -- afterwards -----------------------------------------------------------------------------------
 
     def _finish(self, signed: SignedManifest, trained: float) -> int:
+        """Export and score the trained model, and print and write the report. Returns the exit code: 1 if no
+        loss was measured or if digests differ."""
         late = [peer.name for peer in self.peers if not (peer.state / "events.jsonl").exists()]
         if late:
             raise UserError(
@@ -253,6 +255,8 @@ class Demo:
         return 0 if report["loss_end"] is not None and not report["unequal_digests"] else 1
 
     def _print_report(self, report: dict[str, object], text: str, model: Path, path: Path) -> None:
+        """Print the report: the times after the faults, loss, digests, a sample of the model, and where the
+        files are."""
         notify = self.console.print
         notify()
         for line in self.happened if self.console.is_terminal else ():

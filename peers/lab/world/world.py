@@ -245,6 +245,8 @@ class World:
         self, name: str, life: int, stage: int | None, identity: Identity, transport: MemoryTransport,
         folder: Path, moved: int = 0,
     ) -> Worker:  # fmt: skip
+        """Create a worker of the simulated world. `life` counts the starts of this peer, and `moved` its
+        changes of stage."""
         note = partial(self.note, name, life)
 
         def cost(priority: int) -> float:

@@ -125,7 +125,7 @@ def manifest_here(run: str, kept: Path) -> SignedManifest | None:
 
 
 async def find_manifest(run: str, directory: Directory, kept: Path, notify: Notify) -> SignedManifest:
-    """Return the manifest as `manifest_here` does, or look for it in the directory for a minute. Raises
+    """Return the run's manifest from this machine, or look for it in the directory for a minute. Raises
     OtherVersion, and UnknownRun if no peer knows the run."""
     here = await asyncio.to_thread(manifest_here, run, kept)
     if here is not None:

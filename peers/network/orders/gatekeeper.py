@@ -31,18 +31,22 @@ class Gatekeeper:
         self.book = book
         self.invite = invite
         self.now = now
-        self._shown: dict[PeerId, tuple[bytes, Invite]] = {}
+        self._admitted_invites: dict[PeerId, tuple[bytes, Invite]] = {}
         """The verified invites that admitted peers have shown in `Hello` or in records."""
         self.convicted: Container[PeerId] = frozenset()
         """Peers convicted with proof (swarmnet/rounds/audits.py)."""
 
     def refusal(self, peer: PeerId, invite: bytes) -> tuple[str, str] | None:
-        """See `Admission.refusal`."""
+        """Return code and reason why a peer is refused; None if it is admitted.
+
+        A peer is refused if the owner has banned it or if it was convicted with proof. In a run with `access:
+        invite`, a peer other than the owner also needs a valid invite that is not revoked. The invite of an
+        admitted peer is remembered."""
         why = self.book.order.banned(peer)
         if why is not None:
             return "banned", f"the run's owner has banned this peer: {why}"
         if peer in self.convicted:
-            return LIAR, "it has published sums that its slices do not give, and there is proof"
+            return LIAR, "it has published a result that is not the sum of its slices, and there is proof"
         manifest = self.book.signed.manifest
         if manifest.access == "open" or peer == manifest.owner:
             return None
@@ -55,14 +59,15 @@ class Gatekeeper:
             unfit = "the run's owner has revoked the invite"
         if unfit is not None:
             return "not_invited", unfit
-        if peer not in self._shown and len(self._shown) >= REMEMBERED_INVITES:
-            self._shown.pop(next(iter(self._shown)))
-        self._shown[peer] = (invite, found)
+        if peer not in self._admitted_invites and len(self._admitted_invites) >= REMEMBERED_INVITES:
+            self._admitted_invites.pop(next(iter(self._admitted_invites)))
+        self._admitted_invites[peer] = (invite, found)
         return None
 
     def invited(self, peer: PeerId, invite: bytes) -> bool:
-        """See `Admission.invited`."""
-        shown, found = self._shown.get(peer, (b"", None))
+        """Return whether a peer is admitted by `invite`, the one in its record, or by one that it has shown
+        before. In a run that is open to all, this is True unless the peer is banned or convicted."""
+        shown, found = self._admitted_invites.get(peer, (b"", None))
         if found is None or invite not in (b"", shown):
             return self.refusal(peer, invite) is None
         # An admitted peer stays admitted.
@@ -74,16 +79,18 @@ class Gatekeeper:
         return self.invite if self.by_invite else b""
 
     def shuns(self, peer: PeerId) -> bool:
-        """See `Admission.shuns`."""
+        """Return whether the peer must not be dialled either: it is banned or convicted."""
         return peer in self.convicted or self.book.order.banned(peer) is not None
 
     def evidence(self) -> list[Message]:
-        """See `Admission.evidence`. Returns the owner's order, if there is one."""
+        """Return the messages that prove to a refused peer that the owner excludes it: the owner's newest
+        order, or nothing if there is none."""
         return [OrderUpdate(self.book.held.data)] if self.book.held is not None else []
 
     @property
     def by_invite(self) -> bool:
-        """See `Admission.by_invite`."""
+        """Whether the run admits only invited peers. Nothing is then sent to a peer that has not shown an
+        invite."""
         return self.book.signed.manifest.access == "invite"
 
     def parted(self) -> dict[PeerId, tuple[str, str]]:
@@ -94,7 +101,7 @@ class Gatekeeper:
         }
         revoked = {
             peer: ("not_invited", "the run's owner has revoked the invite")
-            for peer, (_, invite) in self._shown.items()
+            for peer, (_, invite) in self._admitted_invites.items()
             if invite.id in order.revoked
         }
         return {**revoked, **banned}
@@ -119,7 +126,7 @@ class Gatekeeper:
         """Verify an invite, once."""
         if not invite:
             raise NoInvite("the run takes peers by invite only, and none was shown")
-        shown, found = self._shown.get(peer, (b"", None))
+        shown, found = self._admitted_invites.get(peer, (b"", None))
         if found is not None and invite == shown:
             return found
         return open_invite(invite, self.book.signed.run_id, self.book.signed.manifest.owner, peer)

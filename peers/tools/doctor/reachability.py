@@ -93,6 +93,8 @@ def judge(
 def _shut(
     addresses: Addresses, observed: str, met: dict[str, Dialled], wrong: Sequence[Dialled], must: bool
 ) -> ReachabilityCheck:
+    """Return the check's result for a peer that cannot be dialled. `must` says whether its role needs to be
+    reached."""
     doors = [met[each] for each in addresses.doors(observed) if each in met]
     others = [each for each in wrong if each not in doors] if addresses.chosen else []
     text = f"firewalled: incoming connections are blocked ({_dial_results(doors or list(met.values()))})"

@@ -178,6 +178,7 @@ class NetworkChecks:
             self.show(line)
 
     async def _one(self, transport: P2pdTransport, multiaddr: str) -> CheckResult:
+        """Dial one bootstrap, and return whether it answers and after how long."""
         try:
             peer, address = split_multiaddr(multiaddr)
         except ValueError as error:

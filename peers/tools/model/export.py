@@ -217,6 +217,8 @@ def _write(
     tokenizer: Path | None,
     end: tuple[str, int] | None,
 ) -> None:
+    """Write the weights as float32 in one safetensors file per stage, the configuration and the tokenizer.
+    `end` is the end-of-text token and its id; None if there is none."""
     places: dict[str, str] = {}
     for number, stage in enumerate(stages, start=1):
         file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
@@ -241,6 +243,7 @@ def _write(
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:
+    """Return the content of the Hugging Face config.json for this shape."""
     experts = shape.experts
     architecture, model_type = FAMILIES[shape.qk_norm, shape.boundary.is_narrow, experts.num_experts > 0]
     of_experts = {

@@ -94,6 +94,7 @@ FAMILY = {(False, False): "Llama", (True, False): "Qwen3", (True, True): "Qwen3-
 
 
 def _what(manifest: Manifest, facts: ModelProvenance) -> list[tuple[str, str]]:
+    """Return the card's table of facts about the model, as (heading, text)."""
     shape = manifest.model
     rounds = ", ".join(f"stage {stage}: {count:,}" for stage, count in sorted(facts.rounds.items()))
     tokens = f"about {facts.tokens:,}, by {facts.logs} event logs" if facts.logs else "not known here"

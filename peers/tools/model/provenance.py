@@ -121,6 +121,8 @@ def _signers(metadata: Mapping[str, str], run_id: RunId) -> Iterator[str]:
 
 
 def _read_logs(found: ModelProvenance, logs: list[Path]) -> None:
+    """Add what the event logs contain to `found`: the time of training, the tokens, and the contributions by
+    contributor."""
     contributors: dict[str, str] = {}
     settled: set[str] = set()
     tokens: dict[int, Counter[str]] = {}

@@ -264,6 +264,7 @@ class SwarmClient:
     # -- Receiver -------------------------------------------------------------------------------------
 
     def received(self, peer: PeerId, lane: Lane, message: Message, body: bytes, wire_bytes: int) -> None:
+        """Handle a peer's answer to a forward request, or its refusal. Other messages are ignored."""
         self.received_bytes += wire_bytes
         now = self._loop.time()
         match message:
@@ -284,6 +285,7 @@ class SwarmClient:
                 pass  # A greeting, or a message that is not for clients.
 
     def _turned_away(self, peer: PeerId, code: str, reason: str) -> None:
+        """Count a peer's refusal, close the link, and notify the user of the first one of each code."""
         code = refusal(code)
         reason = "".join(filter(str.isprintable, reason[:200]))
         if peer in self._links and not self._refused[code]:  # Other peers will give the same reason.
@@ -301,6 +303,7 @@ class SwarmClient:
         self._lose(peer)
 
     def _lose(self, peer: PeerId) -> None:
+        """Close a link, and send what was awaited there to another peer. The peer is dialled again later."""
         link = self._links.pop(peer, None)
         if link is None:
             return
@@ -310,6 +313,8 @@ class SwarmClient:
         self._do(self._requests.lost(peer, self._loop.time()))
 
     def _forwarded(self, peer: PeerId, message: Forwarded, body: bytes) -> None:
+        """Accept a stage's output if it is awaited and valid, and continue with the next stage. The last
+        stage's output ends the request."""
         key, attempt, now = message.request, message.attempt, self._loop.time()
         ask = self._requests.expects(key, peer, attempt)
         if ask is None:

@@ -141,6 +141,7 @@ def _trained(facts: RunFacts) -> dict[str, float | None]:
 
 
 def _assumptions(facts: RunFacts) -> list[str]:
+    """Return sentences that say how the report's numbers were computed."""
     each = ", ".join(
         f"{share:.0%} of the work on GPUs by their own measurement"
         if device == assumptions.MEASURED

@@ -169,6 +169,7 @@ def _number(value: float | None) -> str:
 
 
 def _peers(snapshot: SwarmSnapshot, width: int, most: int) -> list[Text]:
+    """Return the table of at most `most` peers as lines of `width` columns."""
     columns = _columns(snapshot, width)
 
     def row(words: Sequence[str]) -> str:

@@ -115,6 +115,7 @@ class Inference:
         return Client(peer, self.neighbourhood.transport.seen_range(peer) or peer, is_first)
 
     def _unfit(self, ask: ForwardRequest, body: bytes) -> ComputeError | None:
+        """Return why a forward request cannot be served; None if it can."""
         model = self.manifest.model
         if ask.stage != self.stage:
             return ComputeError(WRONG_STAGE, f"this peer holds stage {self.stage}")

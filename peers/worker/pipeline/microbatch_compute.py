@@ -139,6 +139,10 @@ class MicrobatchWork:
             sizes.left(peer)
 
     def forward(self, key: MicrobatchId, kept: MicrobatchState) -> Outcome:
+        """Decode a microbatch, check its norm, and run the forward pass. The last stage runs backward too.
+
+        Returns the encoded output (the gradient of the inputs on the last stage), or the error to report to
+        the sender. Called in the compute thread."""
         try:
             inputs = kept.inputs
             if inputs is None:
@@ -166,6 +170,9 @@ class MicrobatchWork:
         return Computed(encoded, kept.shape, finished.loss_sum, finished.tokens)
 
     def backward(self, key: MicrobatchId, kept: MicrobatchState) -> Outcome:
+        """Decode a gradient, check its norm, and run the backward pass. Returns the encoded gradient of the
+        inputs, which is empty on the first stage, or an error with the peer to blame. Called in the compute
+        thread."""
         source = kept.answerer
         try:
             below = self._decode("gradient", kept.gradient, kept.shape)

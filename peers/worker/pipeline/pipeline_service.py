@@ -199,6 +199,8 @@ class PipelineService:
             self.ahead.close()
 
     def _carry_out(self, effect: events.Effect) -> None:
+        """Do what the pipeline machine requested: compute in the compute thread, send a message, or forget a
+        microbatch."""
         post = self.neighbourhood.post
         match effect:
             case events.ComputeForward(key):
@@ -240,6 +242,7 @@ class PipelineService:
                 self.compute.submit(BACKWARD, drop, lambda _result, _seconds: None)
 
     def _send_act(self, send: events.SendAct) -> bool:
+        """Send a microbatch's output to a peer of a later stage. Returns whether it was queued."""
         key, peer, attempt, kept = send.key, send.peer, send.attempt, self.bodies[send.key]
         if attempt > 1:
             job = self.pipeline.jobs[key]
@@ -259,6 +262,7 @@ class PipelineService:
     # -- messages -------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Handle a linked peer's message about microbatches, then start new ones if there is room."""
         if body:
             self._senders.add(peer)
         match message:
@@ -302,6 +306,8 @@ class PipelineService:
         self.pump()
 
     def _act(self, peer: PeerId, act: Act, body: bytes) -> None:
+        """Check a microbatch that came from a previous stage, store it, and feed it to the machine. Answers
+        with a Nack if it is malformed or not wanted."""
         came = checked_act(self.neighbourhood.membership, self.ways, self.form, peer, act, body)
         if isinstance(came, ComputeError):
             self._refuse(peer, act, came)
@@ -346,6 +352,8 @@ class PipelineService:
         return None
 
     def _grad(self, peer: PeerId, grad: Grad, body: bytes) -> None:
+        """Store the gradient that came back for a microbatch, and feed it to the machine. One of a wrong size
+        is refused."""
         key = MicrobatchId(PeerId(grad.origin), grad.counter)
         kept = self.bodies.get(key)
         if kept is not None and self.pipeline.expects_answer(key, peer):
@@ -370,6 +378,8 @@ class PipelineService:
     # -- and their results come back on the event loop ------------------------------------------------
 
     def _forwarded(self, key: MicrobatchId, result: Outcome, seconds: float) -> None:
+        """Record the result of a forward pass, and feed it to the machine. On the last stage the backward
+        pass is done too, so the microbatch is committed. Called on the event loop, as is `_backwarded`."""
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(seconds, 0.0)
@@ -396,6 +406,8 @@ class PipelineService:
         self.pump()
 
     def _backwarded(self, key: MicrobatchId, result: Outcome, seconds: float) -> None:
+        """Record the result of a backward pass: the microbatch is committed, and its gradient goes back to
+        the sender."""
         kept = self._computed(key, seconds)
         if self.ahead is not None:
             self.ahead.computed(0.0, seconds)

@@ -203,6 +203,8 @@ class ReservationClient:
         self.scouting.on_load_report(peer, load, costs, self._latency(peer), self.clock.time())
 
     def _ask(self, peer: PeerId, ask: ReservationRequest, serving: bool) -> None:
+        """Answer a peer's request to reserve a place for a microbatch here. If it is granted and the path
+        continues, request a place at the next stage."""
         key, header, now = MicrobatchId(PeerId(ask.origin), ask.counter), ask.path.header(), self.clock.time()
         trouble = unfit_way(self.neighbourhood.membership, self.ways, peer, key.origin, header)
         if trouble is not None:
@@ -297,6 +299,8 @@ class ReservationClient:
     # -- reporting ------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        """Drop expired reservations, repeat overdue requests, and report the load to peers of the previous
+        stages if it has changed or if it is time. Called at fixed intervals."""
         now = self.clock.time()
         for key in self.places.lapse(now):
             self.drop(key)

@@ -148,6 +148,7 @@ class RoundService:
         self._timer = Timer(lambda: self.feed(events.TimePassed()), self.clock)
 
     def _reducers(self, audits: Audits) -> ReducerPath | None:
+        """Return the reducer's part of this service; None if the method has no reducers."""
         reduced, work, around = self.work.method.reduced, self.work, self.neighbourhood
         if reduced is None:
             return None
@@ -221,6 +222,8 @@ class RoundService:
         self._timer.arm(self.rounds.next_deadline())
 
     def _carry_out(self, effect: events.Effect, operations: list[Operation]) -> None:
+        """Do what the rounds machine requested: send a message, log an event, or append to `operations`,
+        which the compute thread runs in order."""
         post = self.neighbourhood.post
         match effect:
             case events.MakeContribution() | events.RemoveContribution() | events.RateRound():
@@ -282,6 +285,8 @@ class RoundService:
                 self.resynchronise(effect)
 
     def _worked(self, results: list[Done], _seconds: float) -> None:
+        """Handle the results of operations on the event loop. Called when the compute thread has finished
+        them."""
         for result in results:
             if isinstance(result, SlicedContribution):
                 self._was_cut(result)
@@ -345,6 +350,7 @@ class RoundService:
     # -- messages -------------------------------------------------------------------------------------
 
     def message(self, peer: PeerId, message: Message, body: bytes) -> None:
+        """Handle a group-lane message of a neighbour, or a message about slices of any peer."""
         match message:
             case Progress():
                 self.feed(read_progress(peer, message))

@@ -1,12 +1,14 @@
 """One device's part of the weights of a stage that several devices hold together with FSDP2
 (torch.distributed.fsdp).
 
-Each device holds its rows of every piece (`shares.py`) and gathers a whole layer only while it is computed. A
-microbatch's sequences are divided between the devices. Gradients are summed over all and arrive by rows. All
-devices make the same calls in the same order.
+A piece is the matrices or the vectors of one block, such as a decoder layer (`shares.py`). Each device holds
+some rows of every piece and gathers a whole layer only while it is computed. A microbatch's sequences are
+divided between the devices. Gradients are summed over all devices, and each device receives the sum for its
+own rows. All devices make the same calls in the same order.
 
-For FSDP a piece is one parameter [chunks, chunk], so its shards are the chunks of the flat vector, in which a
-method works. Gains of norms are gathered once for all layers and stay in float32.
+For FSDP a piece is one parameter [chunks, chunk]. FSDP shards it by rows, and a row is a chunk of the flat
+vector, the unit in which the synchronization methods compress. Gains of norms are gathered once for all
+layers and stay in float32.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ class SpreadWeights:
         return {}
 
     def _follow(self, shares: Shares) -> None:
+        """Record where each parameter's rows lie in this device's share, and collect their gradients
+        there."""
         parameters, at = self._stage.by_piece(), 0
         for piece in shares.pieces:
             rows = piece.rows(self._rank, self._ranks)
@@ -85,8 +89,10 @@ class SpreadWeights:
         return self._newest
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
-        if self._loaded is not None and in_use(self._loaded) and self._loaded.kept is None:
-            self._loaded.kept = [_numbers(parameter).clone() for _, parameter in self._places]
+        """Write the new weights (`tiles`) into the parameters as a new version. Copies the loaded version
+        first if `in_use` says that an open graph needs it."""
+        if self._loaded is not None and in_use(self._loaded) and self._loaded.copy is None:
+            self._loaded.copy = [_numbers(parameter).clone() for _, parameter in self._places]
         for start, tile in tiles:
             for offset, parameter in self._places:
                 numbers = _numbers(parameter)
@@ -103,21 +109,27 @@ class SpreadWeights:
         raise ValueError("several devices train all of a stage (not_divisible)")
 
     def _load(self, version: object) -> None:
-        """Load the numbers of this version into the parameters."""
+        """Copy the values of this version into the FSDP parameters. Does nothing if they are there already.
+
+        The parameters hold one version at a time. The version that they held so far is copied first, unless a
+        copy of it exists. If `version` is the newest, its copy is dropped, because the parameters now hold
+        the same values."""
         if version is self._loaded:
             return
         assert isinstance(version, _Version)
-        assert version.kept is not None, "publish keeps what is in use"
+        assert version.copy is not None, "`publish` copies a version that is in use"
         assert self._loaded is not None
-        if self._loaded.kept is None:
-            self._loaded.kept = [_numbers(parameter).clone() for _, parameter in self._places]
-        for kept, (_, parameter) in zip(version.kept, self._places, strict=True):
-            _numbers(parameter).copy_(kept)
+        if self._loaded.copy is None:
+            self._loaded.copy = [_numbers(parameter).clone() for _, parameter in self._places]
+        for values, (_, parameter) in zip(version.copy, self._places, strict=True):
+            _numbers(parameter).copy_(values)
         self._loaded = version
         if version is self._newest:
-            version.kept = None
+            version.copy = None
 
     def rows(self, sequences: int) -> Rows:
+        """Return the sequences of a microbatch that this device computes. A device without any computes the
+        first one, so that it makes the same collective calls, and its result is not counted."""
         each, more = divmod(sequences, self._ranks)
         start = self._rank * each + min(self._rank, more)
         stop = start + each + (self._rank < more)
@@ -145,9 +157,12 @@ class SpreadWeights:
 
 
 class _Version:
+    """One published version of the weights. The parameters hold one version at a time."""
+
     def __init__(self) -> None:
-        self.kept: list[Tensor] | None = None
-        """This device's rows of each piece while the parameters contain another version, else None."""
+        self.copy: list[Tensor] | None = None
+        """Copy of this device's rows of each piece, made when another version overwrites the parameters. None
+        while the parameters hold this version."""
 
 
 class _Pieces(nn.Module):
@@ -206,7 +221,8 @@ class _Layer(_Pieces):
 
 
 class _Stage(_Pieces):
-    """The whole span. Its own pieces are the tables: embedding, head and anchors."""
+    """All layers of this stage. The pieces of this module itself are the tables: the embedding, the head and
+    the anchors (learned vectors per token at narrow boundaries, swarmnet/model/boundary.py)."""
 
     def __init__(
         self, shape: ModelShape, span: Span, layout: Layout, again: Callable[[RunLayer], RunLayer] | None
@@ -231,9 +247,14 @@ class _Stage(_Pieces):
         return found
 
     def forward(self, inputs: Tensor, tokens_BT: Tensor | None, branch_scale: float, count: bool) -> Tensor:
+        """Run the stage's layers, each through its own FSDP module.
+
+        Returns hidden states, or the loss on the last stage. `count` is False if this device only takes part
+        so that all make the same calls. The experts' balance loss is then disabled, and the caller ignores
+        the output."""
         layers = iter(self.layers)  # They are called in this order.
         shape = self._shape
-        # The balance loss of experts is no part of the output, so it must be disabled separately.
+        # Backward adds the experts' balance loss even if the output is ignored.
         if not count:
             shape = replace(shape, experts=replace(shape.experts, aux_loss_coef=0.0))
 

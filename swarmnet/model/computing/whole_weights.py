@@ -52,13 +52,15 @@ class StageWeights(Protocol):
         """The newest weights; None if there are none yet."""
 
     def freeze(self, units: Tensor) -> None:
-        """Set frozen weights, as `StageCompute.freeze` does."""
+        """Set the weights that are not trained, int32 [frozen.size] in fixed-point units. Called before
+        `publish`."""
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
         """Use new weights. `in_use` returns whether an open graph needs a version."""
 
     def train(self, layout: Layout) -> None:
-        """Select what is trained, as `GradientSum.gather` does."""
+        """Sum the gradients of the parameters in `layout` from now on, from zero. Gradients of others are
+        dropped."""
 
     def rows(self, sequences: int) -> Rows:
         """Return the part of a microbatch of `sequences` sequences that is computed here."""
@@ -76,7 +78,8 @@ class StageWeights(Protocol):
         """Return whether `here` is true on all devices."""
 
     def use_gradient(self, use: Callable[[Tensor], Used]) -> Used:
-        """Apply `use` to the summed gradient, as `GradientSum.use` does."""
+        """Return what `use` makes of the gradient [layout.size] that was summed since the last call. The sum
+        is zero afterwards."""
 
 
 class WholeWeights:
@@ -124,6 +127,7 @@ class WholeWeights:
         self._compiled[torch.Size((sequences, tokens))] = of_all
 
     def freeze(self, units: Tensor) -> None:
+        """Set the weights that are not trained. `units` are their fixed-point integers."""
         self._frozen = {
             entry.name: to_floats(units[entry.place])
             .view(entry.shape)
@@ -132,6 +136,12 @@ class WholeWeights:
         }
 
     def publish(self, tiles: Tiles, in_use: Callable[[object], bool]) -> None:
+        """Publish new weights as a new version, a set of leaf tensors. Raises ValueError if frozen weights
+        are missing.
+
+        `tiles` yields (offset in the flat vector, values). The flat vector is overwritten, or a new one is
+        allocated if `in_use` says that an open graph needs the present version. Gains of norms are kept apart
+        in float32 if the flat vector is bf16. The gradient sum follows each leaf that is trained."""
         if len(self._frozen) < len(self._frozen_layout.entries):
             raise ValueError("freeze weights first")
         if self._flat is None or in_use(self._version):

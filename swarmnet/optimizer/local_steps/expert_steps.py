@@ -169,7 +169,7 @@ class ExpertShardSteps:
             part.offload_optimizer_state()
 
     def step(self, gradient: Tensor, tokens: int, round: int, factor: int = WHOLE) -> None:
-        """Step by a gradient [H], as `LocalOptimizer.step` does. Raises GradientError."""
+        """Take one optimizer step by a gradient [H], summed over `tokens` tokens. Raises GradientError."""
         size = self.shared.layout.size
         if gradient.shape != (size + self.of_group.layout.size,):
             raise GradientError(
@@ -208,7 +208,7 @@ class ExpertShardSteps:
         return ExpertDeltaTally(self, round)
 
     def lookahead(self, round: int, factor: int = WHOLE) -> None:
-        """Return None, as `LocalSteps` does."""
+        """Return None: own steps are in the weights already."""
 
     def applied(self, round: int) -> None:
         self._applied_round = round

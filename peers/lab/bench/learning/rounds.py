@@ -66,6 +66,8 @@ class BenchRounds:
         self.sent_bytes = 0
 
     def step(self, number: int) -> float:
+        """Compute one microbatch of every peer. At the end of a round, peers also contribute and the step is
+        applied. Returns the mean loss."""
         losses: list[float] = []
         contributed: defaultdict[int, dict[PeerId, bytes]] = defaultdict(dict)
         """Contributions by peer, for each stage; a stage is named by its offset in the flat vector."""

@@ -102,6 +102,7 @@ def _method(shape: Shape, run: Manifest) -> dict[str, Any]:
 
 
 def _reasons(search: Search) -> list[str]:
+    """Return the comment lines of the run file that say why these values were chosen."""
     best = search.found[0]
     shape, answer = best.shape, best.answer
     lines = [
