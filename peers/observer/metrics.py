@@ -62,7 +62,7 @@ SHOWN = (
     ),
     SwarmMetric(
         _gauge("swarm_experts_min_replicas",
-               "Peers that train the stage's rarest group of experts, as their records claim.",
+               "Peers that train the stage's rarest group of experts, by records.",
                STAGE),
         _min_holders,
     ),

@@ -148,7 +148,8 @@ class TextProcess(SimpleNamespace):
         self.events: list[object] = []
         self.lines: list[str] = []
         super().__init__(
-            config=config, identity=identity or Identity.from_seed(b"origin"), tell=self.events.append,
+            config=config, identity=identity or Identity.from_seed(b"origin"),
+            notify_event=self.events.append,
             log=SimpleNamespace(record=self.events.append),
             notify=lambda _topic, line: self.lines.append(line),
             report=SimpleNamespace(notify=lambda _topic, line, level: self.lines.append(f"{level}: {line}")),

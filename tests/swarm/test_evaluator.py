@@ -49,7 +49,8 @@ def process_of(folder, log):
         log.record(event)
 
     return SimpleNamespace(
-        config=load(file), identity=ME, metrics=PeerMetrics(process=False), log=log, notify=say, tell=tell,
+        config=load(file), identity=ME, metrics=PeerMetrics(process=False), log=log, notify=say,
+        notify_event=tell,
         said=said, control=SimpleNamespace(answers={}),
         report=SimpleNamespace(notify=say, status=lambda status: None),
     )  # fmt: skip

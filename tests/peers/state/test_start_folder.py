@@ -223,7 +223,7 @@ def test_old_buffers_are_passed_over(folder, shape, tmp_path):
 
 
 def test_another_model_than_the_run_names_is_refused(folder, shape, tmp_path):
-    with pytest.raises(StartError, match=r"is not the model that start.sha256 names"):
+    with pytest.raises(StartError, match=r"is not the model that init_checkpoint.sha256 names"):
         pinned(folder, manifest_of(shape, sha256=hashlib.sha256(b"other").hexdigest()))
     published = replace(manifest_of(shape), init_checkpoint=pinned(folder, manifest_of(shape)))
     other = changed_weights(folder, tmp_path / "other", **{"lm_head.weight": torch.zeros(256, 32)})

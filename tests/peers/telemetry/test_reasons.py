@@ -192,7 +192,7 @@ def test_every_event_is_followed_and_told_without_a_fault():
     story, teller = PeerTimeline(), NoticePrinter(SimpleNamespace(notify=lambda *_, **__: None))
     for event in [*one_of_each(), TextNotice("goes to 2 MB", "line"), TextNotice("paused", "order")]:
         story.take(LogLine(1e9, 0.0, event))
-        teller.heard(LogLine(1e9, 0.0, event))
+        teller.on_line(LogLine(1e9, 0.0, event))
     assert [one.text for one in story.events][-2:] == ["goes to 2 MB", "paused"]
 
 
@@ -220,7 +220,7 @@ def heard(events):
     said = Said()
     teller = NoticePrinter(said)
     for at, name, fields in events:
-        teller.heard(LogLine(1e9 + at, at, parse(name, fields)))
+        teller.on_line(LogLine(1e9 + at, at, parse(name, fields)))
     return said.lines
 
 
@@ -259,7 +259,7 @@ def test_strangers_cannot_fill_the_memory_of_what_was_said():
     said = Said()
     teller = NoticePrinter(said)
     for number in range(2000):
-        teller.heard(LogLine(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
+        teller.on_line(LogLine(0.0, 0.0, noted.Refused(f"12D3KooW{number:06}", "malformed")))
     assert len(teller._shown_at) <= notices.MAX_REMEMBERED
     assert len(teller._suppressed) <= notices.MAX_REMEMBERED
 

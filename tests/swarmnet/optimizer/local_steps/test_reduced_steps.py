@@ -334,7 +334,7 @@ def test_sums_that_a_liar_has_signed_are_refused_or_are_numbers_of_the_method(da
         method.check(result)
     except ContributionError:
         return
-    for _, spoken in method.said_of(result):
+    for _, spoken in method.shard_means(result):
         for numbers in (of_plane.numbers for of_plane in spoken):
             assert int(numbers.levels.abs().max() if numbers.levels.numel() else 0) <= MOST
             assert int(numbers.exponents.max() if numbers.exponents.numel() else 0) <= LARGEST_EXPONENT
