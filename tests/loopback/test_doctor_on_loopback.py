@@ -169,7 +169,7 @@ async def test_a_published_file_tells_of_the_run_and_its_text_before_any_peer_of
     publish(tmp_path / "run.yaml", create(tmp_path / "owner.key"))
     data = {
         **KEYS, "role": "worker", "run": str(tmp_path / "ours.run.json"), "stage": 0,
-        "text": {"own": str(tmp_path / "own")}, "state": str(tmp_path / "state"),
+        "data_paths": {"own": str(tmp_path / "own")}, "state": str(tmp_path / "state"),
         "bootstrap": ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJN8n1vdmNGqUgeLL1phiasAAnhzQ1AqUhxxvfaBmmaPG"],
     }  # fmt: skip
     config = check_typed(Typed("test", data), tmp_path, "test", {})

@@ -65,7 +65,7 @@ async def test_whoever_only_looks_sees_what_the_owner_orders(tmp_path):
         assert (told["access"], told["contact"]) == ("invite", "owner@example.org")
         assert [source["licence"] for source in told["sources"]] == ["CC0-1.0", "MIT"]
         frame = (await scene.swarmnet("top", "--run", published, *through)).splitlines()
-        assert "   held " in frame[0]
+        assert "   paused_by_owner " in frame[0]
         assert any("the owner's newest order: the run is paused" in line for line in frame)
 
         await scene.swarmnet("order", "resume", published, "--reason", "it came", *key, *through)

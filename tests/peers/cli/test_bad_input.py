@@ -214,7 +214,7 @@ def test_a_folder_without_text_is_named(place):
     Path("empty").mkdir()
     publish()
     refused(
-        "run", peer_file(run="tiny.run.json", text={"python-stdlib": "empty"}),
+        "run", peer_file(run="tiny.run.json", data_paths={"python-stdlib": "empty"}),
         says=["empty holds no text: put .txt, .md, .jsonl, .ndjson, ", ".parquet files there"],
     )  # fmt: skip
 
@@ -323,7 +323,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(place):
     damaged[-5] ^= 1
     newer.write_bytes(damaged)
     before = older.read_bytes()
-    with started("run", peer_file(run="tiny.run.json", text={"python-stdlib": "texts"})) as peer:
+    with started("run", peer_file(run="tiny.run.json", data_paths={"python-stdlib": "texts"})) as peer:
         said = peer.until("checkpoint_unusable")["text"]
         assert str(newer) in said
         assert "damaged" in said

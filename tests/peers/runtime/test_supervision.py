@@ -213,7 +213,7 @@ def test_a_peer_whose_disk_is_full_says_so_trains_on_and_saves_again_when_there_
     said = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     warnings = [line["text"] for line in said if line["event"] in ("event_log", "checkpoint_failed")]
     assert any("cannot be written" in text and "older checkpoint is intact" in text for text in warnings)
-    assert any("training goes on, events wait" in text for text in warnings)
+    assert any("training continues, events wait" in text for text in warnings)
     assert any("events lost meanwhile: 0" in text for text in warnings)
     state = run_json / "alone"
     kept = (state / "before").read_text().split()

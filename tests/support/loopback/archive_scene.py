@@ -93,7 +93,7 @@ async def owned(folder: Path, name: str) -> AsyncIterator[tuple[Scene, dict[str,
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
-        keys = {"run": "run.json", "bootstrap": boot.addresses, "text": {"first": "first.txt"}}
+        keys = {"run": "run.json", "bootstrap": boot.addresses, "data_paths": {"first": "first.txt"}}
         yield scene, {**keys, "in_flight": 2, "slots": 8}
     finally:
         await asyncio.gather(*(peer.stop(60.0) for peer in scene.peers))
