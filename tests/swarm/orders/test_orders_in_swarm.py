@@ -185,7 +185,7 @@ async def test_a_run_by_invite_takes_in_whom_the_owner_invited_and_nobody_else()
     await swarm.crash("r")
     # Revoked: the bearer's links end.
     revoked = next(iter({
-        swarm.members["c"].worker.orders.gatekeeper._shown[swarm.members["d"].peer][1].id
+        swarm.members["c"].worker.orders.gatekeeper._admitted_invites[swarm.members["d"].peer][1].id
     }))  # fmt: skip
     await swarm.give(owner_orders.revoke(NO_ORDER, revoked, "lost"), "b")
     with pytest.raises(UserError, match="revoked"):
