@@ -75,7 +75,13 @@ async def test_a_run_outlives_all_its_peers_in_an_archive(tmp_path):
     try:
         boot = await scene.peer("boot", {"role": "bootstrap", "run": "run.json"})
         await boot.until_listening()
-        keys = {"run": "run.json", "bootstrap": boot.addresses, "data_paths": text, "in_flight": 2, "slots": 8}
+        keys = {
+            "run": "run.json",
+            "bootstrap": boot.addresses,
+            "data_paths": text,
+            "in_flight": 2,
+            "slots": 8,
+        }
         for stage in (0, 1):
             await scene.peer(f"old-{stage}", {**keys, "stage": stage})
         keeper = {"role": "archivist", "archive": str(archive), "archiving": {"seconds": 1.0}}
