@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ FORMER_KEYS = re.compile(
 """Keys and values of run and peer files under their former names, which nothing accepts any more."""
 
 
+@cache
 def trees() -> list[tuple[str, ast.Module]]:
     return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in MODULES]
 
