@@ -71,7 +71,7 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
     hear_libraries(report)
     _compute_in_long_turns()
     with (
-        contextlib.closing(report), only_one(config.state, to_the_end=True) as was_open,
+        contextlib.closing(report), only_one(config.state, config.role, to_the_end=True) as was_open,
         as_user_errors(CannotStart, IdentityError),
     ):  # fmt: skip
         if was_open:

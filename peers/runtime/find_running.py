@@ -9,7 +9,7 @@ from pathlib import Path
 from peers.config.atomic_files import is_file, is_folder
 from peers.config.peer_file import default_state, load
 from peers.errors import UserError
-from peers.runtime.state_lock import is_held
+from peers.runtime.state_lock import is_held, role_of
 
 PEER_FILE = "peer.yaml"
 """Name of the peer file that `swarmnet join` writes into the state folder."""
@@ -59,10 +59,13 @@ def states_here() -> list[Path]:
 
 
 def _only_one(command: str, at_rest: bool) -> Path:
-    """Return the only peer on this machine. Raises UserError if there is none, or more than one."""
+    """Return the only peer on this machine, or the only worker if others run beside it, such as a bootstrap.
+    Raises UserError if there is none, or more than one."""
     running = running_here()
-    if len(running) == 1:
-        return running[0]
+    workers = [state for state in running if role_of(state) == "worker"]
+    for peers in (running, workers):
+        if len(peers) == 1:
+            return peers[0]
     there = states_here() if at_rest and not running else []
     if len(there) == 1:
         return there[0]

@@ -17,10 +17,11 @@ _ANOTHER = "give this peer another state folder: --state FOLDER of `join`, key `
 
 
 @contextlib.contextmanager
-def only_one(state: Path, to_the_end: bool = False) -> Iterator[bool]:
+def only_one(state: Path, role: str = "", to_the_end: bool = False) -> Iterator[bool]:
     """Hold the lock, because two peers with one identity would contradict each other. Yields the result of
     `make_private`. Raises UserError if another peer holds the lock. With `to_the_end`, the lock is held until
-    the process ends, which is some tenths of a second after everything in it was closed."""
+    the process ends, which is some tenths of a second after everything in it was closed. The lock file names
+    the peer's `role`, so that commands can choose between the peers of a machine."""
     was_open = make_private(state)
     with _opened(state) as file:
         try:
@@ -29,6 +30,9 @@ def only_one(state: Path, to_the_end: bool = False) -> Iterator[bool]:
             raise UserError(f"{state} is used by another running peer; each needs its own state") from None
         except OSError as error:
             raise UserError(f"{state}: cannot be locked: {error.strerror}; {_ANOTHER}") from None
+        file.truncate(0)
+        file.write(role)
+        file.flush()
         if to_the_end:
             os.dup(file.fileno())  # A lock is held until the last descriptor of it is closed.
         yield was_open
@@ -52,7 +56,7 @@ def make_private(state: Path) -> bool:
 def _opened(state: Path) -> TextIO:
     """Open the lock file, the first file that a peer writes. Raises UserError."""
     try:
-        return (state / _NAME).open("w")
+        return (state / _NAME).open("a")  # "w" would empty the file of the peer that holds the lock.
     except OSError as error:
         raise UserError(f"{state}: cannot be written: {error.strerror}; {_ANOTHER}") from None
 
@@ -69,3 +73,11 @@ def is_held(state: Path) -> bool:
     except OSError as error:
         raise UserError(f"{state}: {error.strerror}; ask as the user who runs the peer") from None
     return False
+
+
+def role_of(state: Path) -> str:
+    """Return the role of the peer that locked this folder last; empty if none is known."""
+    try:
+        return (state / _NAME).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

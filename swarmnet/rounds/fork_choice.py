@@ -175,6 +175,12 @@ class ForkChoice:
             return [*self._sign(view, now), *self._fork(event.peer, view, now)]
         return []
 
+    def fork_from(self, settled: int, value: bytes) -> Fork | None:
+        """Return the fork from the branch whose chain value after round `settled` is `value`. Returns None if
+        no neighbour is known to be on that branch, or if its first different round is not known."""
+        on_branch = (view for view in self.neighbours.values() if view.links.get(settled) == value)
+        return next((view.fork for view in on_branch if view.fork is not None), None)
+
     def handle_chain_event(self, event: ChainArrived | ChainAsked | ChainSigned, now: float) -> list[Effect]:
         """Handle other messages about chains."""
         match event:

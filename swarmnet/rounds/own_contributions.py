@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarmnet.identifiers import ContributionId, PeerId
 from swarmnet.rounds.contribution_sets import RoundSet
@@ -162,7 +162,10 @@ class OwnContributions:
         The state is the one after round `settled`, with chain value `chain`. It may lie on this peer's own
         branch, because the peers that it meant to follow switched to it meanwhile. Then contributions up to
         `settled` stay decided, and this peer may be the last one that knows the sets. Otherwise contributions
-        after the fork become undecided again."""
+        after the fork become undecided again.
+
+        The peers that were asked may also have switched to a third branch after the request. It may fork
+        earlier than the request says, so the branch of the fetched state decides, if a neighbour is on it."""
         before = dict(self._sets)
         if (
             resync_request.fork_round is not None
@@ -171,6 +174,10 @@ class OwnContributions:
         ):
             self.undo(settled + 1)
         else:
+            fork = own.fork_from(settled, chain)
+            first = resync_request.fork_round
+            if fork is not None and first is not None and fork.round < first:
+                resync_request = replace(resync_request, fork_round=fork.round, exact=fork.exact)
             self.give_up(resync_request, own.same_branch_peers)
         for kept, sets in self._given_up:  # The state may lie on a branch given up before.
             if kept.at(settled) == chain:

@@ -197,6 +197,10 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
         alive.enter_context(only_one(two))
         with pytest.raises(UserError, match="several peers run here; name the state folder of one"):
             state_of(None, "credit")
+    with only_one(one, "bootstrap"), only_one(two, "worker"):
+        assert state_of(None, "top") == two, "a volunteer means the peer that trains"
+    with only_one(one, "worker"), only_one(two, "worker"), pytest.raises(UserError, match="several peers run"):
+        state_of(None, "top")
     assert state_of(two, "me") == two
     (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
     assert state_of(tmp_path / "p.yaml", "me") == two

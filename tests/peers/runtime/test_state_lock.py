@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.runtime.state_lock import is_held, only_one
+from peers.errors import UserError
+from peers.runtime.state_lock import is_held, only_one, role_of
 
 
 def mode(folder: Path) -> int:
@@ -53,6 +54,14 @@ def test_the_lock_of_a_peer_ends_with_its_process_and_not_when_it_has_closed_all
         assert process.stdout.readline() == b"closed\n"
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
+
+
+def test_whoever_asks_for_a_lock_in_vain_leaves_the_role_of_its_holder(tmp_path):
+    with only_one(tmp_path, "worker"):
+        with pytest.raises(UserError, match="is used by another running peer"), only_one(tmp_path, "bootstrap"):
+            pass
+        assert role_of(tmp_path) == "worker"
+    assert role_of(tmp_path / "nowhere") == ""
 
 
 def test_a_folder_that_all_may_write_to_is_left_as_it_is(tmp_path):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swarmnet.identifiers import ContributionId, PeerId
-from swarmnet.rounds.events import FetchGroupState, Reference, RequestIds, RestoreToMomentum
+from swarmnet.rounds.contribution_sets import NeighbourView
+from swarmnet.rounds.events import (
+    FetchGroupState,
+    OpenSet,
+    ProgressArrived,
+    Reference,
+    RequestIds,
+    RestoreToMomentum,
+)
 from swarmnet.rounds.fork_choice import ForkChoice
-from swarmnet.rounds.history import Chain, SettledSet
+from swarmnet.rounds.history import START, Chain, SettledSet
 from swarmnet.rounds.own_contributions import (
     ASK_SECONDS,
     AWAY_SECONDS,
@@ -308,3 +318,23 @@ def test_a_history_that_this_peer_left_and_another_took_up_counts_where_it_comes
     offers.jumped(5)
     assert offers.decide(5 + DELAY, (), LONGEST_WAIT_SECONDS + 1) == []
     assert set(offers.taken.values()) == set(range(6)), "nobody but this peer knows the sets of 4 and 5"
+
+
+@pytest.mark.parametrize("neighbour_is_known", [True, False])
+def test_a_state_of_a_third_branch_gives_up_what_came_after_that_branch_forked(neighbour_is_known):
+    chain, theirs = Chain(), Chain()
+    offers = OwnContributions(RULES)
+    for round in range(6):
+        offers.made(round, mine(round), 0.0)
+        offers.settled(round, (reference(round, round),))
+        chain.append(SettledSet(1, bytes([round] * 8)))
+        theirs.append(SettledSet(1, bytes([round if round < 2 else 9] * 8)))
+    assert offers.decide(5 + DELAY, ALLIES, 0.0) == []
+    own = ForkChoice(RULES, chain, {PeerId("c"): NeighbourView(linked_at=0.0)}, 0.0)
+    if neighbour_is_known:
+        sets = tuple(OpenSet(n, 0, 0, 1, theirs.part(n, n)[0].digest) for n in range(6))
+        own.progress(ProgressArrived(PeerId("c"), 6, 0, frozenset(), 5, True, -1, START, sets), 0.0)
+    asked = FetchGroupState((PeerId("a"),), "their branch stands", fork_round=4)
+    offers.replaced(asked, own, 5, theirs.value)
+    given_up = {2, 3, 4, 5} if neighbour_is_known else {4, 5}
+    assert set(offers.open.values()) == given_up, "the state that was fetched has no set of rounds 2 and 3"
