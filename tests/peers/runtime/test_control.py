@@ -199,7 +199,7 @@ def test_whom_a_command_means(tmp_path, monkeypatch):
             state_of(None, "credit")
     with only_one(one, "bootstrap"), only_one(two, "worker"):
         assert state_of(None, "top") == two, "a volunteer means the peer that trains"
-    with only_one(one, "worker"), only_one(two, "worker"), pytest.raises(UserError, match="several peers run"):
+    with only_one(one, "worker"), only_one(two, "worker"), pytest.raises(UserError, match="several peers"):
         state_of(None, "top")
     assert state_of(two, "me") == two
     (tmp_path / "p.yaml").write_text("role: bootstrap\nstate: swarmnet/two\n")
