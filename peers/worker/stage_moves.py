@@ -86,6 +86,9 @@ async def first_stage(
     manifest = presence.signed.manifest
     stages = len(manifest.stages)
     records = await _records(presence, stages) or {}
+    own = records.get(presence.transport.peer)
+    if own is not None:
+        presence.judge_own(own)  # This process's own record will replace it in the directory.
     there = await presence.there(records, chance)
     seen = [(peer, _seen(signed, manifest, 0.0)) for peer, signed in records.items() if peer in there]
     rules = move_rules(manifest, never, line)

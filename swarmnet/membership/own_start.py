@@ -28,15 +28,20 @@ class OwnStart:
             self.number = max(1, int(now * 1e6))
         return self.number
 
+    @property
+    def newest_of_earlier(self) -> int:
+        """The sequence of the newest record that an earlier process signed; 0 if none was seen."""
+        return max(self._newest.values(), default=0)
+
     def saw(self, started: int, sequence: int, now: float) -> Literal["nothing", "earlier", "later"]:
         """Check a record that this peer's own key has signed. Returns which other process is proven to be
         running.
 
         An earlier process is proven by a record that is newer than both this start and a record seen before.
         A later process is proven by any record, as this process is still running. `now` is in seconds."""
-        if not self.number or started in (0, self.number):
+        if started in (0, self.number):
             return "nothing"
-        if started > self.number:
+        if 0 < self.number < started:
             return "later"
         newest = self._newest.pop(started, None)
         self._newest[started] = max(sequence, newest if newest is not None else sequence)
@@ -44,6 +49,6 @@ class OwnStart:
             del self._newest[next(iter(self._newest))]
         is_renewed = newest is not None and sequence > newest
         latest = int(now * 1e6) + MARGIN_MICROSECONDS
-        if is_renewed and self.number + MARGIN_MICROSECONDS < sequence <= latest:
+        if is_renewed and self.number > 0 and self.number + MARGIN_MICROSECONDS < sequence <= latest:
             return "earlier"
         return "nothing"

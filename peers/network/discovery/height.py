@@ -24,11 +24,15 @@ from peers.telemetry.reasons import join_line, way_out
 from peers.telemetry.snapshot import IN_STEP
 from protocols.errors import WireError
 from protocols.signed.peer_record import NO_STAGE, PeerRecord
-from protocols.signed.records import SignedRecord, open_record
+from protocols.signed.records import RECORD_SECONDS, SignedRecord, open_record
 
 REMEMBER = ("bootstrap", "archivist")
 """Roles whose records report how far the run has come."""
 ASK_SECONDS = 10.0
+OTHER_MAY_RUN = (
+    "another process has used this identity within the last two minutes and may hold the weights of this "
+    "stage: waits until it is clear whether that process still runs"
+)
 HIGHEST = 2**32 - 1
 """The largest round that records and envelopes can hold."""
 
@@ -87,6 +91,8 @@ class RemoteProgressGuard:
         self.why = ""
         """Why this peer waits for weights and which command helps, in one sentence; empty if it does not
         wait."""
+        self._other_may_run = False
+        """True if `why` says that another process with this identity may be running."""
         self._updated_at, self._first, self._height = float("-inf"), -1, -1
         self._reported = -1
         """Like `_height`, but only from the first stage and from REMEMBER; other stages may differ by a
@@ -138,6 +144,7 @@ class RemoteProgressGuard:
         the newest round in the names of its own checkpoints if all are damaged, or -1. Raises UserError if
         the run is over, because the wait would never end."""
         was, self.why = self.why, ""
+        other_ran, self._other_may_run = self._other_may_run, False
         lost = lost_round >= 0
         if self.allow_reinit or (not lost and self.may_be_empty()):
             return False
@@ -150,8 +157,14 @@ class RemoteProgressGuard:
                 f"this run has ended at round {ended_at}, as its owner ordered: nothing is left to train. "
                 f"The peers that took part have the weights: {self._how_to_export()}"
             )
-        self.why = self._damaged(lost_round) if lost else self._stuck(height)
-        if not was:
+        newest = self.presence.own_start.newest_of_earlier / 1e6
+        is_recent = newest > 0 and self.presence.directory.now() < newest + RECORD_SECONDS
+        self._other_may_run = not lost and is_recent
+        if self._other_may_run:
+            self.why = OTHER_MAY_RUN
+        else:
+            self.why = self._damaged(lost_round) if lost else self._stuck(height)
+        if not was or other_ran != self._other_may_run:
             self.notify("elsewhere", self.why)
         return True
 

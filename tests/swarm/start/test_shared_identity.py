@@ -9,9 +9,10 @@ from clocks import on_virtual_clock
 from swarm import Swarm, tiny_manifest
 
 from peers.errors import IdentityInUse
+from peers.network.discovery.height import OTHER_MAY_RUN
 from protocols.signed.identity import Identity
 from protocols.signed.peer_record import PeerRecord
-from protocols.signed.records import seal_record
+from protocols.signed.records import RECORD_SECONDS, seal_record
 
 X = Identity.from_seed(b"x")
 RENEW_SECONDS = 10.0
@@ -93,4 +94,23 @@ async def test_a_peer_that_is_killed_and_started_again_within_a_second_goes_on()
     again = swarm.start("x", 0)
     await swarm.during(50.0)  # The directory is looked at every 10 s.
     assert again.worker.state == "training"
+    await swarm.close()
+
+
+@on_virtual_clock
+async def test_a_stage_is_stuck_only_when_no_other_process_of_this_identity_can_hold_its_weights():
+    swarm = Swarm(tiny_manifest((2, 1)), stub=True)
+    swarm.open()
+    swarm.start("x", 0)
+    swarm.start("c", 1)
+    await swarm.until(lambda: swarm.committed(0) > 200, 120.0)
+    await swarm.crash("x")
+    again = swarm.start("x")  # It has no disk, as a copy of the key on another computer.
+    await swarm.during(RECORD_SECONDS - 30.0)
+    messages = [text for topic, text in again.said if topic == "elsewhere"]
+    assert messages == [OTHER_MAY_RUN]
+    await swarm.during(60.0)
+    messages = [text for topic, text in again.said if topic == "elsewhere"]
+    assert len(messages) == 2
+    assert messages[1].startswith("stage 0 is stuck")
     await swarm.close()
