@@ -87,18 +87,17 @@ def player(subject: TrialSubject, jobs: int, report_progress: Said) -> Iterator[
         target=_report_from_queue, args=(queue, report_progress), name="trial progress", daemon=True
     )
     reporter.start()
-    with pool(jobs, _set_queue, queue) as workers:
-        try:
+    try:
+        with pool(jobs, _set_queue, queue) as workers:
             yield lambda trial: workers.submit(_in_a_pool, subject, trial)
-        except BrokenProcessPool as ended:
-            raise UserError(
-                f"one of {jobs} processes was killed, most likely because the machine's memory was used up; "
-                "finished trials are kept: repeat the command with a smaller --jobs"
-            ) from ended
-        finally:
-            workers.shutdown(cancel_futures=True)
-            queue.put(None)
-            reporter.join()
+    except BrokenProcessPool as ended:
+        raise UserError(
+            f"one of {jobs} processes was killed, most likely because the machine's memory was used up; "
+            "finished trials are kept: repeat the command with a smaller --jobs"
+        ) from ended
+    finally:
+        queue.put(None)
+        reporter.join()
 
 
 def _in_this_process(subject: TrialSubject, trial: Trial, report_progress: Said) -> Future[Outcome]:

@@ -6,6 +6,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from peers.lab.world.parallel import pool
+
 PROGRAM = """
 import os, time
 from peers.lab.world.parallel import pool
@@ -31,6 +35,24 @@ def test_a_process_that_works_or_waits_for_work_ends_with_one_that_is_killed(tmp
     deadline = time.monotonic() + SECONDS
     while _runs(child):
         assert time.monotonic() < deadline, "it waits for work that nobody will give"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ended_by", [KeyboardInterrupt, ValueError])
+def test_work_that_is_under_way_or_queued_is_given_up_when_the_block_is_left_by_an_exception(ended_by):
+    began, children = time.monotonic(), []
+
+    def leave() -> None:
+        with pool(2) as processes:
+            children.append(processes.submit(os.getpid).result())
+            for _ in range(4):
+                processes.submit(time.sleep, 3600.0)
+            raise ended_by
+
+    with pytest.raises(ended_by):
+        leave()
+    while _runs(children[0]):
+        assert time.monotonic() < began + SECONDS, "a command that was told to end works on"
         time.sleep(0.05)
 
 
