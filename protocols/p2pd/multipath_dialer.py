@@ -1,4 +1,7 @@
-"""Open subflows for slow links (multipath_link.py), over carriers that are started on demand."""
+"""Give slow links more bandwidth, by opening more streams of a link over separate connections (subflows).
+
+A carrier is an extra p2pd process of this peer, started on demand, whose connections are its own. Each
+subflow of a link goes over another carrier (multipath_link.py, carriers.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +45,8 @@ class SubflowDialer:
         return len(self._carriers.running)
 
     def want(self, link: P2pdLink) -> None:
-        """Open one more subflow for a slow link, unless it already has the maximum."""
+        """Open one more subflow for a slow link, in the background. Nothing happens while one is being
+        opened, shortly after a failure, without a known address, or if the link has the maximum."""
         if link in self._tasks or not link.addresses or self._clock() < link.broke_at + RETRY_SECONDS:
             return
         task = asyncio.create_task(self._open(link), name=f"subflow {link.peer}")
@@ -50,7 +54,7 @@ class SubflowDialer:
         task.add_done_callback(lambda _task: self._tasks.pop(link, None))
 
     def forget(self, link: P2pdLink) -> None:
-        """Forget a link that has ended."""
+        """Handle the end of a link: count the messages it repeated, and cancel a subflow being opened."""
         self.counted["repeated"] += link.repeated
         link.repeated = 0
         task = self._tasks.get(link)
@@ -65,9 +69,10 @@ class SubflowDialer:
         await self._carriers.close()
 
     async def _open(self, link: P2pdLink) -> None:
-        """Open one subflow over a carrier that the link does not use yet, and add it to the link."""
+        """Open one subflow over a carrier that the link does not use yet, and add it to the link. A failure
+        is counted, and its time is noted in the link. If the link ended meanwhile, the stream is cut."""
         try:
-            carrier = await self._unused(link)
+            carrier = await self._unused_carrier(link)
             if carrier is None:
                 return
             await carrier.connect(link.peer, link.addresses, DIAL_SECONDS)
@@ -83,9 +88,9 @@ class SubflowDialer:
         link.add(carrier.peer, stream)
         self.counted["opened"] += 1
 
-    async def _unused(self, link: P2pdLink) -> Daemon | None:
+    async def _unused_carrier(self, link: P2pdLink) -> Daemon | None:
         """Return a carrier that the link does not use yet, starting one if needed. Returns None if the link
-        uses all and no more may be started."""
+        uses all and no more may be started. Raises CannotStart."""
         async with self._starting:
             for carrier in self._carriers.running:
                 if carrier.peer not in link.carriers:
