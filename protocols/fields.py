@@ -1,4 +1,8 @@
-"""The base class of messages and the bounded field types that they are built from."""
+"""The base class of messages and the bounded field types that they are built from.
+
+A path is the sequence of stages that a microbatch visits. With skipping, it may leave out stages. A swap
+visits one of those late, below the highest stage visited so far (the frontier).
+"""
 
 from __future__ import annotations
 

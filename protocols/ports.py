@@ -2,7 +2,8 @@
 memory.
 
 A link is one-way: the peer that opened it sends, the other receives. Replies travel over a link that the
-other side opens back. Thus each link has one owner, and each side notices when the other side closes.
+other side opens back. Thus each link has one owner, and each side notices when the other side closes. Each
+link carries one lane: a class of messages, such as data. Chunks are parts of a snapshot of the weights.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class Receiver(Protocol):
         `refused` with that error."""
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        """Called when a link from or to this peer ended without being closed by us."""
+        """Called when a link from or to `peer` has ended, unless this side closed it."""
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        """Called after this peer sent malformed data and its link was closed. `code` is a WireError code."""
+        """Called after `peer` violated the protocol and its link was closed. `code` is a WireError code."""
 
 
 class Link(Protocol):
@@ -98,8 +99,8 @@ class Transport(Protocol):
         links."""
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """Register a callback that is called whenever `addresses` has changed. It replaces the previous
-        callback."""
+        """Register `told` as the callback that is called whenever `addresses` has changed. It replaces the
+        previous callback."""
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         """Start to deliver messages to `receiver`. Before this call, nothing is accepted. The receiver
@@ -130,7 +131,8 @@ class Transport(Protocol):
 
 
 class Directory(Protocol):
-    """Stores signed records under (run, stage). A record is only a hint: a peer is alive when it answers."""
+    """Publishes and finds the records of a stage's peers, and runs' manifests, owners' orders and registry
+    entries. A record is only a hint: a peer is alive when it answers."""
 
     def now(self) -> float:
         """Return the swarm's time in seconds, which is used to sign records."""
@@ -140,12 +142,13 @@ class Directory(Protocol):
         it."""
 
     def met(self) -> Collection[PeerId]:
-        """Return the peers whose DHT nodes have answered this one. Dialling them contacts no new address."""
+        """Return the peers whose DHT nodes have answered this peer's node. Their addresses are known."""
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         """Return the signed, verified and unexpired PeerRecords of a stage."""
 
-    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool: ...
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
+        """Store the run's signed manifest. Returns False if no node stored it."""
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
         """Return the canonical manifest with the owner's signature, checked against the run id; None if not
@@ -156,13 +159,13 @@ class Directory(Protocol):
         answers. Raises PeerGone if one does but the process does not reply."""
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store an owner's signed order. It never replaces a newer order that is already stored."""
+        """Store an owner's signed order; it never replaces a newer one. False if no node stored it."""
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
         """Return the newest order of the run's owner that is found, or None if there is none."""
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
-        """Store a run's entry in the registry (protocols/signed/registry_entry.py)."""
+        """Store a run's entry in the registry of runs. Returns False if no node stored it."""
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         """Return the runs in the registry. The caller must check each run's manifest."""
