@@ -34,8 +34,7 @@ class Receiver(Protocol):
 
 
 class Link(Protocol):
-    """Sends to one peer on one lane. Smaller `Message.priority` goes first, and long messages are
-    interleaved."""
+    """Sends to one peer on one lane. Smaller `Message.priority` goes first; long messages are interleaved."""
 
     @property
     def peer(self) -> PeerId: ...
@@ -55,8 +54,7 @@ class Link(Protocol):
         more bytes than the transport's limit are queued."""
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait until at most `below_bytes` are queued. Raises PeerGone at the deadline or if the link
-        ends."""
+        """Wait until at most `below_bytes` are queued. Raises PeerGone at the deadline or the link's end."""
 
     def close(self) -> None:
         """End the link and drop what is queued."""
@@ -99,8 +97,7 @@ class Transport(Protocol):
         links."""
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """Register `told` as the callback that is called whenever `addresses` has changed. It replaces the
-        previous callback."""
+        """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         """Start to deliver messages to `receiver`. Before this call, nothing is accepted. The receiver
@@ -118,14 +115,12 @@ class Transport(Protocol):
         a previous `find` are cut off."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carries | None:
-        """Open extra connections for fetching chunks. Returns None where one connection already carries
-        everything."""
+        """Open extra connections for fetching chunks. Returns None where one connection is enough."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> Link:
-        """Open and return a new link. `addresses` are hints. Raises PeerGone if the peer is not reached in
-        time."""
+        """Open a new link. `addresses` are hints. Raises PeerGone if the peer is not reached in time."""
 
     async def close(self) -> None: ...
 
@@ -138,8 +133,7 @@ class Directory(Protocol):
         """Return the swarm's time in seconds, which is used to sign records."""
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Publish this peer's signed `PeerRecord` for `RECORD_SECONDS`. Returns False if no node stored
-        it."""
+        """Publish this peer's signed record for `RECORD_SECONDS`. Returns False if no node stored it."""
 
     def met(self) -> Collection[PeerId]:
         """Return the peers whose DHT nodes have answered this peer's node. Their addresses are known."""
@@ -151,8 +145,7 @@ class Directory(Protocol):
         """Store the run's signed manifest. Returns False if no node stored it."""
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """Return the canonical manifest with the owner's signature, checked against the run id; None if not
-        found."""
+        """Return the manifest with the owner's signature, checked against the run id; None if not found."""
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Return once this peer's own process has answered. Raises Unreachable if no address of the peer

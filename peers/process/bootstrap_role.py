@@ -97,8 +97,7 @@ class Bootstrap(Role):
         self, network: Network, signed: SignedManifest | None, book: OrderBook | None, circuits: RelayObserver
     ) -> None:
         """Store the run's manifest, order and registry entry regularly, and report the traffic of circuits,
-        until cancelled. `signed` is the run's manifest, and `book` holds its owner's newest order; both are
-        None without a run."""
+        until cancelled. `book` holds the owner's newest order; it and `signed` are None without a run."""
         process, directory = self.process, network.directory
         stored_at, logged_bytes = float("-inf"), 0
         while True:

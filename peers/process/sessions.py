@@ -177,8 +177,7 @@ class Sessions:
 
 
 def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
-    """Return the options for a peer's p2pd, which listens at `listen`. A bootstrap counts as public, and may
-    be a relay."""
+    """Return the options for a peer's p2pd, which listens at `listen`. A bootstrap counts as public."""
     return DaemonOptions(
         listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
         relay=config.relay, carries=config.relay and config.role == "bootstrap",

@@ -193,8 +193,7 @@ class Daemon:
         return self._addresses
 
     async def disconnect(self, peer: PeerId, deadline_seconds: float) -> None:
-        """Close all connections to `peer` and all streams on them. Raises PeerGone if p2pd does not
-        answer."""
+        """Close all connections to `peer`, with their streams. Raises PeerGone if p2pd does not answer."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT)
         request.disconnect.peer = PeerID.from_base58(peer).to_bytes()
         try:
@@ -204,8 +203,7 @@ class Daemon:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
 
     async def connections(self, deadline_seconds: float) -> list[tuple[PeerId, str]]:
-        """Return each connected peer with its remote address. Raises PeerGone if p2pd does not answer in
-        time."""
+        """Return each connected peer with its address. Raises PeerGone if p2pd does not answer in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, _, writer):
@@ -222,8 +220,7 @@ class Daemon:
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a raw stream to `peer`'s handler of `protocol`. Raises PeerGone if it has none or does not
-        answer."""
+        """Open a raw stream to `peer`'s handler of `protocol`. Raises PeerGone if there is no answer."""
         stream = await self.stream(peer, protocol, deadline_seconds)
         return stream.reader, stream.writer
 

@@ -66,8 +66,7 @@ CALL_SECONDS = 3.0
 
 
 def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
-    """Split `/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` into (peer, address). Raises ValueError if a part is
-    missing."""
+    """Split `/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` into (peer, address). Raises ValueError if invalid."""
     address, _, peer = multiaddr.strip().rpartition("/p2p/")
     if not address.startswith("/"):
         raise ValueError(f"{multiaddr!r} should look like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...")
@@ -145,8 +144,7 @@ class DhtDirectory:
 
     @property
     def linked(self) -> Callable[[], Collection[PeerId]]:
-        """Returns the peers that have links to this one. They may report the time, and their records are
-        never evicted."""
+        """Returns the peers linked to this one. They may report the time; their records are never evicted."""
         return self._gate.linked
 
     @linked.setter
@@ -311,11 +309,8 @@ class DhtDirectory:
             del stored.value[text_of(tag)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Store this peer's signed record in the DHT until its signed expiry. Returns False if no other node
-        stored it.
-
-        This node also stores it, and checks it like those of other peers. Raises a WireError if the record
-        is invalid."""
+        """Store this peer's signed record, at this node and others, until its signed expiry. Returns False if
+        no other node stored it. Raises a WireError if the record is invalid."""
         signed: SignedRecord = open_record(record, run)
         key = stage_key(run, stage)
         value = run_bytes(run) + record
@@ -345,8 +340,7 @@ class DhtDirectory:
         return records
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """Store the run's signed manifest in the DHT for `MANIFEST_SECONDS`. Returns False if no node stored
-        it."""
+        """Store the run's signed manifest for `MANIFEST_SECONDS`. Returns False if no other node has it."""
         open_manifest(signed_manifest, run)
         key, expires = manifest_key(run), self.now() + MANIFEST_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(signed_manifest), expires)
@@ -424,8 +418,7 @@ class DhtDirectory:
 
     async def _rejoin_if_alone(self) -> None:
         """If the routing table is empty, ping linked and named peers, so that the next call finds a node. A
-        node drops others after one unanswered call. A process that was stopped for some seconds has then lost
-        all."""
+        node drops others after one unanswered call, so a process that was stopped for seconds loses all."""
         if self.known_nodes:
             return
         peers = list(dict.fromkeys([*self.linked(), *self._named]))[:MAX_PINGED]

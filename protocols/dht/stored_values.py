@@ -46,8 +46,7 @@ _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 
 def node_id(peer: PeerID) -> bytes:
-    """Return the DHT id that a peer must have: the first 20 bytes of a hash of its peer id. Thus no peer can
-    choose its id."""
+    """Return the DHT id that a peer must have, so that it cannot choose it: a hash of its peer id."""
     return node_id_of(peer.to_bytes())
 
 
@@ -71,8 +70,7 @@ class Proof:
     sequence: int
     issued_seconds: float
     expires_seconds: float | None
-    """The expiry; None if any peer that has the value may store it again, for `MANIFEST_SECONDS` at a
-    time."""
+    """The expiry; None if any peer may store the value again, for `MANIFEST_SECONDS` at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +109,7 @@ def prove(value: bytes, *, plain: bool) -> Proof:
 
 
 def content_of(value: bytes) -> bytes:
-    """Unpack a stored value that passed `msgpack_guard`, and return its content. Raises Malformed if it is
-    not binary."""
+    """Unpack a stored value that passed `msgpack_guard`. Raises Malformed if it is not binary."""
     if value[0] not in (0xC4, 0xC5, 0xC6):
         raise Malformed("a stored value that is not binary")
     content: bytes = msgpack.unpackb(value)

@@ -412,9 +412,8 @@ class ValidatedP2P:
         return time.time() + self.clock_offset
 
     def _prove(self, item: Item) -> Proof:
-        """Verify a value and return its signed facts. Raises a WireError unless its signature is valid and
-        its key, subkey and expiry are those signed. A new order is remembered. Verified values are cached by
-        their hash."""
+        """Verify a value and return its signed facts; results are cached by the value's hash. Raises a
+        WireError unless the signature, key, subkey and expiry are valid. A new order is remembered."""
         digest = hashlib.sha256(item.value).digest()
         proof = self._verified.get(digest)
         if proof is None:
@@ -442,8 +441,7 @@ class ValidatedP2P:
 
     def _check(self, item: Item, storer: Storer) -> None:
         """Verify and account for a value that another peer wants to store here, and charge that storer for
-        the signature checks. Raises Backlog if its budget of checks is used up, or a WireError if the value
-        may not be stored."""
+        the signature checks. Raises Backlog if its budget is used up, or a WireError for a bad value."""
         now = asyncio.get_running_loop().time()
         if self._checks.wait(PeerId(storer.peer), now):
             raise Backlog("more signatures than are checked for one peer")

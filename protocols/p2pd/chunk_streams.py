@@ -189,8 +189,7 @@ class ChunkCarriers:
                 stream[1].transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, holder: PeerId) -> bytes | None:
-        """Read and return the next chunk, or None if the holder does not have it. Raises PeerGone if the
-        chunk would be too long."""
+        """Read the next chunk; None if the holder does not have it. Raises PeerGone if it is too long."""
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > CHUNK_LIMIT:
             raise PeerGone(f"{holder} announces a chunk of {length} bytes")

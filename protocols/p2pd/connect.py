@@ -110,7 +110,7 @@ class Dialling:
             try:
                 probe = await self._daemon.stream(peer, PING_PROTOCOL, LOOK_SECONDS)
             except PeerGone:
-                continue  # The link itself will notice.
+                continue  # If the peer has gone, the link ends without this check.
             probe.writer.transport.abort()
             if not through_relay(probe.address):
                 link.fail("a direct connection stands now, and this was a circuit")
@@ -123,8 +123,8 @@ class Dialling:
     async def _connect(
         self, peer: PeerId, direct: Sequence[str], circuits: Sequence[str], until: float
     ) -> None:
-        """Try to connect: first to the direct addresses alone for `HEAD_START_SECONDS`, then to all. Returns
-        without a connection if none leads to the peer. Raises PeerGone at the deadline."""
+        """Try to connect: first to the direct addresses alone, unless they recently did not answer, then to
+        all. Returns without a connection if none leads to the peer. Raises PeerGone at the deadline."""
         attempts = [([*direct, *circuits], self._seconds_left(until))]
         if direct and circuits and self._clock() >= self._unreachable_until.get(peer, 0.0):
             attempts.insert(0, (list(direct), HEAD_START_SECONDS))

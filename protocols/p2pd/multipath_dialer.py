@@ -19,8 +19,7 @@ SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
 MAX_CARRIERS = 2
 """Maximum number of carriers, so a link has at most three streams. A carrier takes about 60 MB.
 
-If loss leaves each connection 2.7 Mbit/s, three to each of three neighbours carry 24 Mbit/s: more than a home
-uplink."""
+At 2.7 Mbit/s each, three connections to each of three neighbours carry more than a home uplink."""
 DIAL_SECONDS = 8.0
 RETRY_SECONDS = 60.0
 """Pause in seconds after a failure: no carrier started, a subflow broke, or a neighbour was not reached. For
@@ -37,8 +36,7 @@ class SubflowDialer:
         self._starting = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self.counted: Counter[str] = Counter()
-        """Counts of subflows `opened`, attempts that `failed`, and messages `repeated` by links that have
-        ended."""
+        """Counts of subflows `opened`, attempts that `failed`, and messages `repeated` by former links."""
 
     @property
     def carriers(self) -> int:

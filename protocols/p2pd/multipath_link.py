@@ -1,11 +1,11 @@
 """Links on p2pd: one libp2p stream each, and on slow paths more streams over separate connections.
 
 A link carries the messages of one lane (a class of messages, such as data) from this peer to another. Packet
-loss can limit one TCP connection to a fraction of the bandwidth (carriers.py). A link may therefore
-have *subflows* in addition to its first stream, as in Multipath TCP (RFC 8684). Each is a stream on another
-connection to the same peer, which a carrier (an extra p2pd process) opens. A message is posted (queued) on
-the subflow with the fewest bytes in flight, and written there in pieces. Thus a connection that waits for a
-retransmission delays only the messages that it already has.
+loss can limit one TCP connection to a fraction of the bandwidth. A link may therefore have *subflows* in
+addition to its first stream, as in Multipath TCP (RFC 8684). Each is a stream on another connection to the
+same peer, opened by a carrier (an extra p2pd process). A message is posted (queued) on the subflow with the
+fewest bytes in flight, and written there in pieces. Thus a connection that waits for a retransmission delays
+only the messages that it already has.
 
 On the data lane, the receiver acknowledges messages. The sender thus knows what is in flight, whether a path
 is slow, and what to send again when a subflow breaks. A message may then arrive twice, and messages of one
@@ -119,7 +119,7 @@ class Subflow:
         ]
 
     def post(self, message: Message, body: Body) -> int:
-        """Queue a message and return its size on the wire in bytes."""
+        """Queue a message, count it as in flight if it will be acknowledged, and return its wire bytes."""
         outgoing = self.writer.add(message, body)
         if self._acknowledged:
             if not self._posted:
@@ -206,21 +206,19 @@ class Subflow:
 
     def _acknowledge(self, data: bytes) -> None:
         """Report to the link each message that `data` acknowledges. Counts are cumulative, so only the newest
-        one is read. Raises Malformed if it exceeds the messages written."""
+        one is read. Raises Malformed if more messages are acknowledged than were written."""
         data = self._partial_acknowledgement + data
         complete_bytes = len(data) - len(data) % _ACKNOWLEDGEMENT.size
         self._partial_acknowledgement = data[complete_bytes:]
         if not complete_bytes:
             return
         (count,) = _ACKNOWLEDGEMENT.unpack_from(data, complete_bytes - _ACKNOWLEDGEMENT.size)
-        newly_acknowledged = (count - self._acknowledged_count) & 0xFFFFFFFF
-        if newly_acknowledged > len(self._written):
-            raise Malformed(
-                f"{newly_acknowledged} messages acknowledged where {len(self._written)} are on their way"
-            )
+        new_count = (count - self._acknowledged_count) & 0xFFFFFFFF
+        if new_count > len(self._written):
+            raise Malformed(f"{new_count} messages acknowledged where {len(self._written)} are on their way")
         self._acknowledged_count = count
         self.last_progress = self._clock()
-        for _ in range(newly_acknowledged):
+        for _ in range(new_count):
             outgoing = self._written.popleft()
             self.on_its_way -= outgoing.whole
             self._owner.acknowledged(outgoing, self.last_progress - self._posted.pop(outgoing))
@@ -230,10 +228,8 @@ class Subflow:
         message is half sent; otherwise the stream is cut. If this side closed first, a late acknowledgement
         would make p2pd reset the stream and lose the last data (12 of 400 closes)."""
         polite = polite and self.writer.between_messages and not self._stream.is_closing()
-        ending_tasks = self._tasks
-        if polite:
-            ending_tasks = self._tasks[:1]  # Only the sending task; the other waits for the remote end.
-        for task in ending_tasks:
+        # After a polite end, the second task continues: it waits until the other side closes.
+        for task in self._tasks[:1] if polite else self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
         if polite:
@@ -261,8 +257,7 @@ class Subflow:
 
 
 class P2pdLink(BoundedLink):
-    """A link over libp2p streams that this peer opened. It ends with its first stream; further ones may come
-    and go."""
+    """A link over streams that this peer opened: the first, with which the link ends, and further subflows."""
 
     def __init__(
         self,
@@ -373,7 +368,7 @@ class P2pdLink(BoundedLink):
         self._close("closed by us", polite=True, reported_reason="", error=None)
 
     def _close(self, reason: str, polite: bool, reported_reason: str, error: WireError | None) -> None:
-        """Close all subflows, fail the callers that wait on the link with `reason`, and report the end to the
+        """Close all subflows, make callers that wait on the link fail for `reason`, and report the end to the
         link's owner. Does nothing if the link is closed."""
         if self.closed:
             return

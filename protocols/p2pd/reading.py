@@ -38,13 +38,13 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StreamReader:
-    """Reads one stream and delivers its messages to the receiver of the slot `ear`. `inflow` counts the bytes
-    that arrived but are not delivered. A slot whose receiver was replaced is empty."""
+    """Reads one stream and delivers its messages to the receiver in `slot`, which is empty once the receiver
+    was replaced. `inflow` parses messages and counts the bytes that are not delivered."""
 
     def __init__(
         self,
         intake: Intake,
-        ear: ReceiverSlot,
+        slot: ReceiverSlot,
         peer: PeerId,
         lane: Lane,
         stream: Stream,
@@ -52,9 +52,9 @@ class StreamReader:
     ) -> None:
         """Prepare to read. `introduced` is True if the sender is already known. Otherwise a message and
         `Hello` must come within `FIRST_MESSAGE_SECONDS`."""
-        self.intake, self.ear, self.peer, self.lane = intake, ear, peer, lane
+        self.intake, self.slot, self.peer, self.lane = intake, slot, peer, lane
         self.reader, self.writer = stream
-        self.inflow = intake.open(peer, ear, self.writer.transport.abort)
+        self.inflow = intake.open(peer, slot, self.writer.transport.abort)
         self.clock = asyncio.get_running_loop().time
         self.first_message_until = float("inf") if introduced else self.clock() + FIRST_MESSAGE_SECONDS
         self.idle_until = self.clock() + IDLE_SECONDS
@@ -94,7 +94,7 @@ class StreamReader:
             if not data or self.inflow.error is not None:
                 break
             self.idle_until = self.clock() + IDLE_SECONDS
-            if self.ear.receiver is None:  # No receiver any more: read on, and drop what comes.
+            if self.slot.receiver is None:  # No receiver any more: read on, and drop what comes.
                 self.inflow.end()
                 self.pace, self.first_message_until = Pace(), float("inf")
                 continue
@@ -128,12 +128,12 @@ class StreamReader:
         any more. Raises WireError if the sender violates a limit."""
         for message, body, taken in self.inflow.frames.take(data):
             await self._wait_for_budget(len(data))
-            if self.ear.receiver is None or self.inflow.error is not None:
+            if self.slot.receiver is None or self.inflow.error is not None:
                 return
             checked = Checked()
             token = CHECKED.set(checked)
             try:
-                self.ear.receiver.received(self.peer, self.lane, message, body, taken)
+                self.slot.receiver.received(self.peer, self.lane, message, body, taken)
             finally:
                 CHECKED.reset(token)
                 self.intake.checks.spend(self.peer, checked.count, self.clock())
@@ -144,7 +144,8 @@ class StreamReader:
 
     async def _wait_for_budget(self, waiting_bytes: int) -> None:
         """Wait until the peer's budget allows more signature checks. The `waiting_bytes` already read count
-        as undelivered meanwhile. Raises Backlog if the stream has waited `HELD_BACK_SECONDS` in total."""
+        as undelivered; if there are too many, `inflow.error` is set and the wait ends. Raises Backlog if the
+        stream has waited `HELD_BACK_SECONDS` in total."""
         checks, inflow = self.intake.checks, self.inflow
         while not self.intake.closed:
             wait = checks.wait(self.peer, self.clock())

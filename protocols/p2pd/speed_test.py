@@ -9,10 +9,9 @@ The asker is the peer that measures its own bandwidth. The helper is the peer at
 
 The count is the number of bytes that the helper has received. Bytes that only the asker's own buffers
 accepted prove nothing. The asker ends the stream, since an end by the helper could overtake the helper's last
-bytes. A new stream begins slowly (a window of 256 KiB that doubles each round trip), so the
-rate is that of the second half. Measurements run one at a time, four a minute, two for one peer: at most 32
-MiB a minute. A measurement is admitted if these limits allow it; otherwise the answer is busy. Uploads of the
-helper stay within its upload limit, with a lower priority than training.
+bytes. A new stream begins slowly (a window of 256 KiB that doubles each round trip), so the rate is that of
+the second half. Measurements run one at a time, four a minute, two for one peer: at most 32 MiB a minute.
+Beyond these limits the answer is busy. The helper's uploads stay within its upload limit, after training.
 """
 
 from __future__ import annotations
@@ -66,10 +65,9 @@ Streams = dict[asyncio.Task[None], asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSample:
-    """The number of bytes received from the start of the transfer until this time."""
+    """The number of bytes received until this time, in seconds of the event loop's clock."""
 
     seconds: float
-    """Time of the event loop's clock."""
     count: int
 
 
@@ -78,13 +76,10 @@ def rate(samples: list[ReceivedSample]) -> float:
     if len(samples) < 2:
         return 0.0
     half = samples[-1].count / 2
-    last_before_half = samples[0]
-    for sample, following in pairwise(samples):
-        if following.count > half:
-            last_before_half = sample
-            break
-    seconds = samples[-1].seconds - last_before_half.seconds
-    return (samples[-1].count - last_before_half.count) / seconds if seconds > 0 else 0.0
+    before_half = (sample for sample, following in pairwise(samples) if following.count > half)
+    start = next(before_half, samples[0])
+    seconds = samples[-1].seconds - start.seconds
+    return (samples[-1].count - start.count) / seconds if seconds > 0 else 0.0
 
 
 class SpeedService:
@@ -92,13 +87,11 @@ class SpeedService:
 
     def __init__(self) -> None:
         self.upload: Upload | None = None
-        """Upload limit shared by all links of this process, measurements included; None if there is no
-        limit."""
+        """Upload limit shared by all links and by measurements; None if there is no limit."""
         self._served: deque[tuple[float, str]] = deque()
         """Time and peer id of the measurements of the last minute."""
         self._waiting: Streams = {}
         self._open: Streams = {}
-        """The stream of the running measurement, if there is one."""
         self._refused: Streams = {}
         self._idle = asyncio.Event()
         """Set while no measurement runs."""
@@ -147,7 +140,7 @@ class SpeedService:
                 await self._send_limited(writer, count)
             else:
                 await self._receive(reader, writer, count)
-            await reader.read(1)  # Wait until the asker ends the stream (see the module's docstring).
+            await reader.read(1)  # Wait until the asker ends the stream.
 
     @staticmethod
     async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -48,8 +48,7 @@ STREAMS_PER_PEER = 32
 MAX_SUBFLOWS = 8
 """Maximum subflows of one peer; honest peers open two (multipath_dialer.py)."""
 STREAMS = 512
-"""Maximum accepted streams. Without it, an attacker opened 1 500 in 1.9 s and took all descriptors
-(measured)."""
+"""Maximum accepted streams. Without it, an attacker took all descriptors in 1.9 s (measured)."""
 STREAMS_PER_STRANGER = 8
 """Maximum streams of a peer that has not sent `Hello`: one per lane, and as many that are being reopened."""
 STREAMS_OF_STRANGERS = 256
@@ -154,14 +153,12 @@ class P2pdTransport:
         return {"open": open_, "opened": counted["opened"], "failed": counted["failed"], "repeated": repeated}
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
-        """Deliver the messages of links to `receiver` from now on, within `terms`. The previous receiver gets
-        no more calls."""
+        """Deliver messages to `receiver` from now on, within `terms`. The previous one gets no more calls."""
         self._receiver_slot.close()
         self._receiver_slot = ReceiverSlot(receiver, terms)
 
     def limit_upload(self, upload: Upload) -> None:
-        """Make all links, and everything that this peer serves to others, share one upload limit from now
-        on."""
+        """Make all links, and everything that this peer serves to others, share one upload limit."""
         self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
 
     def seen_range(self, peer: PeerId) -> str:
@@ -171,8 +168,7 @@ class P2pdTransport:
         return next(iter(public_ranges((host_address,))), "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """Register `told` as the callback that is called whenever `addresses` has changed. It replaces the
-        previous one."""
+        """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
         self.relays.moved = told
 
     def serve_chunks(self, find: FindChunk) -> None:
@@ -203,11 +199,10 @@ class P2pdTransport:
         if self._closed or self.daemon.end_reason is not None:
             raise PeerGone(f"this peer's own p2pd is not running ({self.daemon.end_reason})")
         if peer == self.peer:
-            if self._receiver_slot.receiver is None:
+            slot = self._receiver_slot
+            if slot.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(
-                peer, lane, self._receiver_slot.receiver, self._receiver_slot.terms, self._backlog_bytes
-            )
+            return LocalLink(peer, lane, slot.receiver, slot.terms, self._backlog_bytes)
         until = asyncio.get_running_loop().time() + deadline_seconds
         addresses = await self._resolve(addresses)
         seconds_left = max(0.0, until - asyncio.get_running_loop().time())
@@ -256,40 +251,40 @@ class P2pdTransport:
         """Serve a link that another peer opened: read it to its end and notify the receiver. `info.peer_id`
         is authentic (libp2p's handshake). Streams beyond the limits are refused."""
         peer = PeerId(info.peer_id.to_base58())
-        ear = self._receiver_slot
-        if ear.receiver is None or self._closed:
+        slot = self._receiver_slot
+        if slot.receiver is None or self._closed:
             writer.transport.abort()
             return
-        with self._admitted(peer, writer, ear) as admitted:
+        with self._admitted(peer, writer, slot) as admitted:
             if not admitted:
                 reason = f"{self._per_peer[peer]} links of this peer are open already"
-                self._refuse(ear, peer, Backlog(reason))
+                self._refuse(slot, peer, Backlog(reason))
                 return
             self._origin_addresses[peer] = str(info.addr)
             subflows = self._subflows.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1
-            error, reason = await StreamReader(self._intake, ear, peer, lane, (reader, writer)).read()
+            error, reason = await StreamReader(self._intake, slot, peer, lane, (reader, writer)).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)
         if error is not None:
-            self._refuse(ear, peer, error)
-        elif not self._closed and ear.receiver is not None:
-            ear.receiver.lost(peer, lane, reason)
+            self._refuse(slot, peer, error)
+        elif not self._closed and slot.receiver is not None:
+            slot.receiver.lost(peer, lane, reason)
 
     @staticmethod
-    def _refuse(ear: ReceiverSlot, peer: PeerId, error: WireError) -> None:
+    def _refuse(slot: ReceiverSlot, peer: PeerId, error: WireError) -> None:
         """Report to the receiver, if there still is one, that a peer was refused for `error`."""
-        if ear.receiver is not None:
-            ear.receiver.refused(peer, error.code, str(error))
+        if slot.receiver is not None:
+            slot.receiver.refused(peer, error.code, str(error))
 
     async def _accept_subflow(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serve a subflow that a carrier opened: check which peer it acts for, and read its messages as that
         peer's. Without a link of that peer to this one, or with too many subflows, the stream is cut."""
-        carrier, ear = PeerId(info.peer_id.to_base58()), self._receiver_slot
-        if ear.receiver is None or self._closed:
+        carrier, slot = PeerId(info.peer_id.to_base58()), self._receiver_slot
+        if slot.receiver is None or self._closed:
             writer.transport.abort()
             return
         peer = carrier
@@ -307,7 +302,7 @@ class P2pdTransport:
                 try:
                     stream = (reader, writer)
                     error, _ = await StreamReader(
-                        self._intake, ear, peer, "data", stream, introduced=True
+                        self._intake, slot, peer, "data", stream, introduced=True
                     ).read()
                 finally:
                     subflows.writers.discard(writer)
@@ -316,23 +311,23 @@ class P2pdTransport:
         except WireError as refused:
             error = refused
         if error is not None and not self._closed:
-            self._refuse(ear, peer, error)
+            self._refuse(slot, peer, error)
 
     @contextlib.contextmanager
-    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, ear: ReceiverSlot) -> Iterator[bool]:
+    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, slot: ReceiverSlot) -> Iterator[bool]:
         """Count an accepted stream while it is open, and cut it at the end. Yields False if the peer has too
         many streams, or all peers together."""
         task = asyncio.current_task()
         max_streams = STREAMS_PER_PEER
         full = len(self._accepted) >= STREAMS
-        if not ear.terms.greeted(peer):
+        if not slot.terms.greeted(peer):
             max_streams = STREAMS_PER_STRANGER
             full = full or self._stranger_streams() >= STREAMS_OF_STRANGERS
         try:
             if task is None or self._per_peer[peer] >= max_streams or full:
                 yield False
                 return
-            self._accepted[task] = (peer, ear, writer)
+            self._accepted[task] = (peer, slot, writer)
             self._per_peer[peer] += 1
             try:
                 yield True
@@ -347,7 +342,7 @@ class P2pdTransport:
 
     def _stranger_streams(self) -> int:
         """Return the number of open streams of peers that have not sent `Hello`."""
-        return sum(not ear.terms.greeted(peer) for peer, ear, _ in self._accepted.values())
+        return sum(not slot.terms.greeted(peer) for peer, slot, _ in self._accepted.values())
 
     def _cut_subflows(self, peer: PeerId, subflows: _Subflows) -> None:
         """Count that a link of the peer has ended. The subflows are cut with the last one."""

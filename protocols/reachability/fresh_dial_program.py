@@ -75,8 +75,7 @@ async def meet(address: str, peer: str) -> tuple[str, str]:
 
 
 def _not_connected(error: BaseException) -> tuple[str, str]:
-    """Return (outcome, text about it) of a failed TCP connection, from the error numbers of the exception and
-    its causes."""
+    """Return (outcome, text about it) of a failed TCP connection, from the error and its causes."""
     numbers = [getattr(cause, "errno", None) for cause in _causes(error)]
     codes = {number for number in numbers if number}
     for code in codes:

@@ -263,8 +263,7 @@ class RelayService:
             del self._end_events[number]
 
     async def _relay_both_ways(self, number: int, near: _StreamEnds, far: _StreamEnds) -> None:
-        """Relay both directions of a circuit until one side ends it, it is idle for too long, or it must make
-        space for another."""
+        """Relay both directions of a circuit until a side ends it, it is idle, or it must make space."""
         tasks = [
             asyncio.create_task(self._copy(number, near[0], far[1]), name="circuit out"),
             asyncio.create_task(self._copy(number, far[0], near[1]), name="circuit back"),
