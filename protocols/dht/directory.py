@@ -433,8 +433,8 @@ class DhtDirectory:
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
     ) -> bool:
-        """Store a value at the nodes nearest to its key. Returns True if at least one other node confirmed in
-        time that it stored it."""
+        """Store a value at the nodes nearest to its key until `expires`, in the swarm's time. Returns True if
+        at least one other node confirmed in time that it stored the value."""
         dht_key = key_id(key)
         self._gate.acknowledged[dht_key] = 0
         try:
@@ -447,8 +447,7 @@ class DhtDirectory:
 
     async def _store_shared(self, key: bytes, value: bytes, expires: float, deadline_seconds: float) -> bool:
         """Store a value that each peer of a run stores again regularly. Returns True if other nodes have it.
-        They refuse it if they have it with a later expiry, from another peer; it is then looked up instead.
-        """
+        They refuse it if they have it with a later expiry from another peer. It is then looked up."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if await self._store(key, value, expires, None, deadline_seconds):
             return True

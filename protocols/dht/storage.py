@@ -68,7 +68,7 @@ class _Pool:
     """Maps range to peer to its share."""
 
     def count(self, name: Name, value: StoredValue, sign: int) -> None:
-        """Add a value to the sums (`sign` 1) or subtract it (`sign` -1). Own values count only in `size`."""
+        """Add a value to the sums (`sign` 1) or subtract it (-1). This node's values count only in `size`."""
         self.size += sign * value.size
         if value.storer is None:
             return

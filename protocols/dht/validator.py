@@ -316,8 +316,7 @@ class ValidatedP2P:
         self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
         """Answer a find request within the requester's budget; keys whose answers exceed it get "not found".
-        Expiries are converted to the swarm's time. Raises Malformed for repeated, invalid or too many keys.
-        """
+        Expiries are converted to the swarm's time. Raises Malformed for repeated or invalid keys."""
         keys = request.keys
         # A repeated key would repeat its answer, which takes memory before it is cut to the budget.
         if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):
@@ -441,7 +440,7 @@ class ValidatedP2P:
 
     def _check(self, item: Item, storer: Storer) -> None:
         """Verify and account for a value that another peer wants to store here, and charge that storer for
-        the signature checks. Raises Backlog if its budget is used up, or a WireError for a bad value."""
+        the signature checks. Raises Backlog if its budget is used up, or a WireError to refuse the value."""
         now = asyncio.get_running_loop().time()
         if self._checks.wait(PeerId(storer.peer), now):
             raise Backlog("more signatures than are checked for one peer")

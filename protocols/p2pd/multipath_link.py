@@ -257,7 +257,7 @@ class Subflow:
 
 
 class P2pdLink(BoundedLink):
-    """A link over streams that this peer opened: the first, with which the link ends, and further subflows."""
+    """A link over streams that this peer opened: the first, with which the link ends, and more subflows."""
 
     def __init__(
         self,
