@@ -93,8 +93,7 @@ class Transport(Protocol):
 
     def seen_range(self, peer: PeerId) -> str:
         """Return the public /24 or /48 from which the peer's links come. If the links come through a relay,
-        this is the relay's range. Returns an empty string for private addresses and for a peer without
-        links."""
+        this is the relay's range. Empty for private addresses and for a peer without links."""
 
     def when_moved(self, told: Callable[[], None]) -> None:
         """Call `told` whenever `addresses` has changed; it replaces the previous callback."""

@@ -127,8 +127,7 @@ class Peer:
 
     async def run(self) -> int:
         """Run the peer's role until a signal ends it, with its metrics, control socket and watchdog. Returns
-        the exit code: `FAULT` after an error of the program, otherwise 0. Raises UserError if the user must
-        change something first."""
+        the exit code: `FAULT` after a program error, else 0. Raises UserError for what a user can fix."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)

@@ -57,9 +57,8 @@ class Sessions:
         """Listen addresses with the ports that p2pd got, so that the peer keeps them after a restart."""
 
     async def run(self) -> None:
-        """Run sessions until the role ends or a stop is requested, and start p2pd again when it ends. If it
-        cannot start at its former ports again, those of the peer file are tried. Raises CannotStart if it
-        cannot start there either."""
+        """Run sessions until the role ends or a stop is requested, and start p2pd again when it ends. If its
+        former ports do not work, those of the peer file are tried; CannotStart if they do not work either."""
         process, pause = self.process, RESTART_SECONDS
         while True:
             started_at = time.monotonic()

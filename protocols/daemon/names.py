@@ -16,8 +16,7 @@ from swarmnet.membership.address_ranges import NAME_KINDS, beginning, dialable, 
 LOOK_UP_SECONDS = 3.0
 """DNS timeout in seconds. A resolver retries after 5 s (resolv.conf(5)), and opening a link may take 8 s."""
 MAX_NAMES = 4
-"""Maximum number of names per peer that are resolved at once, equal to the addresses tried (p2pd/connect.py).
-"""
+"""Maximum number of names per peer that are resolved at once, equal to the addresses tried (connect.py)."""
 MAX_ADDRESSES_OF_NAME = 4
 """Maximum number of addresses used per name. A host with IPv4 and IPv6 has two."""
 

@@ -264,8 +264,7 @@ class Daemon:
 
     async def _check(self) -> None:
         """Send p2pd a request every `CHECK_SECONDS`, and kill it after `CHECKS_MISSED` without an answer in a
-        row; it then counts as ended. Without this, libp2p would notice after 39 s, and only on the links of
-        other peers (measured)."""
+        row. Without this, libp2p would notice after 39 s, and only on other peers' links (measured)."""
         missed_checks = 0
         while missed_checks < CHECKS_MISSED:
             await asyncio.sleep(CHECK_SECONDS)
@@ -292,8 +291,7 @@ class Daemon:
 
 def _p2p_class(folder: Path, created: list[P2P]) -> type[P2P]:
     """Return a subclass of P2P that puts p2pd's sockets into `folder` and appends its instances to `created`.
-    There is no other way to keep the sockets out of the shared /tmp. The instance is needed to clean up after
-    a failed `P2P.create`."""
+    Thus the sockets stay out of the shared /tmp, and the caller can clean up after a failed `P2P.create`."""
 
     class PlacedP2P(P2P):  # type: ignore[misc]  # hivemind has no types
         _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
@@ -372,8 +370,7 @@ def check_ports(listen: Sequence[str]) -> None:
 
 
 def _explain(message: str, options: DaemonOptions) -> CannotStart:
-    """Return the error for a p2pd that did not start: what the user can do, if `message` is a known one, or
-    else the message itself."""
+    """Return the error for a p2pd that did not start, with what the user can do if `message` is known."""
     where = ", ".join(options.listen)
     lower = message.lower()
     if "address already in use" in lower:
@@ -395,8 +392,7 @@ def _allow_open_files() -> None:
 
 @contextlib.contextmanager
 def _environment(**wanted: str) -> Iterator[None]:
-    """Set environment variables while the context is active, for a p2pd that is started in it. Variables that
-    the user has set stay as they are."""
+    """Set environment variables for a p2pd started in the context; those that the user has set stay."""
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -21,8 +21,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.resources.allowances import ANSWER_BYTES_AT_ONCE, ANSWER_BYTES_PER_SECOND, AnswerBudget
 
 ANSWER_LIMIT = 3_500_000
-"""Maximum size of a response in bytes. If a response of hivemind 1.1.12 reaches 4 MiB, it is never sent, and
-the caller hangs."""
+"""Maximum bytes of a response. hivemind 1.1.12 never sends one that reaches 4 MiB, and the caller hangs."""
 STRANGERS_ANSWER_LIMIT = 256 * 1024
 """Maximum size in bytes of a response to a requester that is neither in the routing table nor linked.
 
@@ -34,11 +33,9 @@ each, with a peer id of 38 and a node id of 20."""
 ANSWER_SECONDS = 3.0
 """Timeout of a requester in seconds (hivemind's default). A later response would not be received."""
 SHARE_OF_UPLOAD = 4
-"""One requester, and one address range, gets at most 1/4 of the upload limit, so that others are served too.
-"""
+"""One requester, and one address range, gets at most 1/4 of the upload limit, which leaves some to others."""
 PIECE_BYTES = 64 * 1024
-"""Size in bytes of one upload turn, as on links (protocols/framing/frames.py). A whole response at once would
-hold up all other traffic."""
+"""Bytes of one upload turn, as on links. A whole response at once would hold up all other traffic."""
 
 Request: TypeAlias = Any
 """A StoreRequest of hivemind's dht.proto, which has no types."""
@@ -78,8 +75,7 @@ class Answers:
         self._upload: Uploads | None = None
 
     def limit_upload(self, upload: Uploads) -> None:
-        """Share this peer's upload limit from now on. The budget of each requester restarts, with at most
-        1/`SHARE_OF_UPLOAD` of the limit."""
+        """Share this upload limit. Requesters' budgets restart, with at most 1/`SHARE_OF_UPLOAD` of it."""
         self._upload = upload
         scale = min(1.0, upload.bytes_per_second / SHARE_OF_UPLOAD / ANSWER_BYTES_PER_SECOND)
         self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)

@@ -75,11 +75,9 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 
 
 CLOCK_SECONDS, WITNESSES = 60.0, 5
-"""Interval in seconds for asking other peers for the time, and how many are asked: a ping of 100 bytes each.
-"""
+"""Interval in seconds for asking other peers for the time, and how many are asked, by a ping."""
 MAX_NAMED = 256
-"""Maximum number of named peers kept as clock witnesses: bootstraps, remembered and nearby peers, the newest.
-"""
+"""Maximum number of named peers kept, the newest: bootstraps, remembered and nearby peers."""
 MAX_LISTED = 3
 """Maximum number of unreachable bootstraps in one message. A peer remembers 64."""
 MAX_PINGED = 16
@@ -260,8 +258,7 @@ class DhtDirectory:
 
     async def keep_time_forever(self) -> None:
         """Measure the clock offset every `CLOCK_SECONDS`, because this machine's clock may be set while the
-        peer runs. For example, a computer without a clock battery sets its clock once it finds a time server.
-        """
+        peer runs, for example when a computer without a clock battery finds a time server."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             await self.look_at_clocks()
@@ -347,8 +344,7 @@ class DhtDirectory:
         return await self._store_shared(key, signed_manifest, expires, deadline_seconds)
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """Return the signed manifest, checked against the run id; None if it is not found. Raises Unreachable
-        if the DHT does not answer in time."""
+        """Return the signed manifest, checked against the run id, or None. Raises Unreachable if too late."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 found = await self._get(manifest_key(run), latest=False)
@@ -401,9 +397,8 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Return once the peer's own process has answered a ping. Raises Unreachable if no address answers,
-        and PeerGone if one does but the process does not. The ping adds no entry to a routing table, so
-        repeated calls stay cheap."""
+        """Return once the peer's own process has answered a ping, which enters no routing table. Raises
+        Unreachable if no address answers, and PeerGone if one does but the process does not."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if peer not in self._named:
             addresses = await resolve_dialable(addresses, self._gate.addresses)

@@ -145,8 +145,7 @@ class Storage:
         pool.count(name, value, 1)
 
     def sweep(self, now: float) -> None:
-        """Remove expired values from the accounting; hivemind drops them itself. Does nothing if the last
-        sweep was less than a second ago."""
+        """Remove expired values from the accounting, at most once a second; hivemind drops them itself."""
         if now - self._last_sweep > 1.0:
             self._last_sweep = now
             for name in [name for name, value in self._values.items() if value.expires < now]:

@@ -122,8 +122,7 @@ def stored_value(content: bytes) -> bytes:
 
 
 def text_of(tag: bytes) -> str:
-    """Unpack a subkey. Raises Malformed if it is not text, or not packed as hivemind packs it: the same peer
-    would then have a second subkey."""
+    """Unpack a subkey. Raises Malformed if it is not text packed as hivemind does: one peer, one subkey."""
     msgpack_guard.check(tag, 128)
     try:
         subkey = msgpack.unpackb(tag, strict_map_key=False)
@@ -136,8 +135,7 @@ def text_of(tag: bytes) -> str:
 
 def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
     """Yield the values that `value` contains: itself, or each entry if `tag` marks a dictionary. Raises
-    Malformed for an impossible key, expiry or dictionary. If only some entries are invalid, it is raised
-    after the valid ones were yielded."""
+    Malformed for an invalid key, expiry or dictionary; for an invalid entry, after the valid ones."""
     if len(key) != 20 or not isfinite(expires):
         raise Malformed("an impossible key or expiry")
     if tag != DICTIONARY:
@@ -158,8 +156,7 @@ def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -
 
 
 def _unpack_entries(value: bytes) -> list[Any]:
-    """Return the entries of a packed dictionary; each should be [subkey, value, expiry], which is not checked
-    here. Raises Malformed."""
+    """Return a packed dictionary's entries: unchecked, normally [subkey, value, expiry]. Raises Malformed."""
     msgpack_guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
     try:
         packed = msgpack.unpackb(value, strict_map_key=True)

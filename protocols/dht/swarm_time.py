@@ -54,9 +54,8 @@ def agreed_offset(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> Cl
     votes = [middle(range_offsets) for range_offsets in per_range.values()]
     believed = [vote for vote in votes if abs(vote) <= MAX_OFFSET_SECONDS]
     unbelieved = [vote for vote in votes if abs(vote) > MAX_OFFSET_SECONDS]
-    return ClockVote(
-        middle(believed) if believed else None, middle(unbelieved) if unbelieved else None, len(votes)
-    )
+    believed_offset = middle(believed) if believed else None
+    return ClockVote(believed_offset, middle(unbelieved) if unbelieved else None, len(votes))
 
 
 def middle(offsets: Iterable[float]) -> float:
@@ -66,8 +65,7 @@ def middle(offsets: Iterable[float]) -> float:
 
 
 def correction(offset: float) -> float:
-    """Return the seconds to add to this machine's clock. An offset of up to `SKEW_SECONDS` gives 0, since
-    other peers accept its records."""
+    """Return the seconds to add to this machine's clock: the offset, or 0 if peers accept records anyway."""
     return offset if abs(offset) > SKEW_SECONDS else 0.0
 
 

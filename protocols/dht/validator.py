@@ -178,9 +178,8 @@ class ValidatedP2P:
                 await self.connect(PeerId(peer.to_base58()), self._circuits, CIRCUIT_SECONDS)
         sent = time.time()
         self.sent_bytes += request.ByteSize()
-        response = await self._unless_ended(
-            self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type)
-        )
+        call = self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type)
+        response = await self._unless_ended(call)
         self.received_bytes += response.ByteSize()
         self._clear_false_id(response.peer, peer)
         if output_type is dht_pb2.PingResponse:
@@ -223,8 +222,7 @@ class ValidatedP2P:
         return Asker(PeerId(name), await self.range_of(name), near)
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
-        """Return the call's result. Raises P2PDaemonError as soon as p2pd ends or this gate is closed;
-        hivemind would wait forever."""
+        """Return the call's result. Raises P2PDaemonError as soon as p2pd ends or this gate is closed."""
         task = asyncio.ensure_future(call)
         try:
             ends = (task, self._daemon.ending, self._closing)
@@ -256,11 +254,9 @@ class ValidatedP2P:
         id still enters no routing table here."""
         try:
             async with asyncio.timeout(PING_SECONDS):
-                answer = await self._unless_ended(
-                    self._daemon.p2p.call_protobuf_handler(
-                        peer, PING, dht_pb2.PingRequest(), dht_pb2.PingResponse
-                    )
-                )
+                call = self._daemon.p2p.call_protobuf_handler
+                ping = call(peer, PING, dht_pb2.PingRequest(), dht_pb2.PingResponse)
+                answer = await self._unless_ended(ping)
         except (*DAEMON_ERRORS, TimeoutError):
             return False
         return bool(answer.peer.node_id == claimed)
@@ -342,9 +338,8 @@ class ValidatedP2P:
     # Responses of other nodes.
 
     def _filter_values(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
-        """Remove from a response, in place, the nodes with wrong ids and the values that do not verify.
-        After one bad signature, the remaining values of that key are dropped. Expiries are converted from the
-        swarm's time to this machine's."""
+        """Remove from a response, in place, the nodes with wrong ids and the values that do not verify; after
+        a bad signature, also the key's later values. Convert expiries to this machine's time."""
         for key, result in zip(request.keys, response.results, strict=False):
             nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
             valid_nodes = [
@@ -401,8 +396,7 @@ class ValidatedP2P:
 
     @staticmethod
     def _clear_false_id(info: dht_pb2.NodeInfo, peer: PeerID) -> None:
-        """Clear a claimed DHT id that does not belong to the peer. hivemind then treats the node as a client,
-        which enters no routing table."""
+        """Clear a DHT id that is not the peer's. hivemind then puts the node into no routing table."""
         if info.node_id and info.node_id != node_id(peer):
             info.ClearField("node_id")
 
@@ -431,9 +425,8 @@ class ValidatedP2P:
         if proof.issued_seconds > now + SKEW_SECONDS:
             raise Malformed(f"a record signed {proof.issued_seconds - now:.0f} s in the future")
         if not early - SKEW_SECONDS < item.expires <= latest + 1e-3:
-            raise Malformed(
-                f"an expiry {item.expires - now:.0f} s from now, where {latest - now:.0f} is the end"
-            )
+            expires, end = item.expires - now, latest - now
+            raise Malformed(f"an expiry {expires:.0f} s from now, where {end:.0f} is the end")
         if subkey is None and proof.sequence:
             self._remember_order(item, proof.sequence)
         return proof

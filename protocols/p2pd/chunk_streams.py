@@ -63,8 +63,7 @@ class ChunkService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer the chunk requests of one stream until it ends or is idle for too long. A stream beyond the
-        limits is cut at once."""
+        """Answer the chunk requests of one stream until it ends or is idle. Beyond the limits, cut it."""
         peer, ranges = PeerId(info.peer_id.to_base58()), public_ranges((str(info.addr),))
         if not self._may_open(peer, ranges):
             writer.transport.abort()

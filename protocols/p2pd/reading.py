@@ -62,8 +62,7 @@ class StreamReader:
         self.held_back_seconds = 0.0
 
     async def read(self) -> tuple[WireError | None, str]:
-        """Read the stream to its end. Returns the error if the sender violated a limit, otherwise None, and
-        the reason why the stream ended."""
+        """Read to the end. Returns (error or None, why it ended); an error: the sender violated a limit."""
         try:
             reason = await self._run()
         except WireError as error:

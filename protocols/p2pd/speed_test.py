@@ -44,8 +44,7 @@ MEASURE_SECONDS = 6.0
 """Maximum seconds of a measurement. A slow link is measured by the bytes transferred until then."""
 SERVE_SECONDS = 15.0
 REQUEST_SECONDS = 3.0
-"""Timeout for the request in seconds. A peer that measures sends it at once; others must not block the slot.
-"""
+"""Timeout for the request in seconds. An asker sends it at once; others must not block the slot."""
 STEP_SECONDS = 10.0
 TURN_SECONDS = 2.0
 """Seconds that a new asker waits for the measurement before it to finish."""
@@ -252,8 +251,7 @@ async def _measure_download(reader: asyncio.StreamReader, count: int, samples: l
 async def _measure_upload(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int, samples: list[ReceivedSample]
 ) -> None:
-    """Send `count` bytes, and append a sample for each count that the helper reports. Raises ValueError if
-    a count does not grow."""
+    """Send `count` bytes, and append a sample for each count from the helper. Raises ValueError."""
     clock = asyncio.get_running_loop().time
 
     async def send() -> None:

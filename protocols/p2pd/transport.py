@@ -107,11 +107,7 @@ class P2pdTransport:
 
     @classmethod
     async def start(
-        cls,
-        identity_path: Path,
-        options: DaemonOptions,
-        *,
-        backlog_bytes: int = BACKLOG_BYTES,
+        cls, identity_path: Path, options: DaemonOptions, *, backlog_bytes: int = BACKLOG_BYTES
     ) -> P2pdTransport:
         """Start p2pd with the identity in the file, and register the handlers of incoming streams. Raises
         CannotStart (p2pd does not start), IdentityError (the file is unusable) or TimeoutError."""
@@ -177,15 +173,9 @@ class P2pdTransport:
         self.chunks.find = find
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
-        """Start `count` carriers for fetching chunks of snapshots: `arrived` gets each chunk, `progressed`
-        each part of one. Raises CannotStart."""
-        return await ChunkCarriers.start(
-            count,
-            replace(LOOPBACK, relay=True),
-            arrived,
-            progressed,
-            resolve=self._resolve,
-        )
+        """Start carriers to fetch chunks: `arrived` gets each, `progressed` each part. Raises CannotStart."""
+        options = replace(LOOPBACK, relay=True)
+        return await ChunkCarriers.start(count, options, arrived, progressed, resolve=self._resolve)
 
     async def ended(self) -> str:
         """Wait until p2pd has ended, whether through `close` or not, and return the reason."""
@@ -299,11 +289,10 @@ class P2pdTransport:
                 if subflows is None or len(subflows.writers) >= MAX_SUBFLOWS:
                     return
                 subflows.writers.add(writer)
+                stream = (reader, writer)
                 try:
-                    stream = (reader, writer)
-                    error, _ = await StreamReader(
-                        self._intake, slot, peer, "data", stream, introduced=True
-                    ).read()
+                    reading = StreamReader(self._intake, slot, peer, "data", stream, introduced=True)
+                    error, _ = await reading.read()
                 finally:
                     subflows.writers.discard(writer)
         except DAEMON_ERRORS:
@@ -315,8 +304,7 @@ class P2pdTransport:
 
     @contextlib.contextmanager
     def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, slot: ReceiverSlot) -> Iterator[bool]:
-        """Count an accepted stream while it is open, and cut it at the end. Yields False if the peer has too
-        many streams, or all peers together."""
+        """Count an accepted stream while open, and cut it at the end. Yields False if there are too many."""
         task = asyncio.current_task()
         max_streams = STREAMS_PER_PEER
         full = len(self._accepted) >= STREAMS
@@ -353,8 +341,7 @@ class P2pdTransport:
                 writer.transport.abort()
 
     def _drop_accepted(self) -> list[asyncio.Task[Any]]:
-        """Cut all accepted streams and return their tasks, which then end on their own. Cancelling the tasks
-        makes asyncio 3.11 complain."""
+        """Cut all accepted streams, and return their tasks. These then end; cancelled tasks would warn."""
         for *_, writer in self._accepted.values():
             writer.transport.abort()
         return list(self._accepted)

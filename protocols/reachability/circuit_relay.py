@@ -36,8 +36,7 @@ HOP_RESERVE, HOP_CONNECT, HOP_STATUS = 0, 1, 2
 STOP_CONNECT, STOP_STATUS = 0, 1
 OK, REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION, MALFORMED = 100, 200, 201, 203, 204, 400
 NO_LIMIT = {1: 0, 2: 0}
-"""The limit field for unlimited circuits. It is sent because libp2p leaves a circuit with a limit field for a
-direct connection."""
+"""The limit field for no limit. libp2p leaves a circuit with such a field for a direct connection."""
 STEP_SECONDS = 10.0
 """Timeout for a message in seconds."""
 MIN_BYTES = 1 << 30
@@ -79,8 +78,7 @@ def decode(data: bytes) -> Fields:
 
 
 async def read_fields(reader: asyncio.StreamReader, seconds: float = STEP_SECONDS) -> Fields:
-    """Read the next message of a stream and return its fields. Raises Malformed or TooLarge, or PeerGone if
-    none comes within `seconds`."""
+    """Read the next message's fields. Raises Malformed, TooLarge, or PeerGone if none comes in time."""
     try:
         async with asyncio.timeout(seconds):
             length = shift = 0

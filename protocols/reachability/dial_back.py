@@ -100,8 +100,7 @@ def encode(part: Part) -> bytes:
 
 
 async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds: float) -> SomePart:
-    """Read the next part of a stream, which must be of the class `kind`. Raises Malformed, or PeerGone if
-    none comes within `seconds`."""
+    """Read the next part, which must be a `kind`. Raises Malformed, or PeerGone if none comes in time."""
     try:
         async with asyncio.timeout(seconds):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))

@@ -82,8 +82,7 @@ def observed_ip(address: str) -> IP | None:
 
 
 def may_dial(ip: IP, asker: IP | None) -> bool:
-    """Return True if this peer may dial `ip` for an asker that was seen at `asker`. Both must be the same
-    host, as far as addresses can show."""
+    """Return True if `ip` may be dialled for an asker seen at the IP `asker`: both must be the same host."""
     if asker is None or ip.version != asker.version:
         return False
     return ip == asker or (ip.version == 6 and ip in ip_network((asker, OWN_BITS), strict=False))

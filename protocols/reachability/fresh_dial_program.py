@@ -53,8 +53,7 @@ NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EADDRNOTAVA
 
 async def meet(address: str, peer: str) -> tuple[str, str]:
     """Dial an address and make libp2p's Noise handshake, which proves the key of `peer`. Returns (outcome,
-    text about it); the outcomes are those of fresh_dial.py. Does not return if the other side stays silent.
-    """
+    text about it); the outcomes are those of fresh_dial.py. Waits forever if the other side is silent."""
     try:
         connection = await TCP().dial(Multiaddr(address))
     except (OpenConnectionError, OSError, ValueError) as error:

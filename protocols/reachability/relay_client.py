@@ -81,8 +81,7 @@ class Relays:
             self._tasks.append(asyncio.create_task(keeping, name=f"relay {relay}"))
 
     async def first(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the first slot. Returns True once one was reserved; False if the time is
-        over or there is no relay."""
+        """Wait up to `seconds` for the first slot. Returns False if there is none by then, or no relay."""
         if not self._tasks:
             return False
         try:

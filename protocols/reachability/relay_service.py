@@ -67,8 +67,7 @@ CIRCUITS = 256
 CIRCUITS_PER_PEER = 32
 """Maximum circuits from or to one peer: ten neighbours in its group, and some of the adjacent stages."""
 CIRCUITS_PER_RANGE = CIRCUITS // 4
-"""Maximum circuits opened from one /24 or /48, equal to its maximum of slots. Four networks can fill a relay;
-then the newest circuits are closed."""
+"""Maximum circuits opened from one /24 or /48. If networks fill a relay, the newest circuits are closed."""
 STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
 """Maximum number of open streams, including those that have not sent a request yet."""
 WRITE_SECONDS = 30.0
@@ -140,8 +139,8 @@ class RelayService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream, with one request for a slot or a circuit, until it ends. Cut it at once if the
-        peer has too many streams, or if all peers have and no other stream is cut for it."""
+        """Serve one stream, with one request for a slot or a circuit, until it ends. A stream beyond the
+        limits is refused, unless another peer's stream is cut to make space."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
         source_address = str(info.addr)
         address_range = range_of(source_address)
@@ -166,9 +165,8 @@ class RelayService:
             writer.transport.abort()
 
     def _make_space(self, address_range: str) -> str:
-        """If `STREAMS` are open, cut one to make space for a new stream of this address range: the newest
-        stream of the range with most. Returns an empty string, or the code of the refusal if the new stream
-        itself would have to be cut."""
+        """If `STREAMS` are open, cut one for a new stream of this address range: the newest of the range with
+        most. Returns an empty string, or the code of the refusal if that would be the new stream itself."""
         streams = [stream for stream in self._open.values() if not stream.cut]
         if len(streams) < STREAMS:
             return ""
@@ -183,9 +181,8 @@ class RelayService:
     async def _answer(
         self, peer: PeerId, source_address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Read and answer one RESERVE or CONNECT request. `source_address` is where the peer's connection
-        comes from. Writes a reservation or a refusal. A CONNECT that succeeds relays the circuit until it
-        ends, and writes nothing afterwards."""
+        """Read one RESERVE or CONNECT request of a peer connected from `source_address`, and write a
+        reservation or a refusal. After a CONNECT that succeeds, relay the circuit until it ends instead."""
         answer: Fields
         try:
             request = await read_fields(reader)
