@@ -1,7 +1,7 @@
 """Run a peer across restarts of p2pd, its network process (libp2p in Go).
 
-A session lasts as long as one p2pd process. It consists of the transport and the DHT directory on that p2pd,
-background tasks, and the peer's role (worker, bootstrap, observer or archivist), which does the peer's work.
+A session lasts as long as one p2pd process. It has the transport and the DHT directory on that p2pd, and
+background tasks. The role (worker, bootstrap, observer or archivist) does the peer's work in it.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Sessions:
         self.process.notify_event(event)
 
     def _create_probe(self, transport: P2pdTransport) -> ReachabilityProbe:
-        """Return the probe that asks other peers whether they can dial this one, and reports the result as
-        metrics and events. Until then, the metric is `unknown`."""
+        """Return the probe that asks other peers whether they can dial this one. It reports the result as
+        metrics and events; until then, the metric is `unknown`."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
         only(gauges, WAYS, "unknown")
 
@@ -185,13 +185,13 @@ def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
 
 
 def keeps_slots(config: PeerFile) -> bool:
-    """Return True if the peer should reserve slots at relays, which forward connections to it. That is so if
-    others must dial it and its peer file names no address at which they can do so directly."""
+    """Return True if the peer should reserve slots at relays, which forward connections to it. It should if
+    others must dial it and its peer file announces no address for direct dials."""
     return config.relay and not config.announce and config.role in ("worker", "archivist")
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return the listen multiaddrs `listen` with each port 0 replaced by the port that p2pd chose. That port
+    """Return the listen multiaddrs `listen` with each port 0 replaced by the port that p2pd chose. The port
     is found in `addresses`, p2pd's actual ones; without a matching address, the 0 stays."""
     result = []
     padding = [""] * 5  # Gives every multiaddr enough parts to unpack.

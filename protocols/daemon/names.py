@@ -1,8 +1,8 @@
 """Resolve host names in multiaddrs from untrusted peers, and filter the results by the rules for addresses.
 
 The p2pd process would resolve names itself and dial any address that the DNS returns, also private ones. It
-therefore gets IP addresses only. A multiaddr may be dialled if the rules in
-swarmnet/membership/address_ranges.py allow it for a peer that is reached at these addresses itself.
+therefore gets IP addresses only. The rules (swarmnet/membership/address_ranges.py) depend on the addresses at
+which this peer itself is reached: for example, it dials private addresses only in its own private block.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Limit what the DHT node sends in response to requests: a budget per requester, and this peer's upload
 limit.
 
-Without a budget, each find request of 18 kB would cost this peer 3.5 MB. A requester that exceeds its budget
-(bytes at once and bytes per second) gets a short "not found" for each key, which is never longer than its
-request. A requester is near if it is in this node's routing table or has a link to this peer.
+Without a budget, each find request of 18 kB would cost this peer 3.5 MB. A budget is a number of bytes at
+once and per second. A requester that exceeds it gets a "not found" for each key, no longer than its request.
+A requester is near if it is in this node's routing table or has a link to this peer.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Answers:
         self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)
 
     def limit(self, asker: Asker) -> int:
-        """Return the maximum bytes of a response to this requester now. It is bounded by its remaining
-        budget, and by a third of what this peer may upload until the requester's timeout."""
+        """Return the maximum bytes of a response to this requester now: at most its remaining budget, and a
+        third of what this peer may upload until the requester's timeout."""
         max_bytes = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
         if self._upload is not None:  # Only a third, since other traffic uses the upload too.
             max_bytes = min(max_bytes, int(self._upload.bytes_per_second * ANSWER_SECONDS / 3))
@@ -100,8 +100,8 @@ class Answers:
 
     def cut(self, response: Response, limit: int) -> None:
         """Shorten a FindResponse, in place, to `limit` bytes. A value that exceeds the bytes left becomes
-        "not found", except that a random part of a dictionary longer than `limit` is kept. A result that is
-        still too long also loses its nearest nodes."""
+        "not found". A dictionary longer than `limit` is instead cut to a random part. A result that is still
+        too long also loses its nearest nodes."""
         bytes_left = limit
         for result in response.results:
             size = result.ByteSize()

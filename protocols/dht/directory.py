@@ -258,7 +258,7 @@ class DhtDirectory:
 
     async def keep_time_forever(self) -> None:
         """Measure the clock offset every `CLOCK_SECONDS`, because this machine's clock may be set while the
-        peer runs, for example when a computer without a clock battery finds a time server."""
+        peer runs. For example, a computer without a clock battery may find a time server late."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             await self.look_at_clocks()
@@ -283,8 +283,8 @@ class DhtDirectory:
             await self._set_clock()
 
     async def _set_clock(self) -> None:
-        """Set the clock offset from the witnesses' answers. The user is notified if it changes by more than
-        `SKEW_SECONDS`, and once if it is too large to be believed; then the previous one stays."""
+        """Set the clock offset from the witnesses' answers, and notify the user if it changes by more than
+        `SKEW_SECONDS`. If it is too large to be believed, notify once and keep the previous one."""
         offsets = self._gate.offsets
         self._votes = agreed_offset(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
         offset = self._votes.offset

@@ -1,7 +1,7 @@
 """Decide which values a DHT node stores for others, and which it evicts when there is no space.
 
-A key holds one value without subkey (a manifest or an order), or records under subkeys, one per peer or run.
-A value is named by (key, subkey). Its storer is the peer that sent it here.
+A key holds one value without subkey (a manifest or an order), or records under subkeys. The subkey is a peer
+or a run. A value is named by (key, subkey). Its storer is the peer that sent it here.
 
 Keys are free to create. If old values always stayed, the first peer with many could lock out all others.
 Here, a new value evicts one from the address range (swarmnet/membership/address_ranges.py) that stored most,

@@ -1,13 +1,12 @@
 """Verify everything that passes between hivemind's DHT and the network.
 
 `DHTNode` gets this gate (`ValidatedP2P`) instead of its `P2P`. The gate sees every request and response as
-protobuf before hivemind decodes the MessagePack inside. It removes everything that is not a signed record of
-a peer, a run's manifest (signed/records.py), an owner's order (signed/orders.py) or a registry entry
-(signed/registry_entry.py). The validators of hivemind run too late: it decodes dictionaries first, and a
-deeply nested one kills the process (measured).
+protobuf before hivemind decodes the MessagePack inside. It removes everything except signed values: a peer's
+record, a run's manifest, an owner's order, and a registry entry (protocols/signed). The validators of
+hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process (measured).
 
-A value stands under a key, and if there are several under one (a dictionary), under a subkey, packed as a
-tag. A value without subkey is plain. The storer is the peer that sent a value to be stored.
+A value stands under a key. Several values under one key form a dictionary by subkey; a tag is a packed
+subkey. A value without subkey is plain. The storer is the peer that sent a value to be stored.
 
 The gate also enforces these rules:
 - A node's DHT id (`node_id`) is the hash of its peer id.
@@ -136,8 +135,8 @@ class ValidatedP2P:
     async def add_protobuf_handler(
         self, name: str, handler: Handler, input_type: type, **options: bool
     ) -> None:
-        """Register a handler for requests of this type, wrapped in this gate's checks. In the answer to a
-        ping that asks whether the sender can be called, a sender with a false DHT id is called back."""
+        """Register a handler for requests of this type, wrapped in this gate's checks. A ping may ask whether
+        its sender can be called; a sender with a false DHT id is then called back for the answer."""
         serve = {
             dht_pb2.PingRequest: self._serve_ping,
             dht_pb2.StoreRequest: self._serve_store,
@@ -264,9 +263,9 @@ class ValidatedP2P:
     async def _serve_store(
         self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
-        """Check each value of a store request, pass the accepted ones to hivemind, and report for each key
-        whether its value was stored. After a bad signature or an exceeded budget, the rest is not checked.
-        Raises Malformed if the request's columns do not match."""
+        """Check each value of a store request, and pass the accepted ones to hivemind. The response says for
+        each key whether its value was stored. After a bad signature or an exceeded budget, the rest is not
+        checked. Raises Malformed if the request's columns do not match."""
         count = len(request.keys)
         sender = str(context.remote_id)
         stored = [True] * count
@@ -432,8 +431,8 @@ class ValidatedP2P:
         return proof
 
     def _check(self, item: Item, storer: Storer) -> None:
-        """Verify and account for a value that another peer wants to store here, and charge that storer for
-        the signature checks. Raises Backlog if its budget is used up, or a WireError to refuse the value."""
+        """Verify and account for a value that another peer wants to store here. Charge that storer for the
+        signature checks. Raises Backlog if its budget is used up, or a WireError to refuse the value."""
         now = asyncio.get_running_loop().time()
         if self._checks.wait(PeerId(storer.peer), now):
             raise Backlog("more signatures than are checked for one peer")

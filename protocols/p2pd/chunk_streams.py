@@ -127,8 +127,8 @@ class ChunkCarriers:
         cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed,
         *, resolve: Resolve,
     ) -> ChunkCarriers:  # fmt: skip
-        """Start `count` carriers. `arrived(holder, digest, index, chunk)` is called for each request, with
-        None if it failed, and `progressed(holder)` for each part of a chunk. Raises CannotStart."""
+        """Start `count` carriers. `arrived(holder, digest, index, chunk)` is called for each request; the
+        chunk is None if it failed. `progressed(holder)` is called for each part. Raises CannotStart."""
         carriers = Carriers(options)
         try:
             return cls(carriers, await carriers.start(count), arrived, progressed, resolve=resolve)

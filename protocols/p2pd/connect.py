@@ -97,8 +97,8 @@ class Dialling:
         return stream
 
     def leave_circuit(self, peer: PeerId, link: Ends) -> None:
-        """Watch a link that uses a relay, in the background, and end it once a direct connection to its peer
-        exists. Its owner then opens it again."""
+        """Watch a link over a relay in the background. End it once there is a direct connection to its peer;
+        the link's owner then opens it again."""
         task = asyncio.create_task(self._leave(peer, link), name=f"circuit to {peer}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

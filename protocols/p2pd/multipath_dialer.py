@@ -43,8 +43,8 @@ class SubflowDialer:
         return len(self._carriers.running)
 
     def want(self, link: P2pdLink) -> None:
-        """Open one more subflow for a slow link, in the background. Nothing happens while one is being
-        opened, shortly after a failure, without a known address, or if the link has the maximum."""
+        """Open one more subflow for a slow link, in the background. Do nothing while one is being opened,
+        shortly after a failure, without a known address, or at the maximum."""
         if link in self._tasks or not link.addresses or self._clock() < link.broke_at + RETRY_SECONDS:
             return
         task = asyncio.create_task(self._open(link), name=f"subflow {link.peer}")

@@ -226,7 +226,7 @@ class Subflow:
     def close(self, polite: bool) -> None:
         """End the stream. `polite` sends a closing frame and leaves it to the other side to close, unless a
         message is half sent; otherwise the stream is cut. If this side closed first, a late acknowledgement
-        would make p2pd reset the stream and lose the last data (12 of 400 closes)."""
+        would make p2pd lose the last data (12 of 400 closes)."""
         polite = polite and self.writer.between_messages and not self._stream.is_closing()
         # After a polite end, the second task continues: it waits until the other side closes.
         for task in self._tasks[:1] if polite else self._tasks:
@@ -368,8 +368,8 @@ class P2pdLink(BoundedLink):
         self._close("closed by us", polite=True, reported_reason="", error=None)
 
     def _close(self, reason: str, polite: bool, reported_reason: str, error: WireError | None) -> None:
-        """Close all subflows, make callers that wait on the link fail for `reason`, and report the end to the
-        link's owner. Does nothing if the link is closed."""
+        """Close all subflows, and report the end to the link's owner. Callers that wait on the link fail with
+        `reason`. Does nothing if the link is closed."""
         if self.closed:
             return
         for subflow in self._subflows:

@@ -58,8 +58,8 @@ class DialBackSlot:
 
 
 def place_of(address: str) -> DialBackSlot | None:
-    """Return host and port of a multiaddr that is an IP or a name with a TCP port and nothing else. Returns
-    None for any other, such as a circuit, and for an invalid one."""
+    """Return host and port of a multiaddr: an IP or a name with a TCP port and nothing else. Returns None for
+    any other, such as a circuit, and for an invalid one."""
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
@@ -94,8 +94,8 @@ class DialBackService:
     def __init__(
         self, peer: PeerId, dials: Dials = dial, able: Callable[[], bool] = can_dial, names: LookUp = look_up
     ) -> None:
-        """Create the service. `peer` is this peer, `dials` dials addresses from a new process, `able` returns
-        True if it can, and `names` resolves a name."""
+        """Create the service. `peer` is this peer. `dials` dials addresses from a new process, and `able`
+        returns True if it can. `names` resolves a name."""
         self._peer, self._dials, self._able, self._look_up = peer, dials, able, names
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._work: asyncio.Task[tuple[Dialled, ...]] | None = None
