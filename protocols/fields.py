@@ -1,4 +1,8 @@
-"""The base class of messages and the bounded field types that they are built from."""
+"""The base class of messages and the bounded field types that they are built from.
+
+A path is the sequence of stages that a microbatch visits. With skipping, it may leave out stages. A swap
+visits one of those late, below the highest stage visited so far (the frontier).
+"""
 
 from __future__ import annotations
 
@@ -46,8 +50,7 @@ class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Path(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The stages that a microbatch has passed (`PathHeader` in swarmnet/run/path_rules.py). Each receiver
-    checks it."""
+    """The stages that a microbatch has passed, as `PathHeader`. Each receiver checks it."""
 
     visited: Annotated[tuple[StageNumber, ...], Meta(max_length=1024)] = ()
     """Visited stages in order, including the receiver's."""

@@ -2,7 +2,8 @@
 memory.
 
 A link is one-way: the peer that opened it sends, the other receives. Replies travel over a link that the
-other side opens back. Thus each link has one owner, and each side notices when the other side closes.
+other side opens back. Thus each link has one owner, and each side notices when the other side closes. Each
+link carries one lane: a class of messages, such as data. Chunks are parts of a snapshot of the weights.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ class Receiver(Protocol):
         `refused` with that error."""
 
     def lost(self, peer: PeerId, lane: Lane, reason: str) -> None:
-        """Called when a link from or to this peer ended without being closed by us."""
+        """Called when a link from or to `peer` has ended, unless this side closed it."""
 
     def refused(self, peer: PeerId, code: str, reason: str) -> None:
-        """Called after this peer sent malformed data and its link was closed. `code` is a WireError code."""
+        """Called after `peer` violated the protocol and its link was closed. `code` is a WireError code."""
 
 
 class Link(Protocol):
-    """Sends to one peer on one lane. Smaller `Message.priority` goes first, and long messages are
-    interleaved."""
+    """Sends to one peer on one lane. Smaller `Message.priority` goes first; long messages are interleaved."""
 
     @property
     def peer(self) -> PeerId: ...
@@ -54,8 +54,7 @@ class Link(Protocol):
         more bytes than the transport's limit are queued."""
 
     async def drained(self, below_bytes: int, deadline_seconds: float) -> None:
-        """Wait until at most `below_bytes` are queued. Raises PeerGone at the deadline or if the link
-        ends."""
+        """Wait until at most `below_bytes` are queued. Raises PeerGone at the deadline or the link's end."""
 
     def close(self) -> None:
         """End the link and drop what is queued."""
@@ -94,12 +93,10 @@ class Transport(Protocol):
 
     def seen_range(self, peer: PeerId) -> str:
         """Return the public /24 or /48 from which the peer's links come. If the links come through a relay,
-        this is the relay's range. Returns an empty string for private addresses and for a peer without
-        links."""
+        this is the relay's range. Empty for private addresses and for a peer without links."""
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """Register a callback that is called whenever `addresses` has changed. It replaces the previous
-        callback."""
+        """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
         """Start to deliver messages to `receiver`. Before this call, nothing is accepted. The receiver
@@ -117,52 +114,50 @@ class Transport(Protocol):
         a previous `find` are cut off."""
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> Carries | None:
-        """Open extra connections for fetching chunks. Returns None where one connection already carries
-        everything."""
+        """Open extra connections for fetching chunks. Returns None where one connection is enough."""
 
     async def open(
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> Link:
-        """Open and return a new link. `addresses` are hints. Raises PeerGone if the peer is not reached in
-        time."""
+        """Open a new link. `addresses` are hints. Raises PeerGone if the peer is not reached in time."""
 
     async def close(self) -> None: ...
 
 
 class Directory(Protocol):
-    """Stores signed records under (run, stage). A record is only a hint: a peer is alive when it answers."""
+    """Publishes and finds the records of a stage's peers, and runs' manifests, owners' orders and registry
+    entries. A record is only a hint: a peer is alive when it answers."""
 
     def now(self) -> float:
         """Return the swarm's time in seconds, which is used to sign records."""
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Publish this peer's signed `PeerRecord` for `RECORD_SECONDS`. Returns False if no node stored
-        it."""
+        """Publish this peer's signed record for `RECORD_SECONDS`. Returns False if no node stored it."""
 
     def met(self) -> Collection[PeerId]:
-        """Return the peers whose DHT nodes have answered this one. Dialling them contacts no new address."""
+        """Return the peers whose DHT nodes have answered this peer's node. Their addresses are known."""
 
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         """Return the signed, verified and unexpired PeerRecords of a stage."""
 
-    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool: ...
+    async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
+        """Store the run's signed manifest. Returns False if no node stored it."""
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """Return the canonical manifest with the owner's signature, checked against the run id; None if not
-        found."""
+        """Return the manifest with the owner's signature, checked against the run id; None if not found."""
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
         """Return once this peer's own process has answered. Raises Unreachable if no address of the peer
         answers. Raises PeerGone if one does but the process does not reply."""
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store an owner's signed order. It never replaces a newer order that is already stored."""
+        """Store an owner's signed order; it never replaces a newer one. False if no node stored it."""
 
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
         """Return the newest order of the run's owner that is found, or None if there is none."""
 
     async def put_listing(self, listing: bytes, deadline_seconds: float) -> bool:
-        """Store a run's entry in the registry (protocols/signed/registry_entry.py)."""
+        """Store a run's entry in the registry of runs. Returns False if no node stored it."""
 
     async def listings(self, deadline_seconds: float) -> list[RunId]:
         """Return the runs in the registry. The caller must check each run's manifest."""

@@ -1,4 +1,8 @@
-"""The bootstrap role: it lets peers find each other, and keeps a run's manifest in the directory."""
+"""The bootstrap role: let peers find each other, and keep a run's manifest in the directory (the DHT).
+
+A bootstrap is a peer that trains nothing and that others dial first. It may serve one run, or none in
+particular. It relays circuits: connections to peers that cannot be dialled directly. The height of a run is
+its highest settled round. If all peers that train the run have gone, the bootstrap still announces it."""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ MANIFEST_SECONDS = 60.0
 """Seconds after which a bootstrap with a run stores its manifest, the owner's order and the registry entry
 again. They expire after 600 s in the directory."""
 HEIGHT_SECONDS = 30.0
-"""Seconds between two looks at the run's progress."""
+"""Seconds between two look-ups of the run's height."""
 LOOK_SECONDS = 5.0
 """Seconds between two reports of the known nodes and the relayed traffic."""
 
@@ -39,37 +43,38 @@ class Bootstrap(Role):
         self.process = process
 
     async def run(self, network: Network) -> None:
-        """Join the swarm and serve it until cancelled."""
+        """Join the swarm and serve it until cancelled. If the peer file names a run, first find its manifest,
+        then also follow the run's height in the background."""
         process, directory = self.process, network.directory
         await network.join(process)
         signed = None
         if process.config.run is not None:
-            kept = process.config.state / "run.json"
-            signed = await find_manifest(process.config.run, directory, kept, process.notify)
-            self._tell_how_to_join(signed, network.ways_in[0])
+            manifest_file = process.config.state / "run.json"
+            signed = await find_manifest(process.config.run, directory, manifest_file, process.notify)
+            self._notify_how_to_join(signed, network.ways_in[0])
         process.known_as(signed.run_id if signed is not None else "")
         book = None
         if signed is not None:
             book = OrderBook(signed, process.config.state / "order.bin", process.log.record, process.notify)
         circuits = RelayObserver(network.transport.circuits, process.metrics)
-        remembering = None
+        height_task = None
         if signed is not None:
-            remembering = asyncio.create_task(self._remember(network, signed), name="height")
+            height_task = asyncio.create_task(self._follow_height(network, signed), name="height")
         try:
-            await self._stay(network, signed, book, circuits)
+            await self._serve(network, signed, book, circuits)
         finally:
             circuits.end()
-            if remembering is not None:
-                remembering.cancel()
-                await asyncio.gather(remembering, return_exceptions=True)
+            if height_task is not None:
+                height_task.cancel()
+                await asyncio.gather(height_task, return_exceptions=True)
 
-    async def _remember(self, network: Network, signed: SignedManifest) -> None:
-        """Follow the run's highest settled round. Announce it in an own record while no peer trains the
-        run."""
+    async def _follow_height(self, network: Network, signed: SignedManifest) -> None:
+        """Look up the run's height every `HEIGHT_SECONDS` and keep it on disk. While no peer trains the run,
+        announce it in a record of this bootstrap."""
         process, directory = self.process, network.directory
         height = HighestFinalizedRound(process.config.state / "height.json")
         log_event = process.log.record
-        presence = RecordAnnouncer(
+        announcer = RecordAnnouncer(
             signed, process.identity, network.transport, directory, version("swarmnet"), log_event
         )
         while True:
@@ -80,7 +85,7 @@ class Bootstrap(Role):
                     claims = Claims(
                         "serving", plain_name(process.config.name), "bootstrap", settled=height.round
                     )
-                    record = presence.record(NO_STAGE, claims)
+                    record = announcer.record(NO_STAGE, claims)
                     await directory.announce(signed.run_id, NO_STAGE, record, 10.0)
             except WireError as error:
                 log_event(events.LookUpFailed(what="height", code=error.code, reason=str(error)))
@@ -88,30 +93,32 @@ class Bootstrap(Role):
                 process.notify("height_not_kept", str(error))
             await asyncio.sleep(HEIGHT_SECONDS)
 
-    async def _stay(
+    async def _serve(
         self, network: Network, signed: SignedManifest | None, book: OrderBook | None, circuits: RelayObserver
     ) -> None:
-        """Keep the run's manifest and orders in the directory, and log the traffic of circuits, until
-        cancelled. `signed` is None for a bootstrap that serves no particular run."""
+        """Store the run's manifest, order and registry entry regularly, and report the traffic of circuits,
+        until cancelled. `book` holds the owner's newest order; it and `signed` are None without a run."""
         process, directory = self.process, network.directory
-        put_at, carried = float("-inf"), 0
+        stored_at, logged_bytes = float("-inf"), 0
         while True:
-            if signed is not None and time.monotonic() >= put_at + MANIFEST_SECONDS:
-                put_at = time.monotonic()
+            if signed is not None and time.monotonic() >= stored_at + MANIFEST_SECONDS:
+                stored_at = time.monotonic()
                 with contextlib.suppress(WireError):
                     await directory.put_manifest(signed.run_id, signed.wire(), 10.0)
                 if book is not None:
                     await keep(book, directory, process.log.record)
             process.report.status(StatusLine("bootstrap", swarm_peers=network.dht.known_nodes))
             circuits.look()
-            carries = network.transport.circuits
-            if carries.carried_bytes != carried:
-                carried = carries.carried_bytes
-                process.log.record(events.Circuits(open=carries.circuits, slots=carries.slots, bytes=carried))
+            relay = network.transport.circuits
+            if relay.carried_bytes != logged_bytes:
+                logged_bytes = relay.carried_bytes
+                traffic = events.Circuits(open=relay.circuits, slots=relay.slots, bytes=logged_bytes)
+                process.log.record(traffic)
             process.log.flush()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _tell_how_to_join(self, signed: SignedManifest, address: str) -> None:
+    def _notify_how_to_join(self, signed: SignedManifest, address: str) -> None:
+        """Print the command with which others join the run through this bootstrap."""
         name, run = signed.manifest.name, signed.run_id
         text = f"run {name}: others join with: swarmnet join {run} --bootstrap {address}"
         self.process.notify("run", text)

@@ -1,4 +1,8 @@
-"""The peer process: run the role of a peer file until a signal or an error ends it."""
+"""The peer process: run the role of a peer file until a signal or an error ends it.
+
+A role is what the peer does: worker, bootstrap, observer or archivist. Besides the role, the process serves
+metrics over HTTP, answers commands on its control socket, and has two monitors. The pulse measures how late
+the event loop runs; the watchdog is a thread that ends the process if the loop hangs."""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from protocols.errors import CannotStart
 from protocols.signed.identity import Identity, IdentityError, load_or_create
 
 OF_A_STAGE = ("pause", "resume", "checkpoint", "credit")
-"""Words of the control socket that only a worker answers (`peers/worker/role.py`)."""
+"""Commands of the control socket that only a worker carries out (`peers/worker/role.py`)."""
 
 
 Roles = Mapping[str, Callable[[Process], Role]]
@@ -42,20 +46,20 @@ NO_OTHERS: Roles = MappingProxyType({})
 
 
 def role_of(process: Process, others: Roles) -> Role:
-    """Return the role that the peer file names, one of this package or of `others`. Each role imports its own
-    libraries: a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
-    wanted = process.config.role
-    if wanted in others:
-        return others[wanted](process)
-    if wanted == "bootstrap":
+    """Create the role that the peer file names; a role in `others` comes first. Only the module of that role
+    is imported: a bootstrap or an observer never loads torch (docs/benchmarks/start.md)."""
+    name = process.config.role
+    if name in others:
+        return others[name](process)
+    if name == "bootstrap":
         from peers.process.bootstrap_role import Bootstrap
 
         return Bootstrap(process)
-    if wanted == "observer":
+    if name == "observer":
         from peers.observer.role import ObserverRole
 
         return ObserverRole(process)
-    if wanted == "archivist":
+    if name == "archivist":
         from peers.archivist.role import ArchivistRole
 
         return ArchivistRole(process)
@@ -65,11 +69,12 @@ def role_of(process: Process, others: Roles) -> Role:
 
 
 def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Roles = NO_OTHERS) -> int:
-    """Run one peer until it is asked to stop. Returns the exit code. Raises UserError for what a person can
-    fix. `joined`: see `Process`; `others`: additional roles."""
+    """Run one peer until it is asked to stop. Returns the process's exit code. `joined` is called when a
+    bootstrap has answered, and returns a line for the user or an empty string. `others` are additional roles.
+    Raises UserError for what a person can fix."""
     report = open_report(config.log, sys.stderr, time.time, config.name)
     hear_libraries(report)
-    _compute_in_long_turns()
+    _use_batch_scheduling()
     with (
         contextlib.closing(report), only_one(config.state, config.role, to_the_end=True) as was_open,
         as_user_errors(CannotStart, IdentityError),
@@ -84,8 +89,9 @@ def run_peer_file(config: PeerFile, joined: Callable[[], str] = str, others: Rol
             return runner.run(Peer(config, identity, report, joined, others).run())
 
 
-def _compute_in_long_turns() -> None:
-    """Use the batch scheduling policy, so that waking threads and the p2pd child do not preempt computation.
+def _use_batch_scheduling() -> None:
+    """Use Linux's batch scheduling policy, so that threads and the p2pd child do not preempt computation when
+    they wake up.
 
     Messages then wait a few milliseconds, and the model's data stays in the CPU caches
     (docs/benchmarks/wan.md). Threads and processes that are started later inherit the policy."""
@@ -103,11 +109,11 @@ class Peer:
     ) -> None:  # fmt: skip
         self.config = config
         self.report = report
-        self.pulse = Pulse(late=self._late)
+        self.pulse = Pulse(late=self._count_lateness)
         self._stop = asyncio.Event()
         self._signals = 0
         self.control = Control(config.state)
-        self.control.answers.update(status=self._asked_how_it_is, leave=self._asked_to_leave)
+        self.control.answers.update(status=self._answer_status, leave=self._answer_leave)
         self.log = EventLog(config.state / "events.jsonl", time.time, time.monotonic)
         self.log.trouble = partial(report.notify, "event_log", level="warning")
         self.metrics = PeerMetrics(config.role)
@@ -117,14 +123,14 @@ class Peer:
         )  # fmt: skip
         self.role = role_of(self.process, others)
         for word in OF_A_STAGE if config.role != "worker" else ():
-            self.control.answers[word] = self._asked_for_a_stage
+            self.control.answers[word] = self._refuse_stage_command
 
     async def run(self) -> int:
         """Run the peer's role until a signal ends it, with its metrics, control socket and watchdog. Returns
-        the exit code. Raises UserError if the user must change something first."""
+        the exit code: `FAULT` after a program error, else 0. Raises UserError for what a user can fix."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._on_signal)
         address = self.config.metrics.address
         exporter = None
         if address is not None:
@@ -132,81 +138,88 @@ class Peer:
                 address, self.metrics.text, self.pulse.problem, self.role.not_ready,
                 self.config.metrics.hosts, others=self.config.metrics.other_ports,
             )  # fmt: skip
-            taken = "" if exporter.address[1] == address[1] or not address[1] else (
-                f", as port {address[1]} is taken (metrics.listen chooses another)"
-            )  # fmt: skip
+            port_note = ""
+            if address[1] and exporter.address[1] != address[1]:  # Port 0 means any port.
+                port_note = f", as port {address[1]} is taken (metrics.listen chooses another)"
             self.process.notify_event(
-                events.Metrics(f"metrics at {exporter.url}/metrics{taken}", exporter.url)
+                events.Metrics(f"metrics at {exporter.url}/metrics{port_note}", exporter.url)
             )
         me = self.process.identity.peer_id
         self.log.record(events.Started(peer=me, pid=os.getpid(), role=self.config.role))
         pulse = asyncio.create_task(self.pulse.run(), name="pulse")
-        watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._last_words)
+        watchdog = Watchdog(lambda: self.pulse.turns, self.role.working_seconds, self._report_fault)
         watchdog.start()
-        ended = events.Stopped("fault")
+        stopped_event = events.Stopped("fault")
         try:
             await self.control.start()
             await Sessions(self.process, self.role).run()
         except (FatalError, MemoryError) as error:
-            why = str(error) if isinstance(error, FatalError) else reason(error)
-            self._last_words(f"ends after an error: {why}")
-            code = error.code if isinstance(error, FatalError) else "out_of_memory"
+            if isinstance(error, FatalError):
+                code, why = error.code, str(error)
+            else:
+                code, why = "out_of_memory", reason(error)
+            self._report_fault(f"ends after an error: {why}")
             self.log.record(events.Fault(code=code, reason=why))
-            ended = events.Stopped(code, why)
+            stopped_event = events.Stopped(code, why)
             return FAULT
         except IdentityInUse as error:
-            ended = events.Stopped("not_possible", str(error))
+            stopped_event = events.Stopped("not_possible", str(error))
             key = shlex.quote(str(self.config.identity))
             raise UserError(
                 f"{error}. Stop it, or give this computer its own identity: mv {key} {key}.copied"
             ) from None
         except UserError as error:
-            ended = events.Stopped("not_possible", str(error))
+            stopped_event = events.Stopped("not_possible", str(error))
             raise
         finally:
             watchdog.stop()
             pulse.cancel()
             await self.control.close()
-            self.log.record(events.Stopped("asked") if self._stop.is_set() else ended)
+            self.log.record(events.Stopped("asked") if self._stop.is_set() else stopped_event)
             self.log.close()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         return 0
 
-    def _late(self, seconds: float) -> None:
+    def _count_lateness(self, seconds: float) -> None:
         """Count the seconds by which the event loop ran late."""
         self.metrics.about.late.inc(seconds)
 
-    def _last_words(self, text: str) -> None:
+    def _report_fault(self, text: str) -> None:
+        """Report to the user why the process ends."""
         self.report.notify("fault", text, "error")
 
-    def _signalled(self) -> None:
-        """Leave politely at the first signal, and at once at the second."""
+    def _on_signal(self) -> None:
+        """Request a stop at the first signal, and end the process at once at the second."""
         self._signals += 1
         if self._signals > 1:
             self.log.flush()
             os._exit(FAULT)
-        self._leave()
+        self._request_stop()
 
-    def _leave(self) -> None:
+    def _request_stop(self) -> None:
+        """Make the role finish what it has begun and leave the swarm."""
         longest = f"{self.config.drain_seconds:g} s at most"
         self.report.notify("leaving", f"leaving: finishes what is under way ({longest}); again: at once")
         self._stop.set()
 
-    async def _asked_how_it_is(self, _request: Request) -> dict[str, Any]:
+    async def _answer_status(self, _request: Request) -> dict[str, Any]:
+        """Answer the command `status`: which peer this is, and why it is not ready, if so."""
         config = self.config
-        why_not = self.role.not_ready()
+        not_ready_reason = self.role.not_ready()
         return {
             "peer": self.process.identity.peer_id, "name": config.name, "role": config.role,
-            "pid": os.getpid(), "ready": why_not is None, "why_not": why_not,
+            "pid": os.getpid(), "ready": not_ready_reason is None, "why_not": not_ready_reason,
         }  # fmt: skip
 
-    async def _asked_for_a_stage(self, _request: Request) -> dict[str, Any]:
+    async def _refuse_stage_command(self, _request: Request) -> dict[str, Any]:
+        """Refuse a command of `OF_A_STAGE`, since this peer is no worker. Raises UserError."""
         role = self.config.role
         raise UserError(
             f"this peer holds no stage ({role}): it cannot pause or earn credit; `swarmnet leave` ends it"
         )
 
-    async def _asked_to_leave(self, _request: Request) -> dict[str, Any]:
-        self._leave()
+    async def _answer_leave(self, _request: Request) -> dict[str, Any]:
+        """Answer the command `leave`: request a stop, and return how long it may take, in seconds."""
+        self._request_stop()
         return {"leaving": True, "drain_seconds": self.config.drain_seconds}

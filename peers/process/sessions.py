@@ -1,4 +1,8 @@
-"""Run one session after another for an identity. A session lasts as long as its p2pd process."""
+"""Run a peer across restarts of p2pd, its network process (libp2p in Go).
+
+A session lasts as long as one p2pd process. It has the transport and the DHT directory on that p2pd, and
+background tasks. The role (worker, bootstrap, observer or archivist) does the peer's work in it.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,7 @@ class P2pdEnded(Exception):
 
 
 class Sessions:
-    """Runs sessions until the process is asked to stop. The weights outlive a session on disk and in the
-    swarm."""
+    """Runs one session after another until the process is asked to stop."""
 
     def __init__(self, process: Process, role: Role) -> None:
         self.process, self.role = process, role
@@ -54,21 +57,22 @@ class Sessions:
         """Listen addresses with the ports that p2pd got, so that the peer keeps them after a restart."""
 
     async def run(self) -> None:
-        """Run sessions until asked to stop, and start p2pd again when it ends."""
+        """Run sessions until the role ends or a stop is requested, and start p2pd again when it ends. If its
+        former ports do not work, those of the peer file are tried; CannotStart if they do not work either."""
         process, pause = self.process, RESTART_SECONDS
         while True:
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 await self._session()
                 return
             except P2pdEnded as error:
                 process.metrics.network.daemon_restarts.inc()
-                ran_well = time.monotonic() > began + LONGEST_RESTART_SECONDS
+                ran_well = time.monotonic() > started_at + LONGEST_RESTART_SECONDS
                 pause = 0.0 if ran_well else RESTART_SECONDS
                 process.notify("p2pd_ended", f"{error}; starting it again in {pause:g} s")
             except CannotStart as error:
                 if self.listen == self.config.listen:
-                    raise  # It never ran: a person must correct the addresses.
+                    raise  # p2pd cannot listen at the peer file's addresses: a person must correct them.
                 process.notify("p2pd_not_started", f"{error}; trying again in {pause:g} s")
                 self.listen = self.config.listen
                 pause = min(LONGEST_RESTART_SECONDS, max(RESTART_SECONDS, 2 * pause))
@@ -78,7 +82,8 @@ class Sessions:
                 return
 
     async def _session(self) -> None:
-        """Start p2pd and the directory, run the role on them until it ends or p2pd does, and close them."""
+        """Start p2pd, the directory and the background tasks, run the role until it ends, and close them all.
+        Raises P2pdEnded if p2pd ends first, or CannotStart."""
         process = self.process
         process.report.status(StatusLine("connecting"))
         options = daemon_options(self.config, self.listen)
@@ -88,47 +93,50 @@ class Sessions:
             transport.limit_upload(Upload(upload))
         self.listen = with_ports(self.config.listen, transport.addresses)
         directory = None
-        beside: list[asyncio.Task[None]] = []
+        background_tasks: list[asyncio.Task[None]] = []
         try:
-            ways = circuits_through(self.config.bootstrap) if self.config.relay else ()
-            directory = await DhtDirectory.start(transport.daemon, ways=ways)
+            circuits = circuits_through(self.config.bootstrap) if self.config.relay else ()
+            directory = await DhtDirectory.start(transport.daemon, ways=circuits)
             directory.say = partial(process.notify, "clock")
             if transport.upload is not None:
                 directory.limit_upload(transport.upload)
-            beside.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
+            background_tasks.append(asyncio.create_task(directory.keep_time_forever(), name="clock"))
             for address in transport.addresses:
-                where = f"listening on {address}/p2p/{transport.peer}"
-                process.notify_event(events.Listening(where, transport.daemon.pid))
+                text = f"listening on {address}/p2p/{transport.peer}"
+                process.notify_event(events.Listening(text, transport.daemon.pid))
             if keeps_slots(self.config):
-                transport.relays.use(self.config.bootstrap, self._relayed)
+                transport.relays.use(self.config.bootstrap, self._report_relaying)
                 await transport.relays.first(SLOT_SECONDS)
             counted = CountedDirectory(directory)
             observer = DirectoryObserver(counted, directory, process.metrics)
-            beside.append(asyncio.create_task(observer.run(), name="directory observer"))
+            background_tasks.append(asyncio.create_task(observer.run(), name="directory observer"))
             if self.config.metrics.address is not None and has_a_network(transport.addresses):
-                beside.append(asyncio.create_task(self._reachable(transport).run(), name="reachable"))
+                probe = self._create_probe(transport)
+                background_tasks.append(asyncio.create_task(probe.run(), name="reachable"))
             cache = PeerCache(self.config.state / "peers.json")
             rejoining = Rejoining(
                 directory, self.config.bootstrap, cache.read, me=transport.peer, notify=process.notify,
                 set_lost=process.metrics.network.bootstraps_lost.set, chance=Random(),
             )  # fmt: skip
-            beside.append(asyncio.create_task(rejoining.run(), name="rejoining"))
+            background_tasks.append(asyncio.create_task(rejoining.run(), name="rejoining"))
             async with neighbours(self.config, transport.peer, transport.addresses, process.notify) as lan:
-                await self._unless_ended(Network(transport, directory, counted, cache, lan))
+                await self._run_role(Network(transport, directory, counted, cache, lan))
         finally:
-            for task in beside:
+            for task in background_tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*background_tasks, return_exceptions=True)
             if directory is not None:
                 await directory.close()
             await transport.close()
 
-    def _relayed(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
-        relayed = events.Relayed(text, relay, addresses) if addresses else events.NotRelayed(text, relay)
-        self.process.notify_event(relayed)
+    def _report_relaying(self, text: str, relay: PeerId, addresses: Sequence[str]) -> None:
+        """Report that a relay leads to this peer at these addresses; none means that it does no longer."""
+        event = events.Relayed(text, relay, addresses) if addresses else events.NotRelayed(text, relay)
+        self.process.notify_event(event)
 
-    def _reachable(self, transport: P2pdTransport) -> ReachabilityProbe:
-        """Return the probe that asks other peers whether they can dial this one."""
+    def _create_probe(self, transport: P2pdTransport) -> ReachabilityProbe:
+        """Return the probe that asks other peers whether they can dial this one. It reports the result as
+        metrics and events; until then, the metric is `unknown`."""
         process, config, gauges = self.process, self.config, self.process.metrics.network.reachable
         only(gauges, WAYS, "unknown")
 
@@ -144,31 +152,31 @@ class Sessions:
             lambda: Addresses.of(config.announce, self.listen, transport.addresses), report, Random(),
         )  # fmt: skip
 
-    async def _unless_ended(self, network: Network) -> None:
-        """Run the role. Return when it ends or may be cancelled after a stop request. Raises P2pdEnded."""
-        stopping = self.process.stop
-        work = asyncio.create_task(self.role.run(network), name="role")
-        ended = asyncio.create_task(network.transport.ended(), name="p2pd")
-        stop = asyncio.create_task(stopping.wait(), name="stop")
+    async def _run_role(self, network: Network) -> None:
+        """Run the role until it ends. After a stop request, cancel it at once unless `leave()` returns True:
+        it then ends on its own. Raises P2pdEnded if p2pd ends first, after the role has saved its state."""
+        stop_requested = self.process.stop
+        role_task = asyncio.create_task(self.role.run(network), name="role")
+        p2pd_end = asyncio.create_task(network.transport.ended(), name="p2pd")
+        stop = asyncio.create_task(stop_requested.wait(), name="stop")
         try:
-            while not work.done():
-                if stopping.is_set() and not self.role.leave():
+            while not role_task.done():
+                if stop_requested.is_set() and not self.role.leave():
                     return
-                waits = {work, ended} if stopping.is_set() else {work, ended, stop}
+                waits = {role_task, p2pd_end} if stop_requested.is_set() else {role_task, p2pd_end, stop}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if ended.done():
+                if p2pd_end.done():
                     await self.role.save()
-                    raise P2pdEnded(ended.result())
-            work.result()
+                    raise P2pdEnded(p2pd_end.result())
+            role_task.result()
         finally:
-            for task in (work, ended, stop):
+            for task in (role_task, p2pd_end, stop):
                 task.cancel()
-            await asyncio.gather(work, ended, stop, return_exceptions=True)
+            await asyncio.gather(role_task, p2pd_end, stop, return_exceptions=True)
 
 
 def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
-    """Return the options of a peer's p2pd. `listen`: the peer file's addresses, or those with the ports that
-    it got."""
+    """Return the options for a peer's p2pd, which listens at `listen`. A bootstrap counts as public."""
     return DaemonOptions(
         listen=tuple(listen), announce=config.announce, auto_nat=config.nat, nat_port_map=config.nat,
         relay=config.relay, carries=config.relay and config.role == "bootstrap",
@@ -177,20 +185,23 @@ def daemon_options(config: PeerFile, listen: Sequence[str]) -> DaemonOptions:
 
 
 def keeps_slots(config: PeerFile) -> bool:
-    """Return whether other peers must dial this peer and it knows no address for direct dials."""
+    """Return True if the peer should reserve slots at relays, which forward connections to it. It should if
+    others must dial it and its peer file announces no address for direct dials."""
     return config.relay and not config.announce and config.role in ("worker", "archivist")
 
 
 def with_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return `listen` with each port 0 replaced by the port that p2pd chose, if it can be determined."""
-    filled = []
-    for wanted in listen:
-        _, ip, host, transport, port, *rest = [*wanted.split("/"), *[""] * 5]
+    """Return the listen multiaddrs `listen` with each port 0 replaced by the port that p2pd chose. The port
+    is found in `addresses`, p2pd's actual ones; without a matching address, the 0 stays."""
+    result = []
+    padding = [""] * 5  # Gives every multiaddr enough parts to unpack.
+    for listened in listen:
+        _, ip, host, transport, port, *rest = [*listened.split("/"), *padding]
         for address in addresses:
-            _, its_ip, its_host, its_transport, its_port, *its_rest = [*address.split("/"), *[""] * 5]
-            same = (ip, transport, rest) == (its_ip, its_transport, its_rest)
-            if same and port == "0" and host in (its_host, "0.0.0.0", "::"):
-                wanted = "/".join([*wanted.split("/")[:4], its_port, *wanted.split("/")[5:]])
+            _, its_ip, its_host, its_transport, its_port, *its_rest = [*address.split("/"), *padding]
+            same_kind = (ip, transport, rest) == (its_ip, its_transport, its_rest)
+            if same_kind and port == "0" and host in (its_host, "0.0.0.0", "::"):
+                listened = "/".join([*listened.split("/")[:4], its_port, *listened.split("/")[5:]])
                 break
-        filled.append(wanted)
-    return tuple(filled)
+        result.append(listened)
+    return tuple(result)

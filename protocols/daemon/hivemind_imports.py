@@ -21,31 +21,34 @@ UTILITIES = {
 """Names that hivemind's DHT needs from `hivemind.utils`, by the submodule that defines them."""
 
 
-def _enter(package: str) -> bool:
-    """Register a package without running its `__init__`. Returns False if it was imported before."""
+def _register(package: str) -> bool:
+    """Put a package into `sys.modules` without running its `__init__`. Returns False if it was there before.
+    Raises ModuleNotFoundError if hivemind is not installed."""
     if package in sys.modules:
         return False
-    found = find_spec(package)
-    if found is None:
+    spec = find_spec(package)
+    if spec is None:
         raise ModuleNotFoundError("hivemind is not installed; run scripts/demo or: pip install -e .")
-    module = sys.modules[package] = module_from_spec(found)
+    module = module_from_spec(spec)
+    sys.modules[package] = module
     parent, _, name = package.rpartition(".")
     if parent:
         setattr(sys.modules[parent], name, module)
     return True
 
 
-def _enter_packages() -> None:
-    _enter("hivemind")
-    _enter("hivemind.dht")
-    if _enter("hivemind.utils"):
+def _register_packages() -> None:
+    """Register hivemind's packages, and give `hivemind.utils` the names that its `__init__` would import."""
+    _register("hivemind")
+    _register("hivemind.dht")
+    if _register("hivemind.utils"):
         for submodule, names in UTILITIES.items():
-            held = import_module(f"hivemind.utils.{submodule}")
+            loaded = import_module(f"hivemind.utils.{submodule}")
             for name in names:
-                setattr(sys.modules["hivemind.utils"], name, getattr(held, name))
+                setattr(sys.modules["hivemind.utils"], name, getattr(loaded, name))
 
 
-_enter_packages()
+_register_packages()
 
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402

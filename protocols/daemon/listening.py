@@ -20,17 +20,20 @@ def tcp_place(address: str) -> tuple[str, int] | None:
 
 
 async def listens_at_any(addresses: Sequence[str], deadline_seconds: float) -> bool:
-    """Return True if one of these ports accepts a connection in time, or if an address is not plain TCP."""
-    places = [place for place in map(tcp_place, addresses) if place is not None]
-    if len(places) < len(addresses):
+    """Return True if one of these addresses accepts a TCP connection in time. Also return True, without a
+    check, if one of them is not plain TCP."""
+    hosts_and_ports = [place for place in map(tcp_place, addresses) if place is not None]
+    if len(hosts_and_ports) < len(addresses):
         return True
-    return any(await asyncio.gather(*(_listens(place, deadline_seconds) for place in places)))
+    checks = (_listens(host, port, deadline_seconds) for host, port in hosts_and_ports)
+    return any(await asyncio.gather(*checks))
 
 
-async def _listens(place: tuple[str, int], deadline_seconds: float) -> bool:
+async def _listens(host: str, port: int, deadline_seconds: float) -> bool:
+    """Return True if a TCP connection to the port is accepted in time; it is closed at once."""
     try:
         async with asyncio.timeout(deadline_seconds):
-            _, writer = await asyncio.open_connection(*place)
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

@@ -1,5 +1,6 @@
-"""Encode multiaddrs in the binary form that p2pd reads, and recognize relay addresses
-(reachability/circuit_relay.py).
+"""Encode multiaddrs in the binary form that p2pd reads, and recognize addresses that lead through a relay.
+
+Such an address ends in /p2p/<the relay's peer id>/p2p-circuit: the relay forwards the connection (a circuit).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ def multiaddr_bytes(address: str) -> bytes:
     transport, *rest = address.split("/p2p/")
     data = bytes(Multiaddr(transport).to_bytes())
     for part in rest:
-        peer, _, tail = part.partition("/")
-        if tail == "p2p-circuit":
+        peer, _, suffix = part.partition("/")
+        if suffix == "p2p-circuit":
             raw = PeerID.from_base58(peer).to_bytes()
             data += b"\xa5\x03" + bytes([len(raw)]) + raw + b"\xa2\x02"
-        elif tail:
-            raise ValueError(f"{address!r} holds a part this program does not know: {tail}")
+        elif suffix:
+            raise ValueError(f"{address!r} holds a part this program does not know: {suffix}")
     return data
 
 
@@ -35,6 +36,6 @@ def is_circuit(address: str) -> bool:
 
 
 def through_relay(multiaddr: bytes) -> bool:
-    """Return True if a connection's remote binary multiaddr is a circuit through a relay. It recognizes
-    relays with Ed25519 keys, which all of ours have."""
+    """Return True if a connection's remote binary multiaddr is a circuit through a relay. Only relays with
+    Ed25519 keys are recognized, which all peers of this program have."""
     return multiaddr.endswith(_CIRCUIT) and multiaddr[-_CIRCUIT_BYTES:].startswith(_ED25519)

@@ -1,8 +1,9 @@
-"""Run one p2pd process with our identity: start it, supervise it, control it over its socket, and stop it.
+"""Run one p2pd process with a peer's identity: start, supervise, control and stop it.
 
 The program p2pd is libp2p in Go and ships with hivemind 1.1.12. The class `P2P` of hivemind starts it and
-serves hivemind's DHT. Our own requests (connect, open a stream) use a separate control connection. The client
-of hivemind would leave its socket open when a call fails, and it would wait forever for a dead p2pd.
+serves hivemind's DHT. The requests of this module (connect, open a stream) each use a new connection to
+p2pd's control socket. The client of hivemind would leave its socket open when a call fails, and it would wait
+forever for a dead p2pd.
 """
 
 from __future__ import annotations
@@ -114,17 +115,18 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity_path: Path, options: DaemonOptions) -> Daemon:
-        """Start p2pd. Raises CannotStart with the problem of the ports or addresses."""
-        expected = load(identity_path).peer_id
+        """Start p2pd with the key in the file. Raises CannotStart with what the user can do, or IdentityError
+        if the file is unusable. A p2pd that was started is ended after an error."""
+        expected_peer = load(identity_path).peer_id
         check_ports(options.listen)
         _allow_open_files()
         temporary.remove_stale()
         folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
-        made: list[P2P] = []
+        created: list[P2P] = []
         try:
             with _environment(GOMEMLIMIT=options.memory_limit, GOGC=options.garbage_percent):
                 async with asyncio.timeout(options.start_seconds + STOP_SECONDS):
-                    p2p = await _p2p_class(folder, made).create(
+                    p2p = await _p2p_class(folder, created).create(
                         host_maddrs=options.listen,
                         announce_maddrs=options.announce or None,
                         identity_path=str(identity_path),
@@ -136,16 +138,16 @@ class Daemon:
                         startup_timeout=options.start_seconds,
                     )
         except BaseException as error:
-            for p2p in made:
+            for p2p in created:
                 await _stop(p2p)
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, P2PDaemonError | TimeoutError):
                 raise _explain(_reason(error, options.start_seconds), options) from None
             raise
         daemon = cls(p2p, PeerId(p2p.peer_id.to_base58()), folder)
-        if daemon.peer != expected:
+        if daemon.peer != expected_peer:
             await daemon.stop()
-            raise CannotStart(f"p2pd runs as {daemon.peer}, but {identity_path} is {expected}")
+            raise CannotStart(f"p2pd runs as {daemon.peer}, but {identity_path} is {expected_peer}")
         return daemon
 
     @property
@@ -175,12 +177,12 @@ class Daemon:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (_, _, writer):
                 writer.close()
         except DAEMON_ERRORS as error:
-            why = _reason(error, deadline_seconds)
-            raise Unreachable(f"{peer} does not answer at {', '.join(addresses)}: {why}") from None
+            reason = _reason(error, deadline_seconds)
+            raise Unreachable(f"{peer} does not answer at {', '.join(addresses)}: {reason}") from None
 
     async def refresh_addresses(self, deadline_seconds: float) -> tuple[str, ...]:
-        """Request p2pd's current addresses, which change as it learns from routers, relays and other peers.
-        Raises PeerGone if p2pd does not answer."""
+        """Request and return p2pd's current addresses, which change as it learns from routers, relays and
+        other peers. Raises PeerGone if p2pd does not answer."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (response, _, writer):
@@ -191,8 +193,7 @@ class Daemon:
         return self._addresses
 
     async def disconnect(self, peer: PeerId, deadline_seconds: float) -> None:
-        """Close all connections to `peer` and all streams on them. Raises PeerGone if p2pd does not
-        answer."""
+        """Close all connections to `peer`, with their streams. Raises PeerGone if p2pd does not answer."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT)
         request.disconnect.peer = PeerID.from_base58(peer).to_bytes()
         try:
@@ -202,23 +203,24 @@ class Daemon:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
 
     async def connections(self, deadline_seconds: float) -> list[tuple[PeerId, str]]:
-        """Return the peer and the remote address of each connection. Raises PeerGone if p2pd does not answer
-        in time."""
+        """Return each connected peer with its address. Raises PeerGone if p2pd does not answer in time."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         try:
             async with asyncio.timeout(deadline_seconds), self._request(request) as (answer, _, writer):
-                found = [(PeerId(PeerID(each.id).to_base58()), str(Multiaddr(raw)))
-                         for each in answer.peers for raw in each.addrs[:1]]  # fmt: skip
+                connections = [
+                    (PeerId(PeerID(connected.id).to_base58()), str(Multiaddr(raw_address)))
+                    for connected in answer.peers
+                    for raw_address in connected.addrs[:1]
+                ]
                 writer.close()
         except DAEMON_ERRORS as error:
             raise PeerGone(f"p2pd does not answer: {_reason(error, deadline_seconds)}") from None
-        return found
+        return connections
 
     async def open_stream(
         self, peer: PeerId, protocol: str, deadline_seconds: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a raw stream to `peer`'s handler of `protocol`. Raises PeerGone if it has none or does not
-        answer."""
+        """Open a raw stream to `peer`'s handler of `protocol`. Raises PeerGone if there is no answer."""
         stream = await self.stream(peer, protocol, deadline_seconds)
         return stream.reader, stream.writer
 
@@ -238,8 +240,9 @@ class Daemon:
     async def _request(
         self, request: p2pd_pb2.Request
     ) -> AsyncIterator[tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Send a request to p2pd on a new control connection. The connection is closed here if anything
-        fails. Otherwise the caller must close it."""
+        """Send a request to p2pd on a new control connection, and yield the response with the connection. If
+        the request or the caller's block fails, the connection is cut; otherwise the caller must close it.
+        Raises P2PDaemonError if p2pd answers with an error."""
         reader, writer = await asyncio.open_unix_connection(self._control, limit=_READ_BUFFER)
         try:
             await write_pbmsg(writer, request)
@@ -253,22 +256,23 @@ class Daemon:
             raise
 
     async def _watch(self) -> None:
+        """Wait until the process ends, and set `ending` to how it ended, unless a reason is already set."""
         code = await self.p2p._child.wait()
         if not self.ending.done():
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
             self.ending.set_result(f"p2pd (process {self.pid}) ended {how}")
 
     async def _check(self) -> None:
-        """Check p2pd periodically, and kill it if it hangs; then it is treated like one that died. Without
-        this, libp2p would notice after 39 s, and only on the links of other peers (measured)."""
-        missed = 0
-        while missed < CHECKS_MISSED:
+        """Send p2pd a request every `CHECK_SECONDS`, and kill it after `CHECKS_MISSED` without an answer in a
+        row. Without this, libp2p would notice after 39 s, and only on other peers' links (measured)."""
+        missed_checks = 0
+        while missed_checks < CHECKS_MISSED:
             await asyncio.sleep(CHECK_SECONDS)
             try:
                 await self.refresh_addresses(CHECK_DEADLINE_SECONDS)
-                missed = 0
+                missed_checks = 0
             except PeerGone:
-                missed += 1
+                missed_checks += 1
         if not self.ending.done():
             self.ending.set_result(f"p2pd (process {self.pid}) hung, and was killed")
             with contextlib.suppress(ProcessLookupError):
@@ -285,17 +289,16 @@ class Daemon:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
-    """Return a subclass of P2P that puts p2pd's sockets into `folder` and records its instances in `made`.
-    There is no other way to keep the sockets out of the shared /tmp (trap 6). The recorded instance is needed
-    to clean up after a failed `P2P.create`."""
+def _p2p_class(folder: Path, created: list[P2P]) -> type[P2P]:
+    """Return a subclass of P2P that puts p2pd's sockets into `folder` and appends its instances to `created`.
+    Thus the sockets stay out of the shared /tmp, and the caller can clean up after a failed `P2P.create`."""
 
     class PlacedP2P(P2P):  # type: ignore[misc]  # hivemind has no types
         _UNIX_SOCKET_PREFIX = f"/unix{folder}/"
 
         def __init__(self) -> None:
             super().__init__()
-            made.append(self)
+            created.append(self)
 
         @staticmethod
         def _make_process_args(*arguments: object, **options: object) -> list[str]:
@@ -307,7 +310,8 @@ def _p2p_class(folder: Path, made: list[P2P]) -> type[P2P]:
 
 
 async def _stop(p2p: P2P) -> None:
-    """End a p2pd and wait for all tasks that hivemind started with it, even after an incomplete start."""
+    """End a p2pd and wait for all tasks that hivemind started with it, even after an incomplete start. A p2pd
+    that does not end within `STOP_SECONDS` is killed."""
     tasks = [p2p._listen_task, p2p._reader_task]
     if p2p._client is not None:
         control = p2p._client.control
@@ -327,22 +331,25 @@ async def _stop(p2p: P2P) -> None:
 
 
 def _reason(error: BaseException, deadline_seconds: float) -> str:
-    """Return the reason of a failed call or start for people, from p2pd's text."""
+    """Return why a call or a start failed, as text for people, from the parts of p2pd's error message."""
     if isinstance(error, TimeoutError):
         return f"no answer within {deadline_seconds:g} s"
     text = " ".join(str(error).split())
     if "dial backoff" in text:
         return NOT_TRIED
-    if (other := _OTHER_PEER.search(text)) is not None:
+    other = _OTHER_PEER.search(text)
+    if other is not None:
         return (f"another peer answers at that address: its id is {other[1]}; take the address anew from "
                 "whoever runs it")  # fmt: skip
-    dials = _DIAL.findall(text)  # libp2p wraps each address's reason in three others.
-    return "; ".join(dict.fromkeys(reason.strip() for reason in dials)) or text or type(error).__name__
+    dial_reasons = _DIAL.findall(text)  # libp2p wraps the reason of each address in three others.
+    listed = "; ".join(dict.fromkeys(reason.strip() for reason in dial_reasons))
+    return listed or text or type(error).__name__
 
 
 def check_ports(listen: Sequence[str]) -> None:
-    """Raise CannotStart if a port is taken. Without this check, a second p2pd on the same port starts without
-    an error, because go-libp2p sets `SO_REUSEPORT`. It then takes half of the first one's connections."""
+    """Raise CannotStart if p2pd cannot listen at one of these multiaddrs: its port is taken, invalid or not
+    permitted. Without this check, a second p2pd on the same port starts without an error, because go-libp2p
+    sets `SO_REUSEPORT`. It then takes half of the first one's connections."""
     for address in listen:
         parts = address.split("/")
         if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
@@ -353,7 +360,7 @@ def check_ports(listen: Sequence[str]) -> None:
             raise CannotStart(f"{address} has no valid port (0 to 65535)")
         try:
             with socket.socket(family, kind) as probe:
-                if kind == socket.SOCK_STREAM:  # a port in TIME_WAIT is free; one that is listened on is not
+                if kind == socket.SOCK_STREAM:  # Lets a port in TIME_WAIT, but not a used one, count as free.
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((parts[2], int(parts[4])))
         except PermissionError:
@@ -363,7 +370,7 @@ def check_ports(listen: Sequence[str]) -> None:
 
 
 def _explain(message: str, options: DaemonOptions) -> CannotStart:
-    """Turn p2pd's last line into an error that says what the user can do."""
+    """Return the error for a p2pd that did not start, with what the user can do if `message` is known."""
     where = ", ".join(options.listen)
     lower = message.lower()
     if "address already in use" in lower:
@@ -376,6 +383,7 @@ def _explain(message: str, options: DaemonOptions) -> CannotStart:
 
 
 def _allow_open_files() -> None:
+    """Raise this process's limit of open files to `OPEN_FILES` if it is lower; p2pd inherits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -384,8 +392,7 @@ def _allow_open_files() -> None:
 
 @contextlib.contextmanager
 def _environment(**wanted: str) -> Iterator[None]:
-    """Set environment variables for the child only (hivemind copies ours at its start). The user's values
-    win."""
+    """Set environment variables for a p2pd started in the context; those that the user has set stay."""
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     try:

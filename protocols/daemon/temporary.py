@@ -1,5 +1,4 @@
-"""Temporary folders whose names contain the process id, so that leftovers of killed processes are
-recognized."""
+"""Find and remove temporary folders that killed processes left. The folders' names contain the process id."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ def prefix(kind: str = "") -> str:
 
 def folders() -> list[Path]:
     """Return all of this program's folders in the system's temporary folder. Symbolic links are left out."""
-    found = Path(tempfile.gettempdir()).glob("swarmnet-*-*")
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+    paths = Path(tempfile.gettempdir()).glob("swarmnet-*-*")
+    return sorted(path for path in paths if path.is_dir() and not path.is_symlink())
 
 
 def is_used(folder: Path) -> bool | None:
     """Return True if the process in the folder's name runs; None if the name contains no process id."""
     pid = folder.name.split("-")[1]
-    return _runs(int(pid)) if pid.isdigit() else None
+    return _process_runs(int(pid)) if pid.isdigit() else None
 
 
 def remove_stale() -> None:
@@ -33,9 +32,10 @@ def remove_stale() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _runs(pid: int) -> bool:
+def _process_runs(pid: int) -> bool:
+    """Return False if there is no process with this id. In doubt, return True: its folder is then kept."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # Signal 0 only checks whether the process exists.
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):

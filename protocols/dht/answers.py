@@ -1,8 +1,9 @@
 """Limit what the DHT node sends in response to requests: a budget per requester, and this peer's upload
 limit.
 
-Without a budget, each find request of 18 kB would cost this peer 3.5 MB. A requester that exceeds its budget
-(`AnswerBudget`) gets a short "not found" for each key, which is never longer than its request.
+Without a budget, each find request of 18 kB would cost this peer 3.5 MB. A budget is a number of bytes at
+once and per second. A requester that exceeds it gets a "not found" for each key, no longer than its request.
+A requester is near if it is in this node's routing table or has a link to this peer.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from swarmnet.identifiers import PeerId
 from swarmnet.resources.allowances import ANSWER_BYTES_AT_ONCE, ANSWER_BYTES_PER_SECOND, AnswerBudget
 
 ANSWER_LIMIT = 3_500_000
-"""Maximum size of a response in bytes. If a response of hivemind 1.1.12 reaches 4 MiB, it is never sent, and
-the caller hangs (trap 1)."""
+"""Maximum bytes of a response. hivemind 1.1.12 never sends one that reaches 4 MiB, and the caller hangs."""
 STRANGERS_ANSWER_LIMIT = 256 * 1024
 """Maximum size in bytes of a response to a requester that is neither in the routing table nor linked.
 
@@ -33,11 +33,9 @@ each, with a peer id of 38 and a node id of 20."""
 ANSWER_SECONDS = 3.0
 """Timeout of a requester in seconds (hivemind's default). A later response would not be received."""
 SHARE_OF_UPLOAD = 4
-"""One requester, and one address range, gets at most 1/4 of the upload limit, so that others are served too.
-"""
+"""One requester, and one address range, gets at most 1/4 of the upload limit, which leaves some to others."""
 PIECE_BYTES = 64 * 1024
-"""Size in bytes of one upload turn, as on links (protocols/framing/frames.py). A whole response at once would
-hold up all other traffic."""
+"""Bytes of one upload turn, as on links. A whole response at once would hold up all other traffic."""
 
 Request: TypeAlias = Any
 """A StoreRequest of hivemind's dht.proto, which has no types."""
@@ -71,28 +69,28 @@ class Answers:
         """Create the accounting. `bytes_of` returns how many bytes are stored under a key."""
         self._bytes_of = bytes_of
         self._budget = budget or AnswerBudget()
-        self._chance = Random()
+        self._random = Random()
         self._waiting_bytes = 0
         """Total bytes of responses that wait for their upload turn."""
         self._upload: Uploads | None = None
 
     def limit_upload(self, upload: Uploads) -> None:
-        """Share this peer's upload limit from now on. The budget of each requester shrinks to its part of the
-        limit."""
+        """Share this upload limit. Requesters' budgets restart, with at most 1/`SHARE_OF_UPLOAD` of it."""
         self._upload = upload
         scale = min(1.0, upload.bytes_per_second / SHARE_OF_UPLOAD / ANSWER_BYTES_PER_SECOND)
         self._budget = AnswerBudget(scale * ANSWER_BYTES_PER_SECOND, scale * ANSWER_BYTES_AT_ONCE)
 
     def limit(self, asker: Asker) -> int:
-        """Return the maximum bytes of a response to this requester now."""
-        longest = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
-        if self._upload is not None:  # Below the link speed: other traffic uses it too
-            longest = min(longest, int(self._upload.bytes_per_second * ANSWER_SECONDS / 3))
-        return min(longest, self._budget.left(asker.peer, asker.address_range, _now()))
+        """Return the maximum bytes of a response to this requester now: at most its remaining budget, and a
+        third of what this peer may upload until the requester's timeout."""
+        max_bytes = ANSWER_LIMIT if asker.near else STRANGERS_ANSWER_LIMIT
+        if self._upload is not None:  # Only a third, since other traffic uses the upload too.
+            max_bytes = min(max_bytes, int(self._upload.bytes_per_second * ANSWER_SECONDS / 3))
+        return min(max_bytes, self._budget.left(asker.peer, asker.address_range, _now()))
 
     def fitting(self, keys: Sequence[bytes], limit: int) -> int:
-        """Return how many of the first keys fit into a response of `limit` bytes, the last of them in part.
-        The remaining keys are not looked up, because their values would not be sent."""
+        """Return how many keys, from the first, it takes to fill a response of `limit` bytes. The last of
+        them may fit only in part; the keys after it need not be looked up."""
         size = 0
         for number, key in enumerate(keys):
             if size >= limit:
@@ -101,33 +99,34 @@ class Answers:
         return len(keys)
 
     def cut(self, response: Response, limit: int) -> None:
-        """Remove from a FindResponse what exceeds `limit` bytes. If a single dictionary exceeds the limit, a
-        random part of it is kept. Any other value is removed completely."""
-        room = limit
+        """Shorten a FindResponse, in place, to `limit` bytes. A value that exceeds the bytes left becomes
+        "not found". A dictionary longer than `limit` is instead cut to a random part. A result that is still
+        too long also loses its nearest nodes."""
+        bytes_left = limit
         for result in response.results:
             size = result.ByteSize()
-            if size > room:
+            if size > bytes_left:
                 if result.type == dht_pb2.FOUND_DICTIONARY and size > limit:
-                    result.value = part_of_dictionary(result.value, room - NEAREST_BYTES, self._chance)
+                    result.value = part_of_dictionary(result.value, bytes_left - NEAREST_BYTES, self._random)
                 else:
                     result.type = dht_pb2.NOT_FOUND
                     result.ClearField("value")
                 size = result.ByteSize()
-            if size > room:
+            if size > bytes_left:
                 result.Clear()
                 result.type = dht_pb2.NOT_FOUND
                 size = 0
-            room -= size
+            bytes_left -= size
 
     async def hand_over(self, request: Request, asker: Asker) -> Request:
-        """Return the part of a StoreRequest that this peer may be sent now, after waiting for the upload
-        turn. When hivemind meets a new node, it sends all values that the node should store. An attacker can
-        trigger that again with every new key."""
-        room = min(ANSWER_LIMIT, self._budget.left(asker.peer, asker.address_range, _now()))
+        """Return the values of a StoreRequest that fit the budget of its receiver `asker`, after waiting for
+        the upload turn; without values if that takes too long. When hivemind meets a new node, it sends all
+        values that the node should store. An attacker can trigger that again with every new key."""
+        bytes_left = min(ANSWER_LIMIT, self._budget.left(asker.peer, asker.address_range, _now()))
         part = dht_pb2.StoreRequest(peer=request.peer)
         for index, value in enumerate(request.values):
-            if len(value) <= room:
-                room -= len(value)
+            if len(value) <= bytes_left:
+                bytes_left -= len(value)
                 part.keys.append(request.keys[index])
                 part.subkeys.append(request.subkeys[index])
                 part.values.append(value)
@@ -138,8 +137,8 @@ class Answers:
         return dht_pb2.StoreRequest(peer=request.peer)
 
     async def may_send(self, size: int, asker: Asker) -> bool:
-        """Charge the requester for `size` bytes and wait for their turn. Returns False if it does not come in
-        time."""
+        """Charge the requester's budget for `size` bytes and wait for their upload turns. Returns False if
+        these would not come, or did not come, within `ANSWER_SECONDS`; then nothing may be sent."""
         self._budget.spend(asker.peer, asker.address_range, size, _now())
         if self._upload is None:
             return True

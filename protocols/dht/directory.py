@@ -1,8 +1,10 @@
-"""The `Directory` on hivemind's Kademlia: a `DHTNode` behind the `ValidatedP2P`, on the peer's p2pd and
-event loop.
+"""Publish and find peers and runs in a DHT: the `Directory` on hivemind's Kademlia.
 
-A look-up may miss records that an earlier one found (docs/wire.md 8). Records are therefore remembered until
-their own signed expiry.
+It is a `DHTNode` on the peer's p2pd and event loop. The gate (`ValidatedP2P`) between the node and p2pd
+verifies every value. The DHT stores peers' records, runs' manifests and owners' orders, and the registry of
+runs. A look-up may miss records that an earlier one found. Records are therefore remembered until their own
+signed expiry. The peers that were passed to `bootstrap` are named peers. They, and peers with links to this
+one, may be clock witnesses: peers whose answers to a ping set the swarm's time.
 """
 
 from __future__ import annotations
@@ -64,8 +66,7 @@ CALL_SECONDS = 3.0
 
 
 def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
-    """Split `/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` into (peer, address). Raises ValueError if a part is
-    missing."""
+    """Split `/ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...` into (peer, address). Raises ValueError if invalid."""
     address, _, peer = multiaddr.strip().rpartition("/p2p/")
     if not address.startswith("/"):
         raise ValueError(f"{multiaddr!r} should look like /ip4/1.2.3.4/tcp/31337/p2p/12D3Koo...")
@@ -74,19 +75,17 @@ def split_multiaddr(multiaddr: str) -> tuple[PeerId, str]:
 
 
 CLOCK_SECONDS, WITNESSES = 60.0, 5
-"""Interval in seconds for asking other peers for the time, and how many are asked: a ping of 100 bytes each.
-"""
+"""Interval in seconds for asking other peers for the time, and how many are asked, by a ping."""
 MAX_NAMED = 256
-"""Maximum number of named peers kept as clock witnesses: bootstraps, remembered and nearby peers, the newest.
-"""
-MAX_TOLD = 3
+"""Maximum number of named peers kept, the newest: bootstraps, remembered and nearby peers."""
+MAX_LISTED = 3
 """Maximum number of unreachable bootstraps in one message. A peer remembers 64."""
 MAX_PINGED = 16
 """Maximum number of pings to rejoin the DHT after losing all other nodes."""
 
 
 class DhtDirectory:
-    """The `Directory` on hivemind's DHT. Create it with `start`."""
+    """One peer's access to hivemind's DHT. Create it with `start`."""
 
     def __init__(self, gate: ValidatedP2P, node: DHTNode, refusals: Counter[str]) -> None:
         self._gate, self._node = gate, node
@@ -96,7 +95,7 @@ class DhtDirectory:
         self._reasons: dict[tuple[PeerId, str], str] = {}
         """The reason why each bootstrap that was tried last did not answer."""
         self._votes = ClockVote(None, None, 0)
-        self._warned = False
+        self._warned_of_clock = False
         self.say: Callable[[str], None] = logger.warning
         """Called with messages for the user about this machine's clock."""
         gate.evicted = self._evict
@@ -112,6 +111,7 @@ class DhtDirectory:
         refusals: Counter[str] = Counter()
 
         def refused(peer: str, reason: str) -> None:
+            """Count a refusal by the part of its reason before the colon."""
             refusals[reason.split(":")[0][:60]] += 1
             if len(refusals) > 256:
                 refusals.clear()
@@ -142,8 +142,7 @@ class DhtDirectory:
 
     @property
     def linked(self) -> Callable[[], Collection[PeerId]]:
-        """Returns the peers that have links to this one. They may report the time, and their records are
-        never evicted."""
+        """Returns the peers linked to this one. They may report the time; their records are never evicted."""
         return self._gate.linked
 
     @linked.setter
@@ -181,12 +180,12 @@ class DhtDirectory:
         """Join the DHT through the given multiaddrs, all at the same time. Returns how many answered.
 
         Also measures this machine's clock against theirs, and looks for the nearest nodes to fill the routing
-        table. Raises Unreachable if none answered, with the reasons for the first `MAX_TOLD` addresses.
+        table. Raises Unreachable if none answered, with the reasons for the first `MAX_LISTED` addresses.
         Raises it also if this machine's clock is too far off to be corrected; a person must then check it.
         The caller tries again later. Raises ValueError for an invalid multiaddr."""
         targets = [split_multiaddr(multiaddr) for multiaddr in dict.fromkeys(multiaddrs)]
-        own = self._gate.peer_id.to_base58()
-        reasons = {where: why for where, why in self._reasons.items() if where in targets}
+        own_id = self._gate.peer_id.to_base58()
+        reasons = {target: reason for target, reason in self._reasons.items() if target in targets}
         self._reasons = reasons
 
         async def join(peer: PeerId, address: str) -> bool:
@@ -196,13 +195,13 @@ class DhtDirectory:
                 if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
                     raise Unreachable("runs no directory of this kind")
             except WireError as error:
-                why = str(error).removeprefix(f"{peer} does not answer at {address}: ")
-                if why != NOT_TRIED or (peer, address) not in reasons:  # Keep the reason of the real attempt.
-                    reasons[peer, address] = why
+                reason = str(error).removeprefix(f"{peer} does not answer at {address}: ")
+                if reason != NOT_TRIED or (peer, address) not in reasons:  # Keep that of the real attempt.
+                    reasons[peer, address] = reason
                 return False
             return True
 
-        others = [(peer, address) for peer, address in targets if peer != own]
+        others = [(peer, address) for peer, address in targets if peer != own_id]
         self._named = dict.fromkeys([*self._named, *(peer for peer, _ in others)][-MAX_NAMED:])
         self._gate.witnesses = {*self._gate.witnesses, *(peer for peer, _ in others)}
         tasks = [asyncio.create_task(join(peer, address)) for peer, address in others]
@@ -213,12 +212,13 @@ class DhtDirectory:
             await asyncio.gather(*late, return_exceptions=True)
         answered = sum(not task.cancelled() and task.result() for task in tasks)
         if not answered:
-            tried = [f"{address}: {reasons.get((peer, address), 'no answer in time')}"
-                     for peer, address in others]  # fmt: skip
-            more = f"; and {len(tried) - MAX_TOLD} more" if len(tried) > MAX_TOLD else ""
-            listed = "; ".join(tried[:MAX_TOLD]) or "none was given"
+            attempts = [
+                f"{address}: {reasons.get((peer, address), 'no answer in time')}" for peer, address in others
+            ]
+            more = f"; and {len(attempts) - MAX_LISTED} more" if len(attempts) > MAX_LISTED else ""
+            listed = "; ".join(attempts[:MAX_LISTED]) or "none was given"
             raise Unreachable(f"no bootstrap answered: {listed}{more}")
-        await self._set_clock()  # The answers to the pings say what time it is.
+        await self._set_clock()  # The answers to the pings contain the witnesses' time.
         if self._votes.refusal:  # The reason why the clock cannot be corrected; empty if it can.
             raise Unreachable(self._votes.refusal)
         try:
@@ -230,13 +230,14 @@ class DhtDirectory:
 
     async def ask_again(self, multiaddrs: Sequence[str], deadline_seconds: float) -> set[PeerId]:
         """Dial and ping these nodes, so that both sides enter each other's routing tables. Returns the peers
-        that answered. Raises ValueError for an invalid multiaddr."""
-        places: dict[PeerId, list[str]] = {}
+        that answered. If one of them is new, the nearest nodes are looked up to fill the routing table.
+        Raises ValueError for an invalid multiaddr."""
+        addresses_of: dict[PeerId, list[str]] = {}
         for peer, address in map(split_multiaddr, dict.fromkeys(multiaddrs)):
-            places.setdefault(peer, []).append(address)
-        before = set(self.met())
+            addresses_of.setdefault(peer, []).append(address)
+        met_before = set(self.met())
 
-        async def ask(peer: PeerId, addresses: list[str]) -> bool:
+        async def ping(peer: PeerId, addresses: list[str]) -> bool:
             """Dial and ping one peer. Returns True if it answers."""
             try:
                 async with asyncio.timeout(deadline_seconds):
@@ -247,67 +248,66 @@ class DhtDirectory:
             except (WireError, TimeoutError):
                 return False
 
-        outcomes = await asyncio.gather(*(ask(peer, addresses) for peer, addresses in places.items()))
-        answered = {peer for peer, outcome in zip(places, outcomes, strict=True) if outcome}
-        if answered - before:
+        outcomes = await asyncio.gather(*(ping(peer, addresses) for peer, addresses in addresses_of.items()))
+        answered = {peer for peer, outcome in zip(addresses_of, outcomes, strict=True) if outcome}
+        if answered - met_before:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CALL_SECONDS):
                     await self._node.find_nearest_nodes([self._node.node_id])
         return answered
 
     async def keep_time_forever(self) -> None:
-        """Measure the clock offset periodically, because this machine's clock may be set while the peer runs.
-        For example, a computer without a clock battery sets its clock when it finds a time server after the
-        start."""
+        """Measure the clock offset every `CLOCK_SECONDS`, because this machine's clock may be set while the
+        peer runs. For example, a computer without a clock battery may find a time server late."""
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
             await self.look_at_clocks()
 
     async def look_at_clocks(self) -> None:
-        """Ask a few named or linked peers for the time, from as many address ranges as possible. If none
-        answers, the previous offset is kept."""
+        """Ask `WITNESSES` random named or linked peers for the time, from as many address ranges as possible.
+        If none answers, the previous offset is kept."""
         candidates = list({*self._named, *self.linked()})
         random.shuffle(candidates)
-        of_range: Counter[str] = Counter()
-        places: dict[str, int] = {}
+        per_range: Counter[str] = Counter()
+        number_in_range: dict[str, int] = {}
         for peer in candidates:
-            if address_range := await self._gate.range_of(peer):
-                places[peer] = of_range[address_range]
-                of_range[address_range] += 1
-        asked = sorted(places, key=lambda peer: places[peer])[:WITNESSES]
-        self._gate.witnesses, self._gate.offsets = frozenset(asked), {}
-        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
+            address_range = await self._gate.range_of(peer)
+            if address_range:
+                number_in_range[peer] = per_range[address_range]
+                per_range[address_range] += 1
+        # The first peer of each range comes before the second of any.
+        witnesses = sorted(number_in_range, key=lambda peer: number_in_range[peer])[:WITNESSES]
+        self._gate.witnesses, self._gate.offsets = frozenset(witnesses), {}
+        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in witnesses))
         if self._gate.offsets:
             await self._set_clock()
 
     async def _set_clock(self) -> None:
-        """Set the clock offset from the witnesses' answers, and notify the user of a change."""
+        """Set the clock offset from the witnesses' answers, and notify the user if it changes by more than
+        `SKEW_SECONDS`. If it is too large to be believed, notify once and keep the previous one."""
         offsets = self._gate.offsets
         self._votes = agreed_offset(offsets, {peer: await self._gate.range_of(peer) for peer in offsets})
         offset = self._votes.offset
-        if self._votes.refusal and not self._warned:
+        if self._votes.refusal and not self._warned_of_clock:
             self.say(self._votes.refusal)
-        self._warned = bool(self._votes.refusal)
+        self._warned_of_clock = bool(self._votes.refusal)
         if offset is not None and abs(offset - self._gate.clock_offset) > SKEW_SECONDS:
             self._gate.clock_offset = correction(offset)
             self.say(changed(offset))
 
     def _evict(self, name: Name) -> None:
         """Remove a value from hivemind's storage."""
-        key, tag = name
-        storage, place = self._node.protocol.storage, DHTID.from_bytes(key)
-        kept = storage.get(place)
+        key, tag = name  # The tag is the packed subkey; `PLAIN` stands for none.
+        storage, dht_id = self._node.protocol.storage, DHTID.from_bytes(key)
+        stored = storage.get(dht_id)
         if tag == PLAIN:
-            del storage[place]
-        elif kept is not None and isinstance(kept.value, DictionaryDHTValue):
-            del kept.value[text_of(tag)]
+            del storage[dht_id]
+        elif stored is not None and isinstance(stored.value, DictionaryDHTValue):
+            del stored.value[text_of(tag)]
 
     async def announce(self, run: RunId, stage: int, record: bytes, deadline_seconds: float) -> bool:
-        """Store this peer's signed record in the DHT until its signed expiry. Returns False if no node stored
-        it.
-
-        The own node checks and counts the record as it does those of other peers. Raises the WireError of
-        `open_record` if the record is invalid."""
+        """Store this peer's signed record, at this node and others, until its signed expiry. Returns False if
+        no other node stored it. Raises a WireError if the record is invalid."""
         signed: SignedRecord = open_record(record, run)
         key = stage_key(run, stage)
         value = run_bytes(run) + record
@@ -318,35 +318,33 @@ class DhtDirectory:
     async def look_up(self, run: RunId, stage: int, deadline_seconds: float) -> dict[PeerId, bytes]:
         """Return the valid records of a stage, by peer: those found now, and earlier ones that have not
         expired. Raises Unreachable if no record is known and the DHT does not answer in time."""
-        late = False
+        timed_out = False
         try:
             async with asyncio.timeout(deadline_seconds):
                 found = await self._get(stage_key(run, stage))
         except TimeoutError:
-            found, late = None, True
+            found, timed_out = None, True
         entries = found.value.values() if found is not None and isinstance(found.value, dict) else ()
         for entry in entries:
             try:
-                self._remembered.take(run, entry.value[32:])
+                self._remembered.take(run, entry.value[32:])  # The run id, of 32 bytes, precedes the record.
             except WireError as error:
                 self.refusals[error.code] += 1
         # A record that is expired only by the swarm's time is kept: other peers may lie about the time.
         records = self._remembered.at(run, stage, min(self.now(), time.time()))
-        if late and not records:
+        if timed_out and not records:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
         return records
 
     async def put_manifest(self, run: RunId, signed_manifest: bytes, deadline_seconds: float) -> bool:
-        """Store the run's signed manifest in the DHT for `MANIFEST_SECONDS`. Returns False if no node stored
-        it."""
+        """Store the run's signed manifest for `MANIFEST_SECONDS`. Returns False if no other node has it."""
         open_manifest(signed_manifest, run)
         key, expires = manifest_key(run), self.now() + MANIFEST_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(signed_manifest), expires)
         return await self._store_shared(key, signed_manifest, expires, deadline_seconds)
 
     async def get_manifest(self, run: RunId, deadline_seconds: float) -> bytes | None:
-        """Return the signed manifest, checked against the run id; None if it is not found. Raises Unreachable
-        if the DHT does not answer in time."""
+        """Return the signed manifest, checked against the run id, or None. Raises Unreachable if too late."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 found = await self._get(manifest_key(run), latest=False)
@@ -358,8 +356,8 @@ class DhtDirectory:
         return found.value
 
     async def put_order(self, run: RunId, order: bytes, deadline_seconds: float) -> bool:
-        """Store the owner's signed order in the DHT for `ORDER_SECONDS`. Returns False if no node stored it.
-        Nodes keep a newer order that they have."""
+        """Store the owner's signed order in the DHT for `ORDER_SECONDS`. Returns False if no other node has
+        it then. Nodes with a newer order keep that. Raises a WireError if the order is invalid."""
         key, value = order_key(run, open_order(order, run).owner), stored_order(run, order)
         expires = self.now() + ORDER_SECONDS
         self._gate.note(key_id(key), PLAIN, stored_value(value), expires)
@@ -368,16 +366,16 @@ class DhtDirectory:
     async def get_order(self, run: RunId, owner: PeerId, deadline_seconds: float) -> SignedOrder | None:
         """Return the newest order of the run's owner seen now or before; None if there is none. Raises
         Unreachable if none is known and the DHT does not answer in time."""
-        key, late = order_key(run, owner), False
+        key, timed_out = order_key(run, owner), False
         try:
             async with asyncio.timeout(deadline_seconds):
                 await self._get(key)
         except TimeoutError:
-            late = True
-        seen = self._gate.orders.get(key_id(key))  # The gate has seen every answer.
-        if seen is not None:
-            return open_stored_order(content_of(seen[1]))[1]
-        if late:
+            timed_out = True
+        newest = self._gate.orders.get(key_id(key))  # The gate remembers the newest of all answers.
+        if newest is not None:
+            return open_stored_order(content_of(newest[1]))[1]
+        if timed_out:
             raise Unreachable(f"the directory did not answer within {deadline_seconds:g} s")
         return None
 
@@ -399,53 +397,52 @@ class DhtDirectory:
         return sorted(open_listing(entry.value).run_id for entry in entries)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str], deadline_seconds: float) -> None:
-        """Return once the peer's own process has answered a ping. Raises Unreachable if no address answers,
-        and PeerGone if one does but the process does not. The ping adds no entry to a routing table, so
-        repeated calls stay cheap."""
+        """Return once the peer's own process has answered a ping, which enters no routing table. Raises
+        Unreachable if no address answers, and PeerGone if one does but the process does not."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if peer not in self._named:
             addresses = await resolve_dialable(addresses, self._gate.addresses)
-        left = max(0.0, until - asyncio.get_running_loop().time())
-        await self._gate.connect(peer, addresses, left)
-        left = max(0.0, until - asyncio.get_running_loop().time())
+        seconds_left = max(0.0, until - asyncio.get_running_loop().time())
+        await self._gate.connect(peer, addresses, seconds_left)
+        seconds_left = max(0.0, until - asyncio.get_running_loop().time())
         stub = self._node.protocol.get_stub(PeerID.from_base58(peer))
         try:
-            await stub.rpc_ping(dht_pb2.PingRequest(validate=False), timeout=left)
+            await stub.rpc_ping(dht_pb2.PingRequest(validate=False), timeout=seconds_left)
         except (*DAEMON_ERRORS, TimeoutError):
             raise PeerGone(f"{peer} takes connections, but its process does not answer") from None
 
-    async def _come_back(self) -> None:
+    async def _rejoin_if_alone(self) -> None:
         """If the routing table is empty, ping linked and named peers, so that the next call finds a node. A
-        node drops others after one unanswered call. A process that was stopped for some seconds has then lost
-        all."""
+        node drops others after one unanswered call, so a process that was stopped for seconds loses all."""
         if self.known_nodes:
             return
-        asked = list(dict.fromkeys([*self.linked(), *self._named]))[:MAX_PINGED]
-        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in asked))
+        peers = list(dict.fromkeys([*self.linked(), *self._named]))[:MAX_PINGED]
+        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in peers))
 
     async def _get(self, key: bytes, latest: bool = True) -> ValueWithExpiration[Any] | None:
         """Return the value that the nearest nodes store under `key`, or None."""
-        await self._come_back()
+        await self._rejoin_if_alone()
         found: ValueWithExpiration[Any] | None = await self._node.get(key, latest=latest)
         return found
 
     async def _store(
         self, key: bytes, value: bytes, expires: float, subkey: str | None, deadline_seconds: float
     ) -> bool:
-        """Store a value at the nearest nodes. Returns True if at least one other node stored it."""
-        place = key_id(key)
-        self._gate.acknowledged[place] = 0
+        """Store a value at the nodes nearest to its key until `expires`, in the swarm's time. Returns True if
+        at least one other node confirmed in time that it stored the value."""
+        dht_key = key_id(key)
+        self._gate.acknowledged[dht_key] = 0
         try:
             async with asyncio.timeout(deadline_seconds):
-                await self._come_back()
+                await self._rejoin_if_alone()
                 await self._node.store(key, value, float(expires - self.clock_offset), subkey=subkey)
         except TimeoutError:
             logger.debug("a store took longer than %g s", deadline_seconds)
-        return self._gate.acknowledged.pop(place, 0) > 0
+        return self._gate.acknowledged.pop(dht_key, 0) > 0
 
     async def _store_shared(self, key: bytes, value: bytes, expires: float, deadline_seconds: float) -> bool:
-        """Store a value that all peers of a run keep alive. Returns True if other nodes have it. Nodes refuse
-        it from a peer that is slightly late, because they already have it with a later expiry."""
+        """Store a value that each peer of a run stores again regularly. Returns True if other nodes have it.
+        They refuse it if they have it with a later expiry from another peer. It is then looked up."""
         until = asyncio.get_running_loop().time() + deadline_seconds
         if await self._store(key, value, expires, None, deadline_seconds):
             return True

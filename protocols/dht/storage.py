@@ -1,9 +1,12 @@
 """Decide which values a DHT node stores for others, and which it evicts when there is no space.
 
+A key holds one value without subkey (a manifest or an order), or records under subkeys. The subkey is a peer
+or a run. A value is named by (key, subkey). Its storer is the peer that sent it here.
+
 Keys are free to create. If old values always stayed, the first peer with many could lock out all others.
 Here, a new value evicts one from the address range (swarmnet/membership/address_ranges.py) that stored most,
 and within the range from the peer that stored most. Values of this node and records of linked peers are never
-evicted. Orders and manifests have a separate limit that records cannot use up.
+evicted. Orders and manifests are one pool and records another, each with its own limit in bytes.
 """
 
 from __future__ import annotations
@@ -54,24 +57,25 @@ class _Share:
 
 
 @dataclass(slots=True)
-class _Room:
-    """The stored values of one kind."""
+class _Pool:
+    """The stored values of one kind, with a limit in bytes."""
 
     limit: int
     size: int = 0
     per_range: Counter[str] = field(default_factory=Counter)
+    """Bytes stored by each address range."""
     shares: dict[str, dict[str, _Share]] = field(default_factory=dict)
     """Maps range to peer to its share."""
 
-    def count(self, name: Name, kept: StoredValue, sign: int) -> None:
-        """Add a value (`sign` 1) or remove it (`sign` -1)."""
-        self.size += sign * kept.size
-        if kept.storer is None:
+    def count(self, name: Name, value: StoredValue, sign: int) -> None:
+        """Add a value to the sums (`sign` 1) or subtract it (-1). This node's values count only in `size`."""
+        self.size += sign * value.size
+        if value.storer is None:
             return
-        range, peer = kept.storer.range, kept.storer.peer
-        self.per_range[range] += sign * kept.size
+        range, peer = value.storer.range, value.storer.peer
+        self.per_range[range] += sign * value.size
         share = self.shares.setdefault(range, {}).setdefault(peer, _Share())
-        share.size += sign * kept.size
+        share.size += sign * value.size
         if sign > 0:
             share.names[name] = None
             return
@@ -83,119 +87,126 @@ class _Room:
 
 
 class Storage:
-    """Accounts for the values in hivemind's storage."""
+    """Accounts for the values in hivemind's storage, which holds the bytes themselves."""
 
-    def __init__(self, evict: Callable[[Name], None], firm: Callable[[], Collection[bytes]]) -> None:
-        """Create the accounting. `evict` removes a value from hivemind's storage. `firm` returns the subkeys
-        whose records are never evicted."""
-        self._evict, self._firm = evict, firm
-        self._kept: dict[Name, StoredValue] = {}
-        self._rooms = {False: _Room(STORAGE_LIMIT - SHARED_LIMIT), True: _Room(SHARED_LIMIT)}
+    def __init__(self, evict: Callable[[Name], None], protected: Callable[[], Collection[bytes]]) -> None:
+        """Create the accounting. `evict` removes a value from hivemind's storage. `protected` returns the
+        subkeys whose records are never evicted."""
+        self._evict, self._protected_subkeys = evict, protected
+        self._values: dict[Name, StoredValue] = {}
+        self._pools = {False: _Pool(STORAGE_LIMIT - SHARED_LIMIT), True: _Pool(SHARED_LIMIT)}
         """Limits by kind: True for values without subkey (orders and manifests), False for records."""
         self._per_key: dict[bytes, dict[Storer | None, set[bytes]]] = {}
         """Maps key to storer to the subkeys that it stored."""
         self._per_subkey: Counter[bytes] = Counter()
-        self._chance = Random()
-        self._swept = 0.0
+        self._random = Random()
+        self._last_sweep = 0.0
 
     @property
     def kept_bytes(self) -> int:
         """Total bytes stored."""
-        return sum(room.size for room in self._rooms.values())
+        return sum(pool.size for pool in self._pools.values())
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._values)
 
     def __contains__(self, name: Name) -> bool:
-        return name in self._kept
+        return name in self._values
 
     def bytes_of(self, key: bytes) -> int:
         """Return the bytes of all values under a key."""
-        shares = self._per_key.get(key, {})
-        return sum(self._kept[key, tag].size for tags in shares.values() for tag in tags)
+        subkeys_per_storer = self._per_key.get(key, {})
+        return sum(self._values[key, tag].size for tags in subkeys_per_storer.values() for tag in tags)
 
     def get(self, name: Name) -> StoredValue | None:
-        return self._kept.get(name)
+        return self._values.get(name)
 
-    def put(self, name: Name, kept: StoredValue) -> None:
-        """Store a value, replacing its old version or evicting others. Raises Malformed if there is still no
-        space."""
+    def put(self, name: Name, value: StoredValue) -> None:
+        """Account for a new value or version, evicting others while the key or the pool is full. Raises
+        Malformed if nothing may be evicted, or for too many records under one subkey."""
         key, tag = name
-        old = self._kept.get(name)
+        old = self._values.get(name)
         if old is not None:
             self._forget(name)
         elif tag != PLAIN and self._per_subkey[tag] >= RECORDS_PER_PEER:
             raise Malformed(f"no room for more than {RECORDS_PER_PEER} records of a peer")
         else:
             while sum(map(len, self._per_key.get(key, {}).values())) >= PEERS_PER_KEY:
-                self._drop(self._victim_of_key(key, kept.storer), "key")
-        room = self._rooms[tag == PLAIN]
-        while room.size + kept.size > room.limit:
-            victim = self._victim_of_room(room, kept)
+                self._drop(self._choose_victim_under_key(key, value.storer), "key")
+        pool = self._pools[tag == PLAIN]
+        while pool.size + value.size > pool.limit:
+            victim = self._choose_victim_in_pool(pool, value)
             if victim is None and old is not None:
-                self._evict(name)
+                self._evict(name)  # The old version is already forgotten above; `_drop` now raises.
             self._drop(victim, "node")
-        self._kept[name] = kept
-        self._per_key.setdefault(key, {}).setdefault(kept.storer, set()).add(tag)
+        self._values[name] = value
+        self._per_key.setdefault(key, {}).setdefault(value.storer, set()).add(tag)
         self._per_subkey[tag] += 1
-        room.count(name, kept, 1)
+        pool.count(name, value, 1)
 
     def sweep(self, now: float) -> None:
-        """Forget expired values. Does nothing if the last call was less than a second ago."""
-        if now - self._swept > 1.0:
-            self._swept = now
-            for name in [name for name, kept in self._kept.items() if kept.expires < now]:
+        """Remove expired values from the accounting, at most once a second; hivemind drops them itself."""
+        if now - self._last_sweep > 1.0:
+            self._last_sweep = now
+            for name in [name for name, value in self._values.items() if value.expires < now]:
                 self._forget(name)
 
-    def _victim_of_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
-        """Return a random record of the storer that has most records under this key."""
-        firm, ranges = frozenset(self._firm()), Counter[str]()
-        shares: dict[Storer, set[bytes]] = {}
+    def _choose_victim_under_key(self, key: bytes, newcomer: Storer | None) -> Name | None:
+        """Return the name of the record to evict under a full key, or None if all are protected. It is a
+        random one of the storer with most records, within the address range that has most. The record that
+        `newcomer` wants to store counts towards its range."""
+        protected_subkeys = frozenset(self._protected_subkeys())
+        per_range = Counter[str]()
+        evictable: dict[Storer, set[bytes]] = {}
         for storer, tags in self._per_key[key].items():
-            if storer is not None and (left := tags - firm):
-                shares[storer] = left
-                ranges[storer.range] += len(left)
-        if not shares:
+            evictable_tags = tags - protected_subkeys
+            if storer is not None and evictable_tags:
+                evictable[storer] = evictable_tags
+                per_range[storer.range] += len(evictable_tags)
+        if not evictable:
             return None
-        if newcomer is not None:
-            ranges[newcomer.range] += newcomer.range in ranges
-        most = max(ranges.values())
-        fullest = [tags for storer, tags in shares.items() if ranges[storer.range] == most]
-        most = max(map(len, fullest))
-        return key, self._chance.choice([tag for tags in fullest if len(tags) == most for tag in tags])
+        if newcomer is not None and newcomer.range in per_range:
+            per_range[newcomer.range] += 1
+        range_max = max(per_range.values())
+        of_range = [tags for storer, tags in evictable.items() if per_range[storer.range] == range_max]
+        storer_max = max(map(len, of_range))
+        return key, self._random.choice([tag for tags in of_range if len(tags) == storer_max for tag in tags])
 
-    def _victim_of_room(self, room: _Room, newcomer: StoredValue) -> Name | None:
-        """Return the least recently renewed value of the storer that has most bytes."""
-        firm = self._firm()
-        own = newcomer.storer.range if newcomer.storer is not None else None
+    def _choose_victim_in_pool(self, pool: _Pool, newcomer: StoredValue) -> Name | None:
+        """Return the name of the value to evict from a full pool, or None if all are protected. It is the
+        least recently renewed one of the storer with most bytes, within the address range that has most. The
+        value `newcomer` counts towards its range."""
+        protected_subkeys = self._protected_subkeys()
+        newcomer_range = newcomer.storer.range if newcomer.storer is not None else None
 
-        def weight(range: str) -> int:
-            return room.per_range[range] + (newcomer.size if range == own else 0)
+        def bytes_of_range(range: str) -> int:
+            return pool.per_range[range] + (newcomer.size if range == newcomer_range else 0)
 
-        for range in sorted(room.per_range, key=weight, reverse=True):
-            for share in sorted(room.shares[range].values(), key=lambda share: -share.size):
+        for range in sorted(pool.per_range, key=bytes_of_range, reverse=True):
+            for share in sorted(pool.shares[range].values(), key=lambda share: -share.size):
                 for name in share.names:
-                    if name[1] not in firm:
+                    if name[1] not in protected_subkeys:
                         return name
         return None
 
-    def _drop(self, name: Name | None, whose: str) -> None:
-        """Evict a value. Raises Malformed if there is none to evict."""
+    def _drop(self, name: Name | None, full_place: str) -> None:
+        """Evict a value. Raises Malformed if `name` is None; `full_place` names what is full."""
         if name is None:
-            raise Malformed(f"no room for more records of this {whose}")
+            raise Malformed(f"no room for more records of this {full_place}")
         self._forget(name)
         self._evict(name)
 
     def _forget(self, name: Name) -> None:
         """Remove a value from the accounting."""
-        kept = self._kept.pop(name)
-        shares = self._per_key[name[0]]
-        shares[kept.storer].discard(name[1])
-        if not shares[kept.storer]:
-            del shares[kept.storer]
-        if not shares:
-            del self._per_key[name[0]]
-        self._per_subkey[name[1]] -= 1
-        if not self._per_subkey[name[1]]:
-            del self._per_subkey[name[1]]
-        self._rooms[name[1] == PLAIN].count(name, kept, -1)
+        key, tag = name
+        value = self._values.pop(name)
+        subkeys_per_storer = self._per_key[key]
+        subkeys_per_storer[value.storer].discard(tag)
+        if not subkeys_per_storer[value.storer]:
+            del subkeys_per_storer[value.storer]
+        if not subkeys_per_storer:
+            del self._per_key[key]
+        self._per_subkey[tag] -= 1
+        if not self._per_subkey[tag]:
+            del self._per_subkey[tag]
+        self._pools[tag == PLAIN].count(name, value, -1)

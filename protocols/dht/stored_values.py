@@ -1,9 +1,12 @@
 """Parse and verify the values that hivemind's DHT stores, without hivemind's own decoder.
 
-hivemind 1.1.12 keeps a value as MessagePack; ours are `bin`. A stage's key holds run id and signed record,
-with the peer id as subkey. The registry's key holds entries with the run id as subkey. A signed manifest or
-order has its own key without subkey. A dictionary (extension 0x50) is [size limit, latest expiry, [[subkey,
-value, expiry], ...]]; its values are MessagePack again.
+hivemind 1.1.12 keeps a value as MessagePack; this project's are `bin`, and their content is one of four. A
+record announces a peer: it stands under its stage's key, after the run id, with the peer id as subkey. A
+registry entry announces a run: it stands under the registry's key, with the run id as subkey. A run's signed
+manifest and an order of its owner have their own keys, without subkey (plain). A packed subkey is a tag.
+
+All values under one key with subkeys form a dictionary (extension 0x50). It is [size limit, latest expiry,
+[[subkey, value, expiry], ...]]; its values are MessagePack again.
 """
 
 from __future__ import annotations
@@ -31,8 +34,7 @@ from swarmnet.run.manifest import MANIFEST_LIMIT
 DICTIONARY, PLAIN = b"", b"\xc0"
 """hivemind's two reserved subkeys: for a whole dictionary, and for a value without subkey."""
 PEERS_PER_KEY = 768
-"""Maximum peers per key. At 4 KB each they stay below 4 MiB, at which hivemind never sends an answer (trap
-1)."""
+"""Maximum peers per key. At 4 KB each they stay below 4 MiB, at which hivemind never sends an answer."""
 DICTIONARY_LIMIT = 3_500_000
 """Maximum size of one dictionary in bytes."""
 _HEAD_BYTES = 5
@@ -44,8 +46,7 @@ _DICTIONARY_ITEMS = 4 * PEERS_PER_KEY + 16
 
 
 def node_id(peer: PeerID) -> bytes:
-    """Return the DHT id that a peer must have: 20 bytes of a hash of its peer id, so that no peer can choose
-    it."""
+    """Return the DHT id that a peer must have, so that it cannot choose it: a hash of its peer id."""
     return node_id_of(peer.to_bytes())
 
 
@@ -62,20 +63,20 @@ def key_id(key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a verified value says about itself. Times are the swarm's, in seconds since 1970."""
+    """The signed facts in a verified value. Times are the swarm's, in seconds since 1970."""
 
     key: bytes
     subkey: str | None
     sequence: int
     issued_seconds: float
     expires_seconds: float | None
-    """The expiry; None if any peer that has the value may store it again, for `MANIFEST_SECONDS` at a
-    time."""
+    """The expiry; None if any peer may store the value again, for `MANIFEST_SECONDS` at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value of a request or response. `expires` is the swarm's time, as on the wire."""
+    """One value of a request or response. `index` is its position there, and `tag` its packed subkey.
+    `expires` is the swarm's time, as on the wire."""
 
     index: int
     key: bytes
@@ -85,8 +86,8 @@ class Item:
 
 
 def prove(value: bytes, *, plain: bool) -> Proof:
-    """Verify a stored value (MessagePack `bin`) and return what it says. If `plain`, it must be a manifest or
-    an order, otherwise a record or a registry entry. Raises a WireError."""
+    """Verify the signature of a stored value (MessagePack `bin`) and return its key, subkey and times. If
+    `plain`, it must be a manifest or an order, otherwise a record or a registry entry. Raises a WireError."""
     msgpack_guard.check(value, _PLAIN_LIMIT + _HEAD_BYTES if plain else RECORD_LIMIT + _HEAD_BYTES)
     content = content_of(value)
     if plain and is_stored_order(content):
@@ -108,7 +109,7 @@ def prove(value: bytes, *, plain: bool) -> Proof:
 
 
 def content_of(value: bytes) -> bytes:
-    """Return the content of a stored value that passed the guard. Raises Malformed if it is not binary."""
+    """Unpack a stored value that passed `msgpack_guard`. Raises Malformed if it is not binary."""
     if value[0] not in (0xC4, 0xC5, 0xC6):
         raise Malformed("a stored value that is not binary")
     content: bytes = msgpack.unpackb(value)
@@ -116,13 +117,12 @@ def content_of(value: bytes) -> bytes:
 
 
 def stored_value(content: bytes) -> bytes:
-    """Return a value in the form in which hivemind stores it."""
+    """Pack content as MessagePack `bin`, the form in which hivemind stores it."""
     return bytes(msgpack.packb(content, use_bin_type=True))
 
 
 def text_of(tag: bytes) -> str:
-    """Decode a subkey as text. Raises Malformed if it is not text or not encoded canonically, which would be
-    a second name for the same peer."""
+    """Unpack a subkey. Raises Malformed if it is not text packed as hivemind does: one peer, one subkey."""
     msgpack_guard.check(tag, 128)
     try:
         subkey = msgpack.unpackb(tag, strict_map_key=False)
@@ -134,29 +134,29 @@ def text_of(tag: bytes) -> str:
 
 
 def items_of(index: int, key: bytes, tag: bytes, value: bytes, expires: float) -> Iterator[Item]:
-    """Yield the single values of what was sent under one key; dictionaries are checked and split. Malformed
-    is raised last, so that an invalid entry does not hide the others."""
+    """Yield the values that `value` contains: itself, or each entry if `tag` marks a dictionary. Raises
+    Malformed for an invalid key, expiry or dictionary; for an invalid entry, after the valid ones."""
     if len(key) != 20 or not isfinite(expires):
         raise Malformed("an impossible key or expiry")
     if tag != DICTIONARY:
         yield Item(index, key, tag, value, expires)
         return
-    entries = _entries(value)
+    entries = _unpack_entries(value)
     if len(entries) > PEERS_PER_KEY:
         raise Malformed(f"a dictionary of {len(entries)} records")
-    wrong = 0
+    invalid = 0
     for entry in entries:
         match entry:
             case [str() as subkey, bytes() as content, float() as until] if isfinite(until):
                 yield Item(index, key, MSGPackSerializer.dumps(subkey), content, until)
             case _:
-                wrong += 1
-    if wrong:
-        raise Malformed(f"{wrong} dictionary entries that are not (peer id, value, expiry)")
+                invalid += 1
+    if invalid:
+        raise Malformed(f"{invalid} dictionary entries that are not (peer id, value, expiry)")
 
 
-def _entries(value: bytes) -> list[Any]:
-    """Return the [subkey, value, expiry] entries of a packed DictionaryDHTValue."""
+def _unpack_entries(value: bytes) -> list[Any]:
+    """Return a packed dictionary's entries: unchecked, normally [subkey, value, expiry]. Raises Malformed."""
     msgpack_guard.check(value, DICTIONARY_LIMIT, item_limit=_DICTIONARY_ITEMS, extensions=(0x50,))
     try:
         packed = msgpack.unpackb(value, strict_map_key=True)
@@ -180,20 +180,20 @@ def dictionary(items: list[Item], shift: float) -> bytes:
 
 
 def part_of_dictionary(value: bytes, limit: int, chance: Random) -> bytes:
-    """Return a packed dictionary of about `limit` bytes with random records of `value`, as many as fit. Thus
-    large records that an attacker stored to fill the answer displace a small one only by chance."""
+    """Return a packed dictionary of at most about `limit` bytes, with randomly chosen records of the packed
+    dictionary `value`. An attacker's large records thus displace a small record only by chance."""
     items = list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0))
     chance.shuffle(items)
     part: list[Item] = []
-    room = limit - _ENTRY_BYTES
+    bytes_left = limit - _ENTRY_BYTES
     for item in items:
         size = len(item.value) + len(item.tag) + _ENTRY_BYTES
-        if size <= room:
-            room -= size
+        if size <= bytes_left:
+            bytes_left -= size
             part.append(item)
     return dictionary(part, 0.0)
 
 
 def shifted_dictionary(value: bytes, shift: float) -> bytes:
-    """Return a packed dictionary with its expiries shifted by `shift` seconds."""
+    """Return the packed dictionary `value` with its expiries shifted by `shift` seconds."""
     return value if shift == 0 else dictionary(list(items_of(0, b"\0" * 20, DICTIONARY, value, 0.0)), shift)

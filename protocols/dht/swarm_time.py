@@ -1,8 +1,9 @@
 """Estimate the swarm's time from other peers' clocks, and correct this machine's clock by minutes at most.
 
 A peer that lies about the time could make invites expire and make valid records look outdated. Therefore only
-peers that the user named and linked peers are asked, and each address range has one vote. Offsets of more
-than `MAX_OFFSET_SECONDS` are ignored: either the peers lie, or this clock is wrong and a person must set it.
+peers that the user named and linked peers are asked, and each address range has one vote. An offset is how
+many seconds another clock is ahead of this machine's. Offsets of more than `MAX_OFFSET_SECONDS` are ignored:
+either the peers lie, or this clock is wrong and a person must set it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class ClockVote:
     unbelieved: float | None
     """Median of the offsets that are too large to be believed; None if there are none."""
     voices: int
+    """Number of address ranges that voted."""
 
     @property
     def refusal(self) -> str:
-        """The reason why the reports cannot correct this machine's clock; empty if they can."""
+        """The message for the user if all offsets are too large to correct this machine's clock; empty if
+        one is plausible, or if none was reported."""
         if self.offset is not None or self.unbelieved is None:
             return ""
         return (
@@ -42,32 +45,32 @@ class ClockVote:
 
 
 def agreed_offset(offsets: Mapping[str, float], ranges: Mapping[str, str]) -> ClockVote:
-    """Combine the offsets of several peers. Peers without a known address range are ignored."""
-    voices: dict[str, list[float]] = {}
+    """Combine the offsets that peers reported. `ranges` maps each peer to its address range; peers without a
+    known range are ignored. The vote of a range is the median of its peers' offsets."""
+    per_range: dict[str, list[float]] = {}
     for peer, offset in offsets.items():
         if ranges.get(peer):
-            voices.setdefault(ranges[peer], []).append(offset)
-    middles = [middle(each) for each in voices.values()]
-    believed = [each for each in middles if abs(each) <= MAX_OFFSET_SECONDS]
-    others = [each for each in middles if abs(each) > MAX_OFFSET_SECONDS]
-    return ClockVote(
-        middle(believed) if believed else None, middle(others) if others else None, len(middles)
-    )  # fmt: skip
+            per_range.setdefault(ranges[peer], []).append(offset)
+    votes = [middle(range_offsets) for range_offsets in per_range.values()]
+    believed = [vote for vote in votes if abs(vote) <= MAX_OFFSET_SECONDS]
+    unbelieved = [vote for vote in votes if abs(vote) > MAX_OFFSET_SECONDS]
+    believed_offset = middle(believed) if believed else None
+    return ClockVote(believed_offset, middle(unbelieved) if unbelieved else None, len(votes))
 
 
 def middle(offsets: Iterable[float]) -> float:
-    """Return the median. With an even count, it is the middle value nearer to this machine's clock."""
+    """Return the median. With an even count, it is the one of the two middle values that is nearer to 0."""
     ordered = sorted(offsets)
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
 def correction(offset: float) -> float:
-    """Return the correction of this machine's clock in seconds; 0 while other peers accept its records."""
+    """Return the seconds to add to this machine's clock: the offset, or 0 if peers accept records anyway."""
     return offset if abs(offset) > SKEW_SECONDS else 0.0
 
 
 def changed(offset: float) -> str:
-    """Return the message for the user after the correction has changed."""
+    """Return the message for the user when the correction has changed to that of `offset`."""
     if correction(offset) == 0.0:
         return "this machine's clock agrees with the swarm's again"
     difference = _difference(offset)

@@ -1,13 +1,15 @@
 """Verify everything that passes between hivemind's DHT and the network.
 
-`DHTNode` gets this object instead of its `P2P`. The gate sees every request and response as protobuf before
-hivemind decodes the MessagePack inside. It removes everything that is not a signed record, a manifest
-(signed/records.py), an order (signed/orders.py) or a registry entry (signed/registry_entry.py). The
-validators of hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process
-(measured).
+`DHTNode` gets this gate (`ValidatedP2P`) instead of its `P2P`. The gate sees every request and response as
+protobuf before hivemind decodes the MessagePack inside. It removes everything except signed values: a peer's
+record, a run's manifest, an owner's order, and a registry entry (protocols/signed). The validators of
+hivemind run too late: it decodes dictionaries first, and a deeply nested one kills the process (measured).
+
+A value stands under a key. Several values under one key form a dictionary by subkey; a tag is a packed
+subkey. A value without subkey is plain. The storer is the peer that sent a value to be stored.
 
 The gate also enforces these rules:
-- A node's DHT id is the hash of its peer id.
+- A node's DHT id (`node_id`) is the hash of its peer id.
 - Expiries are bounded, by the swarm's time and not this machine's (swarm_time.py).
 - An older value never replaces a newer one.
 - Storage is limited and shared fairly (storage.py).
@@ -65,7 +67,7 @@ NEAREST, PEER_ID_BYTES = 20, 64
 second is needed because hivemind parses an id in time quadratic in its length."""
 PING, PING_SECONDS = "DHTProtocol.rpc_ping", 3.0
 """hivemind's name of the ping call, and its timeout in seconds."""
-WAY_SECONDS = 1.5
+CIRCUIT_SECONDS = 1.5
 """Timeout in seconds for opening a relay circuit, out of the 3 s that a call has."""
 RANGE_SECONDS, RANGE_ANSWER_SECONDS = 60.0, 1.0
 """How long a peer's address range is cached, and how long p2pd may take to report it, in seconds."""
@@ -82,12 +84,12 @@ Handler = Callable[[Request, P2PContext], Awaitable[Response]]
 
 
 class ValidatedP2P:
-    """Replaces `P2P` in `DHTNode.create(p2p=...)`."""
+    """The gate between a hivemind DHT node and p2pd. It replaces `P2P` in `DHTNode.create(p2p=...)`."""
 
     def __init__(self, daemon: Daemon, refused: Callable[[str, str], None], ways: Sequence[str] = ()) -> None:
         """Create the gate. `refused(peer, reason)` is called for everything that is removed. `ways` are relay
         circuits by which peers may be reached that cannot be dialled directly."""
-        self._daemon, self._ways = daemon, ways
+        self._daemon, self._circuits = daemon, ways
         self._refused = refused
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._verified: OrderedDict[bytes, Proof] = OrderedDict()
@@ -133,7 +135,8 @@ class ValidatedP2P:
     async def add_protobuf_handler(
         self, name: str, handler: Handler, input_type: type, **options: bool
     ) -> None:
-        """Serve requests of this type, with our checks before and after hivemind's handler."""
+        """Register a handler for requests of this type, wrapped in this gate's checks. A ping may ask whether
+        its sender can be called; a sender with a false DHT id is then called back for the answer."""
         serve = {
             dht_pb2.PingRequest: self._serve_ping,
             dht_pb2.StoreRequest: self._serve_store,
@@ -141,12 +144,13 @@ class ValidatedP2P:
         }[input_type]
 
         async def guarded(request: Request, context: P2PContext) -> Response:
-            claimed = request.peer.node_id
+            claimed_id = request.peer.node_id
             self.received_bytes += request.ByteSize()
-            self._bind(request.peer, context.remote_id)
+            self._clear_false_id(request.peer, context.remote_id)
             response = await serve(handler, request, context)
-            if input_type is dht_pb2.PingRequest and request.validate and claimed != request.peer.node_id:
-                response.available = await self._calls_itself(context.remote_id, claimed)
+            was_cleared = claimed_id != request.peer.node_id
+            if input_type is dht_pb2.PingRequest and request.validate and was_cleared:
+                response.available = await self._answers_with_id(context.remote_id, claimed_id)
             self.sent_bytes += response.ByteSize()
             return response
 
@@ -158,33 +162,33 @@ class ValidatedP2P:
     async def call_protobuf_handler(
         self, peer: PeerID, name: str, request: Request, output_type: type
     ) -> Response:
-        """Send a request of hivemind's DHT, and check and filter the response."""
+        """Send a request of hivemind's DHT to a peer, and return the checked and filtered response. A store
+        request that this peer did not start itself is cut to the receiver's budget."""
         if output_type is dht_pb2.StoreResponse:
-            # Hivemind hands values over to a new node.
+            # Hivemind sends a new node values that other peers stored; `acknowledged` has this peer's own.
             if not all(key in self.acknowledged for key in request.keys):
-                asked = len(request.keys)
-                request = await self.answers.hand_over(request, await self._asker(peer))
+                key_count = len(request.keys)
+                request = await self.answers.hand_over(request, await self._describe_requester(peer))
                 if not request.keys:
-                    return dht_pb2.StoreResponse(store_ok=[False] * asked)
+                    return dht_pb2.StoreResponse(store_ok=[False] * key_count)
             request = self._shifted_store(request)
-        if self._ways:  # A node that cannot be dialled may have a slot at one of our relays.
+        if self._circuits:  # A node that cannot be dialled may have a slot at one of these relays.
             with contextlib.suppress(Unreachable):
-                await self.connect(PeerId(peer.to_base58()), self._ways, WAY_SECONDS)
+                await self.connect(PeerId(peer.to_base58()), self._circuits, CIRCUIT_SECONDS)
         sent = time.time()
         self.sent_bytes += request.ByteSize()
-        response = await self._unless_ended(
-            self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type)
-        )
+        call = self._daemon.p2p.call_protobuf_handler(peer, name, request, output_type)
+        response = await self._unless_ended(call)
         self.received_bytes += response.ByteSize()
-        self._bind(response.peer, peer)
+        self._clear_false_id(response.peer, peer)
         if output_type is dht_pb2.PingResponse:
-            self._measure(peer, response, sent, time.time())
+            self._measure_clock(peer, response, sent, time.time())
         elif output_type is dht_pb2.StoreResponse:
             for key, stored in zip(request.keys, response.store_ok, strict=False):
                 if key in self.acknowledged:
                     self.acknowledged[key] += stored
         elif output_type is dht_pb2.FindResponse:
-            self._filter_found(str(peer), request, response)
+            self._filter_values(str(peer), request, response)
         return response
 
     @property
@@ -197,25 +201,27 @@ class ValidatedP2P:
         await self._daemon.connect(peer, addresses, deadline_seconds)
 
     async def range_of(self, peer: str) -> str:
-        """Return the address range that a peer is connected from, or its relay's range. Returns an empty
-        string if it is not connected or p2pd does not report it."""
+        """Return the address range that a peer is connected from, or its relay's range; cached for
+        `RANGE_SECONDS`. Returns an empty string if it is not connected or p2pd does not report it."""
         now = asyncio.get_running_loop().time()
         if peer not in self._ranges or self._ranges[peer][1] + RANGE_SECONDS < now:
             try:
-                found = await self._daemon.connections(RANGE_ANSWER_SECONDS)
+                connections = await self._daemon.connections(RANGE_ANSWER_SECONDS)
             except PeerGone:
                 return ""
-            self._ranges = {peer: ("", now), **{each: (range_of(address), now) for each, address in found}}
+            self._ranges = {peer: ("", now)}
+            for connected_peer, address in connections:
+                self._ranges[connected_peer] = (range_of(address), now)
         return self._ranges[peer][0]
 
-    async def _asker(self, peer: PeerID) -> Asker:
+    async def _describe_requester(self, peer: PeerID) -> Asker:
+        """Return a peer with its address range, and whether it is in the routing table or linked."""
         name = str(peer)
         near = peer in self.neighbours() or name in self.linked()
         return Asker(PeerId(name), await self.range_of(name), near)
 
     async def _unless_ended(self, call: Awaitable[Response]) -> Response:
-        """Return the call's result. Raises P2PDaemonError as soon as p2pd ends; hivemind would wait
-        forever."""
+        """Return the call's result. Raises P2PDaemonError as soon as p2pd ends or this gate is closed."""
         task = asyncio.ensure_future(call)
         try:
             ends = (task, self._daemon.ending, self._closing)
@@ -236,21 +242,20 @@ class ValidatedP2P:
     async def _serve_ping(
         self, handler: Handler, request: dht_pb2.PingRequest, context: P2PContext
     ) -> dht_pb2.PingResponse:
+        """Answer a ping. The time in the answer is the swarm's instead of this machine's."""
         response = await handler(request, context)
         response.dht_time += self.clock_offset
         return response
 
-    async def _calls_itself(self, peer: PeerID, claimed: bytes) -> bool:
-        """Return True if the node answers a call with the DHT id that it claims. Such a node enters none of
-        our tables (`_bind`). An ordinary hivemind node requires this check from the node through which it
-        joins, and ends if the check fails."""
+    async def _answers_with_id(self, peer: PeerID, claimed: bytes) -> bool:
+        """Call a node back and return True if it answers with the DHT id that it claims. An ordinary hivemind
+        node requires this check from the node through which it joins, and ends if the check fails. The false
+        id still enters no routing table here."""
         try:
             async with asyncio.timeout(PING_SECONDS):
-                answer = await self._unless_ended(
-                    self._daemon.p2p.call_protobuf_handler(
-                        peer, PING, dht_pb2.PingRequest(), dht_pb2.PingResponse
-                    )
-                )
+                call = self._daemon.p2p.call_protobuf_handler
+                ping = call(peer, PING, dht_pb2.PingRequest(), dht_pb2.PingResponse)
+                answer = await self._unless_ended(ping)
         except (*DAEMON_ERRORS, TimeoutError):
             return False
         return bool(answer.peer.node_id == claimed)
@@ -258,12 +263,13 @@ class ValidatedP2P:
     async def _serve_store(
         self, handler: Handler, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
-        """Check each value of a store request, pass the accepted ones to hivemind, and report which were
-        stored."""
+        """Check each value of a store request, and pass the accepted ones to hivemind. The response says for
+        each key whether its value was stored. After a bad signature or an exceeded budget, the rest is not
+        checked. Raises Malformed if the request's columns do not match."""
         count = len(request.keys)
         sender = str(context.remote_id)
         stored = [True] * count
-        taken: list[Item] = []
+        accepted: list[Item] = []
         columns = (request.subkeys, request.values, request.expiration_time, request.in_cache)
         if count > KEYS_PER_REQUEST or any(len(column) != count for column in columns):
             self._refused(sender, f"a store request of {count} keys with unequal or too many columns")
@@ -276,26 +282,26 @@ class ValidatedP2P:
                 for item in items_of(index, request.keys[index], request.subkeys[index],
                                    request.values[index], request.expiration_time[index]):  # fmt: skip
                     self._check(item, storer)
-                    taken.append(item)
+                    accepted.append(item)
             except WireError as error:
                 stored[index] = False
                 self._refused(sender, str(error))
-                if isinstance(error, (BadSignature, Backlog)):  # Honest nodes verify first
+                if isinstance(error, (BadSignature, Backlog)):  # An honest node verifies before it sends.
                     stored[index:] = [False] * (count - index)
                     break
-        for item in taken:
+        for item in accepted:
             if (item.key, item.tag) not in self.storage:  # A later item of the request has evicted it.
                 stored[item.index] = False
-        taken = [item for item in taken if (item.key, item.tag) in self.storage]
+        accepted = [item for item in accepted if (item.key, item.tag) in self.storage]
         reduced = dht_pb2.StoreRequest(peer=request.peer)
-        for item in taken:
+        for item in accepted:
             reduced.keys.append(item.key)
             reduced.subkeys.append(item.tag)
             reduced.values.append(item.value)
             reduced.expiration_time.append(item.expires - self.clock_offset)
             reduced.in_cache.append(False)
         response = await handler(reduced, context)
-        for item, ok in zip(taken, response.store_ok, strict=True):
+        for item, ok in zip(accepted, response.store_ok, strict=True):
             stored[item.index] = stored[item.index] and ok
         del response.store_ok[:]
         response.store_ok.extend(stored)
@@ -304,50 +310,54 @@ class ValidatedP2P:
     async def _serve_find(
         self, handler: Handler, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
-        """Answer a find request within the requester's budget."""
+        """Answer a find request within the requester's budget; keys whose answers exceed it get "not found".
+        Expiries are converted to the swarm's time. Raises Malformed for repeated or invalid keys."""
         keys = request.keys
-        # A repeated key would repeat its answer, which is built before it is cut.
+        # A repeated key would repeat its answer, which takes memory before it is cut to the budget.
         if len(keys) > KEYS_PER_REQUEST or len(set(keys)) < len(keys) or any(len(key) != 20 for key in keys):
             self._refused(str(context.remote_id), "a find request with impossible keys")
             raise Malformed("refused")
-        asker = await self._asker(context.remote_id)
+        asker = await self._describe_requester(context.remote_id)
         limit = self.answers.limit(asker)
-        fit = self.answers.fitting(keys, limit)
+        fitting_count = self.answers.fitting(keys, limit)
         response = dht_pb2.FindResponse()
-        if fit:
-            response = await handler(dht_pb2.FindRequest(keys=keys[:fit], peer=request.peer), context)
+        if fitting_count:
+            reduced = dht_pb2.FindRequest(keys=keys[:fitting_count], peer=request.peer)
+            response = await handler(reduced, context)
         for result in response.results:
             if result.type == dht_pb2.FOUND_DICTIONARY:
                 result.value = shifted_dictionary(result.value, self.clock_offset)
             result.expiration_time += self.clock_offset
         self.answers.cut(response, limit)
-        response.results.extend(NOTHING for _ in keys[fit:])
+        response.results.extend(NOTHING for _ in keys[fitting_count:])
         if await self.answers.may_send(response.ByteSize(), asker):
             return response
         return dht_pb2.FindResponse(results=[NOTHING] * len(keys))
 
     # Responses of other nodes.
 
-    def _filter_found(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
-        """Remove from a response the nodes with wrong ids and the values that do not verify."""
+    def _filter_values(self, peer: str, request: dht_pb2.FindRequest, response: dht_pb2.FindResponse) -> None:
+        """Remove from a response, in place, the nodes with wrong ids and the values that do not verify; after
+        a bad signature, also the key's later values. Convert expiries to this machine's time."""
         for key, result in zip(request.keys, response.results, strict=False):
-            near = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
-            honest = [
-                (node, raw) for node, raw in islice(near, NEAREST)
-                if len(raw) <= PEER_ID_BYTES and node == node_id_of(raw)
-            ]  # fmt: skip
+            nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
+            valid_nodes = [
+                (node, peer_id)
+                for node, peer_id in islice(nearest, NEAREST)
+                if len(peer_id) <= PEER_ID_BYTES and node == node_id_of(peer_id)
+            ]
             del result.nearest_node_ids[:], result.nearest_peer_ids[:]
-            result.nearest_node_ids.extend(node for node, _ in honest)
-            result.nearest_peer_ids.extend(raw for _, raw in honest)
+            result.nearest_node_ids.extend(node for node, _ in valid_nodes)
+            result.nearest_peer_ids.extend(peer_id for _, peer_id in valid_nodes)
             if result.type == dht_pb2.NOT_FOUND:
                 continue
             tag = DICTIONARY if result.type == dht_pb2.FOUND_DICTIONARY else PLAIN
-            kept: list[Item] = []
+            verified: list[Item] = []
             try:
                 for item in items_of(0, key, tag, result.value, result.expiration_time):
                     try:
                         self._prove(item)
-                        kept.append(item)
+                        verified.append(item)
                     except BadSignature as error:
                         self._refused(peer, str(error))
                         break  # An honest node has verified everything that it sends.
@@ -355,21 +365,24 @@ class ValidatedP2P:
                         self._refused(peer, str(error))
             except WireError as error:
                 self._refused(peer, str(error))
-            if not kept:
+            if not verified:
                 result.type = dht_pb2.NOT_FOUND
                 result.ClearField("value")
                 continue
-            result.expiration_time = max(item.expires for item in kept) - self.clock_offset
+            result.expiration_time = max(item.expires for item in verified) - self.clock_offset
             if tag == DICTIONARY:
-                result.value = dictionary(kept, -self.clock_offset)
+                result.value = dictionary(verified, -self.clock_offset)
 
-    def _measure(self, peer: PeerID, response: dht_pb2.PingResponse, sent: float, received: float) -> None:
-        """Record the clock offset of a witness from its ping response."""
+    def _measure_clock(
+        self, peer: PeerID, response: dht_pb2.PingResponse, sent: float, received: float
+    ) -> None:
+        """If the peer is a clock witness, record its clock's offset from its ping response. `sent` and
+        `received` are this machine's times of the call."""
         if str(peer) in self.witnesses and isfinite(response.dht_time) and response.dht_time > 0:
             self.offsets[str(peer)] = response.dht_time - (sent + received) / 2
 
     def _shifted_store(self, request: dht_pb2.StoreRequest) -> dht_pb2.StoreRequest:
-        """Return our own store request with its expiries in the swarm's time."""
+        """Return a copy of this node's store request with its expiries in the swarm's time."""
         shifted = dht_pb2.StoreRequest()
         shifted.CopyFrom(request)
         for index, tag in enumerate(shifted.subkeys):
@@ -381,8 +394,8 @@ class ValidatedP2P:
     # The checks.
 
     @staticmethod
-    def _bind(info: dht_pb2.NodeInfo, peer: PeerID) -> None:
-        """Treat a node that claims a DHT id other than its own as a client: it enters no table."""
+    def _clear_false_id(info: dht_pb2.NodeInfo, peer: PeerID) -> None:
+        """Clear a DHT id that is not the peer's. hivemind then puts the node into no routing table."""
         if info.node_id and info.node_id != node_id(peer):
             info.ClearField("node_id")
 
@@ -391,7 +404,8 @@ class ValidatedP2P:
         return time.time() + self.clock_offset
 
     def _prove(self, item: Item) -> Proof:
-        """Raise a WireError unless the value is valid for this key, subkey and expiry."""
+        """Verify a value and return its signed facts; results are cached by the value's hash. Raises a
+        WireError unless the signature, key, subkey and expiry are valid. A new order is remembered."""
         digest = hashlib.sha256(item.value).digest()
         proof = self._verified.get(digest)
         if proof is None:
@@ -410,17 +424,15 @@ class ValidatedP2P:
         if proof.issued_seconds > now + SKEW_SECONDS:
             raise Malformed(f"a record signed {proof.issued_seconds - now:.0f} s in the future")
         if not early - SKEW_SECONDS < item.expires <= latest + 1e-3:
-            raise Malformed(
-                f"an expiry {item.expires - now:.0f} s from now, where {latest - now:.0f} is the end"
-            )
+            expires, end = item.expires - now, latest - now
+            raise Malformed(f"an expiry {expires:.0f} s from now, where {end:.0f} is the end")
         if subkey is None and proof.sequence:
-            self._remember(item, proof.sequence)
+            self._remember_order(item, proof.sequence)
         return proof
 
     def _check(self, item: Item, storer: Storer) -> None:
-        """Admit a value (`_admit`) on behalf of a storer, and charge it for the signature checks. Raises
-        Backlog before any verification if its budget of signature checks is used up; otherwise as
-        `_admit`."""
+        """Verify and account for a value that another peer wants to store here. Charge that storer for the
+        signature checks. Raises Backlog if its budget is used up, or a WireError to refuse the value."""
         now = asyncio.get_running_loop().time()
         if self._checks.wait(PeerId(storer.peer), now):
             raise Backlog("more signatures than are checked for one peer")
@@ -432,8 +444,8 @@ class ValidatedP2P:
             CHECKED.reset(token)
             self._checks.spend(PeerId(storer.peer), checked.count, now)
 
-    def _remember(self, item: Item, sequence: int) -> None:
-        """Keep an order if it is the newest seen under its key."""
+    def _remember_order(self, item: Item, sequence: int) -> None:
+        """Keep an order if it is the newest seen under its key. At most `_ORDERS` orders are kept."""
         known = self.orders.get(item.key)
         if known is None or known[0] < sequence:
             self.orders[item.key] = (sequence, item.value)
@@ -441,14 +453,14 @@ class ValidatedP2P:
                 self.orders.popitem(last=False)
 
     def _admit(self, item: Item, storer: Storer | None) -> None:
-        """Account for a value that is to be stored here. Raises a WireError if it may not be stored. `storer`
-        is None for this node itself."""
+        """Verify a value and account for its storage, which may evict other values. `storer` is None for this
+        node itself. Raises a WireError if the value is invalid or outdated, or if there is no space."""
         proof = self._prove(item)
         self.storage.sweep(self.now())
         name = (item.key, item.tag)
         old = self.storage.get(name)
         if old is not None and (proof.sequence, item.expires) < (old.sequence, old.expires):
-            raise Malformed("an older record than the one that is kept")  # trap 7: it would end the newer
+            raise Malformed("an older record than the one that is kept")
         if old is not None and storer is not None and item.tag != MSGPackSerializer.dumps(storer.peer):
             storer = old.storer  # A peer that passes on another peer's value does not become its storer.
         self.storage.put(name, StoredValue(proof.sequence, item.expires, len(item.value), storer))

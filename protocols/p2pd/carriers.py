@@ -1,12 +1,12 @@
-"""Carriers: p2pd processes with throw-away identities, for connections in addition to the one that libp2p
-keeps.
+"""Carriers: extra p2pd processes (libp2p daemons) of one peer, which give it more TCP connections.
 
 Between two peers, libp2p keeps one TCP connection for all streams. At 50 ms and 1 % loss it carries 2.7
-Mbit/s with cubic, with one stream as with four (measured). A carrier has separate connections and only dials.
-Snapshots are fetched through carriers (chunk_streams.py), and links send through them (multipath_link.py).
+Mbit/s with cubic, with one stream as with four (measured). Each carrier has a throw-away key of its own, so
+libp2p gives it separate connections. A carrier only dials. Snapshots are fetched through carriers
+(chunk_streams.py), and slow links send through them (multipath_link.py).
 
-The remote peer cannot see for which peer a carrier acts. Where that matters, the carrier sends an
-introduction:
+The receiver sees only the carrier's key. If it must know the peer behind it, the carrier first sends an
+introduction, which that peer has signed:
 
     introduction   public key 32 of the peer it carries for | its signature 64
     statement      "swarmnet carrier 1\\0" | public key 32 of the carrier | public key 32 of the receiver
@@ -39,13 +39,14 @@ _DOMAIN = b"swarmnet carrier 1\0"
 
 
 def introduction(identity: Identity, carrier: PeerId, receiver: PeerId) -> bytes:
-    """Return the signed introduction of a carrier that sends for `identity`. It needs no expiry: only the
-    carrier has its key, which is thrown away with it. Raises ValueError if a peer id contains no key."""
+    """Return the bytes by which `identity` confirms to `receiver` that `carrier` sends for it. They need no
+    expiry, since the carrier's key is thrown away. Raises ValueError if a peer id contains no key."""
     return identity.public_key + identity.sign(_statement(carrier, receiver))
 
 
 def carried_peer(shown: bytes, carrier: PeerId, receiver: PeerId) -> PeerId:
-    """Return the peer for which `carrier` acts. Raises BadSignature."""
+    """Return the peer for which `carrier` acts, from the introduction `shown`. Raises BadSignature if that
+    peer did not sign it for this carrier and this receiver."""
     peer, signature = peer_id_of(shown[:PUBLIC_KEY_BYTES]), shown[PUBLIC_KEY_BYTES:]
     try:
         statement = _statement(carrier, receiver)
@@ -57,6 +58,7 @@ def carried_peer(shown: bytes, carrier: PeerId, receiver: PeerId) -> PeerId:
 
 
 def _statement(carrier: PeerId, receiver: PeerId) -> bytes:
+    """Return the bytes that are signed in an introduction. Raises ValueError if a peer id contains no key."""
     return _DOMAIN + public_key_bytes(carrier) + public_key_bytes(receiver)
 
 
@@ -68,7 +70,7 @@ def _cannot_start(error: OSError | IdentityError) -> CannotStart:
 
 
 class Carriers:
-    """The carriers of one peer for one purpose. They are started on demand and ended together."""
+    """A pool of carriers of one peer. They are started on demand and ended together."""
 
     def __init__(self, options: DaemonOptions) -> None:
         self._options = options
@@ -78,12 +80,12 @@ class Carriers:
 
     @property
     def running(self) -> list[Daemon]:
-        """The carriers whose p2pd has not ended."""
+        """The carriers whose p2pd process still runs."""
         return [daemon for daemon in self._running if daemon.end_reason is None]
 
     async def start(self, count: int) -> list[Daemon]:
         """Start `count` more carriers in parallel and return those that started. Raises CannotStart if none
-        did."""
+        did. If the caller is cancelled, the unfinished starts are cancelled too."""
         if self._folder is None:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix=prefix("carriers")))
@@ -104,13 +106,13 @@ class Carriers:
         return daemons
 
     async def _start(self, path: Path) -> Daemon:
-        """Create an identity and start a p2pd with it. Raises CannotStart."""
+        """Create a key in the file `path` and start a p2pd with it. Raises CannotStart."""
         try:
             create(path)
             daemon = await Daemon.start(path, self._options)
         except (OSError, IdentityError) as error:
             raise _cannot_start(error) from None
-        # Immediately, so that `close` also ends it if the caller is cancelled now.
+        # Added without an await in between, so that `close` ends this process if the caller is cancelled now.
         self._running.append(daemon)
         return daemon
 

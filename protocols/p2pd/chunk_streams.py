@@ -1,7 +1,8 @@
 """Download chunks of snapshots over separate connections, to use the full bandwidth of lossy links.
 
-A newcomer starts a few carriers (carriers.py) that only fetch chunks. A chunk is verified by its hash, so
-neither side needs to know the other's identity.
+A snapshot is the group's weights, divided into chunks. A newcomer, which needs one, starts a few carriers:
+extra p2pd processes with connections of their own (carriers.py). A holder is a peer that serves chunks. A
+chunk is verified by its hash, so neither side needs to know the other's identity.
 
     request   digest of the settled weights 32 | index u16
     answer    length u32 | the chunk; length 0: not held
@@ -30,8 +31,8 @@ CHUNK_LIMIT = 64 * 1024 * 1024
 STREAMS_SERVED, STREAMS_PER_PEER, STREAMS_PER_RANGE = 64, 8, 16
 """Maximum streams: in all, of one key, and of one public /24 or /48.
 
-A newcomer has six carriers (state_path.CARRIERS), each with a key and a stream. Keys are free to create,
-networks are not. Each stream holds one chunk at a time."""
+A newcomer has six carriers (`CARRIERS` in peers/state), each with a key and a stream. Keys are free to
+create, networks are not. Each stream holds one chunk at a time."""
 REQUEST_SECONDS = 20.0
 """A stream without a request for this many seconds is closed."""
 ANSWER_SECONDS = 60.0
@@ -62,9 +63,9 @@ class ChunkService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream until it ends."""
+        """Answer the chunk requests of one stream until it ends or is idle. Beyond the limits, cut it."""
         peer, ranges = PeerId(info.peer_id.to_base58()), public_ranges((str(info.addr),))
-        if not self._has_place(peer, ranges):
+        if not self._may_open(peer, ranges):
             writer.transport.abort()
             return
         self._open[writer] = peer, ranges
@@ -82,20 +83,22 @@ class ChunkService:
             self._open.pop(writer, None)
             writer.transport.abort()
 
-    def _has_place(self, peer: PeerId, ranges: frozenset[str]) -> bool:
-        of_peer = sum(each == peer for each, _ in self._open.values())
-        of_range = sum(bool(each & ranges) for _, each in self._open.values())
-        is_free = of_peer < STREAMS_PER_PEER and of_range < STREAMS_PER_RANGE
-        return is_free and len(self._open) < STREAMS_SERVED
+    def _may_open(self, peer: PeerId, ranges: frozenset[str]) -> bool:
+        """Return True if one more stream of this peer, from these address ranges, is within the limits."""
+        of_peer = sum(open_peer == peer for open_peer, _ in self._open.values())
+        of_range = sum(bool(open_ranges & ranges) for _, open_ranges in self._open.values())
+        if of_peer >= STREAMS_PER_PEER or of_range >= STREAMS_PER_RANGE:
+            return False
+        return len(self._open) < STREAMS_SERVED
 
     async def _write(self, writer: asyncio.StreamWriter, chunk: memoryview) -> None:
-        """Write a chunk, within this peer's upload limit if there is one."""
+        """Write a chunk, in parts that wait for their turn if this peer has an upload limit."""
         if self.upload is None:
             writer.write(chunk)
             await writer.drain()
             return
-        for at in range(0, len(chunk), PART_BYTES):
-            part = chunk[at : at + PART_BYTES]
+        for start in range(0, len(chunk), PART_BYTES):
+            part = chunk[start : start + PART_BYTES]
             await self.upload.turn(len(part), CHUNK_PRIORITY)
             writer.write(part)
             await writer.drain()
@@ -106,7 +109,7 @@ class ChunkService:
 
 
 class ChunkCarriers:
-    """The newcomer's side: sends requests on as many connections per holder as there are carriers."""
+    """The newcomer's side: fetches chunks from holders, over one stream per holder and carrier."""
 
     def __init__(
         self, carriers: Carriers, daemons: Sequence[Daemon], arrived: Arrived, progressed: Progressed,
@@ -115,15 +118,17 @@ class ChunkCarriers:
         self._carriers, self._daemons = carriers, daemons
         self._arrived, self._progressed = arrived, progressed
         self._resolve = resolve
-        self._asked: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
-        self._lanes: list[asyncio.Task[None]] = []
+        self._requests: dict[PeerId, asyncio.Queue[tuple[bytes, int]]] = {}
+        """Maps each holder to the requests (digest, index) that are not sent yet."""
+        self._fetchers: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
         cls, count: int, options: DaemonOptions, arrived: Arrived, progressed: Progressed,
         *, resolve: Resolve,
     ) -> ChunkCarriers:  # fmt: skip
-        """Start `count` p2pd processes. Raises CannotStart."""
+        """Start `count` carriers. `arrived(holder, digest, index, chunk)` is called for each request; the
+        chunk is None if it failed. `progressed(holder)` is called for each part. Raises CannotStart."""
         carriers = Carriers(options)
         try:
             return cls(carriers, await carriers.start(count), arrived, progressed, resolve=resolve)
@@ -137,50 +142,53 @@ class ChunkCarriers:
         return len(self._daemons) * ASKED_PER_STREAM
 
     def ask(self, holder: PeerId, addresses: Sequence[str], digest: bytes, index: int) -> None:
-        """Request a chunk. `arrived` is called exactly once for it."""
-        queue = self._asked.get(holder)
+        """Request a chunk of the snapshot `digest` from a holder. `arrived` is called exactly once for it.
+        The first request to a holder starts one task per carrier, which share the holder's queue."""
+        queue = self._requests.get(holder)
         if queue is None:
-            queue = self._asked[holder] = asyncio.Queue()
+            queue = self._requests[holder] = asyncio.Queue()
             for daemon in self._daemons:
-                lane = self._fetch(daemon, holder, tuple(addresses), queue)
-                self._lanes.append(asyncio.create_task(lane, name=f"carrier {holder}"))
+                fetching = self._fetch(daemon, holder, tuple(addresses), queue)
+                self._fetchers.append(asyncio.create_task(fetching, name=f"carrier {holder}"))
         queue.put_nowait((digest, index))
 
     async def _fetch(
         self, daemon: Daemon, holder: PeerId, addresses: Sequence[str],
         queue: asyncio.Queue[tuple[bytes, int]],
     ) -> None:  # fmt: skip
-        """Serve the request queue over one stream to one holder; a broken stream is reopened for the next
-        chunks."""
+        """Take requests from the queue and fetch their chunks over one stream, at most `ASKED_PER_STREAM` in
+        flight. If the stream fails, all its requests fail, and the next request opens a new one."""
         stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        asked: deque[tuple[bytes, int]] = deque()
+        in_flight: deque[tuple[bytes, int]] = deque()
         try:
             while True:
-                fresh = [] if asked else [await queue.get()]
-                while len(asked) + len(fresh) < ASKED_PER_STREAM and not queue.empty():
-                    fresh.append(queue.get_nowait())
-                asked += fresh
+                new_requests = []
+                if not in_flight:
+                    new_requests.append(await queue.get())
+                while len(in_flight) + len(new_requests) < ASKED_PER_STREAM and not queue.empty():
+                    new_requests.append(queue.get_nowait())
+                in_flight += new_requests
                 try:
                     if stream is None:
                         await daemon.connect(holder, await self._resolve(addresses), DIAL_SECONDS)
                         stream = await daemon.open_stream(holder, CHUNKS_PROTOCOL, DIAL_SECONDS)
-                    stream[1].write(b"".join(_REQUEST.pack(*request) for request in fresh))
+                    stream[1].write(b"".join(_REQUEST.pack(*request) for request in new_requests))
                     async with asyncio.timeout(ANSWER_SECONDS):
                         chunk = await self._read(stream[0], holder)
                 except (PeerGone, Unreachable, *DAEMON_ERRORS):
                     if stream is not None:
                         stream[1].transport.abort()
                     stream = None
-                    while asked:
-                        self._arrived(holder, *asked.popleft(), None)
+                    while in_flight:
+                        self._arrived(holder, *in_flight.popleft(), None)
                 else:
-                    self._arrived(holder, *asked.popleft(), chunk)
+                    self._arrived(holder, *in_flight.popleft(), chunk)
         finally:
             if stream is not None:
                 stream[1].transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, holder: PeerId) -> bytes | None:
-        """Return the next chunk, or None if the holder does not have it."""
+        """Read the next chunk; None if the holder does not have it. Raises PeerGone if it is too long."""
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > CHUNK_LIMIT:
             raise PeerGone(f"{holder} announces a chunk of {length} bytes")
@@ -192,7 +200,8 @@ class ChunkCarriers:
         return b"".join(parts) or None
 
     async def close(self) -> None:
-        for lane in self._lanes:
-            lane.cancel()
-        await asyncio.gather(*self._lanes, return_exceptions=True)
+        """Cancel all requests and end the carriers. `arrived` is not called for what was cancelled."""
+        for fetcher in self._fetchers:
+            fetcher.cancel()
+        await asyncio.gather(*self._fetchers, return_exceptions=True)
         await self._carriers.close()

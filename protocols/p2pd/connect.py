@@ -1,10 +1,11 @@
 """Choose the path of a link: direct if either side can dial, otherwise a relay circuit.
 
-Between two peers, libp2p keeps one connection, whichever it is. A peer first met through a relay would always
-be reached through the relay. Therefore a peer that opens a stream and gets a circuit probes the other's
-direct addresses. If one answers, the circuit is replaced by a direct connection. This also helps the streams
-of the other side, which perhaps could not have dialled. If p2pd opens a direct connection in addition to a
-circuit, links leave the circuit (reachability/circuit_relay.py).
+A circuit is a connection that a third peer relays, for peers behind a router that cannot be dialled. Between
+two peers, libp2p keeps one connection, direct or circuit. A peer first met through a relay would always be
+reached through the relay. Therefore a peer that opens a stream and gets a circuit probes the other's direct
+addresses. If one answers, the circuit is replaced by a direct connection. This also helps the streams of the
+other side, which perhaps could not have dialled. If p2pd opens a direct connection in addition to a circuit,
+links (long-lived streams) leave the circuit (reachability/circuit_relay.py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _GREETING = b"\x13/multistream/1.0.0\n"
 
 
 async def knock(address: str) -> bool:
-    """Return True if a libp2p host answers at a TCP multiaddr. Only a dial can tell which peer it is."""
+    """Return True if some libp2p host answers at a TCP multiaddr within `KNOCK_SECONDS`; which peer it is
+    remains unknown. Loopback and other multiaddrs give False, without a probe."""
     place = place_of(address)
     if place is None or address.startswith(("/ip4/127.", "/ip6/::1/")):
         return False
@@ -52,7 +54,7 @@ async def knock(address: str) -> bool:
 
 
 class Ends(Protocol):
-    """The part of a link that this module needs."""
+    """The part of a link that this module needs: whether it has ended, and how to end it."""
 
     @property
     def closed(self) -> bool: ...
@@ -61,7 +63,7 @@ class Ends(Protocol):
 
 
 class Dialling:
-    """Dials other peers for one peer."""
+    """Opens this peer's streams to other peers."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -73,37 +75,42 @@ class Dialling:
     async def stream(
         self, peer: PeerId, protocol: str, addresses: Sequence[str], deadline_seconds: float
     ) -> Stream:
-        """Open a stream over the best path found in time. `addresses` are hints. Raises PeerGone."""
+        """Open a stream, over a direct connection if one of the direct addresses answers, otherwise over a
+        circuit. `addresses` are hints; libp2p may know others. Raises PeerGone at the deadline."""
         until = self._clock() + deadline_seconds
-        direct = [each for each in addresses if not is_circuit(each)]
+        direct = [address for address in addresses if not is_circuit(address)]
+        circuits = [address for address in addresses if is_circuit(address)]
         if addresses:
-            await self._connect(peer, direct, [each for each in addresses if is_circuit(each)], until)
-        stream = await self._daemon.stream(peer, protocol, self._left(until))
-        if not direct or not through_relay(stream.address) or not await self._answers_directly(peer, direct):
+            await self._connect(peer, direct, circuits, until)
+        stream = await self._daemon.stream(peer, protocol, self._seconds_left(until))
+        if not direct or not through_relay(stream.address):
             return stream
+        if not await self._answers_directly(peer, direct):
+            return stream
+        # The peer was reached through a relay but answers directly: replace the circuit.
         stream.writer.transport.abort()
-        await self._daemon.disconnect(peer, self._left(until))
+        await self._daemon.disconnect(peer, self._seconds_left(until))
         await self._connect(peer, direct, [], until)
-        stream = await self._daemon.stream(peer, protocol, self._left(until))
+        stream = await self._daemon.stream(peer, protocol, self._seconds_left(until))
         if through_relay(stream.address):  # Another peer answered at its address.
             self._pause_probes(peer)
         return stream
 
     def leave_circuit(self, peer: PeerId, link: Ends) -> None:
-        """End this link, which uses a relay, once a direct connection to its peer exists. The peer that
-        opened the link then opens it again."""
+        """Watch a link over a relay in the background. End it once there is a direct connection to its peer;
+        the link's owner then opens it again."""
         task = asyncio.create_task(self._leave(peer, link), name=f"circuit to {peer}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     async def _leave(self, peer: PeerId, link: Ends) -> None:
-        """Check periodically for a direct connection, and fail the link once there is one."""
+        """Open a probe stream every `LOOK_SECONDS`, and fail the link once a probe is direct."""
         while not link.closed:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 probe = await self._daemon.stream(peer, PING_PROTOCOL, LOOK_SECONDS)
             except PeerGone:
-                continue  # The link itself will notice.
+                continue  # If the peer has gone, the link ends without this check.
             probe.writer.transport.abort()
             if not through_relay(probe.address):
                 link.fail("a direct connection stands now, and this was a circuit")
@@ -116,22 +123,24 @@ class Dialling:
     async def _connect(
         self, peer: PeerId, direct: Sequence[str], circuits: Sequence[str], until: float
     ) -> None:
-        """Connect to the peer if an address leads to it in time. Raises PeerGone at the deadline."""
-        tries = [([*direct, *circuits], self._left(until))]
+        """Try to connect: first to the direct addresses alone, unless they recently did not answer, then to
+        all. Returns without a connection if none leads to the peer. Raises PeerGone at the deadline."""
+        attempts = [([*direct, *circuits], self._seconds_left(until))]
         if direct and circuits and self._clock() >= self._unreachable_until.get(peer, 0.0):
-            tries.insert(0, (list(direct), HEAD_START_SECONDS))
-        for addresses, seconds in tries:
+            attempts.insert(0, (list(direct), HEAD_START_SECONDS))
+        for addresses, seconds in attempts:
             try:
-                await self._daemon.connect(peer, addresses, min(seconds, self._left(until)))
+                await self._daemon.connect(peer, addresses, min(seconds, self._seconds_left(until)))
             except Unreachable as error:
-                if self._left(until) <= 0.0:
+                if self._seconds_left(until) <= 0.0:
                     raise PeerGone(str(error)) from None
-                # otherwise it may have moved: libp2p's own routing may know where
+                # Otherwise the peer may have a new address, which libp2p's own routing may know.
             else:
                 return
 
     async def _answers_directly(self, peer: PeerId, direct: Sequence[str]) -> bool:
-        """Return True if a direct address answers. Returns False without probing if none did recently."""
+        """Return True if one of the first `KNOCKS` direct addresses answers. If none does, later calls return
+        False without probing for `SHUT_SECONDS`."""
         if self._clock() < self._unreachable_until.get(peer, 0.0):
             return False
         if any(await asyncio.gather(*(knock(address) for address in direct[:KNOCKS]))):
@@ -140,12 +149,13 @@ class Dialling:
         return False
 
     def _pause_probes(self, peer: PeerId) -> None:
-        """Stop probing the peer's direct addresses for a while."""
+        """Stop probing the peer's direct addresses for `SHUT_SECONDS`. At most `MAX_SHUT` peers are
+        remembered; the oldest is dropped first."""
         self._unreachable_until.pop(peer, None)
         self._unreachable_until[peer] = self._clock() + SHUT_SECONDS
         while len(self._unreachable_until) > MAX_SHUT:
             del self._unreachable_until[next(iter(self._unreachable_until))]
 
-    def _left(self, until: float) -> float:
+    def _seconds_left(self, until: float) -> float:
         """Return the seconds left until this time, at least 0."""
         return max(0.0, until - self._clock())

@@ -1,4 +1,7 @@
-"""Open subflows for slow links (multipath_link.py), over carriers that are started on demand."""
+"""Give slow links more bandwidth, by opening more streams of a link over separate connections (subflows).
+
+A carrier is an extra p2pd process of this peer, started on demand, whose connections are its own. Each
+subflow of a link goes over another carrier (multipath_link.py, carriers.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +19,7 @@ SUBFLOW_PROTOCOL = f"/swarmnet/{WIRE_VERSION}/subflow"
 MAX_CARRIERS = 2
 """Maximum number of carriers, so a link has at most three streams. A carrier takes about 60 MB.
 
-If loss leaves each connection 2.7 Mbit/s, three to each of three neighbours carry 24 Mbit/s: more than a home
-uplink."""
+At 2.7 Mbit/s each, three connections to each of three neighbours carry more than a home uplink."""
 DIAL_SECONDS = 8.0
 RETRY_SECONDS = 60.0
 """Pause in seconds after a failure: no carrier started, a subflow broke, or a neighbour was not reached. For
@@ -34,15 +36,15 @@ class SubflowDialer:
         self._starting = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self.counted: Counter[str] = Counter()
-        """Counts of subflows `opened`, attempts that `failed`, and messages `repeated` by links that have
-        ended."""
+        """Counts of subflows `opened`, attempts that `failed`, and messages `repeated` by former links."""
 
     @property
     def carriers(self) -> int:
         return len(self._carriers.running)
 
     def want(self, link: P2pdLink) -> None:
-        """Open one more subflow for a slow link, unless it already has the maximum."""
+        """Open one more subflow for a slow link, in the background. Do nothing while one is being opened,
+        shortly after a failure, without a known address, or at the maximum."""
         if link in self._tasks or not link.addresses or self._clock() < link.broke_at + RETRY_SECONDS:
             return
         task = asyncio.create_task(self._open(link), name=f"subflow {link.peer}")
@@ -50,7 +52,7 @@ class SubflowDialer:
         task.add_done_callback(lambda _task: self._tasks.pop(link, None))
 
     def forget(self, link: P2pdLink) -> None:
-        """Forget a link that has ended."""
+        """Handle the end of a link: count the messages it repeated, and cancel a subflow being opened."""
         self.counted["repeated"] += link.repeated
         link.repeated = 0
         task = self._tasks.get(link)
@@ -65,9 +67,10 @@ class SubflowDialer:
         await self._carriers.close()
 
     async def _open(self, link: P2pdLink) -> None:
-        """Open one subflow over a carrier that the link does not use yet, and add it to the link."""
+        """Open one subflow over a carrier that the link does not use yet, and add it to the link. A failure
+        is counted, and its time is noted in the link. If the link ended meanwhile, the stream is cut."""
         try:
-            carrier = await self._unused(link)
+            carrier = await self._unused_carrier(link)
             if carrier is None:
                 return
             await carrier.connect(link.peer, link.addresses, DIAL_SECONDS)
@@ -83,9 +86,9 @@ class SubflowDialer:
         link.add(carrier.peer, stream)
         self.counted["opened"] += 1
 
-    async def _unused(self, link: P2pdLink) -> Daemon | None:
+    async def _unused_carrier(self, link: P2pdLink) -> Daemon | None:
         """Return a carrier that the link does not use yet, starting one if needed. Returns None if the link
-        uses all and no more may be started."""
+        uses all and no more may be started. Raises CannotStart."""
         async with self._starting:
             for carrier in self._carriers.running:
                 if carrier.peer not in link.carriers:

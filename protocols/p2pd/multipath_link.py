@@ -1,9 +1,11 @@
 """Links on p2pd: one libp2p stream each, and on slow paths more streams over separate connections.
 
-Packet loss can limit one TCP connection to a fraction of the bandwidth (carriers.py). A link may therefore
-have *subflows* in addition to its first stream, as in Multipath TCP (RFC 8684). Each is a stream on another
-connection to the same peer. A message is sent completely on the subflow with the fewest bytes in flight. Thus
-a connection that waits for a retransmission delays only the messages that it already has.
+A link carries the messages of one lane (a class of messages, such as data) from this peer to another. Packet
+loss can limit one TCP connection to a fraction of the bandwidth. A link may therefore have *subflows* in
+addition to its first stream, as in Multipath TCP (RFC 8684). Each is a stream on another connection to the
+same peer, opened by a carrier (an extra p2pd process). A message is posted (queued) on the subflow with the
+fewest bytes in flight, and written there in pieces. Thus a connection that waits for a retransmission delays
+only the messages that it already has.
 
 On the data lane, the receiver acknowledges messages. The sender thus knows what is in flight, whether a path
 is slow, and what to send again when a subflow breaks. A message may then arrive twice, and messages of one
@@ -57,21 +59,21 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def acknowledgement(messages: int) -> bytes:
-    """Return the bytes that a receiver writes after this many messages."""
+    """Return the acknowledgement that a receiver writes once it has received this many messages."""
     return _ACKNOWLEDGEMENT.pack(messages & 0xFFFFFFFF)
 
 
 class Owner(Protocol):
-    """The link that a subflow belongs to."""
+    """The link that a subflow belongs to; the subflow reports to it."""
 
     def taken(self) -> None:
-        """Called when a piece was taken from the queue."""
+        """Called when a piece was taken from the queue, so that there is room for more messages."""
 
     def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
         """Called when a message was acknowledged, `seconds` after it was posted."""
 
     def broke(self, subflow: Subflow, reason: str, error: WireError | None) -> None:
-        """Called when the stream has ended. `error` is set if the other side must be refused for it."""
+        """Called when the stream has ended. `error` is set if the other side violated the protocol."""
 
 
 class Subflow:
@@ -86,11 +88,12 @@ class Subflow:
         upload: Upload | None,
         carrier: PeerId | None = None,
     ) -> None:
-        """Start sending. `carrier` owns the connection; None means libp2p's own connection to the peer."""
+        """Start to send and to read acknowledgements. `acknowledged` is True if the receiver acknowledges
+        messages. `carrier` owns the connection; None means this peer's own libp2p connection."""
         self.carrier = carrier
         self._upload = upload
-        self._held = b""
-        """A piece that waits for its upload turn."""
+        self._piece_awaiting_turn = b""
+        """The piece that waits until the upload limit lets it pass; empty if none waits."""
         self._reader, self._stream = stream
         self._stream.transport.set_write_buffer_limits(high=2 * PIECE_BYTES)
         self._acknowledged, self._owner = acknowledged, owner
@@ -98,14 +101,15 @@ class Subflow:
         self.writer = FrameWriter()
         self.on_its_way = 0
         """Bytes that were posted but not acknowledged; 0 on a lane without acknowledgements."""
-        self.last_sign = self._clock()
+        self.last_progress = self._clock()
         """Time of the last acknowledgement, or of a post while nothing was in flight."""
         self._posted: dict[Outgoing, float] = {}
         """Messages that are not acknowledged, with the time of posting."""
-        self._ended: deque[Outgoing] = deque()
-        """Those of them that were written completely; they are acknowledged in this order."""
-        self._count = 0
-        self._incomplete = b""
+        self._written: deque[Outgoing] = deque()
+        """Messages of `_posted` that were written completely; they are acknowledged in this order."""
+        self._acknowledged_count = 0
+        self._partial_acknowledgement = b""
+        """First bytes of an acknowledgement that has not arrived completely."""
         self._closing: asyncio.TimerHandle | None = None
         """Set after this side has ended the stream; it cuts the stream if the other side does not end it."""
         self._work = asyncio.Event()
@@ -115,40 +119,41 @@ class Subflow:
         ]
 
     def post(self, message: Message, body: Body) -> int:
-        """Queue a message and return its size on the wire in bytes."""
+        """Queue a message, count it as in flight if it will be acknowledged, and return its wire bytes."""
         outgoing = self.writer.add(message, body)
         if self._acknowledged:
             if not self._posted:
-                self.last_sign = self._clock()
+                self.last_progress = self._clock()
             self._posted[outgoing] = self._clock()
             self.on_its_way += outgoing.whole
         self._work.set()
         return self.writer.wire_bytes(outgoing)
 
     def load(self) -> int:
-        """Return the bytes that precede a message posted now."""
+        """Return the bytes queued or in flight, which go before a message posted now."""
         return self.on_its_way if self._acknowledged else self.writer.queued_bytes
 
     def stalled(self) -> bool:
         """Return True if messages are in flight and none was acknowledged for `STALLED_SECONDS`."""
-        return bool(self._posted) and self._clock() > self.last_sign + STALLED_SECONDS
+        return bool(self._posted) and self._clock() > self.last_progress + STALLED_SECONDS
 
     def undelivered(self) -> list[Outgoing]:
         """Return the messages that may not have arrived, in the order of posting."""
         return list(self._posted)
 
     async def _send(self) -> None:
-        """Write pieces as they are queued. Reports a broken or blocked stream to the owner."""
+        """Write pieces as they are queued, and keep-alives while there are none. A stream that breaks, or
+        takes nothing for `WRITE_SECONDS`, is reported to the link."""
         try:
             while True:
-                piece = self._take()
+                piece = self._take_piece()
                 if piece is None:
                     self._work.clear()
-                    piece = await self._next()
+                    piece = await self._wait_for_piece()
                 if self._upload is not None:
-                    self._held = piece
+                    self._piece_awaiting_turn = piece
                     await self._upload.turn(len(piece), priority_of(piece))
-                    self._held = b""
+                    self._piece_awaiting_turn = b""
                 self._stream.write(piece)
                 async with asyncio.timeout(WRITE_SECONDS):
                     await self._stream.drain()
@@ -157,27 +162,29 @@ class Subflow:
         except (OSError, RuntimeError) as error:
             self._owner.broke(self, f"the stream broke ({error or type(error).__name__})", None)
 
-    def _take(self) -> bytes | None:
+    def _take_piece(self) -> bytes | None:
+        """Take the next piece from the queue, or return None if the queue is empty. If the piece ends a
+        message, that message is noted as written."""
         piece = self.writer.next_piece()
         if piece is not None and self._acknowledged and self.writer.ended is not None:
-            self._ended.append(self.writer.ended)
+            self._written.append(self.writer.ended)
         self._owner.taken()
         return piece
 
-    async def _next(self) -> bytes:
+    async def _wait_for_piece(self) -> bytes:
         """Return the next piece once there is one, or a keep-alive after `KEEPALIVE_SECONDS`."""
         try:
             async with asyncio.timeout(KEEPALIVE_SECONDS):
                 await self._work.wait()
         except TimeoutError:
             return KEEPALIVE
-        return self._take() or KEEPALIVE
+        return self._take_piece() or KEEPALIVE
 
     async def _watch(self) -> None:
-        """Read acknowledgements until the stream ends."""
+        """Read acknowledgements until the stream ends. A lane without acknowledgements must stay silent."""
         try:
             while data := await self._reader.read(_READ_BYTES):
-                if self._closing is not None:
+                if self._closing is not None:  # This side has ended the stream, so nothing counts any more.
                     continue
                 if not self._acknowledged:
                     raise Malformed("bytes on a one-way stream")
@@ -189,7 +196,8 @@ class Subflow:
             self._other_side_ended(f"the stream broke ({error or type(error).__name__})")
 
     def _other_side_ended(self, reason: str, error: Malformed | None = None) -> None:
-        """Handle the end of the stream by the other side, whether it answers our end or not."""
+        """Handle that the other side ended the stream. If this side had ended it before, close it without a
+        report; otherwise report it to the link."""
         if self._closing is None:
             self._owner.broke(self, reason, error)
         else:
@@ -197,33 +205,35 @@ class Subflow:
             self._stream.transport.abort()
 
     def _acknowledge(self, data: bytes) -> None:
-        """Process acknowledgements; only the newest count matters. Raises Malformed."""
-        data = self._incomplete + data
-        whole = len(data) - len(data) % _ACKNOWLEDGEMENT.size
-        self._incomplete = data[whole:]
-        if not whole:
+        """Report to the link each message that `data` acknowledges. Counts are cumulative, so only the newest
+        one is read. Raises Malformed if more messages are acknowledged than were written."""
+        data = self._partial_acknowledgement + data
+        complete_bytes = len(data) - len(data) % _ACKNOWLEDGEMENT.size
+        self._partial_acknowledgement = data[complete_bytes:]
+        if not complete_bytes:
             return
-        (count,) = _ACKNOWLEDGEMENT.unpack_from(data, whole - _ACKNOWLEDGEMENT.size)
-        fresh = (count - self._count) & 0xFFFFFFFF
-        if fresh > len(self._ended):
-            raise Malformed(f"{fresh} messages acknowledged where {len(self._ended)} are on their way")
-        self._count = count
-        self.last_sign = self._clock()
-        for _ in range(fresh):
-            outgoing = self._ended.popleft()
+        (count,) = _ACKNOWLEDGEMENT.unpack_from(data, complete_bytes - _ACKNOWLEDGEMENT.size)
+        new_count = (count - self._acknowledged_count) & 0xFFFFFFFF
+        if new_count > len(self._written):
+            raise Malformed(f"{new_count} messages acknowledged where {len(self._written)} are on their way")
+        self._acknowledged_count = count
+        self.last_progress = self._clock()
+        for _ in range(new_count):
+            outgoing = self._written.popleft()
             self.on_its_way -= outgoing.whole
-            self._owner.acknowledged(outgoing, self.last_sign - self._posted.pop(outgoing))
+            self._owner.acknowledged(outgoing, self.last_progress - self._posted.pop(outgoing))
 
     def close(self, polite: bool) -> None:
-        """End the stream. With `polite`, the other side learns that this is intended, unless a message is
-        cut. Then the other side ends the connection. An acknowledgement for a stream that is already closed
-        makes p2pd reset it, and the last data written would be lost (12 of 400 closes)."""
+        """End the stream. `polite` sends a closing frame and leaves it to the other side to close, unless a
+        message is half sent; otherwise the stream is cut. If this side closed first, a late acknowledgement
+        would make p2pd lose the last data (12 of 400 closes)."""
         polite = polite and self.writer.between_messages and not self._stream.is_closing()
+        # After a polite end, the second task continues: it waits until the other side closes.
         for task in self._tasks[:1] if polite else self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
         if polite:
-            self._stream.write(self._held + CLOSING)
+            self._stream.write(self._piece_awaiting_turn + CLOSING)
             self._stream.write_eof()
             cut = self._stream.transport.abort
             self._closing = asyncio.get_running_loop().call_later(DEPARTURE_GRACE_SECONDS, cut)
@@ -233,10 +243,11 @@ class Subflow:
 
     @property
     def over(self) -> bool:
+        """True once both tasks have ended."""
         return all(task.done() for task in self._tasks)
 
     async def gone(self) -> None:
-        """Wait until all tasks have ended and the stream is closed."""
+        """Wait until both tasks have ended and the stream is closed; after one second more it is cut."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with asyncio.timeout(1.0):
@@ -246,7 +257,7 @@ class Subflow:
 
 
 class P2pdLink(BoundedLink):
-    """A link over libp2p streams that we opened: the first, with which the link ends, and subflows."""
+    """A link over streams that this peer opened: the first, with which the link ends, and more subflows."""
 
     def __init__(
         self,
@@ -259,11 +270,11 @@ class P2pdLink(BoundedLink):
         backlog_bytes: int,
         upload: Upload | None = None,
     ) -> None:
-        """Create a link over its first stream. `slow(link)` is called to request another subflow. `upload` is
-        the upload limit shared by all links."""
+        """Create a link over its first stream. `ended(link, reason, error)` is called once at the end,
+        `slow(link)` to request another subflow. `upload` is the upload limit shared by all links."""
         super().__init__(peer, lane, backlog_bytes)
         self.addresses = tuple(addresses)
-        self._ended, self._slow, self._upload = ended, slow, upload
+        self._on_end, self._request_subflow, self._upload = ended, slow, upload
         self._epoch_began = asyncio.get_running_loop().time()
         self._messages, self._seconds = 0, 0.0
         """Number of long messages acknowledged in this epoch, and the sum of their times in seconds."""
@@ -290,12 +301,14 @@ class P2pdLink(BoundedLink):
         return [subflow.carrier for subflow in self._subflows if subflow.carrier is not None]
 
     def add(self, carrier: PeerId, stream: Stream) -> None:
-        """Add a subflow."""
+        """Add a subflow over the stream that `carrier` opened."""
         name = f"{self.lane} {self.peer} over {carrier}"
         self._subflows.append(Subflow(name, stream, True, self, self._upload, carrier))
 
     def _queue(self, message: Message, body: Body) -> int:
-        if self.on_its_way + len(body) > self._backlog_bytes:  # Kept until it is acknowledged, if ever.
+        """Post the message on the least loaded subflow and return its bytes on the wire. Subflows that have
+        stalled are cut first. Raises Backlog if too many bytes wait for acknowledgement."""
+        if self.on_its_way + len(body) > self._backlog_bytes:  # Bodies are kept until acknowledged.
             raise Backlog(f"{self.on_its_way} bytes to {self.peer} are not acknowledged")
         for subflow in self._subflows[1:]:
             if subflow.stalled():
@@ -312,7 +325,8 @@ class P2pdLink(BoundedLink):
         self._wake_waiters()
 
     def acknowledged(self, outgoing: Outgoing, seconds: float) -> None:
-        """Time a long message; request another subflow after `SLOW_EPOCHS` slow averages in a row."""
+        """Add the time of a long message to the epoch's average, and end the epoch when it is full. After
+        `SLOW_EPOCHS` slow averages in a row, request another subflow."""
         if outgoing.whole < LONG_BYTES:
             return
         self._messages += 1
@@ -325,20 +339,21 @@ class P2pdLink(BoundedLink):
         self._epoch_began, self._messages, self._seconds = now, 0, 0.0
         if self._slow_epochs >= SLOW_EPOCHS:
             self._slow_epochs = 0
-            self._slow(self)
+            self._request_subflow(self)
 
     def broke(self, subflow: Subflow, reason: str, error: WireError | None) -> None:
-        """Handle the end of a subflow's stream. The link ends with its first stream. The undelivered messages
-        of any other subflow are sent over the remaining ones."""
+        """Handle the end of a subflow's stream. The whole link fails with its first stream, or if `error` is
+        set. Otherwise the subflow is removed, and its undelivered messages are sent over the remaining ones.
+        A subflow that was removed before is ignored."""
         if subflow is self._subflows[0] or error is not None:
             self.fail(reason, error)
         elif subflow in self._subflows:
             self._subflows.remove(subflow)
             self._broken = [broken for broken in self._broken if not broken.over] + [subflow]
             self.broke_at = asyncio.get_running_loop().time()
-            again = subflow.undelivered()
+            undelivered = subflow.undelivered()
             subflow.close(polite=False)
-            for outgoing in again:
+            for outgoing in undelivered:
                 self.repeated += 1
                 min(self._subflows, key=Subflow.load).post(outgoing.message, outgoing.body)
 
@@ -346,18 +361,21 @@ class P2pdLink(BoundedLink):
 
     def fail(self, reason: str, error: WireError | None = None) -> None:
         """End the link and notify its owner."""
-        self._close(reason, polite=False, told=reason, error=error)
+        self._close(reason, polite=False, reported_reason=reason, error=error)
 
     def close(self) -> None:
-        self._close("closed by us", polite=True, told="", error=None)
+        """End the link as intended: its owner gets an empty reason."""
+        self._close("closed by us", polite=True, reported_reason="", error=None)
 
-    def _close(self, reason: str, polite: bool, told: str, error: WireError | None) -> None:
+    def _close(self, reason: str, polite: bool, reported_reason: str, error: WireError | None) -> None:
+        """Close all subflows, and report the end to the link's owner. Callers that wait on the link fail with
+        `reason`. Does nothing if the link is closed."""
         if self.closed:
             return
         for subflow in self._subflows:
             subflow.close(polite)
         self._finish(reason)
-        self._ended(self, told, error)
+        self._on_end(self, reported_reason, error)
 
     async def gone(self) -> None:
         """Wait until all streams of the link are closed."""

@@ -2,7 +2,8 @@
 
 One message is delivered per turn of the event loop, so one large read does not starve other streams. Nothing
 is read while the sender has used up its budget of signature checks (swarmnet/resources/allowances.py). Flow
-control then holds the sender back without losing data.
+control then holds the sender back without losing data. The pace is the minimum rate at which an unfinished
+message must arrive. A sender that violates a limit is refused: the caller gets a `WireError` to report.
 """
 
 from __future__ import annotations
@@ -37,38 +38,38 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StreamReader:
-    """One stream that is being read."""
+    """Reads one stream and delivers its messages to the receiver in `slot`, which is empty once the receiver
+    was replaced. `inflow` parses messages and counts the bytes that are not delivered."""
 
     def __init__(
         self,
         intake: Intake,
-        ear: ReceiverSlot,
+        slot: ReceiverSlot,
         peer: PeerId,
         lane: Lane,
         stream: Stream,
         introduced: bool = False,
     ) -> None:
-        """Start reading. `introduced` is True if the sender is already known, otherwise a message and `Hello`
-        must come."""
-        self.intake, self.ear, self.peer, self.lane = intake, ear, peer, lane
+        """Prepare to read. `introduced` is True if the sender is already known. Otherwise a message and
+        `Hello` must come within `FIRST_MESSAGE_SECONDS`."""
+        self.intake, self.slot, self.peer, self.lane = intake, slot, peer, lane
         self.reader, self.writer = stream
-        self.inflow = intake.open(peer, ear, self.writer.transport.abort)
+        self.inflow = intake.open(peer, slot, self.writer.transport.abort)
         self.clock = asyncio.get_running_loop().time
-        self.first_until = float("inf") if introduced else self.clock() + FIRST_MESSAGE_SECONDS
+        self.first_message_until = float("inf") if introduced else self.clock() + FIRST_MESSAGE_SECONDS
         self.idle_until = self.clock() + IDLE_SECONDS
         self.pace = Pace()
         self.held_back_seconds = 0.0
 
     async def read(self) -> tuple[WireError | None, str]:
-        """Read the stream to its end. Returns the error to refuse the peer for, or else why the stream
-        ended."""
+        """Read to the end. Returns (error or None, why it ended); an error: the sender violated a limit."""
         try:
             reason = await self._run()
         except WireError as error:
             return self.inflow.error or error, ""
         except DAEMON_ERRORS as broken:
-            # A peer that closes reads no more, so our acknowledgement fails. With that error asyncio drops
-            # data that had come but was not read yet, such as the sender's last message.
+            # A peer that closes reads no more, so writing an acknowledgement to it fails. asyncio then drops
+            # data that had arrived but was not read yet, such as the sender's last message.
             if self.inflow.frames.closed or isinstance(broken, BrokenPipeError):
                 return self.inflow.error, CLOSED
             return self.inflow.error, f"the stream broke ({broken or type(broken).__name__})"
@@ -77,29 +78,31 @@ class StreamReader:
         return self.inflow.error, reason
 
     async def _run(self) -> str:
-        """Read until the stream ends, and return why. Raises WireError if its sender must be refused."""
+        """Read until the stream ends or is silent too long, and return why. Messages are delivered and, on
+        some lanes, acknowledged. Raises WireError if the sender violates a limit."""
         frames, acknowledged = self.inflow.frames, 0
         while True:
-            until = min(self.idle_until, self.pace.until, self.first_until)
-            if self.clock() >= until:  # It writes without a pause, but not what it should.
-                return self._too_late(until)
+            until = min(self.idle_until, self.pace.until, self.first_message_until)
+            if self.clock() >= until:  # The sender writes all the time, but not what it should.
+                return self._handle_timeout(until)
             try:
                 async with asyncio.timeout_at(until):
                     data = await self.reader.read(_READ_BYTES)
             except TimeoutError:
-                return self._too_late(until)
+                return self._handle_timeout(until)
             if not data or self.inflow.error is not None:
                 break
             self.idle_until = self.clock() + IDLE_SECONDS
-            if self.ear.receiver is None:
+            if self.slot.receiver is None:  # No receiver any more: read on, and drop what comes.
                 self.inflow.end()
-                self.pace, self.first_until = Pace(), float("inf")
+                self.pace, self.first_message_until = Pace(), float("inf")
                 continue
-            before = frames.body_bytes
+            body_bytes_before = frames.body_bytes
             await self._deliver(data)
-            self.pace.came(frames.body_bytes - before, not frames.finished, self.clock())
+            new_body_bytes = frames.body_bytes - body_bytes_before
+            self.pace.came(new_body_bytes, not frames.finished, self.clock())
             if frames.messages and self.inflow.greeted():
-                self.first_until = float("inf")
+                self.first_message_until = float("inf")
             if self.lane in ACKNOWLEDGED and frames.messages != acknowledged:
                 acknowledged = frames.messages
                 self.writer.write(acknowledgement(acknowledged))
@@ -109,8 +112,10 @@ class StreamReader:
             return CLOSED
         return "it ended" if frames.finished else "it ended in the middle of a message"
 
-    def _too_late(self, until: float) -> str:
-        if until == self.first_until:
+    def _handle_timeout(self, until: float) -> str:
+        """Handle that the time `until` has passed. Returns the reason of the end if the stream was silent.
+        Raises Malformed if the first message is missing, Backlog if a message arrives too slowly."""
+        if until == self.first_message_until:
             what = "greeting" if self.inflow.frames.messages else "message"
             raise Malformed(f"no {what} within {FIRST_MESSAGE_SECONDS:g} s of opening a link")
         if until == self.pace.until:
@@ -118,15 +123,16 @@ class StreamReader:
         return f"silent for {IDLE_SECONDS:g} s"
 
     async def _deliver(self, data: bytes) -> None:
-        """Deliver the messages that `data` completes, one per turn of the loop. Raises WireError."""
+        """Deliver the messages that `data` completes, one per turn of the loop. Stops if there is no receiver
+        any more. Raises WireError if the sender violates a limit."""
         for message, body, taken in self.inflow.frames.take(data):
             await self._wait_for_budget(len(data))
-            if self.ear.receiver is None or self.inflow.error is not None:
+            if self.slot.receiver is None or self.inflow.error is not None:
                 return
             checked = Checked()
             token = CHECKED.set(checked)
             try:
-                self.ear.receiver.received(self.peer, self.lane, message, body, taken)
+                self.slot.receiver.received(self.peer, self.lane, message, body, taken)
             finally:
                 CHECKED.reset(token)
                 self.intake.checks.spend(self.peer, checked.count, self.clock())
@@ -136,10 +142,14 @@ class StreamReader:
             raise self.inflow.error
 
     async def _wait_for_budget(self, waiting_bytes: int) -> None:
-        """Wait until the peer may have more signatures checked. Data already read counts as unfinished
-        meanwhile. Raises Backlog if the total wait is too long."""
+        """Wait until the peer's budget allows more signature checks. The `waiting_bytes` already read count
+        as undelivered; if there are too many, `inflow.error` is set and the wait ends. Raises Backlog if the
+        stream has waited `HELD_BACK_SECONDS` in total."""
         checks, inflow = self.intake.checks, self.inflow
-        while not self.intake.closed and (wait := checks.wait(self.peer, self.clock())) > 0:
+        while not self.intake.closed:
+            wait = checks.wait(self.peer, self.clock())
+            if wait <= 0:
+                break
             inflow.waiting_bytes = waiting_bytes
             inflow.count()
             if inflow.error is not None:

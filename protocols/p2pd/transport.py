@@ -1,8 +1,10 @@
-"""The `Transport` on p2pd: long-lived raw libp2p streams as one-way links.
+"""The `Transport` on p2pd (the libp2p daemon): long-lived raw libp2p streams as one-way links.
 
-The opener writes and keeps one read pending, so that it notices at once when the other side is gone. The
-other side reads. A new stream starts with a window of 256 KiB, which doubles once per round trip. Links are
-therefore kept open (4 MB at 100 ms: 108 ms on a warm stream, 629 ms on a new one).
+A link carries one lane (a class of messages) to one peer. Its opener writes and keeps one read pending, so
+that it notices at once when the other side is gone. The other side reads. A new stream starts with a window
+of 256 KiB, which doubles once per round trip. Links are therefore kept open (4 MB at 100 ms: 108 ms on a warm
+stream, 629 ms on a new one). A slow link has subflows: more streams over the separate connections of
+carriers, which are extra p2pd processes. A stranger is a peer that has not sent its first message, `Hello`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,7 @@ STREAMS_PER_PEER = 32
 MAX_SUBFLOWS = 8
 """Maximum subflows of one peer; honest peers open two (multipath_dialer.py)."""
 STREAMS = 512
-"""Maximum accepted streams. Without it, an attacker opened 1 500 in 1.9 s and took all descriptors
-(measured)."""
+"""Maximum accepted streams. Without it, an attacker took all descriptors in 1.9 s (measured)."""
 STREAMS_PER_STRANGER = 8
 """Maximum streams of a peer that has not sent `Hello`: one per lane, and as many that are being reopened."""
 STREAMS_OF_STRANGERS = 256
@@ -63,10 +64,12 @@ def protocol_name(lane: Lane) -> str:
 
 @dataclass(slots=True)
 class _Subflows:
-    """The streams that a peer has opened to us on an acknowledged lane."""
+    """The streams that a peer has opened to this one on a lane with acknowledgements."""
 
     links: int = 0
+    """Number of the peer's own streams."""
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    """Streams that its carriers opened in addition."""
 
 
 class P2pdTransport:
@@ -81,7 +84,7 @@ class P2pdTransport:
         self.circuits = RelayService(daemon)
         """Relays circuits for other peers, if the options allow it."""
         self._dialling = Dialling(daemon)
-        self._dialer = SubflowDialer(identity)
+        self._subflow_dialer = SubflowDialer(identity)
         self.upload: Upload | None = None
         """Upload limit shared by all links; None if there is no limit. Set it before the first link opens."""
         self.speed = SpeedService()
@@ -89,28 +92,25 @@ class P2pdTransport:
         """Services that answer `swarmnet doctor` of other peers."""
         self._backlog_bytes = backlog_bytes
         self._intake = Intake()
-        self._ear = ReceiverSlot()
+        self._receiver_slot = ReceiverSlot()
         """The receiver of links that are accepted from now on."""
         self._links: set[P2pdLink] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._accepted: dict[asyncio.Task[Any], tuple[PeerId, ReceiverSlot, asyncio.StreamWriter]] = {}
         self._per_peer: Counter[PeerId] = Counter()
-        self._seen_at: dict[PeerId, str] = {}
+        self._origin_addresses: dict[PeerId, str] = {}
         """The multiaddr from which each peer's newest accepted link comes."""
-        self._carried: dict[PeerId, _Subflows] = {}
+        self._subflows: dict[PeerId, _Subflows] = {}
         """Subflows of the peers that have a link to us on the data lane."""
         self._closed = False
         self._supervisor = asyncio.create_task(self._supervise(), name="links supervisor")
 
     @classmethod
     async def start(
-        cls,
-        identity_path: Path,
-        options: DaemonOptions,
-        *,
-        backlog_bytes: int = BACKLOG_BYTES,
+        cls, identity_path: Path, options: DaemonOptions, *, backlog_bytes: int = BACKLOG_BYTES
     ) -> P2pdTransport:
-        """Start p2pd with the identity in the file. Raises CannotStart (daemon/p2pd.py) or IdentityError."""
+        """Start p2pd with the identity in the file, and register the handlers of incoming streams. Raises
+        CannotStart (p2pd does not start), IdentityError (the file is unusable) or TimeoutError."""
         identity = load(identity_path)
         transport = cls(await Daemon.start(identity_path, options), identity, backlog_bytes)
         handlers: dict[str, Handler] = {
@@ -144,28 +144,27 @@ class P2pdTransport:
         """Return how many extra connections for slow links are `open`, were `opened` or `failed`, and how
         many messages were `repeated` because one broke."""
         open_ = sum(len(link.carriers) for link in self._links)
-        counted = self._dialer.counted
+        counted = self._subflow_dialer.counted
         repeated = counted["repeated"] + sum(link.repeated for link in self._links)
         return {"open": open_, "opened": counted["opened"], "failed": counted["failed"], "repeated": repeated}
 
     def listen(self, receiver: Receiver, terms: Terms = ANYTHING) -> None:
-        self._ear.close()
-        self._ear = ReceiverSlot(receiver, terms)
+        """Deliver messages to `receiver` from now on, within `terms`. The previous one gets no more calls."""
+        self._receiver_slot.close()
+        self._receiver_slot = ReceiverSlot(receiver, terms)
 
     def limit_upload(self, upload: Upload) -> None:
-        """All links, the chunks and the circuits that are served, and what others measure, share it from now
-        on."""
+        """Make all links, and everything that this peer serves to others, share one upload limit."""
         self.upload = self.chunks.upload = self.circuits.upload = self.speed.upload = upload
 
     def seen_range(self, peer: PeerId) -> str:
         """Return the public /24 or /48 from which the peer's links come, or that of its relay. Empty for a
         private address and for a peer without links."""
-        direct, _, _ = self._seen_at.get(peer, "").partition("/p2p/")
-        return next(iter(public_ranges((direct,))), "")
+        host_address, _, _ = self._origin_addresses.get(peer, "").partition("/p2p/")
+        return next(iter(public_ranges((host_address,))), "")
 
     def when_moved(self, told: Callable[[], None]) -> None:
-        """Register the callback that is called whenever `addresses` has changed. It replaces the previous
-        one."""
+        """Call `told` whenever `addresses` has changed; it replaces the previous callback."""
         self.relays.moved = told
 
     def serve_chunks(self, find: FindChunk) -> None:
@@ -174,15 +173,9 @@ class P2pdTransport:
         self.chunks.find = find
 
     async def carriers(self, count: int, arrived: Arrived, progressed: Progressed) -> ChunkCarriers | None:
-        """Open `count` extra connections for fetching chunks. Each is a p2pd that only dials. Raises
-        CannotStart."""
-        return await ChunkCarriers.start(
-            count,
-            replace(LOOPBACK, relay=True),
-            arrived,
-            progressed,
-            resolve=self._resolve,
-        )
+        """Start carriers to fetch chunks: `arrived` gets each, `progressed` each part. Raises CannotStart."""
+        options = replace(LOOPBACK, relay=True)
+        return await ChunkCarriers.start(count, options, arrived, progressed, resolve=self._resolve)
 
     async def ended(self) -> str:
         """Wait until p2pd has ended, whether through `close` or not, and return the reason."""
@@ -192,26 +185,28 @@ class P2pdTransport:
         self, peer: PeerId, lane: Lane, deadline_seconds: float, addresses: Sequence[str] = ()
     ) -> BoundedLink:
         """Open and return a new link. `addresses` are hints. A link to this peer itself does not leave the
-        process. Raises PeerGone if the peer is not reached in time."""
+        process. Raises PeerGone if the peer is not reached in time or this peer's p2pd has ended."""
         if self._closed or self.daemon.end_reason is not None:
             raise PeerGone(f"this peer's own p2pd is not running ({self.daemon.end_reason})")
         if peer == self.peer:
-            if self._ear.receiver is None:
+            slot = self._receiver_slot
+            if slot.receiver is None:
                 raise PeerGone("this peer does not listen yet")
-            return LocalLink(peer, lane, self._ear.receiver, self._ear.terms, self._backlog_bytes)
+            return LocalLink(peer, lane, slot.receiver, slot.terms, self._backlog_bytes)
         until = asyncio.get_running_loop().time() + deadline_seconds
         addresses = await self._resolve(addresses)
-        left = max(0.0, until - asyncio.get_running_loop().time())
-        stream = await self._dialling.stream(peer, protocol_name(lane), addresses, left)
-        # No carriers for a peer that is only reached through a relay: they would share the relay's bandwidth.
+        seconds_left = max(0.0, until - asyncio.get_running_loop().time())
+        stream = await self._dialling.stream(peer, protocol_name(lane), addresses, seconds_left)
         relayed = through_relay(stream.address)
-        direct = () if relayed else [each for each in addresses if not is_circuit(each)]
+        direct = [address for address in addresses if not is_circuit(address)]
+        if relayed:  # No subflows, which need direct addresses: they would share the relay's bandwidth.
+            direct = []
         link = P2pdLink(
             peer,
             lane,
             (stream.reader, stream.writer),
             self._link_ended,
-            self._dialer.want,
+            self._subflow_dialer.want,
             direct,
             self._backlog_bytes,
             self.upload,
@@ -225,9 +220,10 @@ class P2pdTransport:
         return await resolve_dialable(addresses, self.daemon.addresses)
 
     def _link_ended(self, link: P2pdLink, reason: str, error: WireError | None) -> None:
-        """Forget a link that has ended, and notify the receiver unless it was closed by us."""
+        """Handle the end of a link that this peer opened. `error` is set if the other side violated the
+        protocol, and `reason` is empty if this peer closed the link; otherwise the receiver is notified."""
         self._links.discard(link)
-        self._dialer.forget(link)
+        self._subflow_dialer.forget(link)
         if not self._closed:
             task = asyncio.create_task(link.gone())
             self._ending.add(task)
@@ -235,48 +231,50 @@ class P2pdTransport:
         if self._closed or not reason:
             return
         if error is not None:
-            self._refuse(self._ear, link.peer, error)
-        elif self._ear.receiver is not None:
-            self._ear.receiver.lost(link.peer, link.lane, reason)
+            self._refuse(self._receiver_slot, link.peer, error)
+        elif self._receiver_slot.receiver is not None:
+            self._receiver_slot.receiver.lost(link.peer, link.lane, reason)
 
     async def _accept(
         self, lane: Lane, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a stream that another peer opened; the handshake has proved `info.peer_id`."""
+        """Serve a link that another peer opened: read it to its end and notify the receiver. `info.peer_id`
+        is authentic (libp2p's handshake). Streams beyond the limits are refused."""
         peer = PeerId(info.peer_id.to_base58())
-        ear = self._ear
-        if ear.receiver is None or self._closed:
+        slot = self._receiver_slot
+        if slot.receiver is None or self._closed:
             writer.transport.abort()
             return
-        with self._admitted(peer, writer, ear) as admitted:
+        with self._admitted(peer, writer, slot) as admitted:
             if not admitted:
                 reason = f"{self._per_peer[peer]} links of this peer are open already"
-                self._refuse(ear, peer, Backlog(reason))
+                self._refuse(slot, peer, Backlog(reason))
                 return
-            self._seen_at[peer] = str(info.addr)
-            subflows = self._carried.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
+            self._origin_addresses[peer] = str(info.addr)
+            subflows = self._subflows.setdefault(peer, _Subflows()) if lane in ACKNOWLEDGED else None
             if subflows is not None:
                 subflows.links += 1
-            error, reason = await StreamReader(self._intake, ear, peer, lane, (reader, writer)).read()
+            error, reason = await StreamReader(self._intake, slot, peer, lane, (reader, writer)).read()
         if subflows is not None:
             self._cut_subflows(peer, subflows)
         if error is not None:
-            self._refuse(ear, peer, error)
-        elif not self._closed and ear.receiver is not None:
-            ear.receiver.lost(peer, lane, reason)
+            self._refuse(slot, peer, error)
+        elif not self._closed and slot.receiver is not None:
+            slot.receiver.lost(peer, lane, reason)
 
     @staticmethod
-    def _refuse(ear: ReceiverSlot, peer: PeerId, error: WireError) -> None:
-        if ear.receiver is not None:
-            ear.receiver.refused(peer, error.code, str(error))
+    def _refuse(slot: ReceiverSlot, peer: PeerId, error: WireError) -> None:
+        """Report to the receiver, if there still is one, that a peer was refused for `error`."""
+        if slot.receiver is not None:
+            slot.receiver.refused(peer, error.code, str(error))
 
     async def _accept_subflow(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a subflow that a carrier opened. The peer it acts for must have a link on the data lane
-        here."""
-        carrier, ear = PeerId(info.peer_id.to_base58()), self._ear
-        if ear.receiver is None or self._closed:
+        """Serve a subflow that a carrier opened: check which peer it acts for, and read its messages as that
+        peer's. Without a link of that peer to this one, or with too many subflows, the stream is cut."""
+        carrier, slot = PeerId(info.peer_id.to_base58()), self._receiver_slot
+        if slot.receiver is None or self._closed:
             writer.transport.abort()
             return
         peer = carrier
@@ -287,36 +285,37 @@ class P2pdTransport:
                 async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
                     shown = await reader.readexactly(INTRODUCTION_BYTES)
                 peer = carried_peer(shown, carrier, self.peer)
-                subflows = self._carried.get(peer)
+                subflows = self._subflows.get(peer)
                 if subflows is None or len(subflows.writers) >= MAX_SUBFLOWS:
-                    return  # Its link has ended meanwhile; or it wants too many.
+                    return
                 subflows.writers.add(writer)
+                stream = (reader, writer)
                 try:
-                    stream = (reader, writer)
-                    error, _ = await StreamReader(
-                        self._intake, ear, peer, "data", stream, introduced=True
-                    ).read()
+                    reading = StreamReader(self._intake, slot, peer, "data", stream, introduced=True)
+                    error, _ = await reading.read()
                 finally:
                     subflows.writers.discard(writer)
         except DAEMON_ERRORS:
-            return  # It has gone, or sends nothing.
+            return  # The carrier has gone, or sends no introduction.
         except WireError as refused:
             error = refused
         if error is not None and not self._closed:
-            self._refuse(ear, peer, error)
+            self._refuse(slot, peer, error)
 
     @contextlib.contextmanager
-    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, ear: ReceiverSlot) -> Iterator[bool]:
-        """Count an accepted stream while it is open, and close it at the end. Yields False if there are too
-        many."""
-        task, strange = asyncio.current_task(), not ear.terms.greeted(peer)
-        most = STREAMS_PER_STRANGER if strange else STREAMS_PER_PEER
-        full = len(self._accepted) >= STREAMS or (strange and self._strangers() >= STREAMS_OF_STRANGERS)
+    def _admitted(self, peer: PeerId, writer: asyncio.StreamWriter, slot: ReceiverSlot) -> Iterator[bool]:
+        """Count an accepted stream while open, and cut it at the end. Yields False if there are too many."""
+        task = asyncio.current_task()
+        max_streams = STREAMS_PER_PEER
+        full = len(self._accepted) >= STREAMS
+        if not slot.terms.greeted(peer):
+            max_streams = STREAMS_PER_STRANGER
+            full = full or self._stranger_streams() >= STREAMS_OF_STRANGERS
         try:
-            if task is None or self._per_peer[peer] >= most or full:
+            if task is None or self._per_peer[peer] >= max_streams or full:
                 yield False
                 return
-            self._accepted[task] = (peer, ear, writer)
+            self._accepted[task] = (peer, slot, writer)
             self._per_peer[peer] += 1
             try:
                 yield True
@@ -325,30 +324,30 @@ class P2pdTransport:
                 self._per_peer[peer] -= 1
                 if not self._per_peer[peer]:
                     del self._per_peer[peer]
-                    self._seen_at.pop(peer, None)
+                    self._origin_addresses.pop(peer, None)
         finally:
             writer.transport.abort()
 
-    def _strangers(self) -> int:
+    def _stranger_streams(self) -> int:
         """Return the number of open streams of peers that have not sent `Hello`."""
-        return sum(not ear.terms.greeted(peer) for peer, ear, _ in self._accepted.values())
+        return sum(not slot.terms.greeted(peer) for peer, slot, _ in self._accepted.values())
 
     def _cut_subflows(self, peer: PeerId, subflows: _Subflows) -> None:
-        """Handle the end of a peer's link. Its subflows end with its last link."""
+        """Count that a link of the peer has ended. The subflows are cut with the last one."""
         subflows.links -= 1
         if subflows.links == 0:
-            del self._carried[peer]
+            del self._subflows[peer]
             for writer in subflows.writers:
                 writer.transport.abort()
 
     def _drop_accepted(self) -> list[asyncio.Task[Any]]:
-        """Cut all accepted streams: their tasks read an end. Cancelling the tasks makes asyncio 3.11
-        complain."""
+        """Cut all accepted streams, and return their tasks. These then end; cancelled tasks would warn."""
         for *_, writer in self._accepted.values():
             writer.transport.abort()
         return list(self._accepted)
 
     async def _supervise(self) -> None:
+        """End all links when p2pd has ended."""
         reason = await self.daemon.ended()
         for link in list(self._links):
             link.fail(reason)
@@ -367,7 +366,7 @@ class P2pdTransport:
         await self._dialling.close()
         await self.relays.close()
         await self.circuits.close()
-        await self._dialer.close()
+        await self._subflow_dialer.close()
         for service in self.checks:
             await service.close()
         await asyncio.gather(*(link.gone() for link in links), *self._ending, return_exceptions=True)

@@ -4,6 +4,9 @@ A peer that cannot be dialled keeps a connection to a relay and reserves a *slot
 through the relay. The traffic is encrypted end to end, so the relay only carries bytes. Each message is an
 unsigned varint length and a protobuf (github.com/libp2p/specs, relay/circuit-v2).
 
+A hop message passes between a peer and its relay, a stop message between the relay and a circuit's target.
+The numbers below are protobuf field numbers; a field may be a message itself.
+
     hop    type 1: RESERVE 0, CONNECT 1, STATUS 2 | peer 2 | reservation 3 | limit 4 | status 5
     stop   type 1: CONNECT 0, STATUS 1 | peer 2 | limit 3 | status 4
     peer   id 1        reservation   expire 1, Unix seconds        limit   seconds 1 | bytes 2; 0: none
@@ -33,8 +36,7 @@ HOP_RESERVE, HOP_CONNECT, HOP_STATUS = 0, 1, 2
 STOP_CONNECT, STOP_STATUS = 0, 1
 OK, REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION, MALFORMED = 100, 200, 201, 203, 204, 400
 NO_LIMIT = {1: 0, 2: 0}
-"""The limit field for unlimited circuits. It is sent because libp2p leaves a circuit with a limit field for a
-direct connection."""
+"""The limit field for no limit. libp2p leaves a circuit with such a field for a direct connection."""
 STEP_SECONDS = 10.0
 """Timeout for a message in seconds."""
 MIN_BYTES = 1 << 30
@@ -57,25 +59,26 @@ class Reservation:
 
 
 def encode(fields: Fields) -> bytes:
-    """Return the encoded message with its length."""
-    data = _body(fields)
+    """Return the encoded message, preceded by its length."""
+    data = _encode_fields(fields)
     return _varint(len(data)) + data
 
 
 def decode(data: bytes) -> Fields:
-    """Return the fields of a message; of repeated fields, the last. Raises Malformed if it is not a
-    message."""
+    """Return the fields of an encoded message without its length. Parts stay encoded; of a repeated field,
+    the last value counts. Raises Malformed if it is not a message."""
     message = Empty()
     try:
         message.ParseFromString(data)
     except DecodeError as error:
         raise Malformed(f"no message of a relay: {error}") from None
+    # `Empty` declares no field, so protobuf keeps all of them as unknown fields.
     unknown = UnknownFieldSet(message)
-    return {unknown[at].field_number: unknown[at].data for at in range(len(unknown))}
+    return {unknown[index].field_number: unknown[index].data for index in range(len(unknown))}
 
 
 async def read_fields(reader: asyncio.StreamReader, seconds: float = STEP_SECONDS) -> Fields:
-    """Read the next message. Raises Malformed or TooLarge, or PeerGone if none comes within `seconds`."""
+    """Read the next message's fields. Raises Malformed, TooLarge, or PeerGone if none comes in time."""
     try:
         async with asyncio.timeout(seconds):
             length = shift = 0
@@ -100,8 +103,8 @@ def number_in(fields: Fields, key: int) -> int:
 
 
 def peer_in(fields: Fields) -> PeerId:
-    """Return the target of a CONNECT. Raises Malformed if it is not an Ed25519 peer id."""
-    raw = _part(fields, 2).get(1)
+    """Return the target peer of a CONNECT message. Raises Malformed if it is not an Ed25519 peer id."""
+    raw = _decode_part(fields, 2).get(1)
     if not isinstance(raw, bytes) or len(raw) != 38:
         raise Malformed("a circuit to a peer without an Ed25519 key")
     return PeerId(PeerID(raw).to_base58())
@@ -113,7 +116,8 @@ def peer_field(peer: PeerId) -> Fields:
 
 
 async def reserve(daemon: Daemon, relay: PeerId) -> Reservation:
-    """Reserve or renew a slot at a connected relay. Raises PeerGone if it has none for us, or Malformed."""
+    """Reserve or renew a slot at a connected relay. Raises PeerGone if the relay does not answer, refuses, or
+    limits circuits to less than `MIN_BYTES`. Raises Malformed for an invalid answer."""
     reader, writer = await daemon.open_stream(relay, HOP_PROTOCOL, STEP_SECONDS)
     try:
         writer.write(encode({1: HOP_RESERVE}))
@@ -121,34 +125,37 @@ async def reserve(daemon: Daemon, relay: PeerId) -> Reservation:
         status = number_in(answer, 5)
         if number_in(answer, 1) != HOP_STATUS or status != OK:
             raise PeerGone(f"{relay} has no slot for us (status {status})")
-        expires, most = number_in(_part(answer, 3), 1), number_in(_part(answer, 4), 2)
+        expires = number_in(_decode_part(answer, 3), 1)
+        max_bytes = number_in(_decode_part(answer, 4), 2)
     finally:
         writer.transport.abort()
-    if 0 < most < MIN_BYTES:
-        raise PeerGone(f"{relay} carries {most} bytes through a circuit; {MIN_BYTES} are needed")
-    return Reservation(float(expires), most)
+    if 0 < max_bytes < MIN_BYTES:
+        raise PeerGone(f"{relay} carries {max_bytes} bytes through a circuit; {MIN_BYTES} are needed")
+    return Reservation(float(expires), max_bytes)
 
 
-def _part(fields: Fields, key: int) -> Fields:
+def _decode_part(fields: Fields, key: int) -> Fields:
+    """Return the fields of a nested message; none if it is missing. Raises Malformed."""
     value = fields.get(key, b"")
     if not isinstance(value, bytes):
         raise Malformed("a part is missing in a message of a relay")
     return decode(value)
 
 
-def _body(fields: Fields) -> bytes:
-    """Return the protobuf encoding of fields, without the length."""
+def _encode_fields(fields: Fields) -> bytes:
+    """Return the protobuf encoding of fields, without a length before it."""
     data = b""
     for key, value in fields.items():
         if isinstance(value, int):
             data += _varint(key << 3 | _VARINT) + _varint(value)
         else:
-            part = value if isinstance(value, bytes) else _body(value)
+            part = value if isinstance(value, bytes) else _encode_fields(value)
             data += _varint(key << 3 | _BYTES) + _varint(len(part)) + part
     return data
 
 
 def _varint(value: int) -> bytes:
+    """Return an integer as protobuf varint: 7 bits a byte, the lowest first."""
     data = b""
     while value >= 128:
         data += bytes([value & 127 | 128])

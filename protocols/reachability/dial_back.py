@@ -1,5 +1,7 @@
 """Dial-back: a peer lets another one check whether the addresses that it announces lead to it.
 
+The asker is the peer that wants the check; the helper dials its addresses. Each message is called a part.
+
     on a stream of /swarmnet/1/dial-back, each part: length u16 | a MessagePack array
     helper    Greeting   a challenge, and the address the asker was seen at
     asker     Ask        whose addresses, and their signature, which covers the challenge and the helper's key
@@ -75,27 +77,30 @@ SomePart = TypeVar("SomePart", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """The result of a dial-back."""
+    """The result of a dial-back for the asker."""
 
     observed: str
+    """The multiaddr at which the helper saw the asker; empty if that is a relay's."""
     code: Literal["done", "busy", "unable"]
     dialled: tuple[Dialled, ...]
+    """The outcome at each address, in the order of the request."""
 
 
 def statement(challenge: bytes, helper: PeerId, peer: PeerId, addresses: Sequence[str]) -> bytes:
-    """Return the statement that the owner of the addresses signs. Raises ValueError if an id has no Ed25519
-    key."""
-    listed = hashlib.sha256("\n".join(addresses).encode()).digest()
-    return b"".join((_DOMAIN, challenge, public_key_bytes(helper), public_key_bytes(peer), listed))
+    """Return the bytes that `peer`, to which the addresses lead, signs for this helper and challenge. Raises
+    ValueError if an id has no Ed25519 key."""
+    addresses_hash = hashlib.sha256("\n".join(addresses).encode()).digest()
+    return b"".join((_DOMAIN, challenge, public_key_bytes(helper), public_key_bytes(peer), addresses_hash))
 
 
 def encode(part: Part) -> bytes:
+    """Return a part as it goes over the stream, preceded by its length."""
     data = msgspec.msgpack.encode(part)
     return _LENGTH.pack(len(data)) + data
 
 
 async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds: float) -> SomePart:
-    """Read the next part of a stream. Raises Malformed, or PeerGone if none comes within `seconds`."""
+    """Read the next part, which must be a `kind`. Raises Malformed, or PeerGone if none comes in time."""
     try:
         async with asyncio.timeout(seconds):
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -114,9 +119,9 @@ async def read_part(reader: asyncio.StreamReader, kind: type[SomePart], seconds:
 async def ask_dial_back(
     daemon: Daemon, helper: PeerId, identity: Identity, addresses: Callable[[str], Sequence[str]]
 ) -> DialBack:
-    """Let a connected helper dial addresses, and return whether `identity` answers there. `addresses(observed
-    address)` returns the addresses, of which at most `ADDRESSES` are used. If it returns none, nothing is
-    requested. Raises PeerGone or Malformed."""
+    """Let a connected helper dial addresses, and return what answers there; `identity` should. The callback
+    `addresses` gets the multiaddr at which the helper sees this peer, and returns the addresses. At most
+    `ADDRESSES` are used; without any, nothing is requested. Raises PeerGone or Malformed."""
     reader, writer = await daemon.open_stream(helper, DIAL_BACK_PROTOCOL, STEP_SECONDS)
     try:
         greeting = await read_part(reader, Greeting, STEP_SECONDS)
@@ -126,7 +131,8 @@ async def ask_dial_back(
         signed = statement(greeting.challenge, helper, identity.peer_id, wanted)
         writer.write(encode(DialBackRequest(identity.peer_id, wanted, identity.sign(signed))))
         answer = await read_part(reader, DialBackResponse, ANSWER_SECONDS)
-        if answer.code == "done" and tuple(each.address for each in answer.dialled) != wanted:
+        answered_addresses = tuple(dialled.address for dialled in answer.dialled)
+        if answer.code == "done" and answered_addresses != wanted:
             raise Malformed(f"{helper} answered for other addresses than it was asked for")
         return DialBack(greeting.observed, answer.code, answer.dialled)
     finally:

@@ -1,6 +1,7 @@
-"""The helper's side of a dial-back: which addresses it dials for others, and how often.
+"""Dial the addresses of other peers for them, so that they learn whether they can be dialled (dial_back.py).
 
-An address is dialled if its owner signed it, and if it meets both conditions:
+The asker is the peer that requests this; the helper is this peer. An address is dialled if the peer to which
+it should lead signed it, and if it meets both conditions:
 - It is an IP (or a name, resolved here) with a TCP port, and nothing after it.
 - Its IP is the one at which the asker was seen, or in the same IPv6 /64. Thus no asker can make this peer
   dial a third party or its own network.
@@ -47,16 +48,18 @@ OWN_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class DialBackSlot:
-    """The target of an address."""
+    """Host and port of a TCP address."""
 
     host: str
     """An IP, or a name."""
     named: bool
+    """True if the host is a name."""
     port: int
 
 
 def place_of(address: str) -> DialBackSlot | None:
-    """Return host and port of a multiaddr that is plain TCP, else None."""
+    """Return host and port of a multiaddr: an IP or a name with a TCP port and nothing else. Returns None for
+    any other, such as a circuit, and for an invalid one."""
     parts = address.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
@@ -72,15 +75,14 @@ def place_of(address: str) -> DialBackSlot | None:
 
 
 def observed_ip(address: str) -> IP | None:
-    """Return the IP at the other end of a direct connection, or None if it is not direct."""
+    """Return the IP in the remote multiaddr of a connection, or None if the connection is a circuit."""
     parts = address.split("/")
     direct = len(parts) >= 3 and parts[1] in ("ip4", "ip6") and "p2p-circuit" not in parts
     return ip_of(parts[2]) if direct else None
 
 
 def may_dial(ip: IP, asker: IP | None) -> bool:
-    """Return True if this peer may dial `ip` for an asker that was seen at `asker`. Both must be the same
-    host, as far as addresses can show."""
+    """Return True if `ip` may be dialled for an asker seen at the IP `asker`: both must be the same host."""
     if asker is None or ip.version != asker.version:
         return False
     return ip == asker or (ip.version == 6 and ip in ip_network((asker, OWN_BITS), strict=False))
@@ -92,20 +94,23 @@ class DialBackService:
     def __init__(
         self, peer: PeerId, dials: Dials = dial, able: Callable[[], bool] = can_dial, names: LookUp = look_up
     ) -> None:
-        """Create the service. `peer` is this peer."""
+        """Create the service. `peer` is this peer. `dials` dials addresses from a new process, and `able`
+        returns True if it can. `names` resolves a name."""
         self._peer, self._dials, self._able, self._look_up = peer, dials, able, names
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._work: asyncio.Task[tuple[Dialled, ...]] | None = None
-        self._asked: deque[tuple[float, IP | None]] = deque()
+        """The task that dials for the request being served; None if none is."""
+        self._served: deque[tuple[float, IP | None]] = deque()
+        """Time and asker's IP of the requests of the last minute."""
 
     async def serve(self, p2p: P2P) -> None:
-        """Register with p2pd."""
+        """Register `accept` with p2pd as the handler of dial-back streams."""
         await p2p.add_binary_stream_handler(DIAL_BACK_PROTOCOL, self.accept)
 
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream until it ends."""
+        """Serve one stream until it ends. A stream beyond `STREAMS` is cut at once."""
         task = asyncio.current_task()
         if len(self._open) >= STREAMS or task is None:
             writer.transport.abort()
@@ -114,28 +119,32 @@ class DialBackService:
         try:
             await self._answer(str(info.addr), reader, writer)
             async with asyncio.timeout(STEP_SECONDS):
-                await reader.read(1)  # The asker ends it: our end could overtake the answer.
+                await reader.read(1)  # The asker ends the stream; if this side did, the answer might be lost.
         except (WireError, *DAEMON_ERRORS):
-            pass  # It has gone, or is no asker.
+            pass  # The other peer has gone, or does not speak this protocol.
         finally:
             del self._open[task]
             writer.transport.abort()
 
-    async def _answer(self, seen: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the greeting, check the request, and send the answer."""
-        asker = observed_ip(seen)
+    async def _answer(
+        self, remote_address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Send the greeting, read the request, dial its addresses if that is allowed now, and send the
+        answer. A request with a wrong signature, or interrupted by `close`, gets no answer."""
+        asker_ip = observed_ip(remote_address)
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        writer.write(encode(Greeting(challenge, seen if asker is not None else "")))
-        ask = await read_part(reader, DialBackRequest, STEP_SECONDS)
-        peer = PeerId(ask.peer)
-        if not verify(peer, statement(challenge, self._peer, peer, ask.addresses), ask.signature):
+        writer.write(encode(Greeting(challenge, remote_address if asker_ip is not None else "")))
+        request = await read_part(reader, DialBackRequest, STEP_SECONDS)
+        peer, addresses = PeerId(request.peer), request.addresses
+        if not verify(peer, statement(challenge, self._peer, peer, addresses), request.signature):
             return
         if not self._able():
             answer = DialBackResponse("unable", ())
-        elif not self._admit(asker):
+        elif not self._admit(asker_ip):
             answer = DialBackResponse("busy", ())
         else:
-            work = self._work = asyncio.create_task(self._dial(peer, ask.addresses, asker), name="dial back")
+            work = asyncio.create_task(self._dial(peer, addresses, asker_ip), name="dial back")
+            self._work = work
             try:
                 await asyncio.wait([work])
             finally:
@@ -148,43 +157,47 @@ class DialBackService:
             await writer.drain()
 
     def _admit(self, asker: IP | None) -> bool:
-        """Return True if a request from this IP is allowed now, and count it."""
+        """Return True and count the request if one from this IP may be served now. Returns False while
+        another one is served, or if a limit per minute is reached."""
         now = asyncio.get_running_loop().time()
-        while self._asked and self._asked[0][0] < now - 60.0:
-            self._asked.popleft()
-        from_there = sum(ip == asker for _, ip in self._asked)
-        if self._work is not None or len(self._asked) >= REQUESTS_PER_MINUTE or from_there >= REQUESTS_PER_IP:
+        while self._served and self._served[0][0] < now - 60.0:
+            self._served.popleft()
+        from_ip = sum(ip == asker for _, ip in self._served)
+        if self._work is not None or len(self._served) >= REQUESTS_PER_MINUTE or from_ip >= REQUESTS_PER_IP:
             return False
-        self._asked.append((now, asker))
+        self._served.append((now, asker))
         return True
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str], asker: IP | None) -> tuple[Dialled, ...]:
-        """Dial each address. Returns what answered there, or why it was not dialled."""
-        reasons: dict[str, str] = {}
-        plain: dict[str, str] = {}
+        """Dial the addresses that may be dialled for an asker at this IP, all at once. Returns for each
+        address, in the given order, what answered there or why it was not dialled."""
+        refusals: dict[str, str] = {}
+        resolved: dict[str, str] = {}
         for address in dict.fromkeys(addresses):
             place = place_of(address)
             if place is None:
-                reasons[address] = "only an IP or a name with a TCP port is dialled back"
+                refusals[address] = "only an IP or a name with a TCP port is dialled back"
                 continue
             hosts = await self._look_up(place.host) if place.named else [place.host]
-            ips = [ip for host in hosts if (ip := ip_of(host)) is not None]
+            ips = [ip for ip in map(ip_of, hosts) if ip is not None]
             allowed = [ip for ip in ips if may_dial(ip, asker)]
             if allowed:
-                plain[address] = f"/ip{allowed[0].version}/{allowed[0]}/tcp/{place.port}"
+                resolved[address] = f"/ip{allowed[0].version}/{allowed[0]}/tcp/{place.port}"
             elif ips:
-                reasons[address] = f"{ips[0]} is not the address that this helper saw the asker at"
+                refusals[address] = f"{ips[0]} is not the address that this helper saw the asker at"
             else:
-                reasons[address] = f"{place.host} is a name without an address"
-        targets = tuple(dict.fromkeys(plain.values()))
-        met = {each.address: each for each in await self._dials(peer, targets)} if targets else {}
+                refusals[address] = f"{place.host} is a name without an address"
+        targets = tuple(dict.fromkeys(resolved.values()))
+        outcomes: dict[str, Dialled] = {}
+        if targets:
+            outcomes = {outcome.address: outcome for outcome in await self._dials(peer, targets)}
         dialled = []
         for address in addresses:
-            if address in reasons:
-                dialled.append(Dialled(address, "not_tried", reasons[address], 0.0))
+            if address in refusals:
+                dialled.append(Dialled(address, "not_tried", refusals[address], 0.0))
             else:
-                found = met[plain[address]]
-                dialled.append(Dialled(address, found.outcome, found.detail, found.seconds))
+                outcome = outcomes[resolved[address]]
+                dialled.append(Dialled(address, outcome.outcome, outcome.detail, outcome.seconds))
         return tuple(dialled)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Fresh dials: a short-lived process without connections (fresh_dial_program.py) reports what is at an
-address.
+"""Fresh dials: check who answers at an address, by dialling it from a new process without connections.
 
 A peer's own p2pd reaches every peer that is already connected, whether it listens or not. For the same reason
-hivemind's own check considers every peer reachable (docs/decisions/0010-dial-back.md).
+hivemind's own check considers every peer reachable (docs/decisions/0010-dial-back.md). Therefore a
+short-lived program dials instead (fresh_dial_program.py) and prints a line of JSON for each address.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Dialled(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class _Line(Struct, frozen=True):
+    """A line of the program's output."""
+
     address: Address
     outcome: Outcome
     detail: str
@@ -57,7 +59,7 @@ class _Line(Struct, frozen=True):
 
 
 class Dial(Struct, frozen=True):
-    """The input of the program."""
+    """The input of the program: dial `addresses`, for at most `seconds` each, and expect `peer` there."""
 
     peer: Name
     addresses: Sequence[str]
@@ -74,11 +76,11 @@ def can_dial() -> bool:
 
 
 async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM) -> tuple[Dialled, ...]:
-    """Dial every address as an unconnected peer would, and check whether `peer` answers there. Addresses must
-    be IP addresses with TCP. Takes at most `START_SECONDS` + `DIAL_SECONDS`; unreported addresses then have
-    `failed`. Never raises."""
-    found: dict[str, Dialled] = {}
-    why = "the process that dials could not be started"
+    """Dial every address as an unconnected peer would, and return the outcomes in the given order. Addresses
+    must be IP addresses with TCP. Takes at most `START_SECONDS` + `DIAL_SECONDS`. An address that the program
+    does not report by then, or before it fails, has the outcome `failed`. Never raises."""
+    outcomes: dict[str, Dialled] = {}
+    failure = "the process that dials could not be started"
     with contextlib.suppress(OSError):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", str(program),
@@ -87,28 +89,28 @@ async def dial(peer: PeerId, addresses: Sequence[str], program: Path = _PROGRAM)
         )  # fmt: skip
         try:
             async with asyncio.timeout(START_SECONDS + DIAL_SECONDS):
-                why = await _listen(process, Dial(peer, addresses, DIAL_SECONDS), found)
+                failure = await _collect(process, Dial(peer, addresses, DIAL_SECONDS), outcomes)
         except TimeoutError:
-            why = f"no verdict within {START_SECONDS + DIAL_SECONDS:g} s: this machine is busy"
+            failure = f"no verdict within {START_SECONDS + DIAL_SECONDS:g} s: this machine is busy"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return tuple(found.get(each, Dialled(each, "failed", why, 0.0)) for each in addresses)
+    return tuple(outcomes.get(each, Dialled(each, "failed", failure, 0.0)) for each in addresses)
 
 
-async def _listen(process: asyncio.subprocess.Process, task: Dial, found: dict[str, Dialled]) -> str:
-    """Collect the program's result lines as they come, and return why it ended. If the program fails at one
-    address, the results of the others are thus kept."""
-    assert process.stdin is not None, "it was made so"
-    assert process.stdout is not None, "it was made so"
+async def _collect(process: asyncio.subprocess.Process, task: Dial, outcomes: dict[str, Dialled]) -> str:
+    """Give the program its task, put each result line into `outcomes` as it comes, and return why the program
+    ended. If the program fails at one address, the results before that are thus kept."""
+    assert process.stdin is not None, "it was started with a pipe"
+    assert process.stdout is not None, "it was started with a pipe"
     with contextlib.suppress(OSError):
         process.stdin.write(json.dumps(msgspec.to_builtins(task)).encode())
         process.stdin.close()
     while line := await process.stdout.readline():
         try:
-            result = msgspec.json.decode(line, type=_Line)
+            got = msgspec.json.decode(line, type=_Line)
         except msgspec.MsgspecError:
             return "the process that dials said something strange"
-        found[result.address] = Dialled(result.address, result.outcome, result.detail[:300], result.seconds)
+        outcomes[got.address] = Dialled(got.address, got.outcome, got.detail[:300], got.seconds)
     return f"the process that dials ended with code {await process.wait()}"

@@ -52,7 +52,8 @@ NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EADDRNOTAVA
 
 
 async def meet(address: str, peer: str) -> tuple[str, str]:
-    """Dial and shake hands. Returns (outcome, details); outcomes are those of fresh_dial.py."""
+    """Dial an address and make libp2p's Noise handshake, which proves the key of `peer`. Returns (outcome,
+    text about it); the outcomes are those of fresh_dial.py. Waits forever if the other side is silent."""
     try:
         connection = await TCP().dial(Multiaddr(address))
     except (OpenConnectionError, OSError, ValueError) as error:
@@ -73,8 +74,9 @@ async def meet(address: str, peer: str) -> tuple[str, str]:
 
 
 def _not_connected(error: BaseException) -> tuple[str, str]:
-    """Return outcome and details of a failed TCP connection."""
-    codes = {code for cause in _causes(error) if (code := getattr(cause, "errno", None))}
+    """Return (outcome, text about it) of a failed TCP connection, from the error and its causes."""
+    numbers = [getattr(cause, "errno", None) for cause in _causes(error)]
+    codes = {number for number in numbers if number}
     for code in codes:
         if code in REFUSED:
             return "refused", "nothing listens there"
@@ -87,6 +89,7 @@ def _not_connected(error: BaseException) -> tuple[str, str]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, those of its group, and those that caused it."""
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):
@@ -96,6 +99,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def dial(address: str, peer: str, seconds: float) -> None:
+    """Dial one address for at most `seconds`, and print the line of JSON with the outcome."""
     began = time.monotonic()
     outcome, detail = "silent", f"no answer within {seconds:g} s"
     with trio.move_on_after(seconds):
@@ -111,11 +115,12 @@ async def dial_all(peer: str, addresses: list[str], seconds: float) -> None:
 
 
 def main() -> None:
+    """Limit memory and priority, and dial the addresses of the task on standard input."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     os.nice(NICENESS)
     logging.disable()
-    asked = json.load(sys.stdin)
-    trio.run(dial_all, asked["peer"], asked["addresses"], asked["seconds"])
+    task = json.load(sys.stdin)
+    trio.run(dial_all, task["peer"], task["addresses"], task["seconds"])
 
 
 if __name__ == "__main__":

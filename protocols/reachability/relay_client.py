@@ -1,8 +1,10 @@
-"""Keep slots at relays for a peer that others may not be able to dial (circuit_relay.py).
+"""Keep slots at relays for a peer that others may not be able to dial.
 
-A peer cannot detect from inside whether others can dial it, so it reserves slots even without a firewall. An
-unused slot costs the relay almost nothing, and dialling peers try the direct addresses first
-(p2pd/connect.py). A slot is useless once its connection has ended, so a ping watches the connection.
+A slot is a reservation at a relay: the relay then forwards connections (circuits) to the peer
+(circuit_relay.py). A peer cannot detect from inside whether others can dial it, so it reserves slots even
+without a firewall. An unused slot costs the relay almost nothing, and dialling peers try the direct addresses
+first (p2pd/connect.py). A slot is useless once the peer's connection to the relay has ended, so a ping
+watches that connection.
 """
 
 from __future__ import annotations
@@ -32,15 +34,16 @@ Tell = Callable[[str, PeerId, Sequence[str]], None]
 
 
 def usable(multiaddrs: Sequence[str]) -> dict[PeerId, tuple[str, ...]]:
-    """Return the peers that can be relays for peers on other machines, with their addresses."""
+    """Return the first `MAX_RELAYS` peers that can be relays for peers on other machines, with their
+    addresses. Loopback addresses, and those that lead through a relay themselves, are left out."""
     relays: dict[PeerId, list[str]] = {}
     for multiaddr in multiaddrs:
         if is_circuit(multiaddr) or multiaddr.startswith(("/ip4/127.", "/ip6/::1/")):
             continue
         peer, address = split_multiaddr(multiaddr)
         relays.setdefault(peer, []).append(address)
-    kept = list(relays.items())[:MAX_RELAYS]
-    return {peer: tuple(addresses[:ADDRESSES_PER_RELAY]) for peer, addresses in kept}
+    chosen = list(relays.items())[:MAX_RELAYS]
+    return {peer: tuple(addresses[:ADDRESSES_PER_RELAY]) for peer, addresses in chosen}
 
 
 def circuits_through(multiaddrs: Sequence[str]) -> tuple[str, ...]:
@@ -55,13 +58,13 @@ def circuit(address: str, relay: PeerId) -> str:
 
 
 class Relays:
-    """The slots of one peer. Start with `use`."""
+    """Keeps the slots of one peer. Start with `use`."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._slots: dict[PeerId, tuple[str, ...]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._first = asyncio.Event()
+        self._has_slot = asyncio.Event()
         self.moved: Callable[[], None] = lambda: None
         """Called when `addresses` has changed."""
 
@@ -71,52 +74,55 @@ class Relays:
         return tuple(address for slot in self._slots.values() for address in slot)
 
     def use(self, multiaddrs: Sequence[str], tell: Tell) -> None:
-        """Keep a slot at each of these relays that has one, for the lifetime of this object."""
+        """Keep a slot at each usable relay among these addresses, in the background until `close`.
+        `tell(text, relay, addresses)` is called when a slot was reserved or lost."""
         for relay, addresses in usable(multiaddrs).items():
-            keeping = self._keep(relay, addresses, tell)
+            keeping = self._keep_slot(relay, addresses, tell)
             self._tasks.append(asyncio.create_task(keeping, name=f"relay {relay}"))
 
     async def first(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the first slot. Returns True if there is one."""
+        """Wait up to `seconds` for the first slot. Returns False if there is none by then, or no relay."""
         if not self._tasks:
             return False
         try:
             async with asyncio.timeout(seconds):
-                await self._first.wait()
+                await self._has_slot.wait()
         except TimeoutError:
             return False
         return True
 
-    async def _keep(self, relay: PeerId, addresses: Sequence[str], tell: Tell) -> None:
-        """Reserve and renew a slot at one relay, with growing pauses after failures."""
+    async def _keep_slot(self, relay: PeerId, addresses: Sequence[str], tell: Tell) -> None:
+        """Reserve and renew a slot at one relay forever, with growing pauses after failures. `tell` reports
+        each new slot, and each failure whose reason differs from the one before."""
         pause = FIRST_PAUSE_SECONDS
-        reported = ""
+        reported_reason = ""
         while True:
             try:
                 await self._daemon.connect(relay, addresses, STEP_SECONDS)
                 await reserve(self._daemon, relay)
                 if relay not in self._slots:
-                    self._slots[relay] = tuple(circuit(each, relay) for each in addresses)
-                    self._first.set()
+                    circuits = tuple(circuit(address, relay) for address in addresses)
+                    self._slots[relay] = circuits
+                    self._has_slot.set()
                     self.moved()
-                    through = self._slots[relay]
-                    text = f"who cannot dial this peer directly reaches it through {through[0]}"
-                    tell(text, relay, through)
-                    pause, reported = FIRST_PAUSE_SECONDS, ""
+                    text = f"who cannot dial this peer directly reaches it through {circuits[0]}"
+                    tell(text, relay, circuits)
+                    pause, reported_reason = FIRST_PAUSE_SECONDS, ""
                 await self._watch(relay)
-                continue  # It is time to renew it.
+                continue  # Reserve the slot again, to renew it.
             except (WireError, *DAEMON_ERRORS) as error:
-                why = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
             if self._slots.pop(relay, None) is not None:
                 self.moved()
-            if why != reported:
-                reported = why
-                tell(f"nobody reaches this peer through {relay} now: {why}", relay, ())
+            if reason != reported_reason:
+                reported_reason = reason
+                tell(f"nobody reaches this peer through {relay} now: {reason}", relay, ())
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
     async def _watch(self, relay: PeerId) -> None:
-        """Return when the slot must be renewed. Raises PeerGone when the connection has ended."""
+        """Ping the relay regularly, and return after `RENEW_SECONDS`, when the slot must be renewed. Raises
+        PeerGone when the connection has ended, TimeoutError if a ping is not answered."""
         reader, writer = await self._daemon.open_stream(relay, PING_PROTOCOL, STEP_SECONDS)
         clock = asyncio.get_running_loop().time
         until = clock() + RENEW_SECONDS

@@ -1,9 +1,12 @@
-"""The relay's side of circuits (circuit_relay.py): a bootstrap relays traffic for peers that cannot be
-dialled.
+"""Relay traffic for peers that cannot be dialled: the relay's side of libp2p's circuit relay v2.
+
+Such a peer, the target, reserves a *slot* here (RESERVE). Another peer, the source, asks to be connected to
+it (CONNECT). The forwarded connection is a *circuit*: bytes between a stream from the source and one to the
+target. The messages are defined in circuit_relay.py.
 
 On its own, p2pd registers two relays, and a race at its start decides which one counts. Their limits are 128
-KiB and two minutes a circuit, or 4 GiB and half an hour. This service replaces them. It does not limit
-circuits, shares its owner's upload limit, and counts the traffic.
+KiB and two minutes a circuit, or 4 GiB and half an hour. This service replaces them. It limits neither, keeps
+to this peer's upload limit, and counts the traffic.
 
 Any peer may reserve a slot while some are free. An attacker can only open circuits to peers that reserved a
 slot: `CIRCUITS_PER_PEER` at a time, and `CIRCUITS_PER_RANGE` together with all others of its address range.
@@ -64,8 +67,7 @@ CIRCUITS = 256
 CIRCUITS_PER_PEER = 32
 """Maximum circuits from or to one peer: ten neighbours in its group, and some of the adjacent stages."""
 CIRCUITS_PER_RANGE = CIRCUITS // 4
-"""Maximum circuits opened from one /24 or /48, equal to its maximum of slots. Four networks can fill a relay;
-then the newest circuits are closed."""
+"""Maximum circuits opened from one /24 or /48. If networks fill a relay, the newest circuits are closed."""
 STREAMS, STREAMS_PER_PEER = CIRCUITS + 64, CIRCUITS_PER_PEER + 4
 """Maximum number of open streams, including those that have not sent a request yet."""
 WRITE_SECONDS = 30.0
@@ -79,7 +81,7 @@ _STATUS = {
 """The status sent to a refused peer, by reason (peers/telemetry/reasons.py, RELAYING)."""
 
 
-_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_StreamEnds = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(slots=True)
@@ -114,14 +116,14 @@ class RelayService:
         self.table = CircuitTable(CircuitLimits(CIRCUITS, CIRCUITS_PER_PEER, CIRCUITS_PER_RANGE))
         self._slots: dict[PeerId, tuple[float, str]] = {}
         """Maps peer to its slot's expiry and the address range from which it was reserved."""
-        self._cuts: dict[int, asyncio.Event] = {}
+        self._end_events: dict[int, asyncio.Event] = {}
         """Maps circuit to the event that ends it when it must make space."""
         self._open: dict[asyncio.Task[None], _Stream] = {}
         """Open streams in the order of opening."""
         self._streams: Counter[PeerId] = Counter()
 
     async def serve(self, p2p: P2P) -> None:
-        """Register with p2pd, replacing its own relay."""
+        """Register `accept` with p2pd as its relay, in place of p2pd's own."""
         await p2p.add_binary_stream_handler(HOP_PROTOCOL, self.accept)
 
     @property
@@ -137,56 +139,61 @@ class RelayService:
     async def accept(
         self, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream until it ends."""
+        """Serve one stream, with one request for a slot or a circuit, until it ends. A stream beyond the
+        limits is refused, unless another peer's stream is cut to make space."""
         task, peer = asyncio.current_task(), PeerId(info.peer_id.to_base58())
-        seen = str(info.addr)
-        code = "peer_full" if self._streams[peer] >= STREAMS_PER_PEER else self._make_space(range_of(seen))
-        if task is None or code:
-            self.refused[code] += 1
+        source_address = str(info.addr)
+        address_range = range_of(source_address)
+        if self._streams[peer] >= STREAMS_PER_PEER:
+            refusal_code = "peer_full"
+        else:
+            refusal_code = self._make_space(address_range)
+        if task is None or refusal_code:
+            self.refused[refusal_code] += 1
             writer.transport.abort()
             return
-        self._open[task] = _Stream(writer, range_of(seen))
+        self._open[task] = _Stream(writer, address_range)
         self._streams[peer] += 1
         try:
-            await self._answer(peer, seen, reader, writer)
+            await self._answer(peer, source_address, reader, writer)
         except (WireError, *DAEMON_ERRORS):
-            pass  # It has gone, or is no asker.
+            pass  # The peer has gone, or does not speak this protocol.
         finally:
             self._streams[peer] -= 1
-            self._streams += Counter()  # Without those that are at 0.
+            self._streams += Counter()  # Removes the peers whose count is 0.
             del self._open[task]
             writer.transport.abort()
 
     def _make_space(self, address_range: str) -> str:
-        """Make space for one more stream of that range. Returns an empty string, or the code of the
-        refusal."""
+        """If `STREAMS` are open, cut one for a new stream of this address range: the newest of the range with
+        most. Returns an empty string, or the code of the refusal if that would be the new stream itself."""
         streams = [stream for stream in self._open.values() if not stream.cut]
         if len(streams) < STREAMS:
             return ""
-        number = gives_way({at: stream.address_range for at, stream in enumerate(streams)}, address_range)
-        if number is None:
+        ranges = {index: stream.address_range for index, stream in enumerate(streams)}
+        index = gives_way(ranges, address_range)
+        if index is None:
             return "streams_full"
-        streams[number].cut = True
-        streams[number].writer.transport.abort()
+        streams[index].cut = True
+        streams[index].writer.transport.abort()
         return ""
 
     async def _answer(
-        self, peer: PeerId, seen_at: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer: PeerId, source_address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Handle the RESERVE or CONNECT request of a peer whose connection comes from the address `seen_at`.
-
-        Writes a reservation or a refusal. Writes nothing if a circuit was opened: `_connect` has then used
-        the stream."""
+        """Read one RESERVE or CONNECT request of a peer connected from `source_address`, and write a
+        reservation or a refusal. After a CONNECT that succeeds, relay the circuit until it ends instead."""
         answer: Fields
         try:
-            ask = await read_fields(reader)
-            kind = number_in(ask, 1)
-            if is_circuit(seen_at):  # A circuit through a circuit would be carried twice.
+            request = await read_fields(reader)
+            kind = number_in(request, 1)
+            if is_circuit(source_address):  # The bytes of a circuit through a circuit would pass here twice.
                 answer = self._refusal("relayed")
             elif kind == HOP_RESERVE:
-                answer = self._reserve(peer, range_of(seen_at))
+                answer = self._reserve(peer, range_of(source_address))
             elif kind == HOP_CONNECT:
-                code = await self._connect(peer, peer_in(ask), range_of(seen_at), (reader, writer))
+                target, address_range = peer_in(request), range_of(source_address)
+                code = await self._connect(peer, target, address_range, (reader, writer))
                 if not code:
                     return
                 answer = self._refusal(code)
@@ -196,26 +203,31 @@ class RelayService:
             answer = self._refusal("malformed")
         writer.write(encode(answer))
         async with asyncio.timeout(STEP_SECONDS):
-            await reader.read(1)  # The other side closes: if we did, it might miss the answer.
+            await reader.read(1)  # The peer closes the stream: if this side did, the answer might be lost.
 
     def _refusal(self, code: str) -> Fields:
+        """Count a refusal and return the answer for it."""
         self.refused[code] += 1
         return {1: HOP_STATUS, 5: _STATUS[code]}
 
     def _reserve(self, peer: PeerId, address_range: str) -> Fields:
-        """Reserve or renew a slot, and return the answer."""
+        """Reserve or renew a peer's slot for `SLOT_SECONDS`. Returns the answer: a refusal if there are too
+        many slots, in all or of this address range. A slot can always be renewed."""
         now = self._now()
         if peer not in self._slots:
-            self._slots = {one: slot for one, slot in self._slots.items() if slot[0] > now}
+            self._slots = {holder: slot for holder, slot in self._slots.items() if slot[0] > now}
             if len(self._slots) >= SLOTS:
                 return self._refusal("slots_full")
-            if sum(other == address_range for _, other in self._slots.values()) >= SLOTS_PER_RANGE:
+            slots_of_range = sum(slot_range == address_range for _, slot_range in self._slots.values())
+            if slots_of_range >= SLOTS_PER_RANGE:
                 return self._refusal("address_full")
         self._slots[peer] = (now + SLOT_SECONDS, address_range)
         return {1: HOP_STATUS, 3: {1: int(now + SLOT_SECONDS)}, 4: NO_LIMIT, 5: OK}
 
-    async def _connect(self, source: PeerId, target: PeerId, address_range: str, near: _Ends) -> str:
-        """Relay a circuit until it ends, and return an empty string; or return at once why there is none."""
+    async def _connect(self, source: PeerId, target: PeerId, address_range: str, near: _StreamEnds) -> str:
+        """Open a circuit from `source`, whose stream is `near`, to `target`, and relay it until it ends. Then
+        return an empty string; without a circuit, return the code of the refusal. If there are too many
+        circuits, the one that `self.table` chooses is ended."""
         until, _ = self._slots.get(target, (0.0, ""))
         if until <= self._now() or source == target:
             return "no_slot"
@@ -226,8 +238,8 @@ class RelayService:
         except NoCircuit as error:
             return error.code
         if displaced is not None:
-            self._cuts[displaced].set()
-        self._cuts[number] = asyncio.Event()
+            self._end_events[displaced].set()
+        self._end_events[number] = asyncio.Event()
         far: asyncio.StreamWriter | None = None
         try:
             try:
@@ -239,37 +251,38 @@ class RelayService:
             if number_in(response, 1) != STOP_STATUS or number_in(response, 4) != OK:
                 return "not_reached"
             near[1].write(encode({1: HOP_STATUS, 4: NO_LIMIT, 5: OK}))
-            await self._carry(number, near, (far_reader, far))
+            await self._relay_both_ways(number, near, (far_reader, far))
             return ""
         finally:
             if far is not None:
                 far.close()
             self.table.close(number)
-            del self._cuts[number]
+            del self._end_events[number]
 
-    async def _carry(self, number: int, near: _Ends, far: _Ends) -> None:
-        """Relay both directions until one side ends it, it is idle, or it must make space for another."""
-        ways = [
-            asyncio.create_task(self._pump(number, near[0], far[1]), name="circuit out"),
-            asyncio.create_task(self._pump(number, far[0], near[1]), name="circuit back"),
-            asyncio.create_task(self._until_over(number), name="circuit's end"),
+    async def _relay_both_ways(self, number: int, near: _StreamEnds, far: _StreamEnds) -> None:
+        """Relay both directions of a circuit until a side ends it, it is idle, or it must make space."""
+        tasks = [
+            asyncio.create_task(self._copy(number, near[0], far[1]), name="circuit out"),
+            asyncio.create_task(self._copy(number, far[0], near[1]), name="circuit back"),
+            asyncio.create_task(self._wait_for_end(number), name="circuit's end"),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _until_over(self, number: int) -> None:
-        """Return when the circuit is idle or must make space for another."""
-        while (left := self.table.ends_at(number) - _loop_seconds()) > 0:
+    async def _wait_for_end(self, number: int) -> None:
+        """Return when the circuit has been idle for too long or must make space for another."""
+        while (seconds_left := self.table.ends_at(number) - _loop_seconds()) > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._cuts[number].wait()
+                async with asyncio.timeout(seconds_left):
+                    await self._end_events[number].wait()
 
-    async def _pump(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy one direction of a circuit until its source ends."""
+    async def _copy(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy one direction of a circuit until `reader` ends, within the upload limit if there is one.
+        Raises TimeoutError if the other side reads nothing for `WRITE_SECONDS`."""
         while data := await reader.read(_READ_BYTES):
             self.table.carried(number, _loop_seconds())
             if self.upload is not None:

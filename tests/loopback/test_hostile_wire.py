@@ -166,7 +166,7 @@ async def test_an_order_and_a_listing_pass_and_an_older_order_replaces_nothing(g
     assert (await stored(gate, (place, PLAIN, earlier, now + 590)))[0] == [False]
     find, response = dht_pb2.FindRequest(keys=[place]), dht_pb2.FindResponse()
     response.results.add(type=dht_pb2.FOUND_REGULAR, value=earlier, expiration_time=now + 590)
-    gate._filter_found("who has not heard", find, response)
+    gate._filter_values("who has not heard", find, response)
     assert gate.orders[place][1] == newer, "readers keep the newest that anybody showed"
 
 
@@ -252,10 +252,10 @@ async def test_an_older_record_is_refused_before_it_can_end_the_newer_one(gate):
 async def test_storage_is_bounded_per_peer_and_in_all(gate, monkeypatch):
     many = [(key_id(stage_key(RUN, n)), tag(), record(stage=n), soon()) for n in range(20)]
     assert sum((await stored(gate, *many))[0]) == 16
-    gate.storage._rooms[False].limit = gate.storage.kept_bytes + 100
+    gate.storage._pools[False].limit = gate.storage.kept_bytes + 100
     assert (await stored(gate, (KEY, tag(BOB.peer_id), record(BOB), soon())))[0] == [True]
     assert len(gate.gone) == 1, "another one has made room"
-    assert gate.storage.kept_bytes <= gate.storage._rooms[False].limit
+    assert gate.storage.kept_bytes <= gate.storage._pools[False].limit
     gate.clock_offset = 1000.0  # later all of it has expired
     fresh = time.time() + 1000.0
     ok, _ = await stored(gate, (KEY, tag(BOB.peer_id), record(BOB, issued=fresh), fresh + 60))
@@ -306,7 +306,7 @@ async def test_who_fills_a_stages_place_from_one_network_shuts_nobody_out_from_a
     ok, reached = await stored(gate, *crowd(PEERS_PER_KEY, 200), at=CROWD)
     assert sum(ok) == len(reached) >= 150, "some push out others of the same request"
     assert (KEY, tag()) in gate.storage, "the crowd only pushes out itself"
-    assert set().union(*gate.storage._per_key[KEY].values()) == {name[1] for name in gate.storage._kept}
+    assert set().union(*gate.storage._per_key[KEY].values()) == {name[1] for name in gate.storage._values}
     assert len(gate.storage) == PEERS_PER_KEY
 
 
@@ -336,7 +336,7 @@ async def test_who_stores_again_what_another_has_stored_cannot_have_it_pushed_ou
 
 
 async def test_records_without_end_leave_room_for_orders_and_manifests(gate):
-    records, shared = gate.storage._rooms[False], gate.storage._rooms[True]
+    records, shared = gate.storage._pools[False], gate.storage._pools[True]
     assert records.limit + shared.limit == STORAGE_LIMIT
     records.limit = 40_000
     assert all((await stored(gate, *crowd(0, PEERS_PER_KEY), at=CROWD))[0][-100:])
@@ -350,7 +350,7 @@ async def test_records_without_end_leave_room_for_orders_and_manifests(gate):
     others = [Identity.from_seed(b"owner %d" % number) for number in range(60)]
     orders = [(order_place(each), PLAIN, order(each), soon()) for each in others]
     await stored(gate, *orders, at=CROWD)
-    assert {(key, each) for key, each, _, _ in wanted} <= gate.storage._kept.keys()
+    assert {(key, each) for key, each, _, _ in wanted} <= gate.storage._values.keys()
 
 
 async def test_an_answer_that_grows_too_long_is_cut(gate):
@@ -384,7 +384,7 @@ async def test_an_entry_under_a_name_that_is_none_does_not_hide_the_others(gate)
     response = dht_pb2.FindResponse()
     entries = [(ALICE.peer_id.encode(), mine, soon()), (ALICE.peer_id, mine, soon())]
     response.results.add(type=dht_pb2.FOUND_DICTIONARY, value=packed(entries), expiration_time=soon())
-    gate._filter_found("stranger", dht_pb2.FindRequest(keys=[KEY]), response)
+    gate._filter_values("stranger", dht_pb2.FindRequest(keys=[KEY]), response)
     assert list(MSGPackSerializer.loads(response.results[0].value).data) == [ALICE.peer_id]
 
 
@@ -401,7 +401,7 @@ async def test_a_name_of_a_megabyte_takes_no_time(gate):
     for raw in (bytes(1 << 20), b"\0" + bytes(1 << 20)):
         result.nearest_peer_ids.append(raw)
         result.nearest_node_ids.append(node_id_of(raw))
-    gate._filter_found("stranger", dht_pb2.FindRequest(keys=[KEY]), response)
+    gate._filter_values("stranger", dht_pb2.FindRequest(keys=[KEY]), response)
     assert not response.results[0].nearest_peer_ids
 
 
@@ -420,7 +420,7 @@ async def test_what_a_hostile_node_answers_is_filtered(gate):
         result = response.results.add(type=kind, value=value, expiration_time=1e11)
         result.nearest_peer_ids.extend([honest_peer.to_bytes(), liar.to_bytes()])
         result.nearest_node_ids.extend([node_id(honest_peer), b"\x01" * 20])
-    gate._filter_found("stranger", find, response)
+    gate._filter_values("stranger", find, response)
     kinds = [result.type for result in response.results]
     assert kinds == [dht_pb2.FOUND_DICTIONARY] + [dht_pb2.NOT_FOUND] * 3
     kept = MSGPackSerializer.loads(response.results[0].value)
@@ -477,9 +477,9 @@ async def test_what_makes_room_is_gone_from_hiveminds_storage_and_where_a_storer
             )
     account = directory._gate.storage
     assert sum(answer.store_ok) >= 1
-    assert {kept.storer.range for kept in account._kept.values()} == {"127.0.0.0/24"}
+    assert {kept.storer.range for kept in account._values.values()} == {"127.0.0.0/24"}
     kept = directory._node.protocol.storage.get(DHTID.from_bytes(KEY)).value
-    assert {MSGPackSerializer.dumps(peer) for peer, _ in kept.items()} == {tag for _, tag in account._kept}
+    assert {MSGPackSerializer.dumps(peer) for peer, _ in kept.items()} == {tag for _, tag in account._values}
     assert len(account) == 3
     await directory.close()
     for daemon in peers:

@@ -39,7 +39,7 @@ async def trio(tmp_path):
     said = asyncio.Queue()
     hidden.relays._tasks.append(
         asyncio.create_task(
-            hidden.relays._keep(relay.peer, relay.addresses, lambda *told, **_: said.put_nowait(told))
+            hidden.relays._keep_slot(relay.peer, relay.addresses, lambda *told, **_: said.put_nowait(told))
         )
     )
     assert await hidden.relays.first(DEADLINE)

@@ -302,7 +302,7 @@ def find_answer(chance: Random) -> bytes:
 async def take_found(data: bytes, _folder: Path) -> None:
     response = dht_pb2.FindResponse()
     response.ParseFromString(data)
-    _gate()._filter_found(BOB.peer_id, dht_pb2.FindRequest(keys=[key_id(stage_key(run_id(), 0))]), response)
+    _gate()._filter_values(BOB.peer_id, dht_pb2.FindRequest(keys=[key_id(stage_key(run_id(), 0))]), response)
     for result in response.results[:1]:  # One key was asked for; hivemind drops an answer with more results.
         assert result.type == dht_pb2.NOT_FOUND or math.isfinite(result.expiration_time)
 

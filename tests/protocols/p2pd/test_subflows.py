@@ -298,8 +298,8 @@ async def grown(a, b):
     link = await a.open(b.peer, "data", DEADLINE, b.addresses)
     link.post(act(0), bytes(1000))
     await b.listener.until(lambda heard: heard.messages)
-    a._dialer.want(link)
-    a._dialer.want(link)  # Asking twice opens one.
+    a._subflow_dialer.want(link)
+    a._subflow_dialer.want(link)  # Asking twice opens one.
     await until(lambda: link.carriers)
     return link
 
@@ -313,15 +313,15 @@ async def test_a_subflow_delivers_in_its_owners_name_and_ends_with_the_link(star
     await b.listener.until(lambda heard: len(heard.messages) == 21)
     assert {peer for peer, *_ in b.listener.received_} == {a.peer}
     assert sorted(message.counter for message in b.listener.messages) == list(range(21))
-    assert (len(link.carriers), a._dialer.carriers, a.subflows["opened"]) == (1, 1, 1)
-    (accepted,) = b._carried.values()
+    assert (len(link.carriers), a._subflow_dialer.carriers, a.subflows["opened"]) == (1, 1, 1)
+    (accepted,) = b._subflows.values()
     assert len(accepted.writers) == 1
     link.close()
     await b.listener.until(lambda heard: heard.lost_)
     ((peer, lane, _),) = b.listener.lost_  # Why: by which of the streams ends first.
     assert (peer, lane) == (a.peer, "data")
     await until(lambda: not b._accepted)
-    assert b._carried == {}
+    assert b._subflows == {}
     assert b.listener.refused_ == []
 
 
@@ -332,7 +332,7 @@ async def test_a_killed_carrier_loses_no_message_and_another_one_takes_its_place
     freeze(b.daemon.pid)  # So that nothing is acknowledged.
     for counter in range(1, 11):
         link.post(act(counter), bytes(100_000))
-    (carrier,) = a._dialer._carriers.running
+    (carrier,) = a._subflow_dialer._carriers.running
     os.kill(carrier.pid, signal.SIGKILL)
     await until(lambda: not link.carriers)
     os.kill(b.daemon.pid, signal.SIGCONT)
@@ -340,12 +340,12 @@ async def test_a_killed_carrier_loses_no_message_and_another_one_takes_its_place
     await b.listener.until(lambda heard: {message.counter for message in heard.messages} >= wanted)
     assert link.repeated == 5
     assert not link.closed
-    a._dialer.want(link)
-    assert a._dialer._tasks == {}, "it just broke: not so soon"
+    a._subflow_dialer.want(link)
+    assert a._subflow_dialer._tasks == {}, "it just broke: not so soon"
     monkeypatch.setattr(multipath_dialer, "RETRY_SECONDS", 0.0)
     # Its stream breaks before its end is seen, and a dead one would dial in vain.
-    await until(lambda: not a._dialer.carriers)
-    a._dialer.want(link)
+    await until(lambda: not a._subflow_dialer.carriers)
+    a._subflow_dialer.want(link)
     await until(lambda: link.carriers)
 
 
@@ -391,6 +391,6 @@ async def test_a_link_gets_as_many_subflows_as_there_may_be_carriers_and_no_more
     a, b = await start(), await start()
     link = await grown(a, b)
     for _ in range(MAX_CARRIERS):
-        a._dialer.want(link)
-        await asyncio.gather(*a._dialer._tasks.values())
-    assert len(link.carriers) == MAX_CARRIERS == a._dialer.carriers
+        a._subflow_dialer.want(link)
+        await asyncio.gather(*a._subflow_dialer._tasks.values())
+    assert len(link.carriers) == MAX_CARRIERS == a._subflow_dialer.carriers
