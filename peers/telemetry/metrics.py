@@ -248,7 +248,7 @@ class PeerMetrics:
         self._unread = Declare(CollectorRegistry())
         self.about = About(self._shared)
         self.network = NetworkMetrics(self._shared, KINDS if role == "worker" else ("directory",))
-        worker = self._of("worker")
+        worker = self._registry_for("worker")
         self.training = TrainingMetrics(worker)
         self.rounds = RoundMetrics(worker)
         self.compute = ComputeSeconds(worker)
@@ -259,13 +259,14 @@ class PeerMetrics:
         self.peak = Sometimes(worker, PEAK)
         self.counted = Sometimes(worker, COUNTED)
         self.experts = Sometimes(worker, EXPERTS)
-        self.archive = ArchiveMetrics(self._of("archivist"))
-        self.relay = RelayMetrics(self._of("bootstrap"))
+        self.archive = ArchiveMetrics(self._registry_for("archivist"))
+        self.relay = RelayMetrics(self._registry_for("bootstrap"))
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
-    def _of(self, role: str) -> Declare:
+    def _registry_for(self, role: str) -> Declare:
+        """Return the exported registry if this peer has the role, else the unused one."""
         return self._own if role == self._role else self._unread
 
     @property
@@ -303,7 +304,8 @@ def declared_metrics() -> tuple[Declared, ...]:
 
 
 def document() -> str:
-    """Return docs/metrics.md without the observer's part."""
+    """Return the text of docs/metrics.md: metrics of every role, then of each role. The observer's part is
+    missing."""
     lines = [
         "# Metrics",
         "",
@@ -320,6 +322,6 @@ def document() -> str:
         "",
         *table(of_role("worker").shared),
     ]
-    for role, words in ROLES.items():
-        lines += ["", f"## {role.capitalize()}", "", words, "", *table(of_role(role).own)]
+    for role, note in ROLES.items():
+        lines += ["", f"## {role.capitalize()}", "", note, "", *table(of_role(role).own)]
     return "\n".join(lines) + "\n"
