@@ -160,6 +160,7 @@ class ArchivistLinks:
         return None
 
     def close(self) -> None:
+        """Close the links to peers and newcomers, and drop the snapshots."""
         self.serving.close()
         for _, service in self.states.values():
             service.close()

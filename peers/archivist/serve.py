@@ -108,6 +108,7 @@ class NewcomerService:
         self._timer = Timer(self._beat)
 
     def close(self) -> None:
+        """Cancel all work, and close the links to newcomers."""
         self._timer.close()
         for task in self._tasks:
             task.cancel()

@@ -1,6 +1,6 @@
 """Print a peer's status: one line on a terminal, or JSON lines for machines.
 
-Both take the same two calls: `status` (the current state, often) and `notify` (something happened). Nothing
+Both reporters take the same two calls: `status` (the current state, often) and `notify` (something happened). Nothing
 here starts a thread."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Level = Literal["info", "warning", "error"]
 STATUS_SECONDS = 60.0
 """Interval between statuses in a log that is not requested as JSON: one a second would be 28 MB a day."""
 END_OF_P2PD = "use of closed network connection"
-"""p2pd logs this as an error whenever it is stopped."""
+"""p2pd, the network daemon, logs this as an error whenever it is stopped."""
 
 
 @dataclass(frozen=True, slots=True)

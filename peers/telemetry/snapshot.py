@@ -336,12 +336,12 @@ def _count_versions(rows: Iterable[PeerRow]) -> tuple[tuple[str, int], ...]:
 def _largest_lag(rows: Sequence[PeerRow]) -> int | None:
     """Return the largest number of rounds that a peer is behind the furthest peer of its stage. Only peers in
     a state of IN_STEP count; None without any."""
-    steps = [(row.stage, row.round) for row in rows
+    stage_rounds = [(row.stage, row.round) for row in rows
              if row.round is not None and row.stage >= 0 and row.state in IN_STEP]  # fmt: skip
     newest: dict[int, int] = {}
-    for stage, round in steps:
+    for stage, round in stage_rounds:
         newest[stage] = max(round, newest.get(stage, round))
-    return max((newest[stage] - round for stage, round in steps), default=None)
+    return max((newest[stage] - round for stage, round in stage_rounds), default=None)
 
 
 def capped_sum(values: Iterable[float]) -> float:
