@@ -65,7 +65,7 @@ Failure = NotArchived | WireError | NoState | UserError | TimeoutError
 
 
 def code_of(error: Failure) -> str:
-    """Return the code in reasons.ARCHIVING of a failure."""
+    """Return the code of a failure, a key of reasons.ARCHIVING, for logs and metrics."""
     match error:
         case NotArchived():
             return error.code
@@ -173,8 +173,8 @@ class Archivist:
         self.notify("archive", f"stage {stage} is not archived this time: {error or 'it took too long'}")
 
     async def fetch_stage(self, stage: int) -> None:
-        """Fetch the archived snapshot that the stage's peers offer, and archive it if some of them have
-        statements it. Does nothing if none is newer than the archived ones. Raises one of `Failure`."""
+        """Fetch the newest snapshot that the stage's peers offer, and archive it if some of them have signed
+        it. Does nothing if none is newer than the archived ones. Raises one of `Failure`."""
         stage_links, service = self.circle.states[stage]
         records = await self.circle.gather(stage)
         self._update_contributors(records)

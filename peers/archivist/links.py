@@ -241,7 +241,7 @@ class ArchivistLinks:
         if isinstance(message, OrderUpdate):
             self.book.take(message.order)
         elif isinstance(message, Hello):
-            # On other lanes come responses to this archivist's own greeting.
+            # Responses to this archivist's own greeting come on another lane.
             if lane == "group" and self.serving.greeted(peer, message, self._remove_link(peer)):
                 self._dialled_or_served.add(peer)
         elif isinstance(message, (GetState, GetChunk)):

@@ -38,7 +38,7 @@ class ArchiveObserver:
         """Set the newest round and the size of each stage from the archive's index; round -1: none."""
         by_stage: dict[int, list[ArchivedCheckpoint]] = {stage: [] for stage in range(self.stages)}
         for entry in entries:
-            by_stage.get(entry.stage, []).append(entry)  # The index of another archive may label more stages.
+            by_stage.get(entry.stage, []).append(entry)  # The index may name more stages than the run has.
         for stage, stage_entries in by_stage.items():
             newest = max(stage_entries, key=lambda entry: entry.round, default=None)
             label, metrics = str(stage), self.metrics

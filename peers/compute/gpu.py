@@ -63,7 +63,8 @@ class NoReading(Exception):
 
 
 def in_library(device: torch.device) -> tuple[ModuleType, object]:
-    """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NoReading."""
+    """Return NVIDIA's library and its handle of the GPU that torch calls `device`. Raises NoReading, with the
+    reason, if the library is missing or does not know the GPU."""
     if torch.version.hip is not None:
         raise NoReading("only NVIDIA's tell what runs on them")
     try:

@@ -27,7 +27,7 @@ def resident_bytes() -> int:
 
 
 async def let_go(of: Callable[[], object | None]) -> int:
-    """Wait until the object of the weak reference `of` is deleted, and return freed memory to the system.
+    """Free memory repeatedly until the object of the weak reference `of` is deleted, and once more then.
     Returns the process's resident bytes. Gives up after 1.5 s if something still holds the object."""
     for _ in range(MAX_LOOKS):
         await asyncio.sleep(LET_GO_SECONDS)

@@ -73,7 +73,7 @@ class Crawl:
         """Stage -> when its records were last read again for a peer that no longer responds."""
 
     async def run(self) -> None:
-        """Walk and ask until cancelled."""
+        """Walk the directory, and ask peers and bootstraps whether they respond, until cancelled."""
         try:
             await until_one_ends(
                 walk=self._walk_forever(),
@@ -81,11 +81,11 @@ class Crawl:
                 ask_bootstraps=self._ask_bootstraps_forever(),
             )
         finally:
-            for ask in self._requests:
-                ask.cancel()
+            for request in self._requests:
+                request.cancel()
             await asyncio.gather(*self._requests, return_exceptions=True)
-            for known in self.sightings.peers.values():
-                known.asking = False
+            for observed in self.sightings.peers.values():
+                observed.asking = False
 
     async def _walk_forever(self) -> None:
         while True:

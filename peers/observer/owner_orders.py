@@ -61,7 +61,7 @@ class Orders:
         self.ordered = UNASKED
 
     async def look(self, directory: Directory) -> None:
-        """Look the order up once."""
+        """Read the newest order from the directory. A failure is logged."""
         try:
             await self.book.look_up(directory, OPERATION_SECONDS)
         except WireError as error:

@@ -172,8 +172,8 @@ class ConnectionSlots:
 
     def come(self, connection: socket.socket, client: str, now: float) -> bool:
         """Admit a connection of `client` (from `client_of`) at time `now` in seconds, displacing another one
-        if no slot is free. Returns False if none can be displaced, or if too many
-        displaced ones are still open."""
+        if no slot is free. Returns False if none can be displaced, or if too many displaced ones are still
+        open."""
         with self._lock:
             if len(self._served) + len(self._ending) >= 2 * MAX_REQUESTS:
                 return False

@@ -1,7 +1,7 @@
 """Print a peer's status: one line on a terminal, or JSON lines for machines.
 
-Both reporters take the same two calls: `status` (the current state, often) and `notify` (something happened). Nothing
-here starts a thread."""
+Both reporters take the same two calls: `status` (the current state, often) and `notify` (something happened).
+Nothing here starts a thread."""
 
 from __future__ import annotations
 

@@ -196,7 +196,8 @@ def serve(channel: Channel[Answer, Order]) -> None:
 
 
 def main() -> None:
-    """Run `python -m peers.compute.devices.rank DESCRIPTOR`, with one end of the peer's socket pair."""
+    """Run `python -m peers.compute.devices.rank DESCRIPTOR` until the peer ends the connection. DESCRIPTOR is
+    the file descriptor of one end of a socket pair; the peer has the other."""
     if sys.platform == "linux":  # The socket also ends, but a process that hangs does not read it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
