@@ -190,8 +190,8 @@ class ArchivistLinks:
             self._close_link(peer)
 
     async def _dial(self, stage_links: LinkContext, signed: SignedRecord) -> None:
-        """Open a link to a peer, and greet it without a record, as a client that takes no part in rounds. A
-        failure is logged."""
+        """Open a link to a peer, and greet the peer without a record, as clients of a run do. A failure is
+        logged."""
         peer, record = signed.peer, signed.record
         if peer in self._links:
             return

@@ -1,10 +1,9 @@
 """Serve newcomers of a stage that has no peers left: give them the archive's newest checkpoint.
 
-The archivist acts like a peer of the stage but reports that it has not begun, so it does not take part in
-agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`, and
-serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is being
-served.
-"""
+The archivist acts like a peer of the stage. It reports that it has not begun to train, and so takes no part
+in agreements. A newcomer sends `Hello` with its record. If the run admits it, the archivist answers `Hello`,
+and serves it as long as it sends requests. The weights of a stage are in memory only while a newcomer is
+being served."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ class NewcomerService:
         self._signed_statements: dict[int, list[bytes]] = {}
         """Signed statements about the weights in memory, by stage."""
         self._newest_when_loaded: dict[int, int] = {}
-        """The archive's newest round when the weights in memory were read. That checkpoint may have been
+        """The archive's newest round when the weights in memory were read. The checkpoint may have been
         damaged."""
         self._newcomers: dict[PeerId, _Newcomer] = {}
         self._greeting: set[PeerId] = set()

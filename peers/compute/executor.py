@@ -99,8 +99,8 @@ class ThreadCompute:
         self._thread.submit(self._run_next).add_done_callback(self._on_work_ended)
 
     def _run_next(self) -> None:
-        """In the compute thread: run the most urgent work item, pause if the thread may not work all the
-        time, and have `done` called on the event loop."""
+        """Run the most urgent work item in the compute thread, and have `done` called on the event loop. In
+        between, pause if the thread may not work all the time."""
         _, _, work, done = self._queue.get_nowait()
         self._started_at = start = time.perf_counter()
         used_before = self.used()

@@ -1,8 +1,8 @@
 """Assemble one stage for a worker: its layout, its compute, and its optimizer method.
 
 A layout says where each parameter is in the stage's vector. A method makes and applies contributions. A
-replica has the stage's settled weights and open rounds. A worker takes the stage as an argument, so that a
-simulation can run the same worker with a cheap compute."""
+replica has the stage's settled weights and open rounds. A worker gets the stage as an argument. A simulation
+can therefore run the same worker with a cheap compute."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class StagePart:
     """Layout of the frozen parameters."""
     hold: Callable[[Tensor, int], HasReplica] | None = None
     """Creates a replica from settled weights if several devices hold the stage
-    (`peers/compute/devices/part.py`). That takes a while, so it runs in the compute thread. None with one
-    device."""
+    (`peers/compute/devices/part.py`). It takes a while, and therefore runs in the compute thread. None with
+    one device."""
     kind: str = ""
     """Type of these devices."""
 

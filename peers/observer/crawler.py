@@ -25,8 +25,8 @@ SHORTEST_WALK_SECONDS = 5.0
 LONGEST_WALK_SECONDS = 60.0
 """Half a record's lifetime, so that each arrival and departure is seen."""
 WALK_SECONDS_PER_PEER = 0.02
-"""A look-up returns each record of a stage (400 bytes) from the five nodes that keep it. That is 2 kB per
-peer and walk, so 100 kB/s however many peers there are."""
+"""A look-up returns each record of a stage (400 bytes) from the five nodes that keep it. A walk costs 2 kB
+per peer, and so 100 kB/s however many peers there are."""
 TURN_SECONDS = 0.25
 ASK_DEADLINE_SECONDS = 3.0
 REFRESH_SECONDS = 1.5

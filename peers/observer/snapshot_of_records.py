@@ -2,8 +2,8 @@
 
 A snapshot is the state of all peers at one moment. A record is a peer's announcement, with what it claims.
 All counts are claims. A number for the whole swarm is a median, or a capped sum. In the sum no peer counts
-for more than 16 times the median peer, or for more tokens than all rounds can hold. A single false claim
-changes little; a majority could."""
+for more than 16 times the median peer. None counts for more tokens than all rounds can hold. A single false
+claim changes little; a majority could."""
 
 from __future__ import annotations
 

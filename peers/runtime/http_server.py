@@ -158,8 +158,7 @@ class _Connection:
 
 class ConnectionSlots:
     """The connections that are being served. If no slot is free, a new connection displaces the oldest one of
-    the same client, or of the client with the most. Normal requests take only a moment, so slow ones are
-    displaced."""
+    the same client, or else of the client with the most. Only slow requests last long enough for that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

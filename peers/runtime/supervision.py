@@ -86,8 +86,8 @@ async def until_one_ends(**coroutines: Coroutine[Any, Any, object]) -> None:
 
 
 def hear_loop(loop: asyncio.AbstractEventLoop, failed: asyncio.Future[BaseException]) -> None:
-    """Install the loop's exception handler. It logs exceptions of callbacks and tasks as usual, but puts a
-    lack of memory into `failed`, because that is fatal."""
+    """Install the loop's exception handler. It logs exceptions of callbacks and tasks as usual. A lack of
+    memory is put into `failed` instead, because it is fatal."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -125,7 +125,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         """Check regularly, until `stop`. End the process if the event loop has not turned for HANG_LOOKS
-        checks, or if one piece of compute takes longer than WORK_SECONDS."""
+        checks. End it also if one piece of compute takes longer than WORK_SECONDS."""
         last_turns, unchanged_checks = -1, 0
         while not self._stopped.wait(self.look_seconds):
             turns = self.turns()

@@ -19,8 +19,8 @@ TAB = 8
 class Beside:
     """A text stream and a message stream, which may end on one terminal, in one file, or apart.
 
-    On a terminal, a message in the middle of a line is shown below it and erased when the text continues. In
-    one file a message gets a line of its own. Separate streams need no care."""
+    On a terminal, a message in the middle of a line is shown below it. It is erased when the text continues.
+    In one file a message gets a line of its own. Separate streams need no care."""
 
     def __init__(self, text: TextIO, words: TextIO, columns: int) -> None:
         """`columns` is the width of the terminal, if there is one."""

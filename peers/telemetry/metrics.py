@@ -2,9 +2,9 @@
 
 A role exports only the series that it updates; the others are declared in an unused registry. A peer id is
 never a label, because Prometheus has `instance` for that. Labels with fixed values have all their series from
-the start, and any other value is counted as `other`. So the number of series is bounded, whatever the network
-sends. An update costs a dictionary look-up and an addition; the text is made only for a scrape. An instance
-belongs to one peer; nothing here is global."""
+the start, and any other value is counted as `other`. The number of series is therefore bounded, whatever the
+network sends. An update costs a dictionary look-up and an addition; the text is made only for a scrape. An
+instance belongs to one peer; nothing here is global."""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ class SpreadCompute:
     def finish(
         self, key: Hashable, inputs: Tensor, labels_BT: Tensor, tokens_BT: Tensor | None = None
     ) -> LastStageResult:
-        """Run the last stage, forward and backward. Returns the summed loss and the number of tokens of the
-        whole microbatch, and the gradient of its inputs if there is one."""
+        """Run the last stage, forward and backward. Returns the summed loss, the number of tokens and any
+        gradient of the inputs, each of the whole microbatch."""
         tensors = _without_none(inputs, labels_BT, tokens_BT)
         answers = self._processes.ask(orders.Finish(repr(key)), tensors)
         gradients = [gradient for _, of_device in answers for gradient in of_device]
